@@ -1,0 +1,91 @@
+# `make` alone says what there is.
+# Everything runs in .venv, installed from the hash-locked files in envs/ by a pinned uv.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+BIN := .venv/bin
+FIRE ?=
+DATASET ?= fire
+RUN ?= qwen3vl-fire
+ARGS ?=
+
+.PHONY: help demo fire-demo test lint bench gpu-check pins docs lock refresh-pictures
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+# --- environments ---------------------------------------------------------------------------------------------
+
+.venv/bin/uv: envs/uv.lock
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not there: apt install python3, or make PYTHON=…"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
+	  { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "make: $(PYTHON) cannot make environments: apt install python3-venv"; exit 1; }
+	@[ "$$(uname -sm)" = "Linux x86_64" ] || { echo "make: the locked packages are for Linux on x86-64"; exit 1; }
+	@command -v git >/dev/null || { echo "make: git is missing: apt install git"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r envs/uv.lock
+	@touch $@
+
+.venv/%.stamp: envs/%.lock .venv/bin/uv
+	@echo "installing envs/$*.lock into .venv (6 GB on disk the first time; it takes some minutes)"
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r $<
+	@touch $@
+
+lock: .venv/bin/uv ## resolve the environments anew, all together
+	$(BIN)/uv lock
+	for group in data train dev; do \
+	  $(BIN)/uv export --quiet --frozen --only-group $$group --no-emit-index-url --no-header -o envs/$$group.lock; done
+
+# --- the road ---------------------------------------------------------------------------------------------------
+
+DEMO := $(BIN)/snakemake --profile profiles/demo
+GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
+
+demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole road on a generated sample and a tiny model, on the CPU
+	$(DEMO) --directory runs/demo merged/$(RUN)
+	@$(BIN)/python scripts/summarize.py --folder runs/demo --run $(RUN)
+
+runs/demo/sample/faults.json: scripts/make_sample.py $(GENERATOR) | .venv/train.stamp
+	$(BIN)/python scripts/make_sample.py --folder runs/demo/sample
+	@touch $@
+
+runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/make_tiny_model.py | .venv/train.stamp
+	$(BIN)/python scripts/make_tiny_model.py --folder runs/demo/tiny-model --text '[runs/demo/sample/FIRE-train-100K.json]'
+	@touch $@
+
+fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
+	@$(BIN)/python scripts/make_fire_demo.py --fire "$(FIRE)" --folder runs/fire-demo
+	$(DEMO) --directory runs/fire-demo \
+	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- merged/$(RUN)
+	@$(BIN)/python scripts/summarize.py --folder runs/fire-demo --run $(RUN)
+
+refresh-pictures: .venv/train.stamp ## take up pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
+	$(BIN)/snakemake $(ARGS) --forcerun resolve_images -- data/$(DATASET)/stats.json
+
+pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
+	$(BIN)/python scripts/make_pins.py
+
+# --- for those who change it -------------------------------------------------------------------------------------
+
+test: .venv/dev.stamp lint ## lint, unit tests, and the road itself
+	$(BIN)/python -m pytest
+
+lint: .venv/dev.stamp ## ruff, snakefmt and snakemake --lint alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+docs: .venv/dev.stamp ## write the pages of docs/ that are made from the code
+	$(BIN)/python scripts/make_docs.py
+
+bench: .venv/dev.stamp ## measure, side by side, what docs/benchmarks.md says
+	$(BIN)/python tests/bench/bench.py
+
+gpu-check: ## train, merge and verify on this machine's GPU, with its own PyTorch (PYTHON=…)
+	$(PYTHON) tests/gpu/gpu_check.py

@@ -1,0 +1,35 @@
+# Raw FIRE rows to ShareGPT rows.
+#
+# Needs: the raw JSON array of a split.
+# Makes: converted/{dataset}/{split}.jsonl, training rows in the order of the raw rows, each with the number
+#        of its raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are no trajectory.
+# Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores.
+
+
+rule convert_fire:
+    """Turn raw FIRE rows into ShareGPT rows, in the data set's form."""
+    input:
+        raw=targets.raw_of(settings),
+    output:
+        converted="converted/{dataset}/{split}.jsonl",
+        rejects="converted/{dataset}/{split}.rejects.jsonl",
+    log:
+        "logs/convert_fire/{dataset}.{split}.log",
+    benchmark:
+        "benchmarks/convert_fire/{dataset}.{split}.tsv"
+    wildcard_constraints:
+        dataset=targets.datasets_of_kind(settings, "fire"),
+    params:
+        code=code("convert_fire"),
+        split="{split}",
+        form=lookup(dpath="datasets/{dataset}/form", within=config),
+        max_history_rounds=lookup(dpath="datasets/{dataset}/max_history_rounds", within=config),
+    threads: 4
+    resources:
+        mem_mb=2_000,
+        disk_mb=8_000,
+        runtime=60,
+    message:
+        "Converting the {wildcards.split} split of {wildcards.dataset}"
+    script:
+        "../scripts/convert_fire.py"

@@ -1,0 +1,41 @@
+# Raw data files, as their owners made them.
+#
+# Needs: the sources in the configuration (datasets: train, test), and for those on the hub their rows in
+#        pins.yaml. A gated source needs a token: HF_TOKEN or `hf auth login`.
+# Makes: raw/{dataset}/{file}, the file itself: a hard link into stores.raw, or a copy of a local file.
+# Holds: revision, size and sha256 are the pinned ones, or the file is not there. A fetch that was broken off
+#        goes on where it stopped. Data sets of other kinds reuse this rule.
+
+from vlmflow.fetch.pins import revision_of
+
+raw_source = targets.raw_source(settings)
+
+
+rule fetch_fire:
+    """Fetch a raw data file of FIRE, pinned and checked."""
+    input:
+        lambda wildcards: targets.local_input(raw_source(wildcards), wildcards.dataset),
+    output:
+        raw="raw/{dataset}/{file}",
+    log:
+        "logs/fetch_fire/{dataset}.{file}.log",
+    benchmark:
+        "benchmarks/fetch_fire/{dataset}.{file}.tsv"
+    wildcard_constraints:
+        dataset=targets.datasets_of_kind(settings, "fire"),
+        file="[^/]+",
+    params:
+        code=code("fetch_fire"),
+        source=raw_source,
+        revision=lambda wildcards: revision_of(raw_source(wildcards)),
+        size=lambda wildcards, input: sum(Path(file).stat().st_size for file in input),  # a file moved here may be old
+        store=lookup(dpath="stores/raw", within=config),
+    threads: 1
+    resources:
+        mem_mb=1_000,
+        disk_mb=4_000,
+        runtime=480,
+    message:
+        "Fetching {wildcards.file}"
+    script:
+        "../scripts/fetch_fire.py"

@@ -1,0 +1,37 @@
+# Base models.
+#
+# Needs: the model's source in the configuration; for one on the hub its row in pins.yaml. A gated model needs
+#        a token: HF_TOKEN or `hf auth login`.
+# Makes: models/{model}/manifest.json: which folder holds the bytes (in stores.models, or the local folder
+#        itself), and of every file there size and sha256.
+# Holds: the files are those of the pinned revision, all of them, with the digests that the hub tells; or the
+#        manifest is not there. Training, merge and verify read only what it names.
+
+from vlmflow.fetch.model_folder import local_files
+from vlmflow.fetch.pins import revision_of
+
+
+rule fetch_model:
+    """Fetch a base model, or take a local folder, and describe every file of it."""
+    input:
+        lambda wildcards: local_files(settings.models[wildcards.model].source, f"models.{wildcards.model}.source"),
+    output:
+        model=directory("models/{model}"),
+    log:
+        "logs/fetch_model/{model}.log",
+    benchmark:
+        "benchmarks/fetch_model/{model}.tsv"
+    params:
+        code=code("fetch_model"),
+        source=lookup(dpath="models/{model}/source", within=config),
+        revision=lambda wildcards: revision_of(settings.models[wildcards.model].source),
+        store=lookup(dpath="stores/models", within=config),
+    threads: 4
+    resources:
+        mem_mb=2_000,
+        disk_mb=1_000,
+        runtime=1_440,
+    message:
+        "Fetching the model {wildcards.model}"
+    script:
+        "../scripts/fetch_model.py"

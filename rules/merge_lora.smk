@@ -1,0 +1,33 @@
+# The trained adapter into the base model's weights.
+#
+# Needs: the base model's manifest, which says where its files are, and the finished adapter.
+# Makes: work/{run}/merged/, a model folder in the base's own layout; temporary, until verify_merged has
+#        checked it and taken it over.
+# Holds: every tensor of the adapter is used exactly once, or the merge is refused by name; what the adapter
+#        does not touch, weights and other files, is the base's byte for byte; the same bytes whatever the
+#        number of cores. Memory: blocks of rows and the factors of one layer, not a model or a shard, so that
+#        mem_mb does not grow with the model.
+
+
+rule merge_lora:
+    """Merge a run's adapter into its base model, shard by shard."""
+    input:
+        model=targets.model_of(settings),
+        adapter="checkpoints/{run}/full",
+    output:
+        merged=temp(directory("work/{run}/merged")),
+    log:
+        "logs/merge_lora/{run}.log",
+    benchmark:
+        "benchmarks/merge_lora/{run}.tsv"
+    params:
+        code=code("merge_lora"),
+    threads: 4
+    resources:
+        mem_mb=4_000,
+        disk_mb=lookup(dpath="runs/{run}/resources/weights_mb", within=config),
+        runtime=120,
+    message:
+        "Merging the adapter of {wildcards.run} into its base model"
+    script:
+        "../scripts/merge_lora.py"

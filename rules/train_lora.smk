@@ -1,0 +1,51 @@
+# The full training: LoRA over the run's processes, started with torchrun.
+#
+# Needs: an open gate, validated rows, their pictures in the store, the base model.
+# Makes: checkpoints/{run}/full/: the adapter of the best checkpoint by validation loss, report.json, loss.png.
+#        It trains in stores.runs/{run}/full/DIGEST, a folder bound to the digest of data and settings, which
+#        keeps the newest and the best checkpoint, and finished adapters of earlier settings beside it.
+# Holds: the target step was reached; interrupted by a signal, a kill or a full disk, the same command goes on
+#        from the newest whole checkpoint; no two trainers write to one run folder.
+
+
+rule train_lora:
+    """Train the adapter to its last step, and hand on the best checkpoint by validation loss."""
+    input:
+        train_rows=targets.data_of(settings, "train.jsonl"),
+        val_rows=targets.data_of(settings, "val.jsonl"),
+        stats=targets.data_of(settings, "stats.json"),
+        model=targets.model_of(settings),
+        smoke="checkpoints/{run}/smoke",
+    output:
+        full=report(
+            directory("checkpoints/{run}/full"),
+            patterns=["{figure}.png"],  # a pattern without a wildcard finds nothing
+            caption="../docs/report/full.rst",
+            category="Training",
+            subcategory="{run}: full run",
+        ),
+    log:
+        "logs/train_lora/{run}.log",
+    benchmark:
+        "benchmarks/train_lora/{run}.tsv"
+    params:
+        code=code("train_lora"),
+        settings=lookup(dpath="runs/{run}/train", within=config),
+        device=lookup(dpath="runs/{run}/device", within=config),
+        processes=lookup(dpath="runs/{run}/processes", within=config),
+        strategy=lookup(dpath="runs/{run}/strategy", within=config),
+        model_type=targets.model_type_of(settings),
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        run_store=lookup(dpath="stores/runs", within=config),
+    threads: 8
+    resources:
+        gpu=targets.gpus_of(settings),
+        gpu_manufacturer="nvidia",
+        scale=0,
+        mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
+        disk_mb=20_000,
+        runtime=lookup(dpath="runs/{run}/resources/train_runtime", within=config),
+    message:
+        "Training {wildcards.run}"
+    script:
+        "../scripts/train_lora.py"

@@ -1,0 +1,49 @@
+# Converted rows to the data that a run trains on. The gate: nothing downstream runs on data that did not pass.
+#
+# Needs: of every raw split the raw file, the converted rows, the converter's rejects, the image manifest.
+# Makes: data/{dataset}/{train,val,test}.jsonl; stats.json and counts.html, where every raw row went;
+#        quarantine.jsonl, the rejected rows with split, row number and reason.
+# Holds: rows in = rows kept + rejects by reason, exactly; every row fits docs/sharegpt-row.schema.json and the
+#        rules beyond it; no picture is in two splits; no duplicates; too many rejects, or no rows, is an error.
+
+
+rule validate_sharegpt:
+    """Check every row, hold out val by picture, and account for every raw row."""
+    input:
+        raw=targets.per_split(settings, "{raw}"),
+        converted=targets.per_split(settings, "converted/{dataset}/{split}.jsonl"),
+        rejects=targets.per_split(settings, "converted/{dataset}/{split}.rejects.jsonl"),
+        pictures=targets.per_split(settings, "images/{dataset}/{split}.jsonl"),
+    output:
+        "data/{dataset}/train.jsonl",
+        "data/{dataset}/val.jsonl",
+        "data/{dataset}/test.jsonl",
+        "data/{dataset}/quarantine.jsonl",
+        stats="data/{dataset}/stats.json",
+        counts=report(
+            "data/{dataset}/counts.html",
+            caption="../docs/report/counts.rst",
+            category="Data",
+            labels={"data set": "{dataset}", "what": "where every row went"},
+        ),
+    log:
+        "logs/validate_sharegpt/{dataset}.log",
+    benchmark:
+        "benchmarks/validate_sharegpt/{dataset}.tsv"
+    params:
+        code=code("validate_sharegpt"),
+        form=lookup(dpath="datasets/{dataset}/form", within=config),
+        max_history_rounds=lookup(dpath="datasets/{dataset}/max_history_rounds", within=config),
+        val_share=lookup(dpath="datasets/{dataset}/val_share", within=config),
+        seed=lookup(dpath="datasets/{dataset}/seed", within=config),
+        max_reject_share=lookup(dpath="datasets/{dataset}/max_reject_share", within=config),
+        row_limits=lookup(dpath="datasets/{dataset}/row_limits", within=config),
+    threads: 4
+    resources:
+        mem_mb=4_000,
+        disk_mb=16_000,
+        runtime=60,
+    message:
+        "Validating {wildcards.dataset}"
+    script:
+        "../scripts/validate_sharegpt.py"

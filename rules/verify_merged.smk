@@ -1,0 +1,44 @@
+# The last check before merged weights take their name.
+#
+# Needs: the merged folder, the base model, the adapter, and rows of the val split for the logits.
+# Makes: merged/{run}/, by renaming the merged folder after every check has passed; with provenance.json
+#        (digests from the raw file to the weights) and a model card.
+# Holds: key set, shapes and dtypes are the base's; what the adapter does not touch is the base's byte for byte;
+#        what it touches is W + s·BA within rounding; logits agree with base + adapter in peft; it loads offline.
+#        merged/{run} does not exist unless all of that was seen.
+
+
+rule verify_merged:
+    """Prove the merged weights, write where they come from, and give them their name."""
+    input:
+        merged="work/{run}/merged",
+        full="checkpoints/{run}/full",
+        smoke="checkpoints/{run}/smoke",
+        model=targets.model_of(settings),
+        val_rows=targets.data_of(settings, "val.jsonl"),
+        stats=targets.data_of(settings, "stats.json"),
+    output:
+        verified=directory("merged/{run}"),
+    log:
+        "logs/verify_merged/{run}.log",
+    benchmark:
+        "benchmarks/verify_merged/{run}.tsv"
+    params:
+        code=code("verify_merged"),
+        verify=lookup(dpath="runs/{run}/verify", within=config),
+        device=lookup(dpath="runs/{run}/device", within=config),
+        dtype=lookup(dpath="runs/{run}/train/dtype", within=config),
+        image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
+        picture_store=lookup(dpath="stores/pictures", within=config),
+    threads: 8
+    resources:
+        gpu=targets.verify_gpus_of(settings),
+        gpu_manufacturer="nvidia",
+        scale=0,
+        mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
+        disk_mb=lookup(dpath="runs/{run}/resources/weights_mb", within=config),
+        runtime=120,
+    message:
+        "Verifying the merged weights of {wildcards.run}"
+    script:
+        "../scripts/verify_merged.py"

@@ -1,0 +1,28 @@
+"""Put one raw data file in its place: from the hub through the store, or from a path on this machine."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.source import parse_source
+from vlmflow.fetch.fetch import fetch_data_file
+from vlmflow.fetch.pins import PINS, read_pins
+from vlmflow.fetch.raw_file import copy, link_or_copy
+
+
+def main(*, raw: Path, source: str, store: Path, pins: Path = PINS) -> None:
+    """Fetch one raw file.
+
+    raw: the file to write.
+    source: hf://datasets/OWNER/NAME/FILE, file:///PATH, or a path.
+    store: the folder that keeps what comes from the hub, by repository and revision.
+    pins: the table with revision, size and sha256 of every hub source.
+    """
+    place = parse_source(source)
+    if isinstance(place, Path):
+        copy(place, raw)
+    else:
+        link_or_copy(fetch_data_file(place, read_pins(pins).get(source), store), raw)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,35 @@
+"""Describe a base model in a manifest; its bytes lie in the store, from the hub, or in a local folder."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.source import parse_source
+from vlmflow.fetch.fetch import fetch_model
+from vlmflow.fetch.model_folder import hash_files, list_files, write_manifest
+from vlmflow.fetch.pins import PINS, read_pins
+from vlmflow.files import whole_folder
+
+
+def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:
+    """Fetch one model.
+
+    model: the folder to write, with manifest.json alone in it.
+    source: hf://OWNER/NAME, file:///PATH, or the path of a folder.
+    store: the folder that keeps what comes from the hub, by repository and revision.
+    pins: the table with revision, size and sha256 of every hub source.
+    threads: files that are fetched and read at a time.
+    """
+    place = parse_source(source)
+    if isinstance(place, Path):
+        revision, folder = None, place
+        files = hash_files(folder, list_files(folder, source), threads)
+    else:
+        pin = read_pins(pins).get(source)
+        folder, files = fetch_model(place, pin, store, threads)
+        revision = pin.revision
+    with whole_folder(model) as unfinished_folder:
+        write_manifest(unfinished_folder, model.name, source, revision, folder, files)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,68 @@
+"""What is refused before the first job, because it could not end well; `snakemake -n` still plans it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+NO_CONVERTER = "convert_later"
+"""The rule that stands for the converters that are not written yet."""
+
+
+def refuse_what_cannot_end(workflow: Any) -> None:
+    """Look at the jobs that would run, and stop where one of them cannot.
+
+    Ends the process for a data set without a converter or without its picture roots, and for jobs that need GPUs
+    on a machine that has fewer; an exception would bring a traceback of the Snakefile with it.
+    """
+    jobs = list(workflow.dag.needrun_jobs())
+    for job in jobs:
+        if job.rule.name == NO_CONVERTER:
+            sys.exit(
+                f"data set {job.wildcards.dataset}: the converter of its kind ({job.params.kind}) is not "
+                "written yet; it plans with -n, but cannot run. FIRE can (kind: fire)."
+            )
+    if workflow.local_exec:
+        _share_gpus(workflow, jobs)
+        for job in jobs:
+            if job.rule.name == "resolve_images":
+                _refuse_missing_roots(job)
+
+
+def _refuse_missing_roots(job: Any) -> None:
+    for root in job.params.roots:
+        if not Path(root).is_dir():
+            sys.exit(
+                f"data set {job.wildcards.dataset}: there is no folder {root} with pictures; mend "
+                f"datasets.{job.wildcards.dataset}.image_roots"
+            )
+
+
+def _share_gpus(workflow: Any, jobs: list[Any]) -> None:
+    """Refuse a job that needs more GPUs than there are, and let jobs wait for each other's.
+
+    Snakemake limits only what --resources or a profile names: two runs would begin on the same GPUs.
+    """
+    most = max(jobs, key=_gpus)
+    wanted = _gpus(most)
+    present = count_gpus() if wanted else 0
+    if wanted > present:
+        sys.exit(
+            f"rule {most.name} needs {wanted} GPU(s), this machine has {present}. Without GPUs: `make demo` runs the "
+            "same road on a tiny model; on a cluster: --executor kubernetes (see README.md)."
+        )
+    if wanted and "gpu" not in workflow.scheduler.global_resources:
+        workflow.scheduler.global_resources["gpu"] = workflow.scheduler.resources["gpu"] = present
+
+
+def _gpus(job: Any) -> int:
+    return int(job.resources.get("gpu", 0))
+
+
+def count_gpus() -> int:
+    """Count the NVIDIA GPUs that the driver lists; 0 where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

@@ -1,0 +1,53 @@
+"""What code a rule depends on, as a digest for its params.
+
+Snakemake looks at the script file alone, and at its modification time: it misses a changed module, and takes
+a fresh clone for a change. A digest of the bytes of the script and of the local modules that it imports,
+however deep, is neither blind nor nervous.
+"""
+
+import ast
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+
+def of_scripts(folder: Path) -> Callable[[str], str]:
+    """Give the function that takes a script's name to the digest of its code.
+
+    folder: holds the scripts, and beside them the packages that they import.
+    """
+
+    @cache
+    def local_imports(file: Path) -> frozenset[Path]:
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        return frozenset(found for name in names for found in _files_of(folder, name))
+
+    @cache
+    def of_script(name: str) -> str:
+        files: set[Path] = set()
+        waiting = {folder / f"{name}.py"}
+        while waiting:
+            file = waiting.pop()
+            files.add(file)
+            waiting |= local_imports(file) - files
+        digest = hashlib.sha256()
+        for file in sorted(files):
+            content = hashlib.sha256(file.read_bytes()).digest()
+            digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + content)
+        return digest.hexdigest()[:16]
+
+    return of_script
+
+
+def _files_of(folder: Path, module: str) -> list[Path]:
+    """Give the files that importing a local module reads: its own, and those of the packages above it."""
+    parts = module.split(".")
+    packages = [folder.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]
+    return [file for file in [*packages, folder.joinpath(*parts).with_suffix(".py")] if file.is_file()]

@@ -1,0 +1,149 @@
+"""One entry for every script: called by its rule, or alone from a shell, with the same names.
+
+A script has a keyword-only function `main`; its parameters are the names of the rule's inputs, outputs
+and params, and `threads` where it asks for it:
+
+    if __name__ == "__main__":
+        run_stage(main, globals().get("snakemake"))
+
+From a shell each parameter is an option: `python scripts/convert_fire.py --raw FILE --form trajectory …`.
+"""
+
+import argparse
+import errno
+import inspect
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from vlmflow.errors import VlmflowError
+from vlmflow.process import descends_from, die_with_parent
+
+FAILURE = "the stage failed: "
+"""Begins the last lines of a log whose stage failed; the Snakefile shows them again at the very end."""
+
+SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
+"""The environment variable with the process id of the Snakemake that started a stage."""
+
+PARAMS_FOR_SNAKEMAKE = {"code", "revision", "size"}
+"""Params that only tell Snakemake what is stale."""
+
+
+def run_stage(main: Callable[..., None], job: Any = None) -> None:
+    """Call `main` with what the rule (`job`, Snakemake's script object) or the command line gives.
+
+    Ends the process with code 1 and a cause and a next step in the last lines when the stage fails.
+    """
+    if job is None:
+        values, log = _from_command_line(main)
+    else:
+        _end_with_snakemake()
+        values, log = _from_rule(main, job)
+    _log_to(log)
+    try:
+        pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
+    except VlmflowError as error:
+        _fail(str(error), log)
+    except pydantic.ValidationError as error:
+        faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}" for fault in error.errors())
+        _fail("\n".join(faults) + "\n  what to do: --help says what this script takes", log)
+    except KeyboardInterrupt:
+        _fail("interrupted", log)
+    except Exception as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            _fail(f"{error}\n  what to do: free disk there, and run the same command again", log)
+        logging.getLogger("vlmflow").debug(traceback.format_exc())
+        if log is None:
+            traceback.print_exc()
+        where = f"the traceback is in {log}" if log else "the traceback stands above"
+        cause = f"{type(error).__name__}: {error}"
+        _fail(f"{cause}\n  what to do: this is not foreseen, {where}; please report it", log)
+
+
+def let_stages_end_with_this_process() -> None:
+    """Tell the stages that this Snakemake starts whose they are."""
+    os.environ[SNAKEMAKE] = str(os.getpid())
+
+
+def _end_with_snakemake() -> None:
+    """A Snakemake that is killed takes its stages with it: no orphan writes beside the next run."""
+    die_with_parent(os.getppid(), signal.SIGTERM)
+    if SNAKEMAKE in os.environ and not descends_from(int(os.environ[SNAKEMAKE])):
+        sys.exit("Snakemake ended while this stage began")
+
+
+def show_failures(workflow: Any) -> None:
+    """Print once more why stages failed, so that the cause stands in Snakemake's last lines."""
+    for job in workflow.scheduler.failed:
+        for log in job.log:
+            text = Path(log).read_text(errors="replace") if Path(log).is_file() else ""
+            if FAILURE in text:
+                print(f"\n{job.name} ({log}):\n{text[text.rindex(FAILURE) :].strip()}", file=sys.stderr)
+
+
+def _from_rule(main: Callable[..., None], job: Any) -> tuple[dict[str, Any], Path | None]:
+    named = {**dict(job.input.items()), **dict(job.output.items()), **dict(job.params.items())}
+    values = {name: _plain(value) for name, value in named.items() if name not in PARAMS_FOR_SNAKEMAKE}
+    if "threads" in inspect.signature(main).parameters:
+        values["threads"] = job.threads
+    return values, Path(job.log[0]) if job.log else None
+
+
+def _plain(value: Any) -> Any:
+    """Make Snakemake's lists and annotated strings what they look like."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path | None]:
+    module = sys.modules[main.__module__].__doc__ or ""
+    parser = argparse.ArgumentParser(
+        description=module.strip() + "\n\n" + inspect.getdoc(main),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--log", type=Path, help="a file for the log")
+    for name, parameter in inspect.signature(main).parameters.items():
+        required = parameter.default is inspect.Parameter.empty
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=str if parameter.annotation in (str, Path) else yaml.safe_load,
+            required=required,
+            default=None if required else parameter.default,
+            metavar=getattr(parameter.annotation, "__name__", "value").upper(),
+        )
+    values = vars(parser.parse_args())
+    return values, values.pop("log")
+
+
+def _log_to(log: Path | None) -> None:
+    """Send the library's messages to the console, and with more detail to the log."""
+    logger = logging.getLogger("vlmflow")
+    logger.setLevel(logging.DEBUG)
+    console = logging.StreamHandler(sys.stderr)
+    console.setLevel(logging.INFO)
+    logger.addHandler(console)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(log, mode="w", encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(file)
+
+
+def _fail(text: str, log: Path | None) -> None:
+    print(f"{FAILURE}{text}", file=sys.stderr, flush=True)
+    if log is not None:
+        with suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
+            file.write(f"{FAILURE}{text}\n")
+    sys.exit(1)

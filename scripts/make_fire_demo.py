@@ -1,0 +1,29 @@
+"""Prepare the road on real FIRE rows with a tiny model: what differs from the demo, and the model itself."""
+
+import json
+from pathlib import Path
+
+from harness.stage import run_stage
+from make_tiny_model import main as make_tiny_model
+from vlmflow.errors import VlmflowError
+from vlmflow.files import whole_file
+
+
+def main(*, fire: Path, folder: Path) -> None:
+    """Write `my-run.yaml` and `tiny-model/` into `folder`; a model of the same rows is left as it is.
+
+    fire: holds FIRE-train-100K.json, FIRE-test.json, and the pictures under images/.
+    """
+    splits = {"train": fire.resolve() / "FIRE-train-100K.json", "test": fire.resolve() / "FIRE-test.json"}
+    for file in splits.values():
+        if not file.is_file():
+            raise VlmflowError(f"{file}: no such file", "make fire-demo FIRE=FOLDER, with both JSON files and images/")
+    dataset = {**{split: str(file) for split, file in splits.items()}, "image_roots": [str(fire.resolve() / "images")]}
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(folder / "my-run.yaml", "w") as overlay:
+        json.dump({"datasets": {"fire": dataset}}, overlay, indent=1)  # JSON is YAML, with every path quoted
+    make_tiny_model(folder=folder / "tiny-model", text=list(splits.values()))
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,21 @@
+"""Make the demo's data: a small FIRE with drawn pictures, and with faults put in on purpose."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.demo.sample import write_sample
+
+
+def main(*, folder: Path, train_rows: int = 240, test_rows: int = 48, seed: int = 42) -> None:
+    """Write the sample; the same arguments give the same bytes.
+
+    folder: where it goes; what was there is replaced. It holds the two JSON files of FIRE, the folder
+    `pictures`, and `faults.json`, which lists the faults and what must come of each.
+    train_rows, test_rows: how many rows the splits have, faulty ones included.
+    seed: decides pictures, questions, words and faults.
+    """
+    write_sample(folder, train_rows, test_rows, seed)
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,23 @@
+"""Merge a trained LoRA into its base model, shard by shard."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.merging.merge import merge_adapter
+
+
+def main(*, model: Path, adapter: Path, merged: Path, threads: int = 1) -> None:
+    """Write base + adapter in the base's own layout.
+
+    model: the base model's folder with its manifest, as fetch_model makes it.
+    adapter: the folder with adapter_model.safetensors and adapter_config.json.
+    merged: the folder to write.
+    threads: how many cores compute.
+    """
+    manifest = read_manifest(model)
+    merge_adapter(manifest.folder, adapter, merged, manifest.files, threads)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,47 @@
+"""Find, check and name the pictures that the rows of a split name."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.data_settings import PictureLimits
+from vlmflow.pictures.resolve import (
+    named_paths,
+    resolve_pictures,
+    say_what_was_found,
+    write_picture_manifest,
+)
+from vlmflow.pictures.roots import PictureRoots
+from vlmflow.pictures.store import PictureStore
+from vlmflow.progress import Progress
+
+
+def main(
+    *,
+    raw: Path,
+    manifest: Path,
+    dataset: str,
+    roots: list[str],
+    store: Path,
+    limits: PictureLimits,
+    threads: int = 1,
+) -> None:
+    """Resolve the pictures of one split.
+
+    raw: the split's raw rows, a JSON array.
+    manifest: JSON lines to write, one for each distinct path that the rows name.
+    dataset: the data set's name in the configuration.
+    roots: the folders that hold its pictures, the first that has one wins.
+    store: the folder of all picture stores; the data set's own lies in it under its name.
+    limits: what a picture may be.
+    """
+    key = f"datasets.{dataset}.image_roots"
+    picture_roots = PictureRoots(roots, key)
+    paths = named_paths(raw)
+    with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
+        entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)
+    say_what_was_found(entries, key)
+    write_picture_manifest(manifest, entries)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,71 @@
+"""Prove the merged weights, write where they come from, and give them their name."""
+
+import logging
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.run_settings import VerifySettings
+from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.files import read_json, remove, unfinished, write_json
+from vlmflow.merging.verify_logits import verify_logits
+from vlmflow.merging.verify_tensors import verify_tensors
+from vlmflow.reports.provenance import model_card, provenance
+from vlmflow.training.data import first_rows
+
+log = logging.getLogger("vlmflow")
+
+
+def main(
+    *,
+    merged: Path,
+    full: Path,
+    smoke: Path,
+    model: Path,
+    val_rows: Path,
+    stats: Path,
+    verified: Path,
+    verify: VerifySettings,
+    device: str,
+    dtype: str,
+    image_max_tokens: int,
+    picture_store: Path,
+    threads: int = 1,
+) -> None:
+    """Verify one run's merged weights.
+
+    merged: the merged folder, which becomes `verified` by renaming. full, smoke: the training's folders.
+    model: folder with the base model's manifest. val_rows, stats: the data set that chose the checkpoint.
+    verified: the folder to make (merged/RUN). verify, device, dtype, image_max_tokens: see docs/config.md.
+    picture_store: the folder that holds all picture stores.
+    """
+    base = read_manifest(model)
+    remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
+    proofs = {"tensors": asdict(verify_tensors(base.folder, full, merged, base.files, threads)), "logits": None}
+    if verify.logits:
+        log.info(f"comparing logits of base + adapter and of the merged weights on {verify.rows} rows ({device})")
+        pictures = picture_store / read_json(stats)["dataset"]
+        rows = first_rows(val_rows, verify.rows)
+        proofs["logits"] = asdict(
+            verify_logits(base.folder, full, merged, rows, pictures, device, dtype, image_max_tokens)
+        )
+    log.info("writing provenance.json: digests of all files")
+    facts = provenance(verified.name, stats, base, smoke, full, merged, proofs, code=Path(__file__).parents[1])
+
+    part = unfinished(verified)
+    remove(part)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if merged.stat().st_dev == part.parent.stat().st_dev:
+        os.replace(merged, part)
+    else:  # merged/ is a link to another disk
+        shutil.copytree(merged, part)
+    write_json(part / "provenance.json", facts)
+    (part / "README.md").write_text(model_card(facts))
+    remove(verified)
+    part.rename(verified)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

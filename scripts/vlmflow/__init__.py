@@ -1,0 +1,1 @@
+"""The library behind the stages: plain functions on paths and values that know nothing of Snakemake."""

@@ -1,0 +1,121 @@
+"""What is wrong with a configuration, in one line per fault: file, key path, value, and what is allowed."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+Schema = dict[str, Any]
+
+COMMAND_LINE = "--config"
+"""Where a value comes from that stands in none of the files."""
+
+
+def say_faults(error: pydantic.ValidationError, schema: Schema, merged: Any, files: list[Path]) -> str:
+    """Say every fault that pydantic found.
+
+    schema: the JSON Schema of the model, which tells what is allowed where.
+    merged: the configuration that was checked.
+    files: the files that it was merged from, lowest first; the last that has a key is named.
+    """
+    contents = [(file, yaml.safe_load(file.read_text()) or {}) for file in files]
+    return "\n".join(dict.fromkeys(_say(fault, schema, merged, contents) for fault in error.errors()))
+
+
+def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any]]) -> str:
+    path = _key_path(fault, merged)
+    where = f"{_origin(path, contents)}: {'.'.join(map(str, path)) or 'the configuration'}"
+    if fault["type"] == "value_error":
+        cause = str(fault["ctx"]["error"])
+        return f"{where}: {cause}" if path else f"{_origin([cause.split('.')[0]], contents)}: {cause}"
+    if "[key]" in fault["loc"]:
+        return f"{where}: the name is not allowed; letters, digits, '.', '_' and '-' are"
+    if fault["type"] == "extra_forbidden":
+        known = list(_schema_at(schema, path[:-1]).get("properties", {}))
+        near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+        hint = f"; nearest known key: {near[0]}" if near else ""
+        return f"{where}: unknown key; allowed: {', '.join(known)}{hint}"
+    wanted = allowed(_schema_at(schema, path))
+    if fault["type"] == "missing":
+        return f"{_origin(path[:-1], contents)}: {'.'.join(map(str, path))}: missing; it must be {wanted}"
+    return f"{where}: {_value_at(merged, path)!r} is not allowed; it must be {wanted}"
+
+
+def _key_path(fault: Any, merged: Any) -> list[Any]:
+    """Give the user's keys on the way to a fault, without pydantic's own marks (union branches)."""
+    path, here = [], merged
+    for key in fault["loc"]:
+        if _has(here, key):
+            here = here[key]
+            path.append(key)
+        elif fault["type"] == "missing":
+            path.append(key)
+    return path
+
+
+def _has(content: Any, key: Any) -> bool:
+    if isinstance(content, list):
+        return isinstance(key, int) and key < len(content)
+    return isinstance(content, dict) and key in content
+
+
+def _value_at(content: Any, path: list[Any]) -> Any:
+    for key in path:
+        content = content[key]
+    return content
+
+
+def _origin(path: list[Any], contents: list[tuple[Path, Any]]) -> str:
+    """Name the last file that has the whole key path; the command line where none has it."""
+    for file, content in reversed(contents):
+        here = content
+        for key in path:
+            if not _has(here, key):
+                break
+            here = here[key]
+        else:
+            return str(file)
+    return COMMAND_LINE
+
+
+def _schema_at(schema: Schema, path: list[Any]) -> Schema:
+    """Follow a key path through the JSON Schema of the model; {} where it leads nowhere."""
+    here = schema
+    for key in path:
+        named = here.get("patternProperties", {}).values()
+        inner = here.get("properties", {}).get(key) or next(iter(named), None)
+        here = inner or here.get("additionalProperties") or here.get("items") or {}
+        if "$ref" in here:
+            here = schema["$defs"][here["$ref"].rsplit("/", 1)[-1]]
+    return here
+
+
+TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "a text",
+    "array": "a list",
+    "object": "a block of keys",
+    "null": "null",
+}
+
+BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+    "pattern": "of the form",
+}
+
+
+def allowed(schema: Schema) -> str:
+    """Say in words what a JSON Schema takes."""
+    if "anyOf" in schema:
+        return " or ".join(allowed(branch) for branch in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    bounds = [f"{word} {schema[key]}" for key, word in BOUNDS.items() if key in schema]
+    return " ".join([TYPES.get(schema.get("type", ""), "something else"), *bounds])

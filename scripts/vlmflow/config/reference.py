@@ -1,0 +1,59 @@
+"""The reference page of the configuration, written from its model so that it cannot say anything else."""
+
+import json
+from typing import Any
+
+from vlmflow.config.faults import allowed
+from vlmflow.config.model import Config
+
+HEAD = """# Configuration
+
+Made by `make docs` from the model in `scripts/vlmflow/config/`; a test fails when this page differs from it.
+
+`config.yaml` holds the real runs. A run of your own needs no edit there: put what differs into a file and add
+`--configfile my-run.yaml`; single values go on the command line, as in
+`--config 'runs={qwen3vl-fire: {train: {learning_rate: 2e-4}}}'`. Blocks are merged key by key, lists are replaced.
+Numbers may be written in exponent form (`1e-4`) everywhere. A wrong key, type or value is refused when the
+workflow is read, with one line per fault.
+"""
+
+
+def reference_page() -> str:
+    """Give `docs/config.md`: a table of keys for every block, in the order in which the model nests them."""
+    schema = Config.model_json_schema()
+    sections: list[str] = []
+    waiting = [("", schema)]
+    while waiting:
+        path, block = waiting.pop(0)
+        sections.append(_section(path, block))
+        inner = [(f"{path}{step}", found) for step, found in _blocks(block, schema["$defs"])]
+        waiting = inner + waiting
+    return HEAD + "\n" + "\n".join(sections)
+
+
+def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Give the blocks that a block holds, with the keys that lead there."""
+    found = []
+    for key, value in block.get("properties", {}).items():
+        named = next(iter(value.get("patternProperties", {}).values()), None)
+        step, reference = (f"{key}.NAME.", named) if named else (f"{key}.", value)
+        if "$ref" in reference:
+            found.append((step, definitions[reference["$ref"].rsplit("/", 1)[-1]]))
+    return found
+
+
+def _section(path: str, block: dict[str, Any]) -> str:
+    title = f"`{path.rstrip('.')}`" if path else "Top level"
+    rows = [_row(key, value, block.get("required", [])) for key, value in block["properties"].items()]
+    about = " ".join(block.get("description", "").split())
+    return "\n".join(
+        [f"## {title}", "", about, "", "| key | value | default | meaning |", "|---|---|---|---|", *rows, ""]
+    )
+
+
+def _row(key: str, value: dict[str, Any], required: list[str]) -> str:
+    block = "$ref" in value or "patternProperties" in value
+    form = "a block, see below" if block else allowed(value)
+    default = "required" if key in required else "" if block else f"`{json.dumps(value.get('default'))}`"
+    meaning = " ".join(value.get("description", "").split())
+    return f"| `{key}` | {form.replace('|', ' or ')} | {default} | {meaning} |"

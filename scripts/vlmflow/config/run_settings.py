@@ -1,0 +1,165 @@
+"""What the configuration says of one run: model, data set, and how it is trained, gated and verified."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Seed, Settings, Share
+
+Positive = Annotated[int, Field(ge=1), EXPONENT_FORM]
+
+
+class LoraSettings(Settings):
+    """The adapter."""
+
+    rank: Positive = 16
+    """Rank r of the two factors A (r × in) and B (out × r)."""
+
+    alpha: Annotated[Number, Field(gt=0)] = 32.0
+    """The update is scaled by alpha / r (alpha / √r with rslora)."""
+
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.05
+    """Dropout on the adapter's input."""
+
+    target_modules: list[str] = ["all-linear"]
+    """The layers that get an adapter: names, or all-linear for every linear layer that is not frozen."""
+
+    freeze_vit: bool = True
+    """Leave the vision tower as it is."""
+
+    freeze_aligner: bool = True
+    """Leave the layers between the vision tower and the language model as they are."""
+
+    rslora: bool = False
+    """Scale by alpha / √r (rank-stabilised LoRA, arXiv:2312.03732)."""
+
+    dora: bool = False
+    """Learn magnitude and direction apart (DoRA, arXiv:2402.09353)."""
+
+
+class TrainSettings(Settings):
+    """How a run trains; every value reaches ms-swift's command line, and a change starts the run afresh."""
+
+    epochs: Annotated[Number, Field(gt=0)] = 1.0
+    """Passes over the train split; max_steps, where given, decides instead."""
+
+    max_steps: Positive | None = None
+    """Optimizer steps of the whole run."""
+
+    learning_rate: Annotated[Number, Field(gt=0)] = 1e-4
+    """The highest learning rate."""
+
+    lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
+    """How the learning rate goes down."""
+
+    warmup_ratio: Share = 0.05
+    """Share of the steps over which the learning rate rises from 0."""
+
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.1
+    """AdamW's weight decay."""
+
+    per_device_batch_size: Positive = 1
+    """Rows per process and forward pass."""
+
+    gradient_accumulation_steps: Positive = 8
+    """Forward passes per optimizer step. Rows per step = processes × per_device_batch_size × this."""
+
+    max_length: Positive = 8192
+    """Tokens that a row may have, picture tokens included; a longer one fails the smoke gate, by name."""
+
+    image_max_tokens: Positive = 1024
+    """Tokens that one picture may take (Qwen3-VL: one per 32 × 32 pixels); larger pictures are scaled down."""
+
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """The type in which the weights are loaded and trained."""
+
+    seed: Seed = 42
+    """Seed of initialisation and data order."""
+
+    checkpoint_steps: Positive = 100
+    """Steps between two checkpoints; each is evaluated on the val split."""
+
+    keep_checkpoints: Annotated[int, Field(ge=2), EXPONENT_FORM] = 2
+    """Working checkpoints kept in the run folder: the best and the newest."""
+
+    gradient_checkpointing: bool = True
+    """Trade time for memory: recompute activations in the backward pass."""
+
+    attention: Literal["sdpa", "eager", "flash_attn"] = "sdpa"
+    """The attention kernel; flash_attn must be installed by hand (it has no wheel on the package index)."""
+
+    dataloader_workers: Annotated[int, Field(ge=0), EXPONENT_FORM] = 4
+    """Processes per trainer that load and scale pictures."""
+
+    lora: LoraSettings = LoraSettings()
+
+    swift_args: dict[str, str | int | float | bool] = {}
+    """Further ms-swift arguments, without the dashes; one that the workflow sets itself is refused."""
+
+
+class SmokeSettings(Settings):
+    """The short run that must pass before the full one may start."""
+
+    steps: Annotated[int, Field(ge=4), EXPONENT_FORM] = 20
+    """Optimizer steps."""
+
+    longest: Annotated[int, Field(ge=1), EXPONENT_FORM] = 16
+    """How many of the longest rows it trains on: a run that survives them does not run out of memory later."""
+
+    sample: Annotated[int, Field(ge=0), EXPONENT_FORM] = 48
+    """How many further rows, drawn with the run's seed."""
+
+
+class VerifySettings(Settings):
+    """What is compared before the merged weights take their name."""
+
+    logits: bool = True
+    """Compare the logits of base + adapter and of the merged weights on real rows, on the run's device.
+    Without it the proof is tensor by tensor alone, for models that do not fit."""
+
+    rows: Positive = 4
+    """How many rows of the val split are compared."""
+
+
+class ResourceSettings(Settings):
+    """What the run's rules ask of the machine or the cluster."""
+
+    train_mem_mb: Positive = 65_536
+    """Main memory of the training stages, in MB."""
+
+    train_runtime: Positive = 2_880
+    """Longest time of the full training, in minutes."""
+
+    weights_mb: Positive = 20_000
+    """Size of the model's weights on disk, in MB: what the merged folder needs."""
+
+
+class RunSettings(Settings):
+    """One run: the name becomes `checkpoints/NAME` and `merged/NAME`."""
+
+    model: Name
+    """A name under `models`."""
+
+    dataset: Name
+    """A name under `datasets`."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where training and verification compute."""
+
+    processes: Positive = 1
+    """Trainers side by side, one GPU each on cuda."""
+
+    strategy: Literal["ddp", "zero2", "zero3"] = "ddp"
+    """ddp: every process holds the whole model. zero2, zero3: DeepSpeed shards gradients and optimizer, or
+    the weights too."""
+
+    train: TrainSettings = TrainSettings()
+    smoke: SmokeSettings = SmokeSettings()
+    verify: VerifySettings = VerifySettings()
+    resources: ResourceSettings = ResourceSettings()
+
+    @model_validator(mode="after")
+    def _sharding_needs_gpus(self) -> Self:
+        if self.strategy != "ddp" and self.device == "cpu":
+            raise ValueError(f"strategy {self.strategy} needs device cuda; on cpu use ddp")
+        return self

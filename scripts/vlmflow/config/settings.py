@@ -1,0 +1,45 @@
+"""The bricks of the configuration model: strict keys, and numbers in every form that YAML gives them."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+
+class Settings(BaseModel):
+    """One block of the configuration: unknown keys are refused, attribute docstrings are the reference."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
+        """Make true and false what they are not to Python: no numbers."""
+        truth = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
+        return str(value) if truth else value
+
+
+def _whole(value: Any) -> Any:
+    """Read "1e3" and 1e3 as 1000: YAML takes the first for a string, the command line for a float."""
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(value)
+        return int(number) if number.is_integer() else value
+    except (TypeError, ValueError, OverflowError):
+        return value
+
+
+EXPONENT_FORM = BeforeValidator(_whole)
+"""Lets a whole number be written in exponent form; it stands last in an annotation, after the bounds."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**32), EXPONENT_FORM]
+"""What decides over random choices; 32 bits are what every library takes."""
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+"""A finite number; pydantic takes "1e-4", which YAML reads as a string."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A part of a whole, 0 to 1."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""A name that becomes part of file names: letters, digits, '.', '_' and '-'."""

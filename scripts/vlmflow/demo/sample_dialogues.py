@@ -1,0 +1,93 @@
+"""A student and a teacher talk about a question, in the words and the raw form of FIRE."""
+
+from random import Random
+from typing import Any
+
+from vlmflow.demo.sample_questions import Question
+
+Row = dict[str, Any]
+
+DOUBTS = (
+    "At first sight it looks like {}.",
+    "I’d go for {}.",
+    "It seems to be {}.",
+    "My first guess is {}.",
+    "This points to {}.",
+)
+INSIGHTS = (
+    "Looking again, it must be {}.",
+    "I was wrong before, it is {}.",
+    "On a closer look it is {}.",
+    "The hint helps: {} fits.",
+    "Now I see that it is {}.",
+)
+BLAME = (
+    "Your answer is not correct.",
+    "This is not right.",
+    "The answer {} does not fit the picture.",
+    "You looked in the right way, but {} is wrong.",
+    "That is a good try, yet {} is not what the picture shows.",
+)
+BLAME_AGAIN = (
+    "You are closer, but {} is still wrong.",
+    "Not yet: {} is not the answer.",
+    "The thought is better, the answer {} is not right.",
+    "Still incorrect.",
+)
+PRAISE = (
+    "Correct! It is {}.",
+    "Great job, {} is right.",
+    "Well done, you found the right answer.",
+    "That’s it, {} is correct now.",
+    "Exactly. You used the hint well.",
+)
+SCORE_FORMS = ("Score: {}.\n",) * 7 + ("Score: {}/10.\n",) * 2 + ("Score: {}. ",)
+"""How FIRE's teachers write the score, about as often: a line of its own, out of ten, or on one line."""
+
+
+def raw_row(image: str, source: str, question: Question, rng: Random) -> Row:
+    """Make one row of FIRE's raw form: one or two wrong answers with feedback, then the right one.
+
+    image: the picture's path, as the row is to name it.
+    source: where the question comes from, in FIRE's words.
+    """
+    wrong = rng.sample(question.wrong, min(len(question.wrong), rng.choice((1, 1, 2))))
+    words = [*wrong, question.truth]
+    scores = [*sorted(rng.sample(range(1, 8), len(wrong))), rng.choice((9, 10, 10, 10))]
+    turns = []
+    for number, (word, score) in enumerate(zip(words, scores, strict=True)):
+        turns.append({"role": "student", "type": "response", "value": _answer(question, word, number, rng)})
+        turns.append({"role": "teacher", "type": "feedback", "value": _feedback(question, word, number, score, rng)})
+    return {
+        "image": image,
+        "question": {"role": "user", "value": _asked(rng.choice(question.texts), rng)},
+        "conversations": turns,
+        "groundtruth": {"role": "user", "value": question.truth},
+        "source": source,
+        "round": len(words),
+        "score": scores,
+    }
+
+
+def _asked(text: str, rng: Random) -> str:
+    """Put FIRE's picture tag in front of, or behind, about one question in five, as FIRE does."""
+    return rng.choice((f"<image>\n{text}", f"<image>\n{text}", f"{text}\n<image>") + (text,) * 12)
+
+
+def _answer(question: Question, word: str, number: int, rng: Random) -> str:
+    thought = rng.choice(DOUBTS if number == 0 else INSIGHTS).format(word)
+    if rng.random() < 0.7:
+        thought = f"{_sentence(rng.choice(question.seen))} {thought}"
+    return f"Thought: {thought}\nAnswer: {_sentence(rng.choice(question.answers).format(word))}\n\n"
+
+
+def _feedback(question: Question, word: str, number: int, score: int, rng: Random) -> str:
+    if word == question.truth:
+        text = rng.choice(PRAISE).format(word)
+    else:
+        text = f"{rng.choice(BLAME_AGAIN if number else BLAME).format(word)} {rng.choice(question.hints)}"
+    return f"{rng.choice(SCORE_FORMS).format(score)}Feedback: {text}\n"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:].removesuffix(".") + "."

@@ -1,0 +1,17 @@
+"""The one exception that a stage may end with on purpose."""
+
+
+class VlmflowError(Exception):
+    """A failure that a person can act on.
+
+    cause: what is wrong, with the file, row, key and value it concerns.
+    next_step: what to do about it, as an instruction.
+    """
+
+    def __init__(self, cause: str, next_step: str) -> None:
+        super().__init__(cause, next_step)
+        self.cause = cause
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.cause}\n  what to do: {self.next_step}"

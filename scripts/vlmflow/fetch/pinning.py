@@ -1,0 +1,85 @@
+"""Filling in the table of pins: what the hub says of each address, never against what stands there."""
+
+import difflib
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch import hub
+from vlmflow.fetch.fetch import bring, model_files
+from vlmflow.fetch.hub import HubFile
+from vlmflow.fetch.model_folder import FileRecord, digest_of
+from vlmflow.fetch.pins import Pin
+
+logger = logging.getLogger(__name__)
+
+
+def fill_in(pins: Mapping[str, Pin]) -> tuple[dict[str, Pin], list[VlmflowError]]:
+    """Give the table with the empty values of every row filled in, and what hindered that, by row.
+
+    A row that could not be filled in stays as it is. What changes is logged.
+    """
+    filled, hindrances = {}, []
+    # All at once: where the hub does not answer, the patience of the rows runs out together, not in turn.
+    with ThreadPoolExecutor(len(pins) or 1) as pool:
+        running = {address: pool.submit(_filled, address, pin) for address, pin in pins.items()}
+    for address, done in running.items():
+        try:
+            filled[address] = done.result()
+        except VlmflowError as error:
+            filled[address] = pins[address]
+            hindrances.append(error)
+            continue
+        before, after = pins[address].model_dump(), filled[address].model_dump()
+        changes = [f"{key} {value}" for key, value in after.items() if value != before[key]]
+        logger.info("%s: %s", address, ", ".join(changes) or "unchanged")
+    return filled, hindrances
+
+
+def _filled(address: str, pin: Pin) -> Pin:
+    source = parse_source(address)
+    revision, files = _files_of(source, pin.revision)
+    sha256 = _sha256_of(files)
+    found = Pin(
+        revision=revision,
+        size=sum(file.size for file in files),
+        sha256=digest_of({file.path: FileRecord(bytes=file.size, sha256=sha256[file.path]) for file in files})
+        if source.path is None
+        else sha256[source.path],
+    )
+    for key, value in found.model_dump().items():
+        pinned = getattr(pin, key)
+        # With the revision emptied the pin is being moved, and what else stands in its row is of the old one.
+        if pin.revision and pinned not in (None, value):
+            raise VlmflowError(
+                f"{address}: {key} is {value} on the hub, {pinned} in the table",
+                "find out why before you use it; to take the hub's, empty that row",
+            )
+    return found
+
+
+def _files_of(source: HubSource, revision: str | None) -> tuple[str, list[HubFile]]:
+    commit, files = hub.describe(source, revision)
+    if source.path is None:
+        return commit, model_files(source, commit)
+    wanted = [file for file in files if file.path == source.path]
+    if not wanted:
+        names = [file.path for file in files]
+        near = difflib.get_close_matches(source.path, names, n=10, cutoff=0.3) or names[:10]
+        raise VlmflowError(
+            f"{source}: there is no such file at {commit}; the repository holds {', '.join(near)}",
+            "write the right name into pins.yaml and into the configuration",
+        )
+    return commit, wanted
+
+
+def _sha256_of(files: list[HubFile]) -> dict[str, str]:
+    """Give the SHA-256 by name; of files outside LFS the hub does not tell it: they are fetched for it."""
+    with TemporaryDirectory() as folder:
+        small = {Path(folder, file.path): file for file in files if not file.sha256}
+        received = bring(small, "reading files outside LFS", threads=4) if small else {}
+        return {file.path: file.sha256 or received[Path(folder, file.path)] for file in files}

@@ -1,0 +1,87 @@
+"""The table of what is fetched from the hub: revision, size and digest by address, in `pins.yaml`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import yaml
+from pydantic import BeforeValidator, Field
+
+from vlmflow.config.faults import say_faults
+from vlmflow.config.settings import Settings
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.errors import VlmflowError
+from vlmflow.files import whole_file
+
+PINS = Path(__file__).absolute().parents[3] / "pins.yaml"
+"""The repository's own table."""
+
+
+class Pin(Settings):
+    """What is known for certain of one data file or model; a value that nobody has seen is None."""
+
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    """The full commit of its repository."""
+
+    size: Annotated[int, Field(ge=0)] | None = None
+    """Bytes of the file; of a model, of all its files together."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the file; of a model, the digest that `model_folder.digest_of` gives of its files."""
+
+
+_TABLE = pydantic.TypeAdapter(dict[str, Annotated[Pin, BeforeValidator(lambda row: {} if row is None else row)]])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes None as nothing at all."""
+
+
+_Dumper.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", ""))
+
+
+def read_pins(path: Path) -> dict[str, Pin]:
+    """Read the table: pins by address ("hf://datasets/OWNER/NAME/FILE", "hf://OWNER/NAME").
+
+    Raises VlmflowError with a line per fault: file, address, key, value, and what is allowed.
+    """
+    try:
+        table = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        pins = _TABLE.validate_python(table)
+    except pydantic.ValidationError as error:
+        raise VlmflowError(say_faults(error, _TABLE.json_schema(), table, [path]), "mend the table") from None
+    except yaml.YAMLError as error:
+        raise VlmflowError(f"{path}: {' '.join(str(error).split())}", "mend the table") from None
+    except (OSError, ValueError) as error:
+        raise VlmflowError(f"{path}: {error}", "take the file from the repository again") from None
+    for address in pins:
+        try:
+            known = isinstance(parse_source(address), HubSource)
+        except VlmflowError as error:
+            raise VlmflowError(f"{path}: {error.cause}", error.next_step) from None
+        if not known:
+            raise VlmflowError(
+                f"{path}: {address!r} is not on the hub", "remove the row: only hub addresses are pinned"
+            )
+    return pins
+
+
+def write_pins(path: Path, pins: Mapping[str, Pin]) -> None:
+    """Write the table; the comments above its first row stay."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    first_row = next((number for number, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
+    rows: dict[str, Any] = {address: pin.model_dump() for address, pin in pins.items()}
+    with whole_file(path, "w") as file:
+        file.write("".join(lines[:first_row]))
+        yaml.dump(rows, file, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def revision_of(address: str, path: Path = PINS) -> str | None:
+    """Give the revision to which an address is pinned; None where it is not, or is a local path.
+
+    A size or digest that is filled in later changes nothing about what the revision holds.
+    Raises VlmflowError as `read_pins`.
+    """
+    pin = read_pins(path).get(address)
+    return pin.revision if pin else None

@@ -1,0 +1,46 @@
+"""A raw data file put in its place: linked from the store, or copied from a path on this machine."""
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import remove, require_free_disk, whole_file
+
+logger = logging.getLogger(__name__)
+
+BLOCK_BYTES = 1 << 20
+
+
+def link_or_copy(stored: Path, raw: Path) -> None:
+    """Give a file of the store a second name; where the two are on different disks, a copy.
+
+    Raises VlmflowError where the copy does not fit on its disk.
+    """
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    remove(raw)
+    try:
+        os.link(stored, raw)
+    except OSError:
+        copy(stored, raw)
+
+
+def copy(source: Path, raw: Path) -> None:
+    """Copy a file, whole or not at all, and log its size and SHA-256.
+
+    Raises VlmflowError where there is no such file, it cannot be read, or its copy does not fit on the disk.
+    """
+    if not source.is_file():
+        state = "is no file" if source.exists() else "does not exist"
+        raise VlmflowError(f"{source} {state}", "give the path of the data file (config: datasets)")
+    require_free_disk(raw.parent, source.stat().st_size, f"a copy of {source}")
+    digest = hashlib.sha256()
+    try:
+        with source.open("rb") as original, whole_file(raw) as file:
+            while block := original.read(BLOCK_BYTES):
+                digest.update(block)
+                file.write(block)
+    except OSError as error:
+        raise VlmflowError(f"{source} to {raw}: {error.strerror}", "mend that and run the same command again") from None
+    logger.info("%s: copied %s, %d bytes, sha256 %s", raw, source, raw.stat().st_size, digest.hexdigest())

@@ -1,0 +1,239 @@
+"""An adapter's tensors, and what each of them does to which tensor of the base model.
+
+Names and arithmetic as in peft 0.20: utils/save_and_load.py for the names, tuners/lora/layer.py and dora.py
+for the arithmetic.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmflow.errors import VlmflowError
+from vlmflow.merging.adapter_config import ADAPTER_CONFIG, TRAIN_OTHERWISE, AdapterConfig, read_adapter_config
+from vlmflow.merging.safetensors_file import FLOAT_TYPES, SafetensorsFile, TensorEntry, read_header, read_tensor
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What peft puts before the name that a layer has in the base model."""
+
+PART = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_embedding_[AB]|lora_magnitude_vector)")
+LINEAR = ("lora_A.weight", "lora_B.weight")
+EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
+MAGNITUDE = "lora_magnitude_vector"
+
+INPUT_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
+OUTPUT_HEADS = ("lm_head", "embed_out", "output")
+"""Last parts of the names that layers of token embeddings and of logits have in transformers' models."""
+
+WRONG_BASE = "merge into the base model that the adapter was trained on, or train the adapter again"
+SAVE_AGAIN = "save the adapter again with peft's save_pretrained, or train it again"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the adapter does to one tensor W of the base: W' = m ⊙ V / ‖V‖ with V = R + scale · left · right.
+
+    replacement: the adapter's tensor R that stands in for W as a whole; without it R = W.
+    factors: the names of the two factors, as `load_factors` takes them; without them V = R.
+    magnitude: the name of m, one length per row of V (DoRA, arXiv:2402.09353); without it W' = V.
+    transposed: W is stored in by out, so that left · right is (B · A)ᵀ.
+    """
+
+    replacement: str | None = None
+    factors: tuple[str, str] | None = None
+    scale: float = 1.0
+    magnitude: str | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter on disk: its configuration and the header of its weights."""
+
+    config: AdapterConfig
+    weights: SafetensorsFile
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read what `folder` says of the adapter, without its weights.
+
+    Raises VlmflowError where a file is missing or broken, or the adapter is of a kind that cannot be merged.
+    """
+    path = folder / ADAPTER_WEIGHTS
+    if not path.exists():
+        raise VlmflowError(f"{path}: is missing", SAVE_AGAIN)
+    config = read_adapter_config(folder)
+    weights = read_header(path)
+    for entry in weights.tensors.values():
+        if entry.dtype not in FLOAT_TYPES:
+            raise VlmflowError(f"{path}: tensor {entry.name} holds {entry.dtype}, no floating numbers", SAVE_AGAIN)
+    if not weights.tensors:
+        raise VlmflowError(f"{path}: holds no tensor", SAVE_AGAIN)
+    return Adapter(config, weights)
+
+
+def load_factors(adapter: Adapter, update: Update) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load left (rows by r) and right (r by columns), contiguous and in float32, for W (rows by columns).
+
+    Raises VlmflowError naming the tensor where a number is not finite.
+    """
+    a, b = (load_finite(adapter, name) for name in update.factors or ())
+    left, right = (a.T, b.T) if update.transposed else (b, a)
+    return left.contiguous(), right.contiguous()
+
+
+def load_finite(adapter: Adapter, name: str) -> torch.Tensor:
+    """Load one tensor of the adapter in float32.
+
+    Raises VlmflowError naming the tensor where a number is not finite.
+    """
+    tensor = read_tensor(adapter.weights, name).float()
+    if not torch.isfinite(tensor).all():
+        raise VlmflowError(f"{adapter.weights.path}: tensor {name} holds NaN or infinity", "train the adapter again")
+    return tensor
+
+
+def plan_updates(adapter: Adapter, base: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> dict[str, Update]:
+    """Say for every tensor of the base that the adapter touches what happens to it.
+
+    base: the base's tensors by name. config: the base's config.json.
+
+    Every tensor of the adapter stands in the result exactly once.
+
+    Raises VlmflowError naming the adapter's tensor that has no place in the base, does not fit it, is one of
+    a tied pair, or is not explained by the adapter's configuration.
+    """
+    layers: dict[str, dict[str, str]] = {}
+    replacements: dict[str, str] = {}
+    for key in adapter.weights.tensors:
+        name = key.removeprefix(PREFIX)
+        if name == key:
+            raise _fault(adapter, key, f"does not begin with {PREFIX}", SAVE_AGAIN)
+        if part := PART.fullmatch(name):
+            layers.setdefault(part[1], {})[part[2]] = key
+            continue
+        if "lora_" in name:
+            raise _fault(adapter, key, "is a kind of LoRA tensor that the merge does not know", TRAIN_OTHERWISE)
+        name = name.replace(".base_layer.", ".")
+        if name in replacements:
+            raise _fault(adapter, key, f"and {replacements[name]} both replace {name}", SAVE_AGAIN)
+        _require_explained(adapter, key, name)
+        replacements[name] = key
+    _refuse_tied(adapter, [*layers, *(name.rpartition(".")[0] for name in replacements)], base, config)
+    updates = {name: Update(replacement=key) for name, key in replacements.items()}
+    for layer, parts in layers.items():
+        name = f"{layer}.weight"
+        updates[name] = _layer_update(adapter, layer, parts, base.get(name), replacements.get(name))
+    for name, update in updates.items():
+        _require_fit(adapter, name, update, base)
+    _require_saved(adapter, layers, updates, base)
+    return updates
+
+
+def _require_explained(adapter: Adapter, key: str, name: str) -> None:
+    """A whole tensor must be one that peft saves: modules_to_save, trained biases, or embedding layers."""
+    module, _, kind = name.rpartition(".")
+    is_bias = kind == "bias" and adapter.config.bias != "none"
+    is_embedding = module.rpartition(".")[2] in INPUT_EMBEDDINGS + OUTPUT_HEADS
+    if not (adapter.config.saves(module) or is_bias or is_embedding):
+        raise _fault(adapter, key, f"is explained by neither modules_to_save nor bias in {ADAPTER_CONFIG}", SAVE_AGAIN)
+
+
+def _refuse_tied(
+    adapter: Adapter, layers: list[str], base: Mapping[str, TensorEntry], config: Mapping[str, Any]
+) -> None:
+    """Refuse updates of one of two layers that share a tensor: the other would change as well."""
+    stored = {name.removesuffix(".weight").rpartition(".")[2] for name in base if name.endswith(".weight")}
+    says_tied = any(part.get("tie_word_embeddings") for part in (config, config.get("text_config") or {}))
+    if not says_tied and stored.intersection(OUTPUT_HEADS):
+        return
+    for layer in layers:
+        last = layer.rpartition(".")[2]
+        if last in INPUT_EMBEDDINGS + OUTPUT_HEADS:
+            other = "the output head" if last in INPUT_EMBEDDINGS else "the token embeddings"
+            raise VlmflowError(
+                f"{adapter.weights.path}: the adapter changes {layer}, which the base ties to {other}: "
+                "one tensor for both (tie_word_embeddings), so that a merge would change both",
+                f"train without {last} (train.lora.target_modules), or untie the base and train again",
+            )
+
+
+def _layer_update(
+    adapter: Adapter, layer: str, parts: dict[str, str], weight: TensorEntry | None, replacement: str | None
+) -> Update:
+    """Join one layer's parts into its update, or say which part is missing, too many or of a wrong shape."""
+    first = next(iter(parts.values()))
+    names = EMBEDDING if set(parts) & set(EMBEDDING) else LINEAR
+    magnitude = parts.get(MAGNITUDE)
+    if names == EMBEDDING and magnitude:
+        raise _fault(adapter, magnitude, "is DoRA on an embedding, which the merge does not compute", TRAIN_OTHERWISE)
+    if missing := [name for name in names if name not in parts]:
+        raise _fault(adapter, first, f"has no {layer}.{missing[0]} beside it", SAVE_AGAIN)
+    if set(parts) - {*names, MAGNITUDE}:
+        raise _fault(adapter, first, f"{layer} has parts of an embedding and of a linear layer", SAVE_AGAIN)
+    if adapter.config.use_dora != (magnitude is not None):
+        raise _fault(adapter, first, f"use_dora is {adapter.config.use_dora}, {MAGNITUDE} says otherwise", SAVE_AGAIN)
+    a, b = (adapter.weights.tensors[parts[name]].shape for name in names)
+    if len(a) > 2 or len(b) > 2:
+        raise _fault(adapter, first, f"{layer} is a convolution, which the merge does not compute", TRAIN_OTHERWISE)
+    if weight is None:
+        raise _fault(adapter, first, f"the base has no tensor {layer}.weight", WRONG_BASE)
+    transposed = names == EMBEDDING or adapter.config.fan_in_fan_out
+    rank = adapter.config.rank(layer)
+    rows, columns = weight.shape if len(weight.shape) == 2 else (-1, -1)
+    inside, outside = (rows, columns) if transposed else (columns, rows)
+    fits_magnitude = magnitude is None or adapter.weights.tensors[magnitude].shape == (outside,)
+    if a != (rank, inside) or b != (outside, rank) or not fits_magnitude:
+        raise _fault(
+            adapter,
+            first,
+            f"A {a} and B {b} of rank {rank} do not fit {weight.name} {weight.shape}"
+            + (" stored in by out" if transposed else ""),
+            WRONG_BASE,
+        )
+    factors = (parts[names[0]], parts[names[1]])
+    return Update(replacement, factors, adapter.config.scale(layer), magnitude, transposed)
+
+
+def _require_fit(adapter: Adapter, name: str, update: Update, base: Mapping[str, TensorEntry]) -> None:
+    key = update.replacement or (update.factors or ("",))[0]
+    if name not in base:
+        raise _fault(adapter, key, f"the base has no tensor {name}", WRONG_BASE)
+    if base[name].dtype not in FLOAT_TYPES:
+        raise _fault(
+            adapter,
+            key,
+            f"{name} holds {base[name].dtype} in the base; {', '.join(FLOAT_TYPES)} are merged",
+            WRONG_BASE,
+        )
+    shape = adapter.weights.tensors[key].shape if update.replacement else base[name].shape
+    if shape != base[name].shape:
+        raise _fault(adapter, key, f"has shape {shape}, {name} of the base has {base[name].shape}", WRONG_BASE)
+
+
+def _require_saved(
+    adapter: Adapter,
+    layers: Mapping[str, Any],
+    updates: Mapping[str, Update],
+    base: Mapping[str, TensorEntry],
+) -> None:
+    """What the configuration says was trained as a whole must be there."""
+    config = adapter.config
+    for name in base:
+        module, _, kind = name.rpartition(".")
+        trained_bias = kind == "bias" and (config.bias == "all" or (config.bias == "lora_only" and module in layers))
+        if (trained_bias or config.saves(module)) and (name not in updates or not updates[name].replacement):
+            raise VlmflowError(
+                f"{adapter.weights.path}: holds no {name}, which was trained: {ADAPTER_CONFIG} says "
+                f"bias = {config.bias}, modules_to_save = {config.modules_to_save} "
+                "(peft 0.20 saves no bias with lora_only)",
+                "train again with bias none or all, and the layers in modules_to_save saved",
+            )
+
+
+def _fault(adapter: Adapter, key: str, what: str, next_step: str) -> VlmflowError:
+    return VlmflowError(f"{adapter.weights.path}: {key}: {what}", next_step)

@@ -1,0 +1,138 @@
+"""What an adapter's configuration says of merging: the scale of each layer's update, or why it cannot be.
+
+Read from peft 0.20 (tuners/lora/config.py, layer.py, variants.py), which writes `adapter_config.json`.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import read_json
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Ways to begin the training that leave the base's weights alone (pissa, olora, corda, loftq and lora_ga
+take the first update out of the base, so that their adapter fits another base than the one on disk)."""
+
+SAY_NOTHING_OF_THE_MERGE = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    }
+)
+"""Keys about training and loading. Any other key that is set and not known here is refused: it may stand for
+arithmetic that this merge does not do."""
+
+REFUSED = {
+    "alora_invocation_tokens": "an activated LoRA applies to some tokens only, and no weights equal that",
+    "arrow_config": "an Arrow router chooses per token, and no weights equal that",
+    "layer_replication": "the adapter repeats layers of the base: another layout than the base's",
+    "lora_bias": "the adapter trains a bias of its own inside of the update",
+    "target_parameters": "the adapter updates bare parameters (the experts of a mixture), not layers",
+    "trainable_token_indices": "the adapter trains single rows of the embedding",
+}
+
+TRAIN_OTHERWISE = "train without it, or merge with peft's own merge_and_unload and take the result as a base"
+
+NONE_IS_EMPTY = BeforeValidator(lambda value: value or {})
+
+
+class AdapterConfig(BaseModel):
+    """The part of `adapter_config.json` that a merge depends on."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    peft_type: str
+    r: Annotated[int, Field(ge=1)]
+    lora_alpha: Annotated[float, Field(allow_inf_nan=False)]
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    bias: Literal["none", "all", "lora_only"] = "none"
+    rank_pattern: Annotated[dict[str, int], NONE_IS_EMPTY] = {}
+    alpha_pattern: Annotated[dict[str, float], NONE_IS_EMPTY] = {}
+    modules_to_save: list[str] | None = None
+    init_lora_weights: bool | str = True
+
+    def rank(self, module: str) -> int:
+        """Give the rank of a layer's factors, by the layer's name in the base model."""
+        return _matching(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str) -> float:
+        """Give the factor of a layer's update: alpha / r, or alpha / √r with rsLoRA (arXiv:2312.03732)."""
+        rank = self.rank(module)
+        return _matching(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def saves(self, module: str) -> bool:
+        """Say whether modules_to_save names a layer or one above it, as peft matches: by the name's end."""
+        parts = module.split(".")
+        above = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        return any(name.endswith(saved) for name in above for saved in self.modules_to_save or ())
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Read an adapter's configuration, and refuse by name what this merge does not compute.
+
+    Raises VlmflowError naming file, key and value.
+    """
+    path = folder / ADAPTER_CONFIG
+    raw = read_json(path)
+    if isinstance(raw, dict) and raw.get("peft_type") != "LORA":
+        raise _refusal(path, "peft_type", raw.get("peft_type"), "only adapters of type LORA are merged")
+    try:
+        config = AdapterConfig.model_validate(raw)
+        for pattern in [*config.rank_pattern, *config.alpha_pattern]:
+            re.compile(pattern)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"]))
+        raise _refusal(path, key, fault["input"], fault["msg"]) from None
+    except re.error as error:
+        raise _refusal(path, "rank_pattern or alpha_pattern", error.pattern, str(error)) from None
+    for key, value in (config.model_extra or {}).items():
+        if value and key not in SAY_NOTHING_OF_THE_MERGE:
+            raise _refusal(path, key, value, REFUSED.get(key, "this is no part of LoRA that the merge knows"))
+    if config.init_lora_weights not in HARMLESS_INITS:
+        raise _refusal(
+            path,
+            "init_lora_weights",
+            config.init_lora_weights,
+            "this beginning changes the base's weights, so that the adapter does not fit the base on disk",
+        )
+    if config.use_dora and config.fan_in_fan_out:
+        raise _refusal(path, "use_dora", True, "DoRA on layers that store their weights transposed (fan_in_fan_out)")
+    return config
+
+
+def _matching(patterns: dict[str, Any], module: str, default: Any) -> Any:
+    """Give the value of the first pattern that is the end of the layer's name (peft: get_pattern_key)."""
+    found = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    return next(found, default)
+
+
+def _refusal(path: Path, key: str, value: Any, why: str) -> VlmflowError:
+    return VlmflowError(f"{path}: {key} = {json.dumps(value, default=str)}: {why}", TRAIN_OTHERWISE)

@@ -1,0 +1,198 @@
+"""Adding an adapter's updates to the weights of its base model, shard by shard.
+
+The merged folder is laid out as the base: the same files, the same header in each shard, each tensor at its
+place. Untouched bytes are copied by the kernel; touched tensors pass through memory in blocks of rows, so
+that memory does not grow with the model, and the blocks are shared out to threads. One block is one matrix
+product of a fixed shape on one thread: the bytes do not depend on the number of cores.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import require_free_disk, sync, whole_folder
+from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite, plan_updates, read_adapter
+from vlmflow.merging.model_weights import read_model_weights
+from vlmflow.merging.safetensors_file import (
+    FLOAT_TYPES,
+    WHOLE_AGAIN,
+    SafetensorsFile,
+    TensorEntry,
+    read_rows,
+    write_rows,
+)
+from vlmflow.merging.threads import run_in_order
+from vlmflow.progress import Progress
+
+BLOCK_ELEMENTS = 1 << 19
+"""Elements in one step of the arithmetic: 2 MB in float32, which stays in a core's cache."""
+
+TASK_BYTES = 1 << 25
+"""Bytes of the base that one task takes: small beside a shard, large beside the cost of a task."""
+
+KERNEL_CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+log = logging.getLogger(__name__)
+
+
+def merge_adapter(base: Path, adapter: Path, merged: Path, files: Collection[str], threads: int) -> None:
+    """Write base + adapter to the folder `merged`, which appears whole or not at all.
+
+    base: the base model's folder. files: the names of the model's files in it.
+    adapter: the folder with adapter_model.safetensors and adapter_config.json.
+    threads: how many cores compute.
+
+    A touched tensor is computed in float32 and rounded once, to the base's type.
+
+    Raises VlmflowError where base or adapter is broken, they do not fit, the adapter is of a kind that is not
+    merged, a merged number is not finite, or the disk is too small.
+    """
+    weights = read_model_weights(base, files)
+    trained = read_adapter(adapter)
+    tensors = weights.tensors()
+    updates = plan_updates(trained, tensors, weights.config)
+    for name in weights.left_out:
+        log.info("%s: left out, since it would still hold the unmerged weights", base / name)
+    log.info("the adapter touches %d of %d tensors", len(updates), len(tensors))
+    others = {name: (base / name).stat().st_size for name in weights.others}
+    total = sum(others.values()) + sum(shard.size for shard in weights.shards.values())
+    with (
+        whole_folder(merged) as folder,
+        trained.weights.path.open("rb") as adapter_file,
+        ThreadPoolExecutor(1) as syncer,
+        Progress(f"merge {merged}", total, "bytes") as progress,
+    ):
+        require_free_disk(folder, total, "the merged model")
+        synced = []
+        for name in [*others, *weights.shards]:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with (base / name).open("rb") as source, (folder / name).open("xb") as target:
+                files_open = OpenFiles(source.fileno(), adapter_file.fileno(), target.fileno())
+                if name in others:
+                    tasks = _copies(files_open, 0, others[name])
+                else:
+                    tasks = _shard_tasks(files_open, weights.shards[name], trained, updates)
+                for count in run_in_order(tasks, threads):
+                    progress.advance(count)
+            # The disk takes this file while the next one is computed.
+            synced.append(syncer.submit(sync, folder / name))
+        for future in synced:
+            future.result()
+
+
+Task = Callable[[], int]
+"""Writes some bytes of a file and says how many."""
+
+
+@dataclass(frozen=True)
+class OpenFiles:
+    """The descriptors that a task reads and writes at given places."""
+
+    base: int
+    adapter: int
+    merged: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An update with its factors in memory; names as in `Update`, shapes as in `load_factors`."""
+
+    left: torch.Tensor | None
+    right: torch.Tensor | None
+    scale: float
+    magnitude: torch.Tensor | None
+    replacement: TensorEntry | None
+
+
+def _shard_tasks(
+    files: OpenFiles, shard: SafetensorsFile, adapter: Adapter, updates: dict[str, Update]
+) -> Iterator[Task]:
+    """Cut the work on one shard into tasks, in the order of its bytes."""
+    copied = 0
+    for entry in shard.tensors.values():
+        if update := updates.get(entry.name):
+            yield from _copies(files, copied, entry.begin)
+            copied = entry.end
+            terms = _load_terms(adapter, update)
+            row_bytes = entry.columns * FLOAT_TYPES[entry.dtype].itemsize
+            rows = max(1, TASK_BYTES // max(1, row_bytes))
+            for first in range(0, entry.rows, rows):
+                last = min(first + rows, entry.rows)
+                _read_ahead(files, entry.begin + first * row_bytes, entry.begin + last * row_bytes)
+                yield partial(_merge_rows, files, entry, terms, first, last)
+    yield from _copies(files, copied, shard.size)
+
+
+def _copies(files: OpenFiles, begin: int, end: int) -> Iterator[Task]:
+    for first in range(begin, end, TASK_BYTES):
+        last = min(first + TASK_BYTES, end)
+        _read_ahead(files, first, last)
+        yield partial(_copy_bytes, files, first, last)
+
+
+def _read_ahead(files: OpenFiles, begin: int, end: int) -> None:
+    # Several threads on one file look to the kernel like reads at random; it must be told what comes next.
+    os.posix_fadvise(files.base, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+
+def _copy_bytes(files: OpenFiles, begin: int, end: int) -> int:
+    """Copy bytes to the same place, in the kernel where it can (on some file systems by reference alone)."""
+    position = begin
+    while position < end:
+        try:
+            count = os.copy_file_range(files.base, files.merged, end - position, position, position)
+        except OSError as error:
+            if error.errno not in KERNEL_CANNOT_COPY:
+                raise
+            count = os.pwrite(files.merged, os.pread(files.base, end - position, position), position)
+        if count == 0:
+            raise VlmflowError(f"a file of the base became shorter than {end:,} bytes while it was read", WHOLE_AGAIN)
+        position += count
+    return end - begin
+
+
+def _load_terms(adapter: Adapter, update: Update) -> Terms:
+    left, right = load_factors(adapter, update) if update.factors else (None, None)
+    magnitude = load_finite(adapter, update.magnitude) if update.magnitude else None
+    replacement = adapter.weights.tensors[update.replacement] if update.replacement else None
+    return Terms(left, right, update.scale, magnitude, replacement)
+
+
+def _merge_rows(files: OpenFiles, entry: TensorEntry, terms: Terms, begin: int, end: int) -> int:
+    """Write rows of a touched tensor, `begin` to `end`; give the bytes written."""
+    dtype = FLOAT_TYPES[entry.dtype]
+    step = min(end - begin, max(1, BLOCK_ELEMENTS // max(1, entry.columns)))
+    start, source = (terms.replacement, files.adapter) if terms.replacement else (entry, files.base)
+    # One set of buffers per task, so that the kernel need not hand out fresh memory for every block.
+    all_read = torch.empty((step, entry.columns), dtype=FLOAT_TYPES[start.dtype])
+    all_values = torch.empty((step, entry.columns))
+    all_merged = torch.empty((step, entry.columns), dtype=dtype)
+    for first in range(begin, end, step):
+        last = min(first + step, end)
+        read, values, merged = (buffer[: last - first] for buffer in (all_read, all_values, all_merged))
+        read_rows(source, start, first, read)
+        values.copy_(read)
+        if terms.left is not None:
+            values.addmm_(terms.left[first:last], terms.right, alpha=terms.scale)
+        if terms.magnitude is not None:
+            # In float64, since a sum over a row of thousands would cost the float32 result its last bits.
+            length = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
+            values.mul_((terms.magnitude[first:last] / length).float().unsqueeze(1))
+        merged.copy_(values)
+        # The sum is a quick look, which large finite numbers fail as well.
+        if not torch.isfinite(merged.sum()) and not torch.isfinite(merged).all():
+            raise VlmflowError(
+                f"tensor {entry.name}, rows {first} to {last - 1}: a merged value is NaN or too large "
+                f"for {entry.dtype}",
+                "look at the training's losses, and train again with a lower learning rate",
+            )
+        write_rows(files.merged, entry, first, merged)
+    return (end - begin) * entry.columns * dtype.itemsize

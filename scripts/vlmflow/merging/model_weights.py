@@ -1,0 +1,135 @@
+"""Which files of a model's folder hold its weights, and which tensor stands in which of them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import read_json
+from vlmflow.merging.safetensors_file import SafetensorsFile, TensorEntry, read_header
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""The names under which transformers looks for weights: one file, or an index of several."""
+
+WEIGHT_SUFFIXES = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".index.json",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".tflite",
+)
+"""Ends of the names of weights. Those beside the shards still hold the unmerged model: they stay out."""
+
+FETCH_AGAIN = "fetch the base model again, from a revision that is whole"
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """A model's folder, sorted into weights and the rest.
+
+    folder: where the files are.
+    config: the content of config.json.
+    shards: the safetensors files by name, in the order of their names.
+    others: the names of all files that go with the model as they are.
+    left_out: the names of weights in other formats, or in files that the index does not name.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    shards: dict[str, SafetensorsFile]
+    others: list[str]
+    left_out: list[str]
+
+    def tensors(self) -> dict[str, TensorEntry]:
+        """Give every tensor of the model by its name."""
+        return {name: entry for shard in self.shards.values() for name, entry in shard.tensors.items()}
+
+
+def read_model_weights(folder: Path, files: Collection[str]) -> ModelWeights:
+    """Read the headers of a model's weights and check that they agree with each other and with the index.
+
+    folder: the model's folder.
+    files: the names of the model's files, relative to it; whatever else lies there is not looked at.
+
+    Raises VlmflowError for weights that are missing, doubled, truncated, quantised, or no safetensors.
+    """
+    config = _config(folder, files)
+    weight_map = _weight_map(folder, files)
+    shards = {name: read_header(folder / name) for name in sorted(set(weight_map.values()) or {SINGLE})}
+    _refuse_doubled_tensors(shards)
+    if weight_map:
+        _compare_with_index(folder / INDEX, weight_map, shards)
+    rest = set(files) - set(shards)
+    left_out = {name for name in rest if name != INDEX and name.endswith(WEIGHT_SUFFIXES)}
+    return ModelWeights(folder, config, shards, sorted(rest - left_out), sorted(left_out))
+
+
+def _config(folder: Path, files: Collection[str]) -> dict[str, Any]:
+    path = folder / CONFIG
+    if CONFIG not in files:
+        raise VlmflowError(f"{path}: is missing", FETCH_AGAIN)
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise VlmflowError(f"{path}: is no JSON object", FETCH_AGAIN)
+    for part in (config, config.get("text_config") or {}):
+        if quantisation := part.get("quantization_config"):
+            raise VlmflowError(
+                f"{path}: the base is quantised ({quantisation.get('quant_method', 'no method given')}), and "
+                "an update cannot be added to quantised weights",
+                "take the unquantised model as the base of the run (config: models)",
+            )
+    return config
+
+
+def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:
+    """Give the index's map from tensor to file; empty where one file holds everything."""
+    if SINGLE in files and INDEX in files:
+        raise VlmflowError(
+            f"{folder}: has {SINGLE} and {INDEX}; which of them holds the weights cannot be told",
+            "take a revision of the model that has one of them",
+        )
+    if SINGLE in files:
+        return {}
+    if INDEX not in files:
+        others = sorted(name for name in files if name.endswith(WEIGHT_SUFFIXES))
+        raise VlmflowError(
+            f"{folder}: has no weights in safetensors form, but {', '.join(others) or 'no weights at all'}",
+            "take a revision of the model that has safetensors, or convert it with save_pretrained",
+        )
+    index = read_json(folder / INDEX)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not weight_map or not isinstance(weight_map, dict):
+        raise VlmflowError(f"{folder / INDEX}: has no weight_map", FETCH_AGAIN)
+    for tensor, name in weight_map.items():
+        if name not in files:
+            raise VlmflowError(f"{folder / INDEX}: {tensor} stands in {name}, which is missing", FETCH_AGAIN)
+    return weight_map
+
+
+def _refuse_doubled_tensors(shards: dict[str, SafetensorsFile]) -> None:
+    place: dict[str, str] = {}
+    for name, shard in shards.items():
+        for tensor in shard.tensors:
+            if (other := place.setdefault(tensor, name)) != name:
+                raise VlmflowError(
+                    f"{shard.path}: tensor {tensor} stands in {other} as well: which one counts is open",
+                    FETCH_AGAIN,
+                )
+
+
+def _compare_with_index(path: Path, weight_map: dict[str, str], shards: dict[str, SafetensorsFile]) -> None:
+    stored = {(tensor, name) for name, shard in shards.items() for tensor in shard.tensors}
+    listed = set(weight_map.items())
+    for tensor, name in sorted(stored ^ listed):
+        which = "is listed for" if (tensor, name) in listed else "is not listed, but stands in"
+        raise VlmflowError(f"{path}: tensor {tensor} {which} {name}: index and shards disagree", FETCH_AGAIN)

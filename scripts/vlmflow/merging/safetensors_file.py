@@ -1,0 +1,150 @@
+"""The safetensors format: where each tensor's bytes lie in a file, and reading them.
+
+The format: 8 bytes with the header's length (little endian), the header in JSON, the tensors' bytes one
+after the other without gaps (https://github.com/huggingface/safetensors#format). The safetensors package
+hands out tensors but not their places, and a merge that writes into place needs these.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmflow.errors import VlmflowError
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""The limit that the safetensors package itself sets, against headers that fill the memory."""
+
+FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The types that weights are trained and merged in, by the format's names."""
+
+WHOLE_AGAIN = "fetch or write the file again; a full disk or a killed process leaves such files"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a file.
+
+    dtype: the format's name of the type ("BF16").
+    begin, end: its bytes, counted from the start of the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """The length of the first dimension; 1 for a single number."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def columns(self) -> int:
+        """The elements of one row."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """A file whose header is read and checked; `tensors` stand in the order of their bytes."""
+
+    path: Path
+    size: int
+    data_begin: int
+    tensors: dict[str, TensorEntry]
+
+
+def read_header(path: Path) -> SafetensorsFile:
+    """Read and check the header: every tensor's bytes are there, without gap, overlap or rest.
+
+    Raises VlmflowError naming the file, and the tensor, where that does not hold.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        data_begin = LENGTH_BYTES + length
+        if size < LENGTH_BYTES or length > MAX_HEADER_BYTES or data_begin > size:
+            raise _broken(path, f"its header would end at byte {data_begin:,}, the file has {size:,}")
+        raw = file.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique)
+        entries = [_entry(name, value, data_begin) for name, value in header.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _broken(path, f"its header cannot be read: {error}") from None
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    position = data_begin
+    for entry in entries:
+        if entry.begin != position:
+            raise _broken(path, f"tensor {entry.name} begins at byte {entry.begin:,}, not at {position:,}")
+        position = entry.end
+    if position > size:
+        raise _broken(path, f"truncated: the header promises {position:,} bytes, the file has {size:,}")
+    if position < size:
+        raise _broken(path, f"{size - position:,} bytes follow the last tensor")
+    return SafetensorsFile(path, size, data_begin, {entry.name: entry for entry in entries})
+
+
+def read_tensor(file: SafetensorsFile, name: str) -> torch.Tensor:
+    """Read one tensor of the types in FLOAT_TYPES, in its own type and shape."""
+    entry = file.tensors[name]
+    tensor = torch.empty(entry.shape, dtype=FLOAT_TYPES[entry.dtype])
+    with file.path.open("rb") as source:
+        read_rows(source.fileno(), entry, 0, tensor)
+    return tensor
+
+
+def read_rows(descriptor: int, entry: TensorEntry, first: int, rows: torch.Tensor) -> None:
+    """Fill `rows`, contiguous and of the tensor's own type, with its rows from number `first` on.
+
+    Raises VlmflowError where the file ends before.
+    """
+    offset = entry.begin + first * entry.columns * rows.itemsize
+    view = _bytes_of(rows)
+    while view:
+        count = os.preadv(descriptor, [view], offset)
+        if count == 0:
+            raise VlmflowError(f"tensor {entry.name}: its file became shorter while it was read", WHOLE_AGAIN)
+        view, offset = view[count:], offset + count
+
+
+def write_rows(descriptor: int, entry: TensorEntry, first: int, rows: torch.Tensor) -> None:
+    """Write `rows`, contiguous and of the tensor's own type, in place of its rows from number `first` on."""
+    offset = entry.begin + first * entry.columns * rows.itemsize
+    view = _bytes_of(rows)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"{twice} stands there twice")
+    return names
+
+
+def _entry(name: str, value: dict[str, Any], data_begin: int) -> TensorEntry:
+    dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+    numbers = [*shape, begin, end]
+    if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"tensor {name} has a wrong type, shape or place")
+    if dtype in FLOAT_TYPES and end - begin != math.prod(shape) * FLOAT_TYPES[dtype].itemsize:
+        raise ValueError(f"tensor {name} has {end - begin:,} bytes, which are not {dtype} of shape {shape}")
+    return TensorEntry(name, dtype, shape, data_begin + begin, data_begin + end)
+
+
+def _broken(path: Path, what: str) -> VlmflowError:
+    return VlmflowError(f"{path}: {what}", WHOLE_AGAIN)

@@ -1,0 +1,37 @@
+"""Tensor work spread over threads: reading and arithmetic let go of the interpreter's lock."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+WAITING_PER_THREAD = 2
+"""Tasks made ahead of the one whose result is awaited; bounds what lies in memory."""
+
+
+def run_in_order(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:
+    """Yield the result of every task, in the order of the tasks, computed by `threads` threads.
+
+    Within a task torch uses one core: the tasks share the cores out, and a result does not depend on their
+    number.
+
+    Raises what a task raises, after those that already run have ended; the others are not begun.
+    """
+    waiting: deque[Future[Result]] = deque()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(task))
+                if len(waiting) > threads * WAITING_PER_THREAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""The pictures that rows name: found, checked, stored under one name everywhere."""

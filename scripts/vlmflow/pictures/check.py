@@ -1,0 +1,158 @@
+"""What the bytes of one picture are: format sniffed, pixels decoded to the last, made plain where needed."""
+
+import hashlib
+import io
+import math
+import re
+import warnings
+
+import msgspec
+import numpy as np
+from PIL import ExifTags, Image
+
+from vlmflow.config.data_settings import PictureLimits
+from vlmflow.pictures.manifest import Unusable
+
+MAGIC = {
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "GIF": re.compile(rb"GIF8[79]a"),
+    "WEBP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "BMP": re.compile(rb"BM"),
+    "TIFF": re.compile(rb"II[*+]\x00|MM\x00[*+]"),
+}
+"""The formats that are taken, by Pillow's names, and how their files begin; no other decoder is tried."""
+
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What puts a picture upright, by its EXIF orientation. ImageOps.exif_transpose does the same, but rewrites
+the whole EXIF block on the way, and fails on a hostile one."""
+
+PLAIN_MODES = frozenset({"RGB", "L", "1"})
+"""Modes that `convert("RGB")`, which is all that the trainer does, turns into what a person sees."""
+
+WHY_REWRITTEN = {"P": "palette", "CMYK": "cmyk", "I": "32 bit", "F": "32 bit"}
+"""Why a mode without alpha is rewritten, where it is not called by its own name in small letters."""
+
+OBJECT_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""What Python writes of an object without a name; it differs from run to run."""
+
+# The limit of the configuration decides, before the pixels are decoded.
+Image.MAX_IMAGE_PIXELS = None
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A picture that can be used; the fields are those of `PictureEntry`."""
+
+    format: str
+    width: int
+    height: int
+    mode: str
+    bytes: int
+    sha256: str
+    rewritten: str | None
+
+
+def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image.Image | None] | Unusable:
+    """Decode a picture in full and say what it is, or why it cannot be used. Nothing is raised.
+
+    content: the bytes of the file.
+    limits: what a picture may be; sides and pixels are checked on the header, before anything is decoded.
+
+    Gives the picture with, where it must be rewritten, its pixels as the trainer should see them: RGB,
+    upright, white under alpha, 16 bit scaled, of an animation the first frame.
+    """
+    format = next((name for name, magic in MAGIC.items() if magic.match(content)), None)
+    if format is None:
+        return Unusable("unknown_format", f"begins with {content[:16]!r}" if content else "the file is empty")
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(io.BytesIO(content), formats=[format]) as image,
+        ):
+            return _outside_limits(*image.size, limits) or _decode(image, content)
+    except Exception as error:  # hostile bytes make Pillow raise nearly anything
+        text = f"{format}, {type(error).__name__}: {error}"
+        return Unusable("undecodable", OBJECT_ADDRESS.sub("", text)[:200])
+
+
+def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable | None:
+    size = f"{width} x {height} pixels"
+    if width * height > limits.max_pixels:
+        return Unusable("too_many_pixels", f"{size}, the limit is {limits.max_pixels} in all")
+    if min(width, height) < limits.min_side:
+        return Unusable("too_small", f"{size}, the shorter side must have {limits.min_side}")
+    if max(width, height) > limits.max_aspect * min(width, height):
+        return Unusable("too_elongated", f"{size}, the sides may differ {limits.max_aspect:g} times")
+    return None
+
+
+def _decode(image: Image.Image, content: bytes) -> tuple[Picture, Image.Image | None]:
+    sha256 = hashlib.sha256(content).hexdigest()  # before the pixels: the bytes are still in the cache
+    image.load()
+    turn = _turn(image)
+    why = ["exif orientation"] if turn is not None else []
+    if image.has_transparency_data:
+        why.append("alpha")
+    elif image.mode not in PLAIN_MODES:
+        why.append(WHY_REWRITTEN.get(image.mode, "16 bit" if image.mode.startswith("I;16") else image.mode.lower()))
+    rgb = _plain_rgb(image, turn) if why else None
+    width, height = (rgb or image).size
+    picture = Picture(
+        format=image.format,
+        width=width,
+        height=height,
+        mode=image.mode,
+        bytes=len(content),
+        sha256=sha256,
+        rewritten=", ".join(why) or None,
+    )
+    return picture, rgb
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Give what puts the picture upright. Pillow itself has turned a TIFF when it is loaded."""
+    try:
+        return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # a damaged EXIF block says nothing, and the trainer does not read it
+        return None
+
+
+def _plain_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+    if image.mode.startswith(("I", "F")):
+        rgb = _eight_bit(image).convert("RGB")
+    elif image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        white.alpha_composite(image.convert("RGBA"))
+        rgb = white.convert("RGB")
+    else:
+        rgb = image.convert("RGB")
+    rgb = rgb if turn is None else rgb.transpose(turn)
+    rgb.info.clear()  # or the colour profile of a CMYK picture would be written into its RGB copy
+    return rgb
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Scale grey levels to 0..255; 16 bit ones by their high byte, as Pillow reads 16 bit colour.
+
+    32 bit ones have no agreed range: their own smallest and greatest become black and white.
+    """
+    levels = np.asarray(image)
+    if image.mode.startswith("I;16"):
+        grey = levels // 256
+    else:
+        low, high = float(levels.min()), float(levels.max())
+        if not math.isfinite(high - low):
+            raise ValueError("grey levels that are no finite numbers")
+        grey = np.subtract(levels, low, dtype=np.float64) * (255 / ((high - low) or 1))
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey = np.where(levels == transparent, 255, grey)
+    return Image.fromarray(grey.astype(np.uint8))

@@ -1,0 +1,85 @@
+"""What a row's path says by itself: the picture's name in the store, and the spellings to look for."""
+
+import re
+
+from vlmflow.pictures.manifest import Unusable
+
+REWRITTEN_SUFFIX = ".rgb.png"
+"""Ends the store name of a rewritten picture, so no other name may end so."""
+
+LONGEST_PATH = 500
+LONGEST_PART = 255 - len(REWRITTEN_SUFFIX)
+"""Bytes. 255 is Linux' NAME_MAX; a longer path is none that a data set has."""
+
+CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+DRIVE = re.compile(r"[A-Za-z]:")
+
+COCO = re.compile(
+    r"(?P<before>(?:.*/)?)(?P<split>(?:train|val)(?:2014|2017))/"
+    r"(?:COCO_(?:train|val)2014_)?(?P<number>[0-9]{1,12})\.jpg",
+    re.IGNORECASE,
+)
+COCO_SPLITS = ("train2017", "val2017", "train2014", "val2014")
+"""2014 and 2017 hold the same pictures, numbered alike and split differently."""
+
+BARE_MATHVISTA = re.compile(r"images/[0-9]+\.jpg")
+
+
+def picture_name(path: str) -> str | Unusable:
+    r"""Give the store name of a path as rows write it: `\` read as `/`, empty and `.` parts left out."""
+    name = "/".join(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
+    outside = (
+        (path[:1] in ("/", "\\"), "an absolute path"),
+        (ADDRESS.match(path.replace("\\", "/")), "an address"),
+        (DRIVE.match(path), "a path with a drive letter"),
+        (".." in name.split("/"), "a path with '..'"),
+    )
+    for found, what in outside:
+        if found:
+            return Unusable("path_outside", f"{what}; pictures are named relative to their root")
+    invalid = (
+        (not name, "no file is named"),
+        (CONTROL_CHARACTER.search(name), "a control character"),
+        (not is_text(name), "a character that is no Unicode text"),
+        # The trainer (ms-swift, load_file) strips white space, and opens what begins with http as an address.
+        (name != name.strip(), "white space at an end"),
+        (name.startswith("http"), "begins with 'http', which the trainer takes for an address"),
+        (len(_bytes(name)) > LONGEST_PATH, f"longer than {LONGEST_PATH} bytes"),
+        (
+            any(len(_bytes(part)) > LONGEST_PART for part in name.split("/")),
+            f"a part over {LONGEST_PART} bytes",
+        ),
+        (any(part.endswith(REWRITTEN_SUFFIX) for part in name.split("/")), f"{REWRITTEN_SUFFIX} is reserved"),
+    )
+    for found, what in invalid:
+        if found:
+            return Unusable("path_invalid", what)
+    return name
+
+
+def spellings(name: str) -> list[str]:
+    """Give the paths under which a picture may lie, its own first.
+
+    COCO pictures are looked for by number in 2014 and 2017, with and without the 2014 files' own prefix
+    (FIRE and Volcano write them without). Some MathVista rows leave their folder out.
+    """
+    found = [name]
+    if BARE_MATHVISTA.fullmatch(name):
+        found.append(f"mathvista/{name}")
+    if coco := COCO.fullmatch(name):
+        number = f"{int(coco['number']):012}.jpg"
+        for split in dict.fromkeys((coco["split"].lower(), *COCO_SPLITS)):
+            found.append(f"{coco['before']}{split}/{number}")
+            if split.endswith("2014"):
+                found.append(f"{coco['before']}{split}/COCO_{split}_{number}")
+    return list(dict.fromkeys(found))
+
+
+def is_text(name: str) -> bool:
+    """Tell whether a name can be written as UTF-8; half of a surrogate pair cannot."""
+    return name.encode("utf-8", "ignore").decode() == name
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "replace")

@@ -1,0 +1,225 @@
+"""The folders that hold a data set's pictures: finding and reading files there, and nowhere else."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from vlmflow.errors import VlmflowError
+from vlmflow.pictures.manifest import Unusable
+from vlmflow.pictures.paths import is_text, picture_name, spellings
+
+NO_SUCH_NAME = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
+"""What a file system says of a name that it does not have, or cannot have (a colon on NTFS)."""
+
+
+class Located(msgspec.Struct, frozen=True):
+    """A path that means a file.
+
+    name: the path, normalised: its name in the picture store, the same on every machine.
+    file: the regular file it means, absolute, without links.
+    """
+
+    name: str
+    file: str
+
+
+class PictureRoots:
+    """The folders that hold a data set's pictures.
+
+    Folders are looked at once and remembered, so that a picture costs one system call where its path is
+    written as it lies, and a folder is listed only when a path in it is not. The object is for one run:
+    what changes on disk meanwhile is not seen.
+
+    roots: the folders, the first that has a picture wins.
+    key: where the configuration names them, for error messages.
+
+    Raises VlmflowError where there is no root, or one is no folder that can be read.
+    """
+
+    def __init__(self, roots: Sequence[str], key: str) -> None:
+        self._roots = [_readable_root(root, key) for root in roots]
+        if not self._roots:
+            raise VlmflowError(f"{key}: no folder is named", f"name the folders that hold the pictures: {key}")
+        self._inside = tuple(os.path.join(root, "") for root in self._roots)
+        self._folders: dict[tuple[str, str], str | Unusable | None] = {}
+        self._folders_by_case: dict[tuple[str, str], list[str]] = {}
+        self._listings: dict[str, dict[str, list[str]]] = {}
+        self._conflicts: dict[str, str | None] = {}
+
+    def locate(self, path: str) -> Located | Unusable:
+        """Find the file that a row's path means, or say why there is none.
+
+        A path written exactly so wins in any root over one that differs in letter case. Raises VlmflowError
+        only where the disk itself fails.
+        """
+        name = picture_name(path)
+        if isinstance(name, Unusable):
+            return name
+        file = self._find(name)
+        if isinstance(file, Unusable):
+            return file
+        if conflict := self._conflict(_parent(name)):
+            return Unusable("name_conflict", f"{conflict!r} is a file in one root and a folder in another")
+        return Located(name, file)
+
+    def _find(self, name: str) -> str | Unusable:
+        for look in (self._exact, self._by_case):
+            if found := self._first(look, spellings(name)):
+                return found
+        return Unusable("missing", "no root holds a file of this path")
+
+    def _first(self, look: Callable[[str, str], str | Unusable | None], names: list[str]) -> str | Unusable | None:
+        """Give the first file that `look` finds; else the first refusal, which several roots may outweigh."""
+        refused: Unusable | None = None
+        for name in names:
+            for root in self._roots:
+                found = look(root, name)
+                if isinstance(found, str) or (found and found.reason == "ambiguous"):
+                    return found
+                refused = refused or found
+        return refused
+
+    def _exact(self, root: str, name: str) -> str | Unusable | None:
+        folder = self._folder(root, _parent(name))
+        return self._file(folder, name.rpartition("/")[2]) if isinstance(folder, str) else folder
+
+    def _by_case(self, root: str, name: str) -> str | Unusable | None:
+        last = name.rpartition("/")[2]
+        found = [
+            self._file(folder, entry)
+            for folder in self._folders_in_any_case(root, _parent(name))
+            for entry in self._listing(folder).get(last.casefold(), ())
+        ]
+        files = sorted({file for file in found if isinstance(file, str)})
+        if len(files) > 1:
+            return Unusable("ambiguous", f"{len(files)} files differ from it in letter case alone")
+        return files[0] if files else next((refused for refused in found if refused), None)
+
+    def _folder(self, root: str, name: str) -> str | Unusable | None:
+        """Give the real path of a folder below a root; None where there is none."""
+        if not name:
+            return root
+        if (root, name) not in self._folders:
+            folder = self._folder(root, _parent(name))
+            if isinstance(folder, str):
+                match self._look(folder, name.rpartition("/")[2]):
+                    case (real, mode):
+                        folder = real if stat.S_ISDIR(mode) else None
+                    case refusal:
+                        folder = refusal
+            self._folders[root, name] = folder
+        return self._folders[root, name]
+
+    def _folders_in_any_case(self, root: str, name: str) -> list[str]:
+        if not name:
+            return [root]
+        key = (root, name.casefold())
+        if key not in self._folders_by_case:
+            above = self._folders_in_any_case(root, _parent(name))
+            last = name.rpartition("/")[2].casefold()
+            found = (self._folder(folder, entry) for folder in above for entry in self._listing(folder).get(last, ()))
+            self._folders_by_case[key] = sorted({folder for folder in found if isinstance(folder, str)})
+        return self._folders_by_case[key]
+
+    def _file(self, folder: str, name: str) -> str | Unusable | None:
+        found = self._look(folder, name)
+        if not isinstance(found, tuple):
+            return found
+        file, mode = found
+        return file if stat.S_ISREG(mode) else Unusable("not_a_file", "a folder, a pipe or a device")
+
+    def _look(self, folder: str, name: str) -> tuple[str, int] | Unusable | None:
+        """Give the real path and the mode of an entry of a real folder; None where there is none."""
+        path = os.path.join(folder, name)
+        try:
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                path = os.path.realpath(path, strict=True)
+                if not os.path.join(path, "").startswith(self._inside):
+                    return Unusable("path_outside", "a link leads out of the picture roots")
+                if not is_text(path):
+                    return Unusable("path_invalid", "a link leads to a name that is no Unicode text")
+                mode = os.lstat(path).st_mode
+        except OSError as error:
+            if error.errno in NO_SUCH_NAME:
+                return None
+            if isinstance(error, PermissionError):
+                return Unusable("unreadable", "its folder may not be searched")
+            raise _disk_fault(error) from None
+        return path, mode
+
+    def _listing(self, folder: str) -> dict[str, list[str]]:
+        if folder not in self._listings:
+            listing = self._listings[folder] = {}
+            try:
+                names = os.listdir(folder)
+            except (FileNotFoundError, PermissionError):
+                names = []
+            except OSError as error:
+                raise _disk_fault(error) from None
+            for name in names:
+                listing.setdefault(name.casefold(), []).append(name)
+        return self._listings[folder]
+
+    def _conflict(self, folder: str) -> str | None:
+        """Give the part of a folder's name that is itself a picture's name.
+
+        This is asked of the roots, not of the names at hand, so that the answer is the same for every split
+        and in every order: the splits of a data set share one store.
+        """
+        if not folder:
+            return None
+        if folder not in self._conflicts:
+            above = self._conflict(_parent(folder))
+            self._conflicts[folder] = above or (folder if isinstance(self._find(folder), str) else None)
+        return self._conflicts[folder]
+
+
+def read_picture(file: str, max_bytes: int) -> bytes | Unusable:
+    """Read the bytes of a picture, at most `max_bytes`.
+
+    Nothing but a regular file is read, whatever has taken its name since it was located. Raises VlmflowError
+    where the disk itself fails.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as opened:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                return Unusable("not_a_file", "a folder, a pipe or a device")
+            if found.st_size > max_bytes:
+                return Unusable("too_many_bytes", f"{found.st_size} bytes, the limit is {max_bytes}")
+            return opened.read(found.st_size)
+    except FileNotFoundError:
+        return Unusable("missing", "it was there when the roots were searched, and is gone")
+    except PermissionError:
+        return Unusable("unreadable", "the file may not be read")
+    except OSError as error:
+        error.filename = file
+        raise _disk_fault(error) from None
+
+
+def _disk_fault(error: OSError) -> VlmflowError:
+    """Make an error of the stage from one that says nothing about the picture (a disk or network fault)."""
+    return VlmflowError(
+        f"{error.filename}: {error.strerror}", "see to the disk that holds it, and run the same command again"
+    )
+
+
+def _readable_root(root: str, key: str) -> str:
+    try:
+        real = os.path.realpath(Path(root).expanduser(), strict=True)
+        with os.scandir(real) as entries:
+            next(entries, None)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise VlmflowError(f"{key}: {root}: {reason}", f"name a folder that can be read: {key}") from None
+    return real
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]

@@ -1,0 +1,37 @@
+"""Processes that end with the one that started them."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that the kernel sends to this process when its parent ends (Linux)."""
+
+
+def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send `signal_number` to this process when `parent` (a process id) ends.
+
+    To be called in the child. Where the parent is gone already, the child ends at once.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent:
+        sys.exit(f"process {parent}, which started this one, has ended")
+
+
+def descends_from(ancestor: int) -> bool:
+    """Tell whether a process (id) is still above this one."""
+    process = os.getpid()
+    while process > 1:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        if process == ancestor:
+            return True
+    return False
+
+
+def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
+    """Give a function for a child to call at its start (pool initializer, preexec_fn): it dies with us."""
+    parent = os.getpid()
+    return lambda: die_with_parent(parent, signal_number)

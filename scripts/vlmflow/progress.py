@@ -1,0 +1,91 @@
+"""How far a long stage has come, and how long it will still take, in lines that a person reads."""
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+log = logging.getLogger("vlmflow")
+
+TERMINAL_INTERVAL = 0.5
+LOG_INTERVAL = 10.0
+"""Seconds between two lines: often where a line can be overwritten, seldom in a log."""
+
+
+class Progress:
+    """A counter that reports itself to standard error.
+
+    what: the stage and its subject ("resolve_images fire/train").
+    total: how many units there are in all; 0 where that is not known.
+    unit: what is counted ("rows", "pictures", "bytes").
+    """
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self.what = what
+        self.total = total
+        self.unit = unit
+        self.count = 0
+        self._begun = time.monotonic()
+        self._offset = 0
+        self._shown = self._begun
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now = time.monotonic()
+        self._show(now, last=True)
+        log.debug(self.line(now - self._begun))  # for the log file; the console has it already
+
+    def start_at(self, count: int) -> None:
+        """Count `count` units as done before this run (a resumed download): they do not enter the rate."""
+        self.count = self._offset = count
+
+    def advance(self, units: int = 1) -> None:
+        """Count `units` more as done, and show it when the last line is old enough."""
+        self.count += units
+        now = time.monotonic()
+        if now - self._shown >= (TERMINAL_INTERVAL if self._terminal else LOG_INTERVAL):
+            self._shown = now
+            self._show(now)
+
+    def line(self, seconds: float) -> str:
+        """Give the report after `seconds` of work: count, rate and time left."""
+        rate = (self.count - self._offset) / seconds if seconds > 0 else 0.0
+        parts = [f"{self.what}: {amount(self.count, self.unit)}"]
+        if self.total:
+            parts[0] = f"{self.what}: {amount(self.count, self.unit, False)} of {amount(self.total, self.unit)}"
+        parts.append(f"{amount(rate, self.unit)}/s")
+        if rate and self.total > self.count:
+            parts.append(f"{clock((self.total - self.count) / rate)} left")
+        else:
+            parts.append(clock(seconds))
+        return " · ".join(parts)
+
+    def _show(self, now: float, last: bool = False) -> None:
+        line = self.line(now - self._begun)
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{line}" + ("\n" if last else ""))
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def amount(count: float, unit: str, with_unit: bool = True) -> str:
+    """Write a count as people do: 12,345 rows; bytes in MB."""
+    if unit == "bytes":
+        number, unit = f"{count / 1e6:,.1f}", "MB"
+    else:
+        number = f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
+    return f"{number} {unit}" if with_unit else number
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as h:mm:ss, without the hours where there are none."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,82 @@
+"""Small pages for Snakemake's report: what happened to the rows, and what the gate says, as tables."""
+
+from typing import Any
+
+from jinja2 import Environment
+
+from vlmflow.pictures.manifest import REASONS as PICTURE_REASONS
+from vlmflow.rows.rejects import REASONS
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .3rem .9rem; text-align: left; border-bottom: 1px solid #ddd }
+td.n { text-align: right; font-variant-numeric: tabular-nums }
+.no { color: #b00020; font-weight: 600 } .yes { color: #1b7a3d }
+</style></head><body><h1>{{ title }}</h1>
+{% for table in tables %}<h2>{{ table.title }}</h2><table><tr>
+{% for head in table.heads %}<th>{{ head }}</th>{% endfor %}</tr>
+{% for row in table.rows %}<tr>{% for cell in row %}
+{% if cell is boolean %}<td class="{{ "yes" if cell else "no" }}">{{ "yes" if cell else "no" }}</td>
+{% elif cell is number %}<td class="n">{{ "{:,}".format(cell) }}</td>
+{% else %}<td>{{ cell }}</td>{% endif %}{% endfor %}</tr>
+{% endfor %}</table>{% endfor %}</body></html>
+"""
+
+TEMPLATE = Environment(autoescape=True).from_string(PAGE)
+
+
+def gate_page(run: str, gate: dict[str, Any]) -> str:
+    """Give the gate of a run as an HTML page: checks, figures, the full run's estimate."""
+    figures = [
+        ["tokens per second", gate["tokens_per_second"]],
+        ["peak memory of a process, MB", max(gate["peak_memory"], default=0) // 1_000_000],
+        ["rows to train on", gate["lengths"]["rows"]],
+        ["tokens of the median row", gate["lengths"]["median"]],
+        ["tokens of the longest row", gate["lengths"]["longest"]["tokens"]],
+        ["full run", gate["full_run"]["readable"]],
+    ]
+    checks = [[check["check"], check["passed"], check["detail"]] for check in gate["checks"]]
+    return TEMPLATE.render(
+        title=f"{run}: the gate is {'open' if gate['passed'] else 'closed'}",
+        tables=[
+            {"title": "Checks", "heads": ["check", "passed", "detail"], "rows": checks},
+            {"title": "Measured", "heads": ["figure", "value"], "rows": figures},
+        ],
+    )
+
+
+def counts_page(stats: dict[str, Any]) -> str:
+    """Give the account of a data set (`stats.json`) as an HTML page."""
+    splits = [name for name in ("train", "test") if name in stats]
+    rows = [
+        [name, stats[name]["rows_in"], stats[name]["kept"], sum(stats[name]["rejected"].values())] for name in splits
+    ]
+    rejected = [
+        [name, reason, count, explain(reason)] for name in splits for reason, count in stats[name]["rejected"].items()
+    ]
+    examples = [[name, count] for name, count in stats["examples"].items()]
+    unusable = [
+        [name, reason, cost["pictures"], cost["rows"]]
+        for name in splits
+        for reason, cost in stats["pictures"][name]["unusable"].items()
+    ]
+    return TEMPLATE.render(
+        title=f"{stats['dataset']}: where every row went",
+        tables=[
+            {"title": "Raw rows", "heads": ["raw split", "rows in", "kept", "rejected"], "rows": rows},
+            {"title": "Why rows were rejected", "heads": ["raw split", "reason", "rows", "meaning"], "rows": rejected},
+            {"title": "Training rows", "heads": ["split", "lines"], "rows": examples},
+            {
+                "title": "Unusable pictures",
+                "heads": ["raw split", "reason", "pictures", "rows"],
+                "rows": unusable,
+            },
+        ],
+    )
+
+
+def explain(reason: str) -> str:
+    """Say what a reason for rejecting a row means."""
+    return REASONS.get(reason) or PICTURE_REASONS.get(reason.removeprefix("picture_"), "")

@@ -1,0 +1,1 @@
+"""The rows: raw, converted, judged, accounted for."""

@@ -1,0 +1,174 @@
+"""FIRE's raw rows, and the two training forms made of them.
+
+Rows are trees of texts without cycles, and are made by the million: the garbage collector need not track them
+(gc=False), which halves the time.
+
+The raw form was read from the data set itself (https://huggingface.co/datasets/PengxiangLi/FIRE,
+arXiv:2407.11522): students and teachers alternate strictly, the teacher's text says the score.
+"""
+
+import hashlib
+import re
+from functools import lru_cache
+from itertools import cycle, pairwise
+from typing import Any
+
+import msgspec
+
+from vlmflow.rows.rejects import Reject
+from vlmflow.rows.sharegpt import IMAGE_TAG, ShareGptRow, Turn
+
+SCORE = re.compile(
+    r"\bScore[\s*_]{0,3}:[\s*_]{0,3}(\d+)(?:\s*(?:/|out of)\s*(\d+))?(?![\d,–%-]|\.\d|e\d|\s*(?:/|out of))",
+    re.IGNORECASE,
+)
+"""`Score: 5.`, `Score: 5/10.`, `Score: 5 out of 10`; what looks like another number (5.5, 5-7, 5%) is no score."""
+
+HIGHEST_SCORE = "10"
+SOURCE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+UNKNOWN_SOURCE = "unknown"
+
+
+class RawTurn(msgspec.Struct, gc=False):
+    """A turn as FIRE writes it; `type` repeats the role and is not read."""
+
+    role: str
+    value: str
+
+
+class RawRow(msgspec.Struct, gc=False):
+    """A row as FIRE writes it. What does not decide over the row is taken in any form."""
+
+    image: str
+    question: RawTurn
+    conversations: list[RawTurn]
+    source: Any = None
+    score: Any = None
+
+
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One answer of the student and what the teacher said of it; score: 0 to 10."""
+
+    answer: str
+    feedback: str
+    score: int
+
+
+class Trajectory(msgspec.Struct, frozen=True, gc=False):
+    """One raw row, understood.
+
+    image: the picture's path as the row names it.
+    question: the question without any picture tag.
+    score_field_differs: the row's `score` field says other than the feedback's texts, which are the truth.
+    """
+
+    image: str
+    question: str
+    source: str
+    attempts: list[Attempt]
+    score_field_differs: bool
+
+
+ROW = msgspec.json.Decoder(RawRow)
+
+
+def read_trajectory(row: bytes) -> Trajectory | Reject:
+    """Understand one raw row, or say why it cannot be used; raises nothing, whatever the bytes are."""
+    try:
+        raw = ROW.decode(row)
+    except msgspec.ValidationError as error:
+        return Reject("bad_shape", str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Reject("bad_json", str(error))
+    if not raw.image:
+        return Reject("bad_shape", "image is empty")
+    if raw.question.role != "user":
+        return Reject("wrong_role", f"question.role is {raw.question.role[:40]!r}, not 'user'")
+    question = clean(raw.question.value.replace(IMAGE_TAG, ""))
+    if not question:
+        return Reject("empty_turn", "question.value holds no text")
+    attempts = _attempts(raw.conversations)
+    if isinstance(attempts, Reject):
+        return attempts
+    return Trajectory(
+        image=raw.image,
+        question=question,
+        source=_source(raw.source) if isinstance(raw.source, str) else UNKNOWN_SOURCE,
+        attempts=attempts,
+        score_field_differs=raw.score != [attempt.score for attempt in attempts],
+    )
+
+
+@lru_cache(maxsize=1024)
+def _source(named: str) -> str:
+    return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
+
+
+def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
+    for number, (turn, expected) in enumerate(zip(turns, cycle(("student", "teacher")), strict=False)):
+        if turn.role != expected:
+            return Reject("wrong_role", f"conversations[{number}].role is {turn.role[:40]!r}, not {expected!r}")
+    if not turns or len(turns) % 2:
+        return Reject("unbalanced_turns", f"conversations holds {len(turns)} turns, not answers with feedback")
+    texts = [clean(turn.value) for turn in turns]
+    if "" in texts:
+        return Reject("empty_turn", f"conversations[{texts.index('')}].value holds no text")
+    answers, feedbacks = texts[::2], texts[1::2]
+    scores = [read_score(feedback) for feedback in feedbacks]
+    if None in scores:
+        number = scores.index(None)
+        return Reject("unreadable_score", f"conversations[{2 * number + 1}].value begins {feedbacks[number][:40]!r}")
+    return list(map(Attempt, answers, feedbacks, scores))
+
+
+def read_score(feedback: str) -> int | None:
+    """Give the score that a feedback's text says, 0 to 10, or None where it says none in that range."""
+    found = SCORE.search(feedback)
+    if found is None:
+        return None
+    score, of = found.groups()
+    if of not in (None, HIGHEST_SCORE) or len(score) > 2 or int(score) > int(HIGHEST_SCORE):
+        return None
+    return int(score)
+
+
+def clean(text: str) -> str:
+    """Give a text with line feeds alone as line ends, and without white space around it."""
+    return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).strip()
+
+
+def row_id(split: str, number: int, row: bytes) -> str:
+    """Make the identity that FIRE's rows lack: split, row number from 0, and a digest of the raw bytes."""
+    return f"{split}-{number:07}-{hashlib.sha256(row).hexdigest()[:12]}"
+
+
+def trajectory_row(identity: str, trajectory: Trajectory) -> ShareGptRow:
+    """Give the whole trajectory as one conversation; the last feedback, which nobody answers, is cut off."""
+    return _row(identity, trajectory, 0, len(trajectory.attempts))
+
+
+def timestep_rows(identity: str, trajectory: Trajectory, max_history_rounds: int | None) -> list[ShareGptRow]:
+    """Give one row per attempt (full-state behaviour cloning, FIRE's section 4).
+
+    The state is the question and the last `max_history_rounds` attempts (None: all) with their feedback, the
+    target the next answer; the target's own feedback is not in it. Attempts keep their numbers.
+    """
+    count = len(trajectory.attempts)
+    history = count if max_history_rounds is None else max_history_rounds
+    return [_row(f"{identity}-a{last}", trajectory, max(0, last - 1 - history), last) for last in range(1, count + 1)]
+
+
+def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareGptRow:
+    """Make a conversation of the attempts from index `first` up to, not with, `last`."""
+    attempts = trajectory.attempts[first:last]
+    turns = [Turn("human", f"{IMAGE_TAG}\n{trajectory.question}"), Turn("gpt", attempts[0].answer)]
+    for before, attempt in pairwise(attempts):
+        turns += [Turn("human", before.feedback), Turn("gpt", attempt.answer)]
+    return ShareGptRow(
+        id=identity,
+        source=trajectory.source,
+        images=[trajectory.image],
+        attempts=list(range(first + 1, last + 1)),
+        scores=[attempt.score for attempt in attempts],
+        conversations=turns,
+    )

@@ -1,0 +1,123 @@
+"""A training row in ShareGPT form: its type, its published schema, and the rules no schema can say."""
+
+import re
+from itertools import cycle
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmflow.config.data_settings import RowLimits
+from vlmflow.rows.rejects import Reject
+
+IMAGE_TAG = "<image>"
+
+SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
+"""What Qwen's tokenizers read as one token wherever it stands: chat marks, picture pads, tool and think tags
+(added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL)."""
+
+STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
+"""What ms-swift's template replaces by something else wherever it stands (swift/template/base.py)."""
+
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+"""What no turn may hold: every control character but tab and line feed."""
+
+MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
+
+OTHER_ESCAPE = re.compile(rb'\\[^n"]')
+"""A JSON escape that is neither line feed nor quotation mark; a backslash behind a backslash is one too."""
+
+SPEAKERS = ["human", "gpt"]
+FIRST_LINE = IMAGE_TAG + "\n"
+
+Text = Annotated[str, Meta(min_length=1)]
+Counted = Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)]
+Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
+"""Whole numbers, taken as JSON Schema takes them: 3 and 3.0 are the same."""
+
+
+class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One turn. from: who speaks. value: the text."""
+
+    speaker: Literal["human", "gpt"] = msgspec.field(name="from")
+    value: Text
+
+
+class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One training row.
+
+    id: split, raw row number and content digest; in the timestep form the attempt too.
+    source: where the question comes from, as the raw row says.
+    images: names relative to the data set's picture store; exactly one.
+    attempts: the numbers of the attempts whose answers are the gpt turns, counted from 1 in the trajectory.
+    scores: what the teacher gave each of these attempts, 0 to 10.
+    conversations: turns from human and gpt in strict alternation, the first beginning with "<image>\\n".
+    """
+
+    id: Text
+    source: Text
+    images: Annotated[list[Text], Meta(min_length=1, max_length=1)]
+    attempts: Annotated[list[Counted], Meta(min_length=1)]
+    scores: Annotated[list[Score], Meta(min_length=1)]
+    conversations: Annotated[list[Turn], Meta(min_length=2)]
+
+
+def json_schema() -> dict[str, Any]:
+    """Give the published JSON Schema (draft 2020-12) of a row, made from the types that check it."""
+    schema = msgspec.json.schema(ShareGptRow)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "vlmflow training row",
+        **schema,
+    }
+
+
+def may_hold_marks(line: bytes) -> bool:
+    """Tell whether a row, as JSON, can hold a tag, a special token or a control character in its texts.
+
+    Counting bytes of the line is ten times faster than looking at every turn, and nearly all rows hold nothing:
+    one bracket, that of the first turn's tag, and no escape but those of line feed and quotation mark. In JSON a
+    control character stands as an escape, all but DEL, and a bracket stands as itself or as an escape.
+    """
+    return line.count(b"<") > 1 or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
+
+
+def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reject | None:
+    """Give the gravest thing that is wrong with a row that fits the schema, or None.
+
+    marks: look for tags, special tokens and control characters; False where `may_hold_marks` said no.
+    """
+    turns = row.conversations
+    if len(turns) > limits.max_turns:
+        return Reject("too_many_turns", f"{len(turns)} turns, at most {limits.max_turns} are allowed")
+    if [turn.speaker for turn in turns] != SPEAKERS * (len(turns) // 2):
+        return _wrong_order(turns)
+    if not len(turns) // 2 == len(row.attempts) == len(row.scores):
+        return Reject("schema", f"{len(turns) // 2} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
+    texts = [turn.value for turn in turns]
+    if not texts[0].startswith(FIRST_LINE):
+        return Reject("image_tag", f"turn 0 begins with {texts[0][:20]!r}, not with {IMAGE_TAG}")
+    texts[0] = texts[0].removeprefix(FIRST_LINE)
+    for number, text in enumerate(texts):
+        if len(text) > limits.max_turn_chars:
+            return Reject("turn_too_long", f"turn {number} has {len(text)} characters, at most {limits.max_turn_chars}")
+        if not text or text.isspace():
+            return Reject("empty_turn", f"turn {number} holds no text")
+        if marks and (mark := _mark(text)):
+            reason, found = mark
+            return Reject(reason, f"turn {number} holds {found[0]!r} at character {found.start()}")
+    return None
+
+
+def _wrong_order(turns: list[Turn]) -> Reject:
+    for number, (turn, expected) in enumerate(zip(turns, cycle(SPEAKERS), strict=False)):
+        if turn.speaker != expected:
+            return Reject("alternation", f"turn {number} is from {turn.speaker}, {expected} was to speak")
+    return Reject("alternation", f"turn {len(turns) - 1} is from human and has no answer")
+
+
+def _mark(text: str) -> tuple[str, re.Match[str]] | None:
+    for reason, pattern in MARKS.items():
+        if found := pattern.search(text):
+            return reason, found
+    return None

@@ -1,0 +1,135 @@
+"""The verdict over a smoke run, and what it says of the full run that it lets pass or stops."""
+
+import math
+import statistics
+from typing import Any
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.errors import VlmflowError
+from vlmflow.progress import clock
+from vlmflow.training.job import TrainJob
+from vlmflow.training.lengths import RowLength
+from vlmflow.training.smoke import SmokeRows
+
+NAMED = 5
+"""Rows that are named where too many are too long."""
+
+EVALUATION_COST = 0.5
+"""What a token costs that is only evaluated, beside one that is trained: the forward pass without the backward."""
+
+
+def check_lengths(lengths: list[RowLength], max_length: int) -> None:
+    """Refuse rows that do not fit, before a GPU is touched: none is cut or dropped in silence.
+
+    Raises VlmflowError with their number and the longest of them by name.
+    """
+    over = sorted((row for row in lengths if row.tokens > max_length), key=lambda row: -row.tokens)
+    if over:
+        named = ", ".join(f"{row.id} ({row.tokens} tokens)" for row in over[:NAMED])
+        raise VlmflowError(
+            f"{len(over)} of {len(lengths)} rows have more than train.max_length = {max_length} tokens: {named}",
+            f"raise train.max_length to {over[0].tokens}, lower train.image_max_tokens, "
+            "or use the timestep form, whose history is bounded",
+        )
+
+
+def judge(
+    report: dict[str, Any], chosen: SmokeRows, train: list[RowLength], val: list[RowLength], full: TrainJob
+) -> dict[str, Any]:
+    """Give the gate file's content: each check with its outcome, the measured figures, the full run's estimate.
+
+    report: of the smoke run (`report.report`), which trained and evaluated the rows `chosen`.
+    train, val: the lengths of all rows. full: the run that waits behind the gate.
+    """
+    processes = full.processes
+    losses = [loss for _, loss in report["losses"]]
+    checks = [
+        _check("every loss is a finite number", _finite(losses), _span(losses)),
+        _check("the loss falls", *_falls(losses)),
+        _check("the best checkpoint opens, every tensor of it", True, f"step {report['best']['step']}"),
+        _check("validation loss is a finite number", _finite([report["best"]["eval_loss"]]), ""),
+        _check(
+            f"{processes} process(es) train together",
+            report["world_size"] == processes,
+            report["parallel_mode"],
+        ),
+        _check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
+    ]
+    evaluated = len(report["eval_losses"]) * sum(row.tokens for row in chosen.val)
+    work_per_second = (report["tokens"] + EVALUATION_COST * evaluated) / report["seconds"]
+    return {
+        "passed": all(check["passed"] for check in checks),
+        "checks": checks,
+        "peak_memory": report["peak_memory"],
+        "tokens_per_second": report["tokens_per_second"],
+        "lengths": describe_lengths(train),
+        "full_run": estimate(train, val, full.settings, processes, work_per_second),
+    }
+
+
+def refuse_failed(gate: dict[str, Any], what: str) -> None:
+    """Raise VlmflowError with every check that failed, where one did."""
+    failed = [f"{check['check']}: no ({check['detail']})" for check in gate["checks"] if not check["passed"]]
+    if failed:
+        raise VlmflowError(
+            f"{what}: the gate is closed: " + "; ".join(failed),
+            "mend the run's settings (a lower train.learning_rate most often), or look at the data; "
+            "the full training has not begun",
+        )
+
+
+def estimate(
+    train: list[RowLength], val: list[RowLength], settings: TrainSettings, processes: int, work_per_second: float
+) -> dict[str, Any]:
+    """Estimate steps, tokens and seconds of the full run from the speed of the smoke run.
+
+    train, val: the lengths of all rows; val is evaluated at every checkpoint.
+    work_per_second: trained tokens, and evaluated ones at EVALUATION_COST.
+    """
+    rows_per_step = processes * settings.per_device_batch_size * settings.gradient_accumulation_steps
+    mean = statistics.fmean(row.tokens for row in train)
+    steps = settings.max_steps or math.ceil(len(train) * settings.epochs / rows_per_step)
+    tokens = round(steps * rows_per_step * mean)
+    evaluated = math.ceil(steps / settings.checkpoint_steps) * sum(row.tokens for row in val)
+    seconds = round((tokens + EVALUATION_COST * evaluated) / work_per_second)
+    return {
+        "steps": steps,
+        "tokens": tokens,
+        "evaluated_tokens": evaluated,
+        "seconds": seconds,
+        "readable": f"{steps} steps, {tokens:,} tokens, {clock(seconds)}",
+    }
+
+
+def describe_lengths(lengths: list[RowLength]) -> dict[str, Any]:
+    """Give rows, sum, quantiles and the longest rows of a train split, in tokens."""
+    tokens = sorted(row.tokens for row in lengths)
+    longest = max(lengths, key=lambda row: row.tokens)
+    return {
+        "rows": len(tokens),
+        "tokens": sum(tokens),
+        "median": tokens[len(tokens) // 2],
+        "p99": tokens[(len(tokens) - 1) * 99 // 100],
+        "longest": {"id": longest.id, "tokens": longest.tokens},
+    }
+
+
+def _check(check: str, passed: bool, detail: object) -> dict[str, Any]:
+    return {"check": check, "passed": passed, "detail": detail}
+
+
+def _finite(values: list[float]) -> bool:
+    return bool(values) and all(math.isfinite(value) for value in values)
+
+
+def _span(losses: list[float]) -> str:
+    return f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
+
+
+def _falls(losses: list[float]) -> tuple[bool, str]:
+    """Compare the mean of the first and the last quarter: single steps differ by their rows."""
+    if not _finite(losses):
+        return False, "not all losses are numbers"
+    quarter = max(1, len(losses) // 4)
+    first, last = statistics.fmean(losses[:quarter]), statistics.fmean(losses[-quarter:])
+    return last < first, f"mean of the first {quarter} steps {first:.3f}, of the last {last:.3f}"

@@ -1,0 +1,160 @@
+"""One training to be done: what it trains on, how, and the digest that binds its run folder to both."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.files import read_json
+from vlmflow.training.data import TrainingData
+
+CALLBACK = "vlmflow"
+"""Our callback's name among ms-swift's; `swift_worker` registers it."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """What is trained: the folder with the weights, ms-swift's name of the architecture, digest of the files."""
+
+    folder: Path
+    model_type: str
+    digest: str
+
+    @classmethod
+    def read(cls, model: Path, model_type: str) -> Self:
+        """Take the base model from what `fetch_model` left in `models/NAME`.
+
+        Raises VlmflowError where its files changed, or would have code of its own run.
+        """
+        manifest = read_manifest(model)
+        _refuse_own_code(manifest.folder)
+        return cls(manifest.folder, model_type, manifest.digest)
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """A training, whole. processes: trainers side by side; device: "cuda" or "cpu"; strategy: see RunSettings."""
+
+    data: TrainingData
+    model: BaseModel
+    settings: TrainSettings
+    device: str
+    processes: int
+    strategy: str
+
+    def digest(self) -> str:
+        """Give 16 hexadecimal digits that change with the data, the model and every setting, and with no path."""
+        meaning = {
+            "data": self.data.digest,
+            "model": self.model.digest,
+            "arguments": self.arguments(),
+            "processes": self.processes,
+            "device": self.device,
+            "image_max_tokens": self.settings.image_max_tokens,
+        }
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, object]:
+        """Give what the digest stands for, to be read beside the run folder's checkpoints."""
+        return {
+            "data": {"digest": self.data.digest, "train": str(self.data.train), "val": str(self.data.val)},
+            "model": asdict(self.model) | {"folder": str(self.model.folder)},
+            "processes": self.processes,
+            "device": self.device,
+            "strategy": self.strategy,
+            "settings": self.settings.model_dump(mode="json"),
+        }
+
+    def arguments(self) -> list[str]:
+        """Give ms-swift's arguments (`swift sft`, 4.6), but for those that hold paths.
+
+        Raises VlmflowError where swift_args sets what the workflow sets itself.
+        """
+        ours = self._values()
+        for name in self.settings.swift_args:
+            # The trainer's parser takes - for _, and the beginning of a name for the name.
+            if any(known.startswith(name.strip("-").replace("-", "_")) for known in [*ours, *PATH_ARGUMENTS]):
+                raise VlmflowError(
+                    f"train.swift_args.{name}: the workflow sets this argument itself",
+                    "use the key of the configuration that stands for it (docs/config.md)",
+                )
+        arguments: list[str] = []
+        for name, value in {**ours, **self.settings.swift_args}.items():
+            arguments += [f"--{name}", *_words(value)]
+        return arguments
+
+    def _values(self) -> dict[str, object]:
+        settings, lora = self.settings, self.settings.lora
+        length = {"max_steps": settings.max_steps} if settings.max_steps else {"num_train_epochs": settings.epochs}
+        cpu = {"use_cpu": True} if self.device == "cpu" else {}
+        # Without use_cpu two CPU processes each train a copy of their own, and end with code 0.
+        sharding = {"deepspeed": self.strategy} if self.strategy != "ddp" else {}
+        return {
+            "model_type": self.model.model_type,
+            "tuner_type": "lora",
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": lora.dropout,
+            "target_modules": lora.target_modules,
+            "freeze_vit": lora.freeze_vit,
+            "freeze_aligner": lora.freeze_aligner,
+            "use_rslora": lora.rslora,
+            "use_dora": lora.dora,
+            "torch_dtype": settings.dtype,
+            "attn_impl": settings.attention,
+            **length,
+            "learning_rate": settings.learning_rate,
+            "lr_scheduler_type": settings.lr_scheduler,
+            "warmup_ratio": settings.warmup_ratio,
+            "weight_decay": settings.weight_decay,
+            "per_device_train_batch_size": settings.per_device_batch_size,
+            "per_device_eval_batch_size": settings.per_device_batch_size,
+            "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+            "max_length": settings.max_length,
+            "strict": True,  # else a broken or over-long row is swapped for a random other one
+            "loss_scale": "last_round" if self.data.last_answer_only else "default",
+            "seed": settings.seed,
+            "data_seed": settings.seed,
+            "logging_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": settings.checkpoint_steps,
+            "save_strategy": "steps",
+            "save_steps": settings.checkpoint_steps,
+            "save_total_limit": settings.keep_checkpoints,
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "loss",
+            "greater_is_better": False,
+            "gradient_checkpointing": settings.gradient_checkpointing,
+            "dataloader_num_workers": settings.dataloader_workers,
+            "dataloader_pin_memory": self.device == "cuda",
+            "ddp_backend": "nccl" if self.device == "cuda" else "gloo",
+            **cpu,
+            **sharding,
+            "check_model": False,  # asks the network
+            "add_version": False,  # would add a folder named after the time
+            "report_to": "tensorboard",
+            "callbacks": CALLBACK,
+        }
+
+
+def _refuse_own_code(folder: Path) -> None:
+    """Refuse a model that brings Python code: ms-swift loads every model with trust_remote_code."""
+    for file in sorted(folder.glob("*config.json")):
+        if "auto_map" in read_json(file):
+            raise VlmflowError(
+                f"{file}: auto_map: the model would have Python code from its own folder run",
+                "use a model that transformers knows; or read that code, and remove auto_map from a local copy",
+            )
+
+
+PATH_ARGUMENTS = {"model", "dataset", "val_dataset", "output_dir", "resume_from_checkpoint"}
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return [str(value).lower() if isinstance(value, bool) else str(value)]

@@ -1,0 +1,195 @@
+"""Starting the trainers with torchrun, watching them, and saying in our words why they ended."""
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from vlmflow.errors import VlmflowError
+from vlmflow.process import bound_to_this_process
+from vlmflow.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
+from vlmflow.training import swift_worker
+from vlmflow.training.job import TrainJob
+from vlmflow.training.run_folder import RunFolder
+
+log = logging.getLogger("vlmflow")
+
+FAULTS = [
+    (r"MaxLengthError: (.*)", "raise train.max_length, or lower train.image_max_tokens"),
+    (r"((?:OutOfMemoryError|CUDA out of memory).*)", "lower train.max_length or train.per_device_batch_size"),
+    (r"(not really distributed: .*)", "train with one process, or mend the launcher's environment"),
+    (
+        r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
+        "mend train.swift_args in the configuration",
+    ),
+    (r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)", "look at the trainer's log"),
+]
+"""What a trainer's log says of its end (ms-swift's and PyTorch's own words), and what to do then."""
+
+FULL_DISK = 16_000_000
+"""Free bytes below which a disk counts as full: less than a real checkpoint takes."""
+
+
+def launch(job: TrainJob, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
+    """Train in `folder` until the trainers end, with progress on the console.
+
+    resume: the checkpoint to go on from. lock: the run folder's lock, which the trainers keep while they live.
+    threads: cores for all processes together. what: the stage and run, for messages.
+
+    SIGTERM or SIGINT (Ctrl-C) to this process lets the trainers save a checkpoint and end.
+    Raises VlmflowError with the cause where they fail.
+    """
+    folder.output.mkdir(exist_ok=True)
+    seen = end_of_whole_lines(folder.progress)
+    with folder.trainer_log.open("ab") as output:
+        said = output.tell()
+        trainers = subprocess.Popen(
+            command(job, folder, resume),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(job, folder, threads),
+            cwd=folder.path,  # ms-swift looks for a picture's name in the working directory first
+            pass_fds=[lock],
+            start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
+            preexec_fn=bound_to_this_process(signal.SIGTERM),
+        )
+        with _signals_passed_on(trainers):
+            _watch(trainers, folder.progress, seen, what)
+    if trainers.returncode:
+        raise _failure(trainers.returncode, folder.trainer_log, said, what)
+
+
+def command(job: TrainJob, folder: RunFolder, resume: Path | None) -> list[str]:
+    """Give the torchrun command line of a training."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
+    worker = ["-m", swift_worker.__name__, str(folder.progress.absolute()), str(job.processes)]
+    paths = {
+        "model": job.model.folder,
+        "dataset": job.data.train,
+        "val_dataset": job.data.val,
+        "output_dir": folder.output,
+        **({"resume_from_checkpoint": resume} if resume else {}),
+    }
+    places = [word for name, path in paths.items() for word in (f"--{name}", str(path.absolute()))]
+    return [sys.executable, *torchrun, *worker, *places, *job.arguments()]
+
+
+def environment(job: TrainJob, folder: RunFolder, threads: int) -> dict[str, str]:
+    """Give the trainers' environment: offline, with the picture store and budget, caches in the run folder."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "USE_HF": "1",  # ms-swift asks ModelScope otherwise
+        "ROOT_IMAGE_DIR": str(job.data.pictures.absolute()),
+        "IMAGE_MAX_TOKEN_NUM": str(job.settings.image_max_tokens),
+        # Several processes that each take all cores are 4 to 6 times slower.
+        "OMP_NUM_THREADS": str(max(1, threads // job.processes)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "MODELSCOPE_CACHE": str((folder.path / "cache").absolute()),
+        "HF_DATASETS_CACHE": str((folder.path / "cache" / "datasets").absolute()),
+        "MPLCONFIGDIR": str((folder.path / "cache" / "matplotlib").absolute()),
+    }
+
+
+def end_of_whole_lines(progress: Path) -> int:
+    """Give the size of the progress file, cut back to its last whole line: a full disk cuts one in its middle."""
+    with progress.open("a+b") as file:
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+    return whole
+
+
+@contextmanager
+def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass SIGTERM and Ctrl-C on to torchrun's children, which save and end; torchrun would kill them after 30 s.
+
+    A second Ctrl-C ends at once.
+    """
+
+    def pass_on(number: int, frame: Any) -> None:
+        workers = psutil.Process(trainers.pid).children()
+        log.info(f"{signal.Signals(number).name}: {len(workers)} trainer(s) save a checkpoint and end")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for process in workers or [trainers]:
+            process.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: str) -> None:
+    """Show what the trainers write into `progress`, from byte `seen` on, until they end."""
+    interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
+    shown_at, shown = -interval, ""
+    latest: dict[str, Any] = {}
+    with progress.open("rb") as lines:
+        lines.seek(seen)
+        while True:
+            ended = trainers.poll() is not None
+            for event in _new_events(lines):
+                latest |= event | ({"begun_at": event["step"]} if event["event"] == "begin" else {})
+            line = report_line(latest) if "loss" in latest else ""
+            if line != shown and (ended or time.monotonic() - shown_at >= interval):
+                shown_at, shown = time.monotonic(), line
+                print(f"{what}: {line}", file=sys.stderr, flush=True)
+            if ended:
+                return
+            time.sleep(0.2)
+
+
+def _new_events(lines: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the lines that are written to their end, and leave one that is not for the next time."""
+    while (line := lines.readline()).endswith(b"\n"):
+        yield json.loads(line)
+    lines.seek(-len(line), os.SEEK_CUR)
+
+
+def report_line(latest: dict[str, Any]) -> str:
+    """Write one line of progress from the newest values: step, losses, speed, time left."""
+    parts = [f"step {latest['step']}/{latest['target']}", f"loss {latest['loss']:.3f}"]
+    if "eval_loss" in latest:
+        parts.append(f"val {latest['eval_loss']:.3f}")
+    done = latest["step"] - latest.get("begun_at", 0)
+    if done > 0 and latest["time"] > 0:
+        seconds = latest["time"] / done
+        parts.append(f"{seconds:.2f} s/step")
+        left = latest["target"] - latest["step"]
+        parts.append(f"{clock(seconds * left)} left" if left else "evaluating and saving")
+    return " · ".join(parts)
+
+
+def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowError:
+    """Say why the trainers failed, by the disk, and by what they printed since byte `begin` of their log."""
+    if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
+        # Looked at first: on a full disk the log says nothing.
+        return VlmflowError(
+            f"{what}: no space left on the disk of {trainer_log.parent}",
+            "free disk where stores.runs lies; the same command goes on from the newest whole checkpoint",
+        )
+    text = trainer_log.read_bytes()[begin:].decode(errors="replace")
+    for pattern, next_step in FAULTS:
+        found = [match for match in re.findall(pattern, text) if "ChildFailedError" not in match]
+        if found:
+            return VlmflowError(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
+    return VlmflowError(
+        f"{what}: the trainers ended with code {code}",
+        f"look at {trainer_log}; killed from outside is most often a want of memory; "
+        "the same command goes on from the newest checkpoint",
+    )

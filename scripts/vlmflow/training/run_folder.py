@@ -1,0 +1,81 @@
+"""The folder in which a training works: bound to data and settings, written by one trainer at a time.
+
+It is no output of a rule, since Snakemake deletes the outputs of a job that fails.
+"""
+
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import write_json
+
+log = logging.getLogger("vlmflow")
+
+PATIENCE = 120.0
+"""Seconds to wait for another trainer to end: one that lost its parent saves a checkpoint and goes."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places in one run folder."""
+
+    path: Path
+
+    @property
+    def output(self) -> Path:
+        """Where the trainer writes its checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def progress(self) -> Path:
+        """JSON lines that the trainer writes as it goes; see `swift_worker`."""
+        return self.path / "progress.jsonl"
+
+    @property
+    def trainer_log(self) -> Path:
+        """What the trainer printed."""
+        return self.path / "trainer.log"
+
+    @contextmanager
+    def held(self, describe: dict[str, object], patience: float = PATIENCE) -> Iterator[int]:
+        """Hold the folder for this process alone; yields the lock's file descriptor.
+
+        A child that inherits the descriptor keeps the lock when we are killed: a run begun meanwhile then waits
+        for that orphan, instead of writing beside it. What the folder is bound to is written into it.
+
+        Raises VlmflowError where another trainer holds it longer than `patience` seconds.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a+") as lock:
+            self._wait_for(lock.fileno(), patience)
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+            if not (self.path / "job.json").exists():
+                write_json(self.path / "job.json", describe)
+            yield lock.fileno()
+
+    def _wait_for(self, lock: int, patience: float) -> None:
+        give_up = time.monotonic() + patience
+        said = False
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = (self.path / "lock").read_text() or "another process"
+            if time.monotonic() > give_up:
+                raise VlmflowError(
+                    f"{self.path}: {holder} is training here",
+                    "wait for it or end it, then run the same command again",
+                )
+            if not said:
+                log.info(f"{self.path}: waiting for {holder} to end its training")
+                said = True
+            time.sleep(0.5)

@@ -1,0 +1,35 @@
+"""The shared memory through which loader processes hand pictures to a trainer."""
+
+import shutil
+from pathlib import Path
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.errors import VlmflowError
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written)
+
+BYTES_PER_IMAGE_TOKEN = 4 * 3 * 2 * 16 * 16 * 4
+"""Qwen3-VL's processor: 4 patches per token, each of 3 channels, 2 frames and 16 x 16 pixels in float32."""
+
+BATCHES_AHEAD = 2
+"""What each loader process of torch's DataLoader keeps ready (prefetch_factor)."""
+
+
+def shared_memory_needed(settings: TrainSettings, processes: int) -> int:
+    """Give the bytes that the batches of all loaders take, with a picture of the largest size in every row."""
+    batch = settings.per_device_batch_size * settings.image_max_tokens * BYTES_PER_IMAGE_TOKEN
+    return processes * settings.dataloader_workers * BATCHES_AHEAD * batch
+
+
+def refuse_small_shared_memory(settings: TrainSettings, processes: int, folder: Path = SHARED_MEMORY) -> None:
+    """Refuse to train where the loaders' batches do not fit: the trainer would die of a bus error in mid-run.
+
+    Containers have 64 MB by default. folder: where the shared memory is mounted.
+    """
+    needed, free = shared_memory_needed(settings, processes), shutil.disk_usage(folder).free
+    if needed > free:
+        raise VlmflowError(
+            f"{folder} has {free / 1e6:,.0f} MB free, the loaders of {processes} process(es) need {needed / 1e6:,.0f}",
+            "give the container more shared memory (docker run --shm-size, a memory-backed volume in a pod), or set "
+            "train.dataloader_workers to 0",
+        )

@@ -1,0 +1,71 @@
+"""A training from its first step, or from where a kill left it, to its target."""
+
+import importlib.metadata
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmflow.errors import VlmflowError
+from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.job import TrainJob
+from vlmflow.training.launch import launch
+from vlmflow.training.run_folder import RunFolder
+from vlmflow.training.shared_memory import refuse_small_shared_memory
+
+log = logging.getLogger("vlmflow")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: its run folder, the last checkpoint, and the best one by validation loss."""
+
+    folder: RunFolder
+    last: Checkpoint
+    best: Checkpoint
+
+
+def train(job: TrainJob, runs: Path, threads: int, what: str) -> Trained:
+    """Train `job` in its run folder under `runs` (`runs/DIGEST`), and give what came of it.
+
+    A run folder with whole checkpoints of the same data and settings is gone on with from the newest; one
+    that reached its target is taken as it is.
+
+    what: the stage and run, for messages. threads: cores for all processes together.
+
+    Raises VlmflowError where the trainers fail, or end before their target.
+    """
+    refuse_slow_torch(importlib.metadata.version("torch"))
+    refuse_small_shared_memory(job.settings, job.processes)
+    folder = RunFolder(runs / job.digest())
+    with folder.held(job.describe()) as lock:
+        last = newest_whole_checkpoint(folder.output, job.processes)
+        if last is None or last.step < last.target:
+            if last is not None:
+                log.info(f"{what}: going on from step {last.step} of {last.target} ({last.folder})")
+            launch(job, folder, last.folder if last else None, lock, threads, what)
+            last = newest_whole_checkpoint(folder.output, job.processes)
+        else:
+            log.info(f"{what}: already trained to step {last.target} ({folder.path})")
+        log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
+        if last is None or last.step < last.target:
+            where = f"step {last.step} of {last.target}" if last else "no whole checkpoint"
+            raise VlmflowError(
+                f"{what}: the training was interrupted, with {where}",
+                "run the same command again: it goes on",
+            )
+        best = read_checkpoint(last.best, job.processes)
+        if best is None:
+            raise VlmflowError(
+                f"{last.best}: the best checkpoint does not open any more",
+                f"remove {folder.path} and run the same command again",
+            )
+    return Trained(folder, last, best)
+
+
+def refuse_slow_torch(version: str) -> None:
+    """Refuse PyTorch 2.9, which runs Qwen3-VL's vision tower 10 to 20 times slower (pytorch#174051)."""
+    if version.startswith("2.9."):
+        raise VlmflowError(
+            f"torch {version} runs Qwen3-VL's vision tower 10 to 20 times slower than other versions",
+            "install the pinned environment (envs/train.lock)",
+        )

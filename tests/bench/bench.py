@@ -1,0 +1,58 @@
+"""Measure what docs/benchmarks.md says: each way beside its yardstick, in one run, on an otherwise idle machine.
+
+    python tests/bench/bench.py [rows] [pictures] [merge] [road]
+
+Prints a table per part in Markdown; without names, all of them. It takes 14 GB in runs/ for a while.
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from bench_merge import bench_merge
+from bench_pictures import bench_pictures
+from bench_road import bench_road
+from bench_rows import bench_rows
+
+SCRATCH = Path(__file__).resolve().parents[2] / "runs"
+CORES = len(os.sched_getaffinity(0))
+PARTS = {
+    "rows": lambda folder: bench_rows(folder, CORES),
+    "pictures": lambda folder: bench_pictures(folder, CORES),
+    "merge": lambda folder: bench_merge(folder, CORES),
+    "road": bench_road,
+}
+
+
+def machine() -> str:
+    """Describe the machine in a line."""
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "pillow", "msgspec"))
+    return (
+        f"{CORES} cores of {processor[1] if processor else platform.machine()}, {memory:.0f} GiB, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, {versions}"
+    )
+
+
+def main(parts: list[str]) -> None:
+    """Measure and print; an unknown name ends the program with the known ones."""
+    if unknown := set(parts) - set(PARTS):
+        sys.exit(f"{', '.join(unknown)}: not measured here; there are {', '.join(PARTS)}")
+    SCRATCH.mkdir(exist_ok=True)
+    print(f"Machine: {machine()}", flush=True)
+    for part in parts or PARTS:
+        with tempfile.TemporaryDirectory(dir=SCRATCH, prefix="bench-") as scratch:
+            figures = PARTS[part](Path(scratch).resolve())
+        print(f"\n| {part} | |\n|---|---:|")
+        for name, figure in figures.items():
+            shown = f"{figure:,}" if isinstance(figure, int | float) else figure
+            print(f"| {name.replace('_', ' ')} | {shown} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

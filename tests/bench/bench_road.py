@@ -1,0 +1,69 @@
+"""What the workflow costs beside the work: the demo's wall time, and how much of it no script was running.
+
+Run alone: python tests/bench/bench_road.py
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "qwen3vl-fire"
+
+
+def bench_road(folder: Path) -> dict[str, Any]:
+    """Run the demo's road in `folder`, an empty one.
+
+    Gives its wall time, the time in which at least one script ran (Snakemake's benchmark files say how long each
+    took, and when it ended), and the share of the rest, of which 0.25 is allowed.
+    """
+    python("make_sample.py", "--folder", str(folder / "sample"))
+    text = json.dumps([str(folder / "sample" / "FIRE-train-100K.json")])
+    python("make_tiny_model.py", "--folder", str(folder / "tiny-model"), "--text", text)
+    command = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/demo"]
+    begun = time.perf_counter()
+    quietly([*command, "--directory", str(folder), f"merged/{RUN}"])
+    wall = time.perf_counter() - begun
+    busy = covered([script_interval(path) for path in folder.glob("benchmarks/**/*.tsv")])
+    return {
+        "wall_seconds": round(wall, 1),
+        "in_scripts_seconds": round(busy, 1),
+        "overhead_share": round((wall - busy) / wall, 3),
+    }
+
+
+def script_interval(benchmark: Path) -> tuple[float, float]:
+    """Give when a rule's script began and ended, by its benchmark file."""
+    head, values = (line.split("\t") for line in benchmark.read_text().splitlines())
+    ended = benchmark.stat().st_mtime
+    return ended - float(values[head.index("s")]), ended
+
+
+def covered(intervals: list[tuple[float, float]]) -> float:
+    """Give the time that intervals, which may overlap, cover together."""
+    total, reached = 0.0, 0.0
+    for begun, ended in sorted(intervals):
+        total += max(0.0, ended - max(begun, reached))
+        reached = max(reached, ended)
+    return total
+
+
+def python(script: str, *options: str) -> None:
+    """Run a script of the project."""
+    quietly([sys.executable, str(ROOT / "scripts" / script), *options])
+
+
+def quietly(command: list[str]) -> None:
+    """Run a command; what it said is shown when it fails."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{command[0]} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir=".") as scratch:
+        print(json.dumps(bench_road(Path(scratch).resolve()), indent=1))

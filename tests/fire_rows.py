@@ -1,0 +1,79 @@
+"""FIRE rows for tests: sound ones, and a data set's folder as the stages before validation leave it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from PIL import Image
+
+from vlmflow.json_rows import JsonRows
+from vlmflow.rows.convert import convert_fire, training_form
+from vlmflow.rows.validate import SplitFiles
+
+
+def fire_row(
+    image: str = "coco/train2017/000000000001.jpg", question: str = "What is it?", rounds: int = 2, **changes: Any
+) -> dict[str, Any]:
+    """Give a sound row of FIRE with `rounds` attempts; `changes` replace whole keys."""
+    turns = []
+    for number in range(1, rounds + 1):
+        score = 10 if number == rounds else number + 1
+        turns.append({"role": "student", "type": "response", "value": f"Thought: t{number}.\nAnswer: a{number}\n\n"})
+        turns.append({"role": "teacher", "type": "feedback", "value": f"Score: {score}.\nFeedback: f{number}\n"})
+    scores = [10 if number == rounds else number + 1 for number in range(1, rounds + 1)]
+    row = {
+        "image": image,
+        "question": {"role": "user", "value": question},
+        "conversations": turns,
+        "groundtruth": {"role": "user", "value": f"a{rounds}"},
+        "source": "vqav2",
+        "round": rounds,
+        "score": scores,
+    }
+    return row | changes
+
+
+def write_array(path: Path, rows: list[Any]) -> Path:
+    """Write a JSON array; a row given as bytes goes in as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    path.write_bytes(b"[" + b",\n".join(parts) + b"]\n")
+    return path
+
+
+def write_picture(path: Path, colour: tuple[int, int, int] = (200, 30, 30)) -> Path:
+    """Write a small picture in the format of the path's ending."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (64, 48), colour).save(path)
+    return path
+
+
+def split_files(folder: Path, split: str, rows: list[Any], form: str = "trajectory", **pictures: Any) -> SplitFiles:
+    """Convert `rows` and describe each of their pictures as usable, in `folder`.
+
+    pictures: entries of the manifest to change, by path: `pictures={"a.jpg": {"reason": "missing"}}`.
+    """
+    changes = pictures.get("pictures", {})
+    raw = write_array(folder / "raw" / f"{split}.json", rows)
+    files = SplitFiles(split, raw, folder / f"{split}.jsonl", folder / f"{split}.rejects.jsonl", folder / f"{split}.i")
+    convert_fire(raw, files.converted, files.rejects, split, training_form(form, 6), processes=1)
+    entries: dict[str, dict[str, Any]] = {}
+    with JsonRows(raw) as raw_rows:
+        for row in raw_rows:
+            try:
+                path = msgspec.json.decode(row)["image"]
+            except (msgspec.DecodeError, KeyError, TypeError):
+                continue
+            entry = entries.setdefault(path, {"path": path, "rows": 0, "name": path, "sha256": digest(path)})
+            entry["rows"] += 1
+    lines = [entry | {"format": "JPEG"} | changes.get(path, {}) for path, entry in entries.items()]
+    files.pictures.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    return files
+
+
+def digest(text: str) -> str:
+    """Give 64 hexadecimal digits that stand for a picture's content."""
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,23 @@
+"""What a training left to be measured and merged, whichever trainer it was."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A short training on one device.
+
+    trainer: in words. adapter: the folder with its adapter. losses: one per optimizer step, warm-up included.
+    seconds, tokens: of the steps after the warm-up; padding is no token. positions: computed in them, padding
+    included. allocated, reserved: the most bytes on the GPU. None: not known of this trainer or device.
+    """
+
+    trainer: str
+    adapter: Path
+    losses: list[float]
+    seconds: float
+    tokens: int
+    positions: int | None
+    allocated: int | None
+    reserved: int | None

@@ -1,0 +1,92 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vlmflow.training.checkpoint import copy_adapter, newest_whole_checkpoint, read_checkpoint
+
+FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
+
+
+def checkpoint(output: Path, step: int, processes: int = 2) -> Path:
+    folder = output / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    save_file({"a": torch.ones(64, 8)}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+    state = {"global_step": step, "max_steps": 30, "best_model_checkpoint": f"/elsewhere/checkpoint-{step}"}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    names = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+    for name in ("optimizer.pt", "scheduler.pt", *names):
+        torch.save({"x": torch.zeros(100)}, folder / name)
+    return folder
+
+
+def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    for step in (5, 10, 20):
+        checkpoint(tmp_path, step)
+    newest = newest_whole_checkpoint(tmp_path, processes=2)
+    assert (newest.step, newest.target) == (20, 30)
+    assert newest.best == tmp_path / "checkpoint-20"
+    assert newest_whole_checkpoint(tmp_path / "none", 2) is None
+
+
+@pytest.mark.parametrize("name", [*FILES, "rng_state_1.pth"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
+def test_a_checkpoint_that_does_not_open_is_none(tmp_path: Path, name: str, damage: str) -> None:
+    """Case 25: after a kill or a full disk the one before is resumed; the broken one is put away."""
+    checkpoint(tmp_path, 10)
+    broken = checkpoint(tmp_path, 20)
+    content = (broken / name).read_bytes()
+    if damage == "missing":
+        (broken / name).unlink()
+    else:
+        (broken / name).write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    if (name, damage) == ("adapter_config.json", "cut"):
+        assert content[:1] == b"{"
+    assert read_checkpoint(broken, 2) is None
+    assert newest_whole_checkpoint(tmp_path, 2).step == 10
+    assert not broken.exists()
+
+
+def test_a_flipped_bit_in_an_optimizer_state_is_noticed(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 10)
+    content = bytearray((folder / "optimizer.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "optimizer.pt").write_bytes(content)
+    assert read_checkpoint(folder, 2) is None
+
+
+def test_every_process_leaves_its_random_state(tmp_path: Path) -> None:
+    assert read_checkpoint(checkpoint(tmp_path / "one", 10, processes=1), 1) is not None
+    assert read_checkpoint(checkpoint(tmp_path / "two", 10), 4) is None
+
+
+def test_sharded_optimizer_states_are_looked_at_where_deepspeed_keeps_them(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 10)
+    shards = [folder / "global_step10" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)]
+    shards[0].parent.mkdir()
+    for shard in shards:
+        shutil.copy(folder / "optimizer.pt", shard)
+    (folder / "optimizer.pt").unlink()
+    assert read_checkpoint(folder, 2) is None, "latest is written when all ranks are done"
+    (folder / "latest").write_text("global_step10")
+    assert read_checkpoint(folder, 2) is not None
+    content = shards[1].read_bytes()
+    shards[1].write_bytes(b"PK")
+    assert read_checkpoint(folder, 2) is None
+    shards[1].unlink()
+    assert read_checkpoint(folder, 2) is None, "each rank leaves its own"
+    shards[1].write_bytes(content)
+    assert read_checkpoint(folder, 2) is not None
+
+
+def test_a_published_adapter_is_readable_for_others(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 10)
+    (folder / "adapter_model.safetensors").chmod(0o600)
+    (tmp_path / "out").mkdir()
+    copy_adapter(folder, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES[:2])
+    assert all(path.stat().st_mode & 0o044 for path in (tmp_path / "out").iterdir())

@@ -1,0 +1,264 @@
+"""The stage fetch_fire: raw files from the hub and from this machine, killed and resumed, and its rule."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import pytest
+import yaml
+
+import fetch_fire
+from hub_server import (
+    REVISION,
+    SIGNATURE,
+    TOKEN,
+    HubServer,
+    breaks,
+    command,
+    html_page,
+    refuses,
+    served_hub,
+    sha256,
+)
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch.raw_file import link_or_copy
+from vlmflow.files import unfinished
+
+SOURCE = "hf://datasets/o/d/sub/train.json"
+CONTENT = Random(2).randbytes(4_000_000)
+PIN = {"revision": REVISION, "size": len(CONTENT), "sha256": sha256(CONTENT)}
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with served_hub(monkeypatch) as hub_server:
+        hub_server.add("datasets/o/d", {"sub/train.json": CONTENT})
+        yield hub_server
+
+
+class Place:
+    """A working directory, and the stage run in it: here, or as a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.raw = folder / "raw" / "fire" / "train.json"
+        self.store = folder / "stores" / "raw"
+        self.log = folder / "logs" / "fetch.log"
+        self.pins = folder / "pins.yaml"
+        self.stored = self.store / f"o--d@{REVISION}" / "sub" / "train.json"
+
+    def fetch(self, source: str = SOURCE, **pin: object) -> None:
+        self.pins.write_text(yaml.dump({source: {**PIN, **pin}} if source == SOURCE else {}))
+        fetch_fire.main(raw=self.raw, source=source, store=self.store, pins=self.pins)
+
+    def command(self, source: str = SOURCE) -> list[str]:
+        self.pins.write_text(yaml.dump({SOURCE: PIN}))
+        return command("fetch_fire", raw=self.raw, source=source, store=self.store, pins=self.pins, log=self.log)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_pinned_file_is_fetched_once(server: HubServer, place: Place):
+    place.fetch()
+    assert place.raw.read_bytes() == CONTENT
+    assert place.raw.samefile(place.stored)
+    asked = len(server.requests)
+    place.raw.unlink()
+    place.fetch()
+    assert place.raw.read_bytes() == CONTENT
+    assert len(server.requests) == asked
+
+
+def test_a_revision_alone_is_enough(server: HubServer, place: Place):
+    """The hub's own digest is checked then; what is in the store has passed that check."""
+    for _ in range(2):
+        place.fetch(size=None, sha256=None)
+        assert place.raw.read_bytes() == CONTENT
+        assert place.raw.samefile(place.stored)
+    assert server.sent("train.json") == len(CONTENT)
+
+
+def test_a_store_that_rots_is_mended(server: HubServer, place: Place):
+    place.fetch()
+    place.stored.write_bytes(bytes(len(CONTENT)))
+    place.fetch()
+    assert place.raw.read_bytes() == CONTENT
+
+
+def test_what_is_not_pinned_is_not_fetched(server: HubServer, place: Place):
+    with pytest.raises(VlmflowError, match=r"pins\.yaml: hf://.*/train\.json has no revision\n.*`make pins`"):
+        place.fetch(revision=None)
+    with pytest.raises(VlmflowError, match=r"does not stand in pins\.yaml\n.*add a line 'hf://.*`make pins`"):
+        fetch_fire.main(raw=place.raw, source=SOURCE, store=place.store)
+    assert not server.requests
+    assert not place.raw.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"revision": "2" * 40}, f"there is no commit {'2' * 40}"),
+        ({"size": 7}, f"size is {len(CONTENT)} on the hub, 7 in pins.yaml"),
+        ({"sha256": "0" * 64}, f"sha256 is {sha256(CONTENT)} on the hub, {'0' * 64} in pins.yaml"),
+    ],
+)
+def test_what_is_pinned_otherwise_is_refused_before_the_first_byte(
+    server: HubServer, place: Place, changed: dict[str, object], cause: str
+):
+    """Case 10: a moved revision."""
+    with pytest.raises(VlmflowError, match=cause):
+        place.fetch(**changed)
+    assert not server.sent("train.json")
+    assert not place.raw.exists()
+
+
+def test_a_file_outside_lfs_is_held_against_its_pin_too(server: HubServer, place: Place):
+    """Case 10: the hub tells no sha256 of such a file; it is known when the bytes are here."""
+    server.add("datasets/o/d", {"sub/train.json": CONTENT}, plain=("sub/train.json",))
+    place.fetch()
+    place.raw.unlink()
+    with pytest.raises(VlmflowError, match=f"{'0' * 64} in pins.yaml"):
+        place.fetch(sha256="0" * 64)
+    assert not place.raw.exists()
+
+
+def test_a_bad_day_on_the_net_is_survived(server: HubServer, place: Place):
+    """Case 10 and case 18: breaks, refusals and an HTML page in one download; nothing secret is told."""
+    server.faults[("head", "sub/train.json")] = [refuses(429, Retry_After="1")]
+    server.faults[("bytes", "sub/train.json")] = [breaks(1_500_000, "reset"), html_page(), breaks(1_500_000)]
+    done = subprocess.run(place.command(), capture_output=True, text=True, timeout=60)
+    said = done.stdout + done.stderr + place.log.read_text()
+    assert done.returncode == 0, said
+    assert place.raw.read_bytes() == CONTENT
+    for sign in ("429", "ReadError", "HTML page"):
+        assert sign in said
+    assert TOKEN not in said
+    assert SIGNATURE not in said
+
+
+def test_a_refusal_ends_with_what_to_do(server: HubServer, place: Place):
+    server.repos["datasets/o/d"].gated = True
+    done = subprocess.run(place.command(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    cause, next_step = done.stderr.splitlines()[-2:]
+    assert cause.startswith(f"the stage failed: {SOURCE}: ")
+    assert next_step.startswith("  what to do: accept its terms")
+    said = done.stdout + done.stderr + place.log.read_text()
+    assert "Traceback" not in said
+    assert TOKEN not in said
+
+
+def test_a_killed_fetch_goes_on_where_it_was(server: HubServer, place: Place):
+    """Case 10: SIGKILL in the middle; nothing is fetched twice and nothing is to be cleaned by hand."""
+    server.pace = 0.02
+    part = unfinished(place.stored)
+    for least in (500_000, 1_500_000):
+        process = subprocess.Popen(place.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not part.exists() or part.stat().st_size < least:
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not place.raw.exists()
+    kept = part.stat().st_size
+    server.pace = 0.0
+    place.fetch()
+    assert place.raw.read_bytes() == CONTENT
+    assert server.ranges("train.json")[0] is None
+    assert server.ranges("train.json")[-1] == f"bytes={kept}-"
+    assert not part.exists()
+
+
+def test_two_processes_that_fetch_the_same_file_share_it(server: HubServer, place: Place, tmp_path: Path):
+    server.pace = 0.02
+    other = Place(tmp_path)
+    other.raw = tmp_path / "elsewhere" / "train.json"
+    running = [subprocess.Popen(here.command(), stderr=subprocess.DEVNULL) for here in (place, other)]
+    assert [process.wait(60) for process in running] == [0, 0]
+    assert place.raw.read_bytes() == other.raw.read_bytes() == CONTENT
+    assert server.sent("train.json") == len(CONTENT)
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_a_local_file_is_copied(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str):
+    caplog.set_level("INFO", "vlmflow")
+    local = tmp_path / "a_file.json"
+    local.write_bytes(CONTENT)
+    fetch_fire.main(raw=place.raw, source=form.format(local), store=place.store)
+    assert place.raw.read_bytes() == CONTENT
+    assert not place.raw.samefile(local)
+    assert f"{len(CONTENT)} bytes, sha256 {sha256(CONTENT)}" in caplog.text
+
+
+def test_a_local_file_that_is_none_is_told(place: Place, tmp_path: Path):
+    with pytest.raises(VlmflowError, match=r"nowhere\.json does not exist"):
+        place.fetch(f"{tmp_path}/nowhere.json")
+    with pytest.raises(VlmflowError, match=f"{tmp_path} is no file"):
+        place.fetch(str(tmp_path))
+
+
+def test_another_disk_gets_a_copy(tmp_path: Path):
+    shared_memory = Path("/dev/shm")  # noqa: S108
+    assert shared_memory.stat().st_dev != tmp_path.stat().st_dev
+    (tmp_path / "stored").write_bytes(CONTENT)
+    with TemporaryDirectory(dir=shared_memory) as folder:
+        link_or_copy(tmp_path / "stored", Path(folder, "raw"))
+        assert Path(folder, "raw").read_bytes() == CONTENT
+
+
+SNAKEFILE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, f"{workflow.basedir}/scripts")
+from harness import code_digest, targets
+from vlmflow.config.model import check_config
+configfile: "config.yaml"
+settings = check_config(config, [])
+config = settings.model_dump(mode="json")
+code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
+include: "rules/fetch_fire.smk"
+"""
+
+
+def test_the_rule_plans_without_a_net_and_sees_what_is_stale(server: HubServer, tmp_path: Path):
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    for name in ("rules", "scripts"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "local.json").write_bytes(b"[]")
+    datasets = {
+        "a": {"kind": "fire", "train": SOURCE, "test": "local.json"},
+        "b": {"kind": "fire", "train": "hf://datasets/o/d/not_pinned.json"},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"models": {}, "datasets": datasets, "runs": {}}))
+    pins = tmp_path / "pins.yaml"
+    pins.write_text(yaml.safe_dump({SOURCE: {"revision": REVISION}, "hf://datasets/o/d/not_pinned.json": None}))
+
+    def snakemake(*arguments: str) -> str:
+        call = [sys.executable, "-m", "snakemake", "raw/a/train.json", "raw/a/local.json", *arguments]
+        call += ["--cores=1", "--rerun-triggers", "mtime", "params", "input"]
+        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    assert "Fetching not_pinned.json" in snakemake("raw/b/not_pinned.json", "-n")
+    assert not server.requests
+    assert "2 of 2 steps" in snakemake()
+    assert (tmp_path / "raw/a/train.json").read_bytes() == CONTENT
+    assert (tmp_path / "raw/a/local.json").read_bytes() == b"[]"
+    pins.touch()
+    assert "Nothing to be done" in snakemake()
+    pins.write_text(yaml.safe_dump({SOURCE: {"revision": REVISION, "size": len(CONTENT)}}))
+    assert "Nothing to be done" in snakemake(), "what was filled in says no other about the revision"
+    (tmp_path / "local.json").write_bytes(b"[1]")
+    pins.write_text(yaml.safe_dump({SOURCE: {"revision": "2" * 40}}))
+    planned = snakemake("-n")
+    assert "Params have changed" in planned
+    assert "Updated input files: local.json" in planned

@@ -1,0 +1,258 @@
+"""The stage fetch_model: models from the hub and from local folders, the manifest, and its rule."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+import fetch_model
+from hub_server import REVISION, HubServer, command, refuses, served_hub, sha256
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch.model_folder import FileRecord, digest_of, list_files, read_manifest
+from vlmflow.files import unfinished
+
+SOURCE = "hf://o/m"
+REPOSITORY = Path(__file__).parents[1]
+PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", ".gitattributes": b"* lfs"}
+WEIGHTS = {f"model-{part}-of-3.safetensors": Random(part).randbytes(800_000 + part) for part in (1, 2, 3)}
+MODEL = {name: content for name, content in {**PLAIN, **WEIGHTS}.items() if name != ".gitattributes"}
+SIZE = sum(map(len, MODEL.values()))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with served_hub(monkeypatch) as hub_server:
+        hub_server.add(SOURCE.removeprefix("hf://"), {**PLAIN, **WEIGHTS}, plain=tuple(PLAIN))
+        yield hub_server
+
+
+class Place:
+    """A working directory, and the stage run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = folder / "models" / "tiny"
+        self.store = folder / "stores" / "models"
+        self.pins = folder / "pins.yaml"
+        self.stored = self.store / f"o--m@{REVISION}"
+
+    def fetch(self, source: object = SOURCE, revision: str = REVISION, **pin: object) -> None:
+        self.pin(revision=revision, **pin)
+        fetch_model.main(model=self.model, source=str(source), store=self.store, pins=self.pins, threads=3)
+
+    def pin(self, **pin: object) -> None:
+        self.pins.write_text(yaml.dump({SOURCE: pin}))
+
+    @property
+    def manifest(self) -> dict:
+        return json.loads((self.model / "manifest.json").read_text())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    folder = tmp_path / "local"
+    for name, content in {**MODEL, ".cache/x": b"x"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def digest(files: dict[str, bytes]) -> str:
+    pairs = sorted([name, sha256(content)] for name, content in files.items())
+    return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
+
+
+def test_a_model_is_fetched_with_all_its_files(server: HubServer, place: Place):
+    place.fetch()
+    assert [path.name for path in place.model.iterdir()] == ["manifest.json"]
+    assert place.manifest == {
+        "name": "tiny",
+        "source": SOURCE,
+        "revision": REVISION,
+        "folder": str(place.stored),
+        "files": {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in sorted(MODEL.items())},
+        "digest": digest(MODEL),
+    }
+    stored = {str(path.relative_to(place.stored)) for path in place.stored.rglob("*") if path.is_file()}
+    assert stored == set(MODEL)
+    assert all((place.stored / name).read_bytes() == content for name, content in MODEL.items())
+    assert read_manifest(place.model).digest == digest(MODEL)
+    assert not server.leaked
+
+
+def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Place):
+    place.fetch()
+    first = place.manifest
+    asked = len(server.requests)
+    place.fetch(size=SIZE, sha256=digest(MODEL))  # fully pinned: nobody is asked
+    assert len(server.requests) == asked
+    (place.stored / "config.json").write_bytes(b"[]")
+    place.fetch(size=SIZE, sha256=digest(MODEL))
+    assert place.manifest == first
+    (place.stored / "model-2-of-3.safetensors").unlink()
+    place.fetch(size=SIZE, sha256=digest(MODEL))
+    assert place.manifest == first
+    assert [server.sent(f"model-{part}-of-3.safetensors") // 800_000 for part in (1, 2, 3)] == [1, 2, 1]
+    assert read_manifest(place.model).folder == place.stored
+
+
+def test_a_killed_fetch_goes_on_file_by_file(server: HubServer, place: Place):
+    """Case 10: SIGKILL in the middle of several files; what was received is not asked for again."""
+    server.pace = 0.05
+    place.pin(revision=REVISION)
+    call = command("fetch_model", model=place.model, source=SOURCE, store=place.store, pins=place.pins, threads=2)
+    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    parts = [unfinished(place.stored / name) for name in WEIGHTS]
+    while sum(part.stat().st_size for part in parts if part.exists()) < 500_000:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not place.model.exists()
+    kept = {part.name.removesuffix(".part"): part.stat().st_size for part in parts if part.exists()}
+    server.pace = 0.0
+    server.requests.clear()
+    place.fetch()
+    assert place.manifest["digest"] == digest(MODEL)
+    for name, size in kept.items():
+        assert server.ranges(name) == [f"bytes={size}-" if size else None]
+
+
+def test_one_bad_file_does_not_cost_the_others(server: HubServer, place: Place):
+    """Case 10 and case 18: what a fetch that was given up has received is kept."""
+    server.faults[("head", "model-2-of-3.safetensors")] = [lambda answer: time.sleep(0.3) or refuses(403)(answer)]
+    server.pace = 0.05
+    with pytest.raises(VlmflowError, match=r"hf://o/m/model-2-of-3\.safetensors: .*\(403\)"):
+        place.fetch()
+    assert not place.model.exists()
+    kept = unfinished(place.stored / "model-3-of-3.safetensors").stat().st_size
+    assert kept > 0
+    server.pace = 0.0
+    server.requests.clear()
+    place.fetch()
+    assert place.manifest["digest"] == digest(MODEL)
+    assert server.ranges("model-3-of-3.safetensors") == [f"bytes={kept}-"]
+
+
+@pytest.mark.parametrize(
+    ("pin", "cause"),
+    [
+        ({"size": 7}, f"size is {SIZE} on the hub, 7 in pins.yaml"),
+        ({"sha256": "0" * 64}, f"sha256 is {digest(MODEL)} on the hub, {'0' * 64} in pins.yaml"),
+        ({"revision": "2" * 40}, f"there is no commit {'2' * 40}"),
+        ({"revision": None}, r"pins\.yaml: hf://o/m has no revision"),
+    ],
+)
+def test_another_model_than_the_pinned_one_is_refused(
+    server: HubServer, place: Place, pin: dict[str, object], cause: str
+):
+    """Case 10: a moved revision."""
+    with pytest.raises(VlmflowError, match=cause):
+        place.fetch(**pin)
+    assert not place.model.exists()
+
+
+def test_a_model_without_safetensors_is_refused_by_name(server: HubServer, place: Place, tmp_path: Path):
+    server.add("o/m", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
+    with pytest.raises(VlmflowError, match=r"hf://o/m holds no safetensors weights, but pytorch_model\.bin"):
+        place.fetch()
+    assert not server.sent("pytorch_model.bin")
+    with pytest.raises(VlmflowError, match="holds no safetensors weights"):
+        list_files(tmp_path, "models.tiny.source")
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_a_local_folder_is_described_where_it_lies(place: Place, local: Path, form: str):
+    place.fetch(form.format(local))
+    assert place.manifest["folder"] == str(local)
+    assert place.manifest["revision"] is None
+    assert place.manifest["digest"] == digest(MODEL)
+    assert set(place.manifest["files"]) == set(MODEL)
+    assert not place.store.exists()
+
+
+def test_links_to_files_and_folders_are_followed_once(place: Place, local: Path, tmp_path: Path):
+    """The hub's own cache holds snapshots of links; the manifest names the folder that was read."""
+    (local / "config.json").rename(tmp_path / "blob")
+    (local / "config.json").symlink_to(tmp_path / "blob")
+    (tmp_path / "link").symlink_to(local)
+    place.fetch(tmp_path / "link")
+    assert place.manifest["digest"] == digest(MODEL)
+    assert place.manifest["folder"] == str(local)
+
+
+def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_path: Path):
+    place.fetch(local)
+    manifest = (place.model / "manifest.json").read_text()
+    (local / "config.json").write_bytes(b"{} ")
+    with pytest.raises(VlmflowError, match=r"config\.json has 3 bytes, not 2 as when it was fetched\n.*remove"):
+        read_manifest(place.model)
+    (local / "config.json").unlink()
+    with pytest.raises(VlmflowError, match=r"config\.json is gone"):
+        read_manifest(place.model)
+    local.rename(tmp_path / "elsewhere")
+    with pytest.raises(VlmflowError, match=r"its folder .*local is gone"):
+        read_manifest(place.model)
+    (place.model / "manifest.json").write_text(manifest.replace('"digest"', '"digset"'))
+    with pytest.raises(VlmflowError, match=r"manifest\.json: .*\n.*remove"):
+        read_manifest(place.model)
+    (place.model / "manifest.json").unlink()
+    with pytest.raises(VlmflowError, match=r"manifest\.json"):
+        read_manifest(place.model)
+
+
+def test_the_digest_depends_on_names_and_bytes_alone():
+    one = {"a": FileRecord(bytes=1, sha256="0" * 64), "b": FileRecord(bytes=1, sha256="1" * 64)}
+    assert digest_of(one) == digest_of(dict(reversed(one.items())))
+    assert digest_of(one) != digest_of({"a": one["b"], "b": one["a"]})
+
+
+SNAKEFILE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, f"{workflow.basedir}/scripts")
+from harness import code_digest
+from vlmflow.config.model import check_config
+configfile: "config.yaml"
+settings = check_config(config, [])
+config = settings.model_dump(mode="json")
+code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
+include: "rules/fetch_model.smk"
+"""
+
+
+def test_the_rule_takes_a_local_folder_as_its_input(local: Path, tmp_path: Path):
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    for name in ("rules", "scripts"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    sources = {"tiny": "local", "missing": "nowhere", "big": "hf://o/big"}
+    models = {name: {"source": source, "model_type": "qwen3_vl"} for name, source in sources.items()}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"models": models, "datasets": {}, "runs": {}}))
+    (tmp_path / "pins.yaml").write_text("hf://o/big:\n")
+
+    def snakemake(*arguments: str) -> str:
+        call = [sys.executable, "-m", "snakemake", *arguments, "--cores=2"]
+        call += ["--rerun-triggers", "mtime", "params", "input"]
+        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    assert "models.missing.source: there is no folder nowhere" in snakemake("models/missing", "-n")
+    assert "1 of 1 steps" in snakemake("models/tiny")
+    assert read_manifest(tmp_path / "models" / "tiny").digest == digest(MODEL)
+    (local / "config.json").write_bytes(b"{ }")
+    planned = snakemake("models/tiny", "models/big", "-n")
+    assert "Updated input files: local/config.json" in planned
+    assert "Fetching the model big" in planned

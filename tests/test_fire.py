@@ -1,0 +1,224 @@
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fire_rows import fire_row
+from vlmflow.config.data_settings import RowLimits
+from vlmflow.rows.fire import Trajectory, read_score, read_trajectory, row_id, timestep_rows, trajectory_row
+from vlmflow.rows.rejects import REASONS, Reject
+from vlmflow.rows.sharegpt import first_fault
+
+
+def read(row: Any) -> Trajectory | Reject:
+    return read_trajectory(row if isinstance(row, bytes) else json.dumps(row).encode())
+
+
+def reason(row: Any) -> str:
+    result = read(row)
+    assert isinstance(result, Reject), result
+    return result.reason
+
+
+def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "type": "x", "value": value} for role, value in pairs]
+
+
+def test_a_sound_row_is_understood() -> None:
+    trajectory = read(fire_row(rounds=3, question="<image>\nWhat is it?"))
+    assert trajectory.question == "What is it?"
+    assert [attempt.answer for attempt in trajectory.attempts] == [f"Thought: t{n}.\nAnswer: a{n}" for n in (1, 2, 3)]
+    assert [attempt.score for attempt in trajectory.attempts] == [2, 3, 10]
+    assert not trajectory.score_field_differs
+
+
+def test_tags_in_the_question_are_stripped_and_one_stands_in_front() -> None:
+    """Case 4: tags anywhere in the first question are stripped, and one is put in front."""
+    trajectory = read(fire_row(question="What <image> is it?\n<image>"))
+    row = trajectory_row("id", trajectory)
+    assert row.conversations[0].value == "<image>\nWhat  is it?"
+    assert row.images == ["coco/train2017/000000000001.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("Score: 5.\nFeedback: x", 5),
+        ("Score: 5/10.\nx", 5),
+        ("Score: 10. Feedback: on one line", 10),
+        ("**Score:** 7", 7),
+        ("score : 0", 0),
+        ("Score: 5 / 10", 5),
+        ("Score: 7.5", None),
+        ("Score: 11", None),
+        ("Score: 8/20", None),
+        ("Score: ten", None),
+        ("Feedback: good", None),
+        ("Score: 100", None),
+    ],
+)
+def test_scores_are_read_from_the_text(text: str, score: int | None) -> None:
+    assert read_score(text) == score
+
+
+@pytest.mark.parametrize("field", [[0, 1], None, "x", [2, 10, 10], 3])
+def test_the_text_decides_over_the_score_field(field: Any) -> None:
+    trajectory = read(fire_row(score=field))
+    assert [attempt.score for attempt in trajectory.attempts] == [2, 10]
+    assert trajectory.score_field_differs
+
+
+def test_optional_keys_may_be_missing() -> None:
+    row = fire_row()
+    for key in ("groundtruth", "round", "score", "source"):
+        del row[key]
+    assert read(row).source == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (b"{", "bad_json"),
+        (b'{"image": NaN}', "bad_json"),
+        (b'{"a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad_json"),
+        (b'"text"', "bad_shape"),
+        (fire_row(image=""), "bad_shape"),
+        (fire_row(image=["a", "b"]), "bad_shape"),
+        (fire_row(question="text"), None),
+        (fire_row(conversations=turns(("student", "a"), ("assistant", "b"))), "wrong_role"),
+        (fire_row(conversations=turns(("teacher", "Score: 1"), ("student", "b"))), "wrong_role"),
+        (fire_row() | {"question": {"role": "system", "value": "x"}}, "wrong_role"),
+        (fire_row() | {"question": "What?"}, "bad_shape"),
+        (fire_row(conversations=[]), "unbalanced_turns"),
+        (fire_row(conversations=turns(("student", "a"))), "unbalanced_turns"),
+        (fire_row(conversations=turns(("student", " \n"), ("teacher", "Score: 1"))), "empty_turn"),
+        (fire_row(question=" <image> "), "empty_turn"),
+        (fire_row(conversations=turns(("student", "a"), ("teacher", "well"))), "unreadable_score"),
+    ],
+)
+def test_what_cannot_be_used_is_rejected_with_its_reason(row: Any, expected: str | None) -> None:
+    """Cases 3, 5, 6, 12, 19: wrong types, wrong roles, odd turns, no picture, bad JSON, empty turns."""
+    if expected is None:
+        assert isinstance(read(row), Trajectory)
+    else:
+        assert reason(row) == expected
+
+
+@pytest.mark.parametrize(
+    ("feedback", "score"),
+    [
+        ("Score: 5.\nFeedback: good", 5),
+        ("Score: 5/10.\nFeedback: good", 5),
+        ("Score: **10**", 10),
+        ("score: 8 out of 10", 8),
+        ("Score: 7\nFeedback: 5-7 are wrong", 7),
+        ("Score: -5", None),
+        ("Score: .5", None),
+        ("Score: 5.5", None),
+        ("Score: 1e1", None),
+        ("Score: 5-7", None),
+        ("Score: 15-7", None),
+        ("Score: 8 out of 100", None),
+        ("Score: 5/10.5", None),
+        ("Score: 50%", None),
+        ("Score: 11", None),
+        ("Underscore: 7", None),
+    ],
+)
+def test_a_score_is_read_or_refused_never_guessed(feedback: str, score: int | None) -> None:
+    assert read_score(feedback) == score
+
+
+def test_one_unusable_attempt_rejects_the_row_whole() -> None:
+    row = fire_row(rounds=3)
+    row["conversations"][2]["value"] = ""
+    assert reason(row) == "empty_turn"
+
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+
+
+@st.composite
+def trajectories(draw: Any) -> dict[str, Any]:
+    pairs = []
+    for _ in range(draw(st.integers(1, 6))):
+        pairs.append(("student", draw(TEXT)))
+        pairs.append(("teacher", f"Score: {draw(st.integers(0, 10))}.\nFeedback: {draw(TEXT)}"))
+    return fire_row(question=draw(TEXT), conversations=turns(*pairs))
+
+
+@given(raw=trajectories())
+def test_trajectory_answers_are_the_timestep_targets_one_by_one(raw: dict[str, Any]) -> None:
+    """The two forms, cross-checked, with unlimited history."""
+    trajectory = read(raw)
+    if isinstance(trajectory, Reject):
+        assert trajectory.reason == "empty_turn"
+        return
+    whole = trajectory_row("id", trajectory)
+    steps = timestep_rows("id", trajectory, None)
+    answers = [turn.value for turn in whole.conversations if turn.speaker == "gpt"]
+    assert [step.conversations[-1].value for step in steps] == answers
+    assert steps[-1].conversations == whole.conversations
+    for number, step in enumerate(steps):
+        assert step.conversations == whole.conversations[: 2 * number + 2]
+
+
+@given(raw=trajectories(), history=st.integers(0, 4))
+def test_a_bounded_history_keeps_the_last_attempts_and_their_numbers(raw: dict[str, Any], history: int) -> None:
+    trajectory = read(raw)
+    if isinstance(trajectory, Reject):
+        return
+    for number, step in enumerate(timestep_rows("id", trajectory, history), start=1):
+        first = max(1, number - history)
+        assert step.attempts == list(range(first, number + 1))
+        state = [turn.value for turn in step.conversations[:-1]]
+        shown = [(trajectory.attempts[n - 1].answer, trajectory.attempts[n - 1].feedback) for n in step.attempts[:-1]]
+        assert state == ["<image>\n" + trajectory.question, *(text for pair in shown for text in pair)][: len(state)]
+        assert len(state) == 1 + 2 * (number - first)
+
+
+@given(raw=trajectories())
+def test_both_forms_give_the_trajectory_back(raw: dict[str, Any]) -> None:
+    """Round trip: answers and answered feedback of the raw row, in order, from either form."""
+    trajectory = read(raw)
+    if isinstance(trajectory, Reject):
+        return
+    spoken = [text for attempt in trajectory.attempts for text in (attempt.answer, attempt.feedback)][:-1]
+    whole = trajectory_row("id", trajectory)
+    assert [turn.value for turn in whole.conversations[1:]] == spoken
+    last = timestep_rows("id", trajectory, 1)
+    again = [last[0].conversations[1].value]
+    for step in last[1:]:
+        again += [turn.value for turn in step.conversations[-2:]]
+    assert again == spoken
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = ["image", "question", "conversations", "score", "source", "round", "groundtruth"]
+
+
+@given(raw=trajectories(), key=st.sampled_from(KEYS), junk=JUNK, noise=st.binary(max_size=8), at=st.integers(0, 400))
+def test_any_row_is_converted_or_rejected(raw: dict[str, Any], key: str, junk: Any, noise: bytes, at: int) -> None:
+    """Well-formed or not: nothing raises, every rejection has a known reason, every row made is sound."""
+    text = json.dumps(raw | {key: junk}).encode()
+    for row in (text, text[:at] + noise + text[at:], json.dumps(raw, ensure_ascii=False).encode()[:at], noise):
+        result = read_trajectory(row)
+        if isinstance(result, Reject):
+            assert result.reason in REASONS
+            continue
+        for made in [trajectory_row("id", result), *timestep_rows("id", result, 6)]:
+            assert msgspec.json.decode(msgspec.json.encode(made), type=type(made)) == made
+            fault = first_fault(made, RowLimits())
+            assert fault is None or fault.reason in REASONS
+
+
+def test_rows_have_an_identity_of_split_number_and_content() -> None:
+    assert row_id("train", 7, b"{}") == "train-0000007-44136fa355b3"
+    assert row_id("train", 7, b"{}") != row_id("train", 7, b"[]")

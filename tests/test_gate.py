@@ -1,0 +1,100 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_train_job import job
+from vlmflow.config.run_settings import SmokeSettings
+from vlmflow.errors import VlmflowError
+from vlmflow.reports.pages import gate_page
+from vlmflow.training.gate import check_lengths, estimate, judge, refuse_failed
+from vlmflow.training.lengths import RowLength
+from vlmflow.training.smoke import SmokeRows, choose_rows
+
+LENGTHS = [RowLength(f"row-{number}", number * 10, number * 10 + 10, 100 + number) for number in range(50)]
+VAL = [RowLength(f"val-{number}", number * 10, number * 10 + 10, 120 + number) for number in range(5)]
+CHOSEN = SmokeRows(LENGTHS[-8:], VAL)
+
+
+def report(losses: list[float], **changes: Any) -> dict[str, Any]:
+    return {
+        "losses": [[step, loss] for step, loss in enumerate(losses, start=1)],
+        "best": {"step": 8, "eval_loss": 2.0},
+        "world_size": 4,
+        "parallel_mode": "DISTRIBUTED",
+        "peak_memory": [2_000_000],
+        "tokens": 4_000,
+        "seconds": 50.0,
+        "tokens_per_second": 80.0,
+        "eval_losses": [[4, 3.0], [8, 2.0]],
+    } | changes
+
+
+def failed(gate: dict[str, Any]) -> list[str]:
+    return [check["check"] for check in gate["checks"] if not check["passed"]]
+
+
+def test_a_good_smoke_run_opens_the_gate() -> None:
+    gate = judge(report([5, 6, 4, 3, 3, 2, 2, 2]), CHOSEN, LENGTHS, VAL, job(max_steps=10))
+    assert gate["passed"]
+    refuse_failed(gate, "run")
+    assert gate["lengths"]["longest"] == {"id": "row-49", "tokens": 149}
+    assert "the gate is open" in gate_page("run", gate)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"losses": [[1, 5.0], [2, math.nan], [3, 2.0], [4, 2.0]]}, "every loss is a finite number"),
+        ({"losses": []}, "every loss is a finite number"),
+        ({"losses": [[step, 5.0 + step] for step in range(8)]}, "the loss falls"),
+        ({"best": {"step": 8, "eval_loss": math.inf}}, "validation loss is a finite number"),
+        ({"world_size": 1}, "4 process(es) train together"),
+    ],
+)
+def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
+    """Case 26: a loss that is no number, or does not fall, is seen in minutes, not days."""
+    gate = judge(report([5, 4, 3, 2]) | changes, CHOSEN, LENGTHS, VAL, job(max_steps=10))
+    assert check in failed(gate)
+    with pytest.raises(VlmflowError, match="the gate is closed: ") as error:
+        refuse_failed(gate, "run")
+    assert check in error.value.cause
+
+
+def test_over_long_rows_are_counted_and_named_before_training() -> None:
+    """Case 17: no row is cut inside a picture or dropped in silence."""
+    check_lengths(LENGTHS, 149)
+    with pytest.raises(VlmflowError, match=r"3 of 50 rows have more than train\.max_length = 146 tokens: row-49"):
+        check_lengths(LENGTHS, 146)
+
+
+def test_the_longest_rows_are_trained_on_first(tmp_path: Path) -> None:
+    """Case 21: a run that survives its longest rows does not run out of memory on one of them later."""
+    full, smoke = job(seed=1), SmokeSettings(steps=4, longest=3, sample=5)
+    chosen = choose_rows(LENGTHS, VAL, full, smoke)
+    assert [row.tokens for row in chosen.train[:3]] == [149, 148, 147]
+    assert [row.tokens for row in chosen.val] == [124, 123, 122]
+    assert len({row.id for row in chosen.train}) == 8
+    assert chosen == choose_rows(LENGTHS[::-1], VAL[::-1], full, smoke)
+    assert chosen != choose_rows(LENGTHS, VAL, job(seed=2), smoke)
+    assert len(choose_rows(LENGTHS, VAL, full, SmokeSettings(steps=9, longest=100, sample=100)).train) == 50
+
+
+def test_every_chosen_row_is_trained_on() -> None:
+    """Case 21: the sample gives way to the longest rows; steps that do not reach these are refused."""
+    small = job(processes=1, per_device_batch_size=1, gradient_accumulation_steps=2)
+    assert len(choose_rows(LENGTHS, VAL, small, SmokeSettings(steps=10, longest=16, sample=48)).train) == 20
+    with pytest.raises(VlmflowError, match="to 8 or more"):
+        choose_rows(LENGTHS, VAL, small, SmokeSettings(steps=7, longest=16, sample=48))
+
+
+def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
+    rows_per_step = {"per_device_batch_size": 1, "gradient_accumulation_steps": 2}
+    full = job(max_steps=None, epochs=2, checkpoint_steps=10, **rows_per_step).settings
+    mean = sum(row.tokens for row in LENGTHS) / 50
+    estimated = estimate(LENGTHS, VAL, full, 4, 100.0)
+    assert estimated["steps"] == 13
+    assert estimated["tokens"] == round(13 * 8 * mean)
+    assert estimated["evaluated_tokens"] == 2 * sum(row.tokens for row in VAL), "checkpoints at step 10 and at the end"
+    assert estimated["seconds"] == round((13 * 8 * mean + estimated["evaluated_tokens"] / 2) / 100)

@@ -1,0 +1,205 @@
+"""What the hub says, and how its refusals are told."""
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import huggingface_hub
+import pytest
+
+from hub_server import (
+    REVISION,
+    SIGNATURE,
+    TOKEN,
+    Answer,
+    HubServer,
+    blob_id,
+    html_page,
+    refuses,
+    served_hub,
+    sha256,
+    with_headers,
+)
+from vlmflow.config.source import HubSource
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch import hub, retry
+from vlmflow.fetch.retry import PassingFault, Patience
+
+DATA = HubSource("dataset", "o/d", "big.json")
+MODEL = HubSource("model", "o/m", None)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with served_hub(monkeypatch) as hub_server:
+        hub_server.add("datasets/o/d", {"big.json": b"[1]", "small.json": b"[]"}, plain=("small.json",))
+        hub_server.add("o/m", {"sub/w.safetensors": b"w", "config.json": b"{}"}, plain=("config.json",))
+        yield hub_server
+
+
+def test_a_file_is_told_with_size_digest_and_address(server: HubServer):
+    file, address = hub.look_up(DATA, REVISION, "big.json")
+    assert (file.size, file.etag, file.sha256) == (3, sha256(b"[1]"), sha256(b"[1]"))
+    assert str(file) == str(DATA)
+    assert address.startswith(server.storage)
+    plain, address = hub.look_up(DATA, REVISION, "small.json")
+    assert (plain.size, plain.etag, plain.sha256) == (2, blob_id(b"[]"), None)
+    assert address.startswith(server.endpoint)
+
+
+def test_a_repository_is_told_with_its_commit_and_files(server: HubServer):
+    for revision in (None, REVISION):
+        commit, files = hub.describe(MODEL, revision)
+        assert commit == REVISION
+        assert [(file.path, file.size, file.etag) for file in files] == [
+            ("config.json", 2, blob_id(b"{}")),
+            ("sub/w.safetensors", 1, sha256(b"w")),
+        ]
+
+
+def test_the_token_is_for_the_hub_alone(server: HubServer):
+    own = hub.headers_for(f"{server.endpoint}/o/m/resolve/x/config.json")
+    assert own["authorization"] == f"Bearer {TOKEN}"
+    # The same machine under another name, another port, and no encryption: each is another party.
+    for address in (
+        f"{server.storage}/file",
+        "http://127.0.0.1:1/file",
+        f"https://127.0.0.1:{server.port}/f",
+    ):
+        assert "authorization" not in hub.headers_for(address)
+
+
+def look_up_again(kind: str) -> None:
+    hub.look_up(DATA, REVISION, "big.json") if kind == "head" else hub.describe(MODEL, REVISION)
+
+
+@pytest.mark.parametrize("kind", ["head", "api"])
+@pytest.mark.parametrize(
+    ("fault", "cause", "next_step"),
+    [
+        (refuses(403, X_Error_Code="GatedRepo"), "granted access", "HF_TOKEN"),
+        (refuses(403), "granted access", "accept its terms"),
+        (refuses(401), "does not have it, or not for this token", "HF_TOKEN"),
+        (refuses(404, X_Error_Code="RepoNotFound"), "does not have it", "address"),
+        (refuses(404, X_Error_Code="EntryNotFound"), "no such file", "address"),
+        (refuses(404, X_Error_Code="RevisionNotFound"), "no commit " + REVISION, "pins.yaml"),
+        (refuses(410), "answers 410", "later"),
+        (html_page(), "not as a hub does", "login page"),
+        (lambda answer: Answer(200, {}, b"[1, 2]"), "not as a hub does", "HF_ENDPOINT"),
+    ],
+)
+def test_refusals_say_what_to_do(server: HubServer, kind: str, fault, cause: str, next_step: str):
+    """Case 18: what the hub refuses for good is told at once, what it refuses for a moment is tried again."""
+    server.faults = {("head", "big.json"): [fault], ("api", "o/m"): [fault]}
+    with pytest.raises(VlmflowError) as raised:
+        look_up_again(kind)
+    assert cause in raised.value.cause
+    assert next_step in raised.value.next_step
+    assert TOKEN not in str(raised.value)
+    look_up_again(kind)
+
+
+def test_a_wrong_token_is_refused(server: HubServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_old")
+    with pytest.raises(VlmflowError, match="not for this token"):
+        hub.describe(MODEL)
+
+
+def test_another_commit_than_asked_for_is_refused(server: HubServer):
+    """Case 10: a moved revision."""
+    server.faults[("head", "big.json")] = [with_headers(X_Repo_Commit="2" * 40)]
+    with pytest.raises(VlmflowError, match=f"commit {'2' * 40}, asked for was {REVISION}"):
+        hub.look_up(DATA, REVISION, "big.json")
+    server.faults[("api", "o/m")] = [lambda answer: Answer(200, {}, answer.body.replace(REVISION.encode(), b"2" * 40))]
+    with pytest.raises(VlmflowError, match=f"commit {'2' * 40}, asked for was {REVISION}"):
+        hub.describe(MODEL, REVISION)
+
+
+def test_redirects_in_a_circle_are_refused(server: HubServer):
+    circle = refuses(302, Location="/datasets/o/d/resolve/" + REVISION + "/big.json")
+    server.faults[("head", "big.json")] = [circle] * 50
+    with pytest.raises(VlmflowError, match="circle"):
+        hub.look_up(DATA, REVISION, "big.json")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a//b", "a/./b", "a\nb", "w.safetensors.part"])
+def test_names_that_are_no_paths_are_refused(server: HubServer, name: str):
+    server.repos["o/m"].files[name] = b""
+    with pytest.raises(VlmflowError, match="the hub names a file"):
+        hub.describe(MODEL)
+
+
+@pytest.mark.parametrize("headers", [{"X_Linked_ETag": '"short"'}, {"X_Linked_Size": "many"}])
+def test_what_cannot_be_checked_is_refused(server: HubServer, headers: dict[str, str]):
+    server.faults[("head", "big.json")] = [with_headers(**headers)]
+    with pytest.raises(VlmflowError, match="cannot be checked"):
+        hub.look_up(DATA, REVISION, "big.json")
+
+
+def test_a_name_that_the_hub_cannot_have_is_refused(server: HubServer):
+    with pytest.raises(VlmflowError, match="no name on the hub"):
+        hub.describe(HubSource("model", "o/m--x", None))
+    assert not server.requests
+
+
+def test_offline_mode_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(VlmflowError, match="HF_HUB_OFFLINE"):
+        hub.describe(MODEL)
+
+
+def test_passing_faults_are_tried_again(server: HubServer, caplog: pytest.LogCaptureFixture):
+    """Case 18: rate limits, server errors and time-outs."""
+    server.faults[("api", "o/m")] = [refuses(500), refuses(503), refuses(429), refuses(504)]
+    assert hub.describe(MODEL)[0] == REVISION
+    assert [text for text in ("500", "503", "429", "504") if text in caplog.text] == [
+        "500",
+        "503",
+        "429",
+        "504",
+    ]
+    assert TOKEN not in caplog.text
+
+
+def test_attempts_are_bounded(server: HubServer, monkeypatch: pytest.MonkeyPatch):
+    """Case 18: bounded retry."""
+    server.faults[("api", "o/m")] = [refuses(503)] * 100
+    with pytest.raises(VlmflowError, match="answers 503, 8 times in a row"):
+        hub.describe(MODEL)
+    assert len(server.requests) == retry.TRIES
+
+
+def test_a_hub_that_is_not_there_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(VlmflowError, match=r"ConnectError at 127\.0\.0\.1, 8 times in a row"):
+        hub.describe(MODEL)
+
+
+def test_the_wait_that_a_server_asks_for_is_obeyed():
+    """Case 18: Retry-After, in both of its forms, and the hub's own RateLimit."""
+    assert hub.asked_wait({"retry-after": "7"}) == 7
+    assert hub.asked_wait({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}) == 55
+    assert hub.asked_wait({"ratelimit": '"api";r=3;t=55'}) is None
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    assert hub.asked_wait({"retry-after": later}) == pytest.approx(90, abs=2)
+    assert hub.asked_wait({"retry-after": "soon"}) is None
+    waits: list[float] = []
+    patience = Patience("x", waits.append)
+    patience.wait(PassingFault("busy", 7.0))
+    patience.wait(PassingFault("busy"))
+    patience.wait(PassingFault("busy", 0.0))
+    assert waits == [7.0, 2 * retry.FIRST_WAIT, 4 * retry.FIRST_WAIT]
+    with pytest.raises(VlmflowError, match="asks to wait 3,600 s"):
+        patience.wait(PassingFault("busy", 3600.0))
+
+
+def test_nothing_secret_is_logged(server: HubServer, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG, "vlmflow")
+    server.faults[("head", "big.json")] = [refuses(500)]
+    with pytest.raises(PassingFault) as raised:
+        hub.look_up(DATA, REVISION, "big.json")
+    hub.look_up(DATA, REVISION, "big.json")
+    for text in (caplog.text, str(raised.value)):
+        assert TOKEN not in text
+        assert SIGNATURE not in text

@@ -1,0 +1,229 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drawn_pictures import put
+from vlmflow.errors import VlmflowError
+from vlmflow.pictures.manifest import REASONS, Unusable
+from vlmflow.pictures.roots import Located, PictureRoots, read_picture
+
+KEY = "datasets.fire.image_roots"
+
+
+def rooted(*roots: Path) -> PictureRoots:
+    return PictureRoots([str(root) for root in roots], KEY)
+
+
+def test_a_picture_is_found_where_it_lies(tmp_path: Path):
+    file = put(tmp_path / "gqa/images/1.jpg", b"")
+    assert rooted(tmp_path).locate("gqa\\images\\1.jpg") == Located("gqa/images/1.jpg", str(file))
+    assert rooted(tmp_path).locate("gqa/images/2.jpg").reason == "missing"
+    assert rooted(tmp_path).locate("gqa/images/1.jpg/x").reason == "missing"
+
+
+def test_letter_case_is_matched_when_one_file_fits(tmp_path: Path):
+    """Case 8: letter case, in folders and files."""
+    file = put(tmp_path / "Coco/Train2017/A.JPG", b"")
+    assert rooted(tmp_path).locate("coco/train2017/a.jpg") == Located("coco/train2017/a.jpg", str(file))
+    put(tmp_path / "Coco/Train2017/A.jpg", b"")
+    assert rooted(tmp_path).locate("coco/train2017/a.jpg").reason == "ambiguous"
+    assert rooted(tmp_path).locate("Coco/Train2017/A.JPG").file == str(file)
+    assert rooted(tmp_path).locate("coco/train2017/A.JPG").reason == "ambiguous"
+
+
+def test_one_file_under_two_folder_names_is_not_ambiguous(tmp_path: Path):
+    file = put(tmp_path / "coco/a.jpg", b"")
+    (tmp_path / "COCO").symlink_to("coco")
+    assert rooted(tmp_path).locate("Coco/a.jpg").file == str(file)
+
+
+def test_both_of_two_folders_that_differ_in_case_are_searched(tmp_path: Path):
+    put(tmp_path / "COCO/other.jpg", b"")
+    file = put(tmp_path / "coco/A.jpg", b"")
+    assert rooted(tmp_path).locate("Coco/a.jpg").file == str(file)
+
+
+def test_the_first_root_wins_and_an_exact_name_wins_in_any(tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    put(first / "A.jpg", b"")
+    exact = put(second / "a.jpg", b"")
+    put(first / "b.jpg", b"")
+    put(second / "b.jpg", b"")
+    assert rooted(first, second).locate("a.jpg").file == str(exact)
+    assert rooted(first, second).locate("b.jpg").file == str(first / "b.jpg")
+    assert rooted(second, first).locate("b.jpg").file == str(second / "b.jpg")
+
+
+@pytest.mark.parametrize("lies", ["coco/train2017/000000231338.jpg", "COCO/val2014/COCO_val2014_000000231338.JPG"])
+def test_coco_pictures_are_found_by_number(tmp_path: Path, lies: str):
+    """Case 9: the name stays the row's own, wherever the file lies."""
+    file = put(tmp_path / lies, b"")
+    for name in ("coco/train2014/000000231338.jpg", "coco/val2017/000000231338.jpg"):
+        assert rooted(tmp_path).locate(name) == Located(name, str(file))
+    assert rooted(tmp_path).locate("coco/train2014/000000231339.jpg").reason == "missing"
+
+
+def test_bare_mathvista_paths_are_found(tmp_path: Path):
+    file = put(tmp_path / "mathvista/images/12.jpg", b"")
+    assert rooted(tmp_path).locate("images/12.jpg") == Located("images/12.jpg", str(file))
+
+
+def test_links_out_of_the_roots_are_refused(tmp_path: Path):
+    """Case 8: links, of files and of folders, also where another letter case leads to them."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    put(outside / "secret.jpg", b"")
+    put(tmp_path / "root-twin/secret.jpg", b"")
+    root.mkdir()
+    (root / "file.jpg").symlink_to(outside / "secret.jpg")
+    (root / "folder").symlink_to("../outside")
+    (root / "twin").symlink_to(tmp_path / "root-twin")
+    for path in ("file.jpg", "FILE.jpg", "folder/secret.jpg", "FOLDER/SECRET.jpg", "twin/secret.jpg"):
+        found = rooted(root).locate(path)
+        assert isinstance(found, Unusable), path
+        assert found.reason in ("path_outside", "missing")
+    assert rooted(root).locate("file.jpg").reason == "path_outside"
+    assert rooted(root).locate("folder/secret.jpg").reason == "path_outside"
+    assert rooted(root, outside).locate("file.jpg").file == str(outside / "secret.jpg")
+
+
+def test_links_that_lead_nowhere(tmp_path: Path):
+    (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "odd.jpg").symlink_to(put(tmp_path / os.fsdecode(b"odd\xff.jpg"), b""))
+    assert rooted(tmp_path).locate("gone.jpg").reason == "missing"
+    assert rooted(tmp_path).locate("loop.jpg").reason == "missing"
+    assert rooted(tmp_path).locate("odd.jpg").reason == "path_invalid"
+
+
+def test_what_is_no_file_is_refused_and_another_root_may_have_it(tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    (first / "a.jpg").mkdir(parents=True)
+    os.mkfifo(first / "pipe.jpg")
+    file = put(second / "a.jpg", b"")
+    assert rooted(first).locate("a.jpg").reason == "not_a_file"
+    assert rooted(first).locate("pipe.jpg").reason == "not_a_file"
+    assert rooted(first, second).locate("a.jpg").file == str(file)
+
+
+def test_names_that_cannot_lie_side_by_side_in_the_store(tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    put(first / "a", b"")
+    put(second / "a/b.jpg", b"")
+    put(second / "a/c/d.jpg", b"")
+    roots = rooted(first, second)
+    assert roots.locate("a/c/d.jpg").reason == "name_conflict"
+    assert roots.locate("a/b.jpg").reason == "name_conflict"
+    assert roots.locate("a") == Located("a", str(first / "a"))
+
+
+def test_a_root_that_cannot_be_read_stops_the_stage(tmp_path: Path):
+    file = put(tmp_path / "file", b"")
+    for root in (tmp_path / "nowhere", file):
+        with pytest.raises(VlmflowError, match=rf"{KEY}: {root}: "):
+            rooted(tmp_path, root)
+    with pytest.raises(VlmflowError, match=f"{KEY}: no folder"):
+        rooted()
+
+
+def test_a_picture_costs_few_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in range(50):
+        put(tmp_path / f"coco/train2017/{number:012}.jpg", b"")
+    calls = watch_disk(monkeypatch)
+    roots = rooted(tmp_path)
+    for number in range(50):
+        assert isinstance(roots.locate(f"coco/train2017/{number:012}.jpg"), Located)
+    assert sum(name == "lstat" for name, _ in calls) < 50 + 20
+    assert not any(name == "listdir" for name, _ in calls)
+    for number in range(50, 100):
+        assert roots.locate(f"coco/train2017/{number:012}.jpg").reason == "missing"
+    assert sum(name == "listdir" for name, _ in calls) <= 3
+
+
+def watch_disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Write down every path that is looked at, and look at it for real."""
+    calls: list[tuple[str, str]] = []
+
+    def watched(name: str):
+        real = getattr(os, name)
+
+        def call(path, *args, **options):
+            calls.append((name, os.fspath(path)))
+            return real(path, *args, **options)
+
+        return call
+
+    for name in ("lstat", "stat", "listdir", "scandir", "open", "readlink"):
+        monkeypatch.setattr(os, name, watched(name))
+    return calls
+
+
+PARTS = st.sampled_from(
+    [
+        *("..", ".", "", "~", "C:", "http:", "etc", "passwd", "\x00", "\ud800", "x" * 300),
+        *("a", "A", "é", "images", "7.jpg", "coco", "Coco", "train2014"),
+        *("COCO_train2014_000000000009.jpg", "000000000009.jpg"),
+    ]
+)
+PATHS = st.text() | st.lists(PARTS | st.text(max_size=3), max_size=8).map("/".join)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    for name in (
+        "coco/train2017/000000000009.jpg",
+        "a/A/a",
+        "A/images/7.jpg",
+        "é/7.jpg",
+        "mathvista/images/7.jpg",
+    ):
+        put(root / name, b"")
+    return root
+
+
+@given(path=PATHS, slash=st.sampled_from("/\\"))
+def test_any_text_is_a_file_below_the_root_or_refused(root: Path, path: str, slash: str):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        roots = rooted(root)
+        calls = watch_disk(monkeypatch)
+        found = roots.locate(path.replace("/", slash))
+    assert all(Path(touched) == root or root in Path(touched).parents for _, touched in calls)
+    assert all(".." not in Path(touched).parts for _, touched in calls)
+    if isinstance(found, Unusable):
+        assert found.reason in REASONS
+    else:
+        assert stat.S_ISREG(os.lstat(found.file).st_mode)
+        assert root in Path(found.file).parents
+
+
+def test_bytes_are_read_up_to_the_limit(tmp_path: Path):
+    file = put(tmp_path / "a.jpg", b"12345")
+    assert read_picture(str(file), 5) == b"12345"
+    assert read_picture(str(file), 4).reason == "too_many_bytes"
+
+
+def test_a_file_that_changed_since_it_was_found_is_refused(tmp_path: Path):
+    assert read_picture(str(tmp_path / "gone.jpg"), 5).reason == "missing"
+    os.mkfifo(tmp_path / "pipe.jpg")
+    assert read_picture(str(tmp_path / "pipe.jpg"), 5).reason == "not_a_file"
+    (tmp_path / "link.jpg").symlink_to(put(tmp_path / "target.jpg", b"1"))
+    with pytest.raises(VlmflowError, match=r"link\.jpg"):
+        read_picture(str(tmp_path / "link.jpg"), 5)
+
+
+def test_a_file_that_may_not_be_read_is_a_reason(tmp_path: Path):
+    file = put(tmp_path / "a.jpg", b"1")
+    file.chmod(0)
+    # root reads everything: give up its rights in a child, and look from there
+    child = os.fork()
+    if child == 0:
+        if os.geteuid() == 0:
+            tmp_path.chmod(0o755)
+            os.setuid(65534)
+        found = read_picture(str(file), 5)
+        os._exit(0 if getattr(found, "reason", "") == "unreadable" else 1)
+    assert os.waitpid(child, 0)[1] == 0

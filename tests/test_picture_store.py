@@ -1,0 +1,124 @@
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from drawn_pictures import as_trained, drawn, encoded, put
+from vlmflow.config.data_settings import PictureLimits
+from vlmflow.errors import VlmflowError
+from vlmflow.pictures.check import check_picture
+from vlmflow.pictures.roots import Located
+from vlmflow.pictures.store import PictureStore, store_name
+
+ALPHA = encoded(drawn(300, 200).convert("RGBA"), "PNG")
+JPEG = encoded(drawn(), "JPEG")
+
+
+def add(store: PictureStore, name: str, file: Path) -> str:
+    """Check a file and add it, as the stage does; gives the name that rows carry."""
+    picture, rgb = check_picture(file.read_bytes(), PictureLimits())
+    located = Located(name, str(file))
+    store.add(located, picture, rgb)
+    return store_name(located, picture)
+
+
+def test_a_plain_picture_is_a_link_to_its_file(tmp_path: Path):
+    file = put(tmp_path / "root/A.JPG", JPEG)
+    name = add(PictureStore(tmp_path / "store", "fire"), "coco/a.jpg", file)
+    assert name == "coco/a.jpg"
+    assert os.readlink(tmp_path / "store/fire/coco/a.jpg") == str(file)
+
+
+def test_another_picture_is_a_link_to_its_copy(tmp_path: Path):
+    """Case 16: the copy is what the trainer then sees."""
+    file = put(tmp_path / "root/a.png", ALPHA)
+    name = add(PictureStore(tmp_path / "store", "fire"), "chartqa/a.png", file)
+    assert name == "chartqa/a.png.rgb.png"
+    (tmp_path / "store").rename(tmp_path / "moved")
+    assert np.array_equal(np.asarray(as_trained(tmp_path / "moved/fire" / name)), np.asarray(drawn(300, 200)))
+
+
+def test_a_copy_holds_nothing_but_pixels(tmp_path: Path):
+    profile = encoded(drawn().convert("CMYK"), "JPEG", icc_profile=b"a profile of CMYK", comment=b"words")
+    name = add(PictureStore(tmp_path / "store", "fire"), "a.jpg", put(tmp_path / "a.jpg", profile))
+    with Image.open(tmp_path / "store/fire" / name) as copy:
+        assert (copy.format, copy.mode, copy.info) == ("PNG", "RGB", {})
+
+
+def test_a_copy_is_written_once_for_all_names_and_data_sets(tmp_path: Path):
+    file = put(tmp_path / "a.png", ALPHA)
+    names = [add(PictureStore(tmp_path / "store", dataset), f"{dataset}.png", file) for dataset in ("one", "two")]
+    copies = {(tmp_path / "store" / name.split(".")[0] / name).resolve() for name in names}
+    assert len(copies) == 1
+    before = copies.copy().pop().stat()
+    add(PictureStore(tmp_path / "store", "one"), "one.png", file)
+    after = copies.pop().stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_a_link_follows_its_file_to_another_root(tmp_path: Path):
+    store = PictureStore(tmp_path / "store", "fire")
+    for root in ("old", "new"):
+        file = put(tmp_path / root / "a.jpg", JPEG)
+        add(store, "a.jpg", file)
+        assert (tmp_path / "store/fire/a.jpg").resolve() == file
+
+
+def test_nothing_but_links_is_ever_replaced(tmp_path: Path):
+    """A person's own files or folders in the place of the store stay."""
+    own = put(tmp_path / "store/fire/a.jpg", b"own")
+    (tmp_path / "store/fire/b.jpg").mkdir()
+    file = put(tmp_path / "root/a.jpg", JPEG)
+    for name in ("a.jpg", "b.jpg", "a.jpg/c.jpg"):
+        with pytest.raises(VlmflowError, match=r"[abc]\.jpg: cannot be made a link.*\n.*move it away"):
+            add(PictureStore(tmp_path / "store", "fire"), name, file)
+    assert own.read_bytes() == b"own"
+
+
+def test_a_store_that_cannot_be_written_is_said(tmp_path: Path):
+    put(tmp_path / "store/.rewritten", b"a file")
+    with pytest.raises(VlmflowError, match=r"\.rewritten.*\n.*stores\.pictures"):
+        add(PictureStore(tmp_path / "store", "fire"), "a.png", put(tmp_path / "a.png", ALPHA))
+
+
+def test_what_a_killed_run_left_is_written_over(tmp_path: Path):
+    file = put(tmp_path / "a.png", ALPHA)
+    store = PictureStore(tmp_path / "store", "fire")
+    name = add(store, "a.png", file)
+    copy = (tmp_path / "store/fire" / name).resolve()
+    whole = copy.read_bytes()
+    copy.rename(copy.with_name(copy.name + ".part"))
+    with copy.with_name(copy.name + ".part").open("r+b") as part:
+        part.truncate(len(whole) // 2)
+    add(store, "a.png", file)
+    assert copy.read_bytes() == whole
+    assert os.listdir(copy.parent) == [copy.name]
+
+
+def test_runs_may_meet_in_one_store(tmp_path: Path):
+    """Train and test are resolved at the same time, and name the same pictures."""
+    files = [
+        put(tmp_path / f"root/{number}.png", encoded(drawn(40 + number).convert("RGBA"), "PNG")) for number in range(20)
+    ]
+    plain = put(tmp_path / "root/plain.jpg", JPEG)
+    fork = multiprocessing.get_context("fork")
+    runs = [fork.Process(target=add_all, args=(tmp_path / "store", files, plain)) for _ in range(4)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert [run.exitcode for run in runs] == [0] * 4
+    for number, file in enumerate(files):
+        seen = as_trained(tmp_path / "store/fire/deep" / f"{file.name}.rgb.png")
+        assert np.array_equal(np.asarray(seen), np.asarray(drawn(40 + number)))
+    assert not list((tmp_path / "store").rglob("*.part"))
+
+
+def add_all(pictures: Path, files: list[Path], plain: Path) -> None:
+    store = PictureStore(pictures, "fire")
+    for file in files:
+        add(store, f"deep/{file.name}", file)
+        add(store, f"deep/{file.stem}/plain.jpg", plain)

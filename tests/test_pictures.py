@@ -1,0 +1,309 @@
+import hashlib
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps, PngImagePlugin
+
+from drawn_pictures import drawn, encoded
+from vlmflow.config.data_settings import PictureLimits
+from vlmflow.pictures.check import UPRIGHT, Picture, check_picture
+from vlmflow.pictures.manifest import REASONS, Unusable
+
+LIMITS = PictureLimits()
+RED = (255, 0, 0)
+
+
+def checked(content: bytes) -> tuple[Picture, Image.Image | None]:
+    found = check_picture(content, LIMITS)
+    assert not isinstance(found, Unusable), found
+    return found
+
+
+def rgb(content: bytes) -> np.ndarray:
+    """Give the pixels of the rewritten copy, as an array of shape (height, width, 3)."""
+    copy = checked(content)[1]
+    assert copy.mode == "RGB"
+    return np.asarray(copy)
+
+
+PLAIN = {
+    "JPEG": encoded(drawn(), "JPEG", quality=95),
+    "MPO": encoded(drawn(), "MPO", save_all=True, append_images=[drawn()]),
+    "PNG": encoded(drawn(), "PNG"),
+    "WEBP": encoded(drawn(), "WEBP", lossless=True),
+    "BMP": encoded(drawn(), "BMP"),
+    "TIFF": encoded(drawn(), "TIFF", compression="tiff_lzw"),
+    "GIF": encoded(drawn().convert("L"), "GIF"),
+}
+
+
+@pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF"])
+def test_plain_pictures_are_used_as_they_are(format: str):
+    """Case 11: the format is sniffed from the bytes; no name is looked at."""
+    picture, copy = checked(PLAIN[format])
+    assert (picture.format, picture.width, picture.height, picture.rewritten) == (format, 64, 48, None)
+    assert (picture.mode, picture.bytes, copy) == ("RGB", len(PLAIN[format]), None)
+    assert picture.sha256 == hashlib.sha256(PLAIN[format]).hexdigest()
+
+
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_grey_and_black_and_white_are_plain(mode: str):
+    assert checked(encoded(drawn().convert(mode), "PNG"))[0].rewritten is None
+
+
+@pytest.mark.parametrize("format", PLAIN)
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_cut_files_are_caught(format: str, share: float, recwarn: pytest.WarningsRecorder):
+    """Case 1: the header of a half of a file is sound, its pixels are not there. Pillow's warnings are silent."""
+    content = PLAIN[format] if format != "MPO" else PLAIN["JPEG"]
+    found = check_picture(content[: int(len(content) * share)], LIMITS)
+    assert isinstance(found, Unusable)
+    assert found.reason == "undecodable"
+    assert not recwarn.list
+
+
+def test_damaged_pixels_are_caught():
+    """Case 1: a block of zeros in the middle, as a broken download leaves it."""
+    for format in ("PNG", "WEBP"):
+        content = bytearray(PLAIN[format])
+        content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
+        assert check_picture(bytes(content), LIMITS).reason == "undecodable", format
+
+
+OTHERS = [b"", b"<!DOCTYPE html><html>", b"%PDF-1.7", b"RIFF\x00\x00\x00\x00WAVE", b"\x00" * 100]
+
+
+@pytest.mark.parametrize("content", [*OTHERS, encoded(drawn(), "PPM"), encoded(drawn(), "ICO")])
+def test_other_formats_are_refused(content: bytes):
+    """Case 11: an error page, a document, a sound, and pictures of formats that are not in the list."""
+    assert check_picture(content, LIMITS).reason == "unknown_format"
+
+
+def test_the_detail_is_the_same_in_every_run():
+    """Python writes the address of an object into Pillow's message."""
+    found = check_picture(PLAIN["GIF"][:30], LIMITS)
+    assert found.detail == "GIF, UnidentifiedImageError: cannot identify image file <_io.BytesIO object>"
+
+
+def test_a_decompression_bomb_is_refused_before_it_is_decoded():
+    """Case 13: 2.5 billion pixels in a hundred bytes, without a warning of Pillow's."""
+    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b""))
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        found = check_picture(bomb, LIMITS)
+    assert found.reason == "too_many_pixels"
+    assert "50000 x 50000" in found.detail
+    assert not caught
+
+
+def test_the_pixel_limit_is_the_one_of_the_configuration():
+    """Case 13."""
+    assert check_picture(PLAIN["PNG"], PictureLimits(max_pixels=64 * 48 - 1)).reason == "too_many_pixels"
+    assert checked(PLAIN["PNG"])
+
+
+def test_an_oversized_text_chunk_is_refused():
+    """Case 13: a compressed text of 2 MB in a small PNG."""
+    text = PngImagePlugin.PngInfo()
+    text.add_text("comment", "x" * (2 << 20), zip=True)
+    found = check_picture(encoded(drawn(), "PNG", pnginfo=text), LIMITS)
+    assert (found.reason, "MAX_TEXT_CHUNK" in found.detail) == ("undecodable", True)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "reason"),
+    [
+        (27, 100, "too_small"),
+        (100, 27, "too_small"),
+        (28, 28, None),
+        (28, 5600, None),
+        (5601, 28, "too_elongated"),
+    ],
+)
+def test_tiny_and_elongated_pictures_are_refused(width: int, height: int, reason: str | None):
+    """Case 14: the limits themselves are allowed."""
+    found = check_picture(encoded(Image.new("L", (width, height)), "PNG"), LIMITS)
+    assert getattr(found, "reason", None) == reason
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_are_put_upright(orientation: int):
+    """Case 15: the eight EXIF orientations."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(drawn(), "JPEG", quality=95, exif=exif)
+    picture, copy = checked(content)
+    if orientation == 1:
+        assert (picture.rewritten, copy) == (None, None)
+        return
+    assert picture.rewritten == "exif orientation"
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    assert (picture.width, picture.height) == upright.size
+    assert np.array_equal(np.asarray(copy), np.asarray(upright))
+    assert not copy.info
+
+
+def test_orientation_in_a_png_and_in_a_tiff():
+    """Case 15: Pillow turns a TIFF when it loads it, for us as for the trainer."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture, copy = checked(encoded(drawn(), "PNG", exif=exif))
+    assert (picture.width, picture.height, picture.rewritten) == (48, 64, "exif orientation")
+    assert np.array_equal(np.asarray(copy), np.asarray(drawn().transpose(UPRIGHT[6])))
+    picture, copy = checked(encoded(drawn(), "TIFF", exif=exif))
+    assert (picture.width, picture.height, picture.rewritten) == (48, 64, None)
+
+
+def test_a_hostile_exif_block_costs_nothing():
+    """Case 15: no orientation can be read, the trainer would not read it either."""
+    content = encoded(drawn(), "JPEG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff" + b"\xff" * 60)
+    assert checked(content)[0].rewritten is None
+
+
+def half_transparent(mode: str) -> Image.Image:
+    """Red: opaque on the left, half transparent in the middle, black and fully transparent on the right."""
+    image = Image.new("RGBA", (90, 30), (*RED, 255))
+    image.paste((*RED, 128), (30, 0, 60, 30))
+    image.paste((0, 0, 0, 0), (60, 0, 90, 30))
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_white_shines_through_alpha(format: str):
+    """Case 16: RGBA, where `convert("RGB")` alone gives black."""
+    content = encoded(half_transparent("RGBA"), format, **({"lossless": True} if format == "WEBP" else {}))
+    assert checked(content)[0].rewritten == "alpha"
+    pixels = rgb(content)
+    assert pixels[15, 15].tolist() == [255, 0, 0]
+    assert np.allclose(pixels[15, 45], [255, 127, 127], atol=1)
+    assert pixels[15, 75].tolist() == [255, 255, 255]
+
+
+def test_white_shines_through_grey_with_alpha():
+    """Case 16."""
+    pixels = rgb(encoded(half_transparent("LA"), "PNG"))
+    assert pixels[15, 15].tolist() == [76, 76, 76]
+    assert pixels[15, 75].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize(
+    ("mode", "key"),
+    [("RGB", (0, 0, 0)), ("L", 0), ("1", 0), ("I;16", 0)],
+)
+def test_white_shines_through_a_colour_that_a_png_calls_transparent(mode: str, key: object):
+    """Case 16: the tRNS chunk, with no alpha in the mode."""
+    image = Image.new("L", (60, 30), 255)
+    image.paste(0, (30, 0, 60, 30))
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 128)
+    content = encoded(image if mode == "I;16" else image.convert(mode), "PNG", transparency=key)
+    assert checked(content)[0].rewritten == "alpha"
+    pixels = rgb(content)
+    assert pixels[15, 15].tolist() == ([127] * 3 if mode == "I;16" else [255] * 3)
+    assert pixels[15, 45].tolist() == [255] * 3
+
+
+@pytest.mark.parametrize("format", ["PNG", "GIF"])
+def test_a_palette_with_a_transparent_colour(format: str):
+    """Case 16: bytes of alpha in a PNG, one index in a GIF."""
+    image = Image.new("P", (60, 30), 1)
+    image.putpalette([0, 0, 255, *RED])
+    image.paste(0, (30, 0, 60, 30))
+    content = encoded(image, format, transparency=b"\x00" if format == "PNG" else 0)
+    assert checked(content)[0].rewritten == "alpha"
+    pixels = rgb(content)
+    assert pixels[15, 15].tolist() == list(RED)
+    assert pixels[15, 45].tolist() == [255] * 3
+
+
+def test_a_palette_becomes_its_colours():
+    """Case 16."""
+    image = drawn().quantize(16)
+    content = encoded(image, "PNG")
+    assert checked(content)[0].rewritten == "palette"
+    assert np.array_equal(rgb(content), np.asarray(image.convert("RGB")))
+
+
+def test_of_an_animation_the_first_frame_is_used():
+    """Case 16: a GIF named .jpg is most often one of these."""
+    frames = [Image.new("P", (40, 40), colour) for colour in (1, 0)]
+    for frame in frames:
+        frame.putpalette([0, 0, 255, *RED])
+    content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert Image.open(io.BytesIO(content)).n_frames == 2
+    assert (checked(content)[0].format, checked(content)[0].rewritten) == ("GIF", "palette")
+    assert (rgb(content) == RED).all()
+
+
+def test_cmyk_becomes_rgb():
+    """Case 16: with Adobe's inverted values, which Pillow's JPEG reader knows."""
+    content = encoded(drawn().convert("CMYK"), "JPEG", quality=95, icc_profile=b"a profile of CMYK")
+    assert checked(content)[0].rewritten == "cmyk"
+    assert np.abs(rgb(content).astype(int) - np.asarray(drawn())).mean() < 3
+    assert not checked(content)[1].info
+
+
+@pytest.mark.parametrize("mode", ["LAB", "YCbCr"])
+def test_other_colour_spaces_become_rgb(mode: str):
+    """Case 16."""
+    grey = Image.new("RGB", (40, 40), (128, 128, 128)).convert("YCbCr")
+    image = grey if mode == "YCbCr" else Image.new("LAB", (40, 40), (137, 128, 128))
+    content = encoded(image, "TIFF")
+    assert checked(content)[0].rewritten == mode.lower()
+    assert np.abs(rgb(content).astype(int) - 128).max() <= 10
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_16_bit_grey_is_scaled(format: str):
+    """Case 16: `convert("RGB")` alone gives white for everything above 255."""
+    levels = np.arange(0, 65_536, 16, dtype=np.uint16).reshape(64, 64)
+    levels[-1, -1] = 65_535
+    content = encoded(Image.fromarray(levels), format)
+    assert checked(content)[0].rewritten == "16 bit"
+    assert np.array_equal(rgb(content)[..., 0], levels // 256)
+
+
+@pytest.mark.parametrize("type", [np.int32, np.float32])
+def test_32_bit_grey_is_stretched(type: type):
+    """Case 16: such pictures say nothing of their range."""
+    levels = np.linspace(-1000, 3_000_000, 4096).reshape(64, 64).astype(type)
+    content = encoded(Image.fromarray(levels), "TIFF")
+    assert checked(content)[0].rewritten == "32 bit"
+    pixels = rgb(content)
+    assert (pixels[0, 0, 0], pixels[-1, -1, 0]) == (0, 255)
+    assert (np.diff(pixels[..., 0].ravel().astype(int)) >= 0).all()
+
+
+def test_grey_levels_that_are_no_numbers_are_refused():
+    levels = np.full((64, 64), np.nan, np.float32)
+    assert check_picture(encoded(Image.fromarray(levels), "TIFF"), LIMITS).reason == "undecodable"
+
+
+@given(
+    st.sampled_from(sorted(PLAIN)),
+    st.lists(st.tuples(st.integers(0, 4000), st.binary(max_size=8)), min_size=1, max_size=6),
+    st.integers(0, 4000),
+)
+def test_hostile_bytes_raise_nothing(format: str, patches: list[tuple[int, bytes]], end: int):
+    """Case 1: bytes changed anywhere and cut anywhere; the verdict is the same each time."""
+    content = bytearray(PLAIN[format])
+    for place, patch in patches:
+        content[place : place + len(patch)] = patch
+    found = check_picture(bytes(content[: end or None]), LIMITS)
+    again = check_picture(bytes(content[: end or None]), LIMITS)
+    if isinstance(found, Unusable):
+        assert found == again
+        assert found.reason in REASONS
+        assert " at 0x" not in found.detail
+    else:
+        assert found[0] == again[0]
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

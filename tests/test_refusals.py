@@ -1,0 +1,142 @@
+"""What is refused when the workflow is read, or before its first job, and how that is said."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roads import ROOT
+
+
+def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--snakefile",
+        str(ROOT / "Snakefile"),
+        "--directory",
+        str(folder),
+    ]
+    return subprocess.run([*command, "--cores", "1", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "said"),
+    [
+        ("runs: {qwen3vl-fire: {train: {learning_rat: 1}}}", "runs.qwen3vl-fire.train.learning_rat: unknown key"),
+        ("runs: {qwen3vl-fire: {processes: four}}", "'four' is not allowed; it must be a whole number at least 1"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Path, overlay: str, said: str) -> None:
+    file = tmp_path / "my-run.yaml"
+    file.write_text(overlay)
+    done = call(tmp_path, "-n", "--configfile", str(file), "--", "merged/qwen3vl-fire")
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert f"{file}: " in output
+    assert said in output
+    assert "Traceback" not in output
+
+
+def test_missing_picture_roots_are_refused_before_the_first_job(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.json").write_text("[]")
+    sources = f"train: {tmp_path}/train.json, test: {tmp_path}/test.json, image_roots: [{tmp_path}/nowhere]"
+    done = call(tmp_path, "--config", f"datasets={{fire: {{{sources}}}}}", "--", "data/fire/stats.json")
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert f"data set fire: there is no folder {tmp_path}/nowhere with pictures" in output
+    assert not (tmp_path / "raw").exists()
+
+
+def test_a_missing_local_source_is_refused_where_an_older_one_was_converted(tmp_path: Path) -> None:
+    (tmp_path / "raw" / "fire").mkdir(parents=True)
+    (tmp_path / "raw" / "fire" / "train.json").write_text("[]")
+    more = f"datasets={{fire: {{train: {tmp_path}/gone/train.json}}}}"
+    done = call(tmp_path, "-n", "--config", more, "--", "converted/fire/train.jsonl")
+    assert done.returncode != 0
+    assert f"data set fire: there is no file {tmp_path}/gone/train.json" in done.stdout + done.stderr
+
+
+def test_values_of_the_command_line_lie_on_top(tmp_path: Path) -> None:
+    changed = "runs={qwen3vl-fire: {train: {learning_rate: 1e-5}}}"
+    assert call(tmp_path, "-n", "--config", changed, "--", "merged/qwen3vl-fire").returncode == 0
+    wrong = call(tmp_path, "-n", "--config", "runs={qwen3vl-fire: {gpus: 4}}", "--", "merged/qwen3vl-fire")
+    assert "--config: runs.qwen3vl-fire.gpus: unknown key" in wrong.stdout + wrong.stderr
+
+
+def test_a_run_without_its_gpus_stops_before_the_first_job(tmp_path: Path) -> None:
+    """A machine with four GPUs would pass here; the run then asks for 99."""
+    more = "runs={qwen3vl-fire: {processes: 99}}"
+    done = call(tmp_path, "--config", more, "--", "merged/qwen3vl-fire")
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "needs 99 GPU(s), this machine has" in output
+    assert "make demo" in output
+    assert "--executor kubernetes" in output
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize(("target", "kind"), [("merged/qwen3vl-volcano", "volcano"), ("merged/qwen3-alpaca", "alpaca")])
+def test_a_data_set_without_a_converter_says_so_before_the_first_job(tmp_path: Path, target: str, kind: str) -> None:
+    done = call(tmp_path, target)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert f"the converter of its kind ({kind}) is not written yet" in output
+    assert not (tmp_path / "raw").exists()
+    words = ["--raw", "r", "--converted", "c", "--rejects", "x", "--kind", kind]
+    stage = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "convert_later.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert stage.returncode == 1
+    assert f"there is no converter for rows of kind {kind} yet" in stage.stderr
+
+
+def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
+    more = "datasets={fire: {train: nowhere/FIRE-train-100K.json}}"
+    done = call(tmp_path, "--config", more, "--", "raw/fire/FIRE-train-100K.json")
+    assert done.returncode != 0
+    assert "nowhere/FIRE-train-100K.json" in done.stdout + done.stderr
+
+
+TWO_JOBS = f"""
+import sys
+sys.path.insert(0, "{ROOT}/scripts")
+from harness import before_start
+rule all:
+    input: "one", "two"
+rule train:
+    output: "{{job}}"
+    resources: gpu=2
+    shell: "date +%s.%N > {{output}}; sleep 1.5; date +%s.%N >> {{output}}"
+onstart:
+    before_start.refuse_what_cannot_end(workflow)
+"""
+
+
+@pytest.mark.parametrize(("gpus", "together"), [(2, False), (4, True)])
+def test_runs_wait_for_each_others_gpus(tmp_path: Path, gpus: int, together: bool) -> None:
+    """Snakemake itself would begin both at once on the same GPUs; the driver's list stands in for the cards."""
+    (tmp_path / "Snakefile").write_text(TWO_JOBS)
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {number}: a card'\n" for number in range(gpus)))
+    driver.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "4"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PATH": f"{driver.parent}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stderr
+    times = [list(map(float, (tmp_path / job).read_text().split())) for job in ("one", "two")]
+    (_, first_end), (second_begin, _) = sorted(times)
+    assert (second_begin < first_end) == together

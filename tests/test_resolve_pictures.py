@@ -1,0 +1,193 @@
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from drawn_pictures import as_trained, drawn, encoded, put
+from vlmflow.config.data_settings import PictureLimits
+from vlmflow.errors import VlmflowError
+from vlmflow.pictures.manifest import REASONS, PictureEntry, read_picture_manifest
+from vlmflow.pictures.resolve import named_paths, resolve_pictures, say_what_was_found, write_picture_manifest
+from vlmflow.pictures.roots import PictureRoots
+from vlmflow.pictures.store import PictureStore
+from vlmflow.progress import Progress
+
+JPEG = encoded(drawn(), "JPEG")
+OPENED: list[str] = []
+sys.addaudithook(lambda event, values: OPENED.append(str(values[0])) if event == "open" else None)
+
+
+def resolve(folder: Path, paths: list[str], processes: int = 1, **limits: Any) -> list[PictureEntry]:
+    """Resolve paths against folder/root into folder/store."""
+    with Progress("resolve_images fire/train", len(paths), "pictures") as progress:
+        return resolve_pictures(
+            dict.fromkeys(paths, 1),
+            PictureRoots([str(folder / "root")], "datasets.fire.image_roots"),
+            PictureStore(folder / "store", "fire"),
+            PictureLimits(**limits),
+            processes,
+            progress,
+        )
+
+
+def test_paths_are_counted_in_order_of_appearance(tmp_path: Path):
+    """Case 19: a row without a picture, or that is no row, names none; the others are all there."""
+    rows = ['{"image": "b"}', '{"image": "a"}', '{"image": "b", "x": [1]}', "7", "{}", '{"image": null}']
+    rows += ['{"image": ["a"]}', '{"image": ""}', '"a"', '{"question": {"image": "c"}}']
+    raw = put(tmp_path / "raw.json", f"[{','.join(rows)}]".encode())
+    assert list(named_paths(raw).items()) == [("b", 2), ("a", 1), ("", 1)]
+
+
+def test_broken_rows_name_nothing(tmp_path: Path):
+    """Case 19: bad bytes, half a surrogate pair, nesting without end."""
+    rows = [
+        b'{"image": "\xff"}',
+        b'{"image": "\\ud800"}',
+        b'{"image": "a", "x": ' + b"[" * 9999 + b"]" * 9999 + b"}",
+    ]
+    raw = put(tmp_path / "raw.json", b"[" + b",".join([*rows, b'{"image": "b"}']) + b"]")
+    assert named_paths(raw) == {"b": 1}
+
+
+def test_every_path_gets_an_entry(tmp_path: Path):
+    """Cases 1, 8, 11: what can be used has a name and a digest, what cannot has a reason."""
+    put(tmp_path / "root/coco/train2017/000000000009.jpg", JPEG)
+    put(tmp_path / "root/cut.jpg", JPEG[: len(JPEG) // 2])
+    put(tmp_path / "root/png.jpg", encoded(drawn(), "PNG"))
+    paths = ["coco/train2014/000000000009.jpg", "cut.jpg", "png.jpg", "gone.jpg", "../x.jpg", ""]
+    entries = resolve(tmp_path, paths)
+    assert [entry.path for entry in entries] == paths
+    reasons = [entry.reason for entry in entries]
+    assert reasons == [None, "undecodable", None, "missing", "path_outside", "path_invalid"]
+    first = entries[0]
+    assert first.name == "coco/train2014/000000000009.jpg"
+    assert first.file == str(tmp_path / "root/coco/train2017/000000000009.jpg")
+    assert (first.format, first.width, first.height, first.mode, first.bytes) == (
+        "JPEG",
+        64,
+        48,
+        "RGB",
+        len(JPEG),
+    )
+    assert (entries[1].file, entries[1].name, entries[1].sha256) == (
+        str(tmp_path / "root/cut.jpg"),
+        None,
+        None,
+    )
+    assert entries[2].format == "PNG"
+    assert {reason for reason in reasons if reason} <= REASONS.keys()
+
+
+def test_one_picture_has_one_digest_under_all_its_names(tmp_path: Path):
+    """Case 20: the leak check compares digests."""
+    put(tmp_path / "root/coco/train2017/000000000009.jpg", JPEG)
+    put(tmp_path / "root/copy.jpg", JPEG)
+    entries = resolve(tmp_path, ["coco/val2014/000000000009.jpg", "copy.jpg"])
+    assert entries[0].sha256 == entries[1].sha256
+    assert entries[0].name != entries[1].name
+
+
+def test_a_file_is_read_once_under_all_its_names(tmp_path: Path):
+    put(tmp_path / "root/coco/train2017/000000000009.jpg", JPEG)
+    put(tmp_path / "root/a.png", encoded(drawn().convert("RGBA"), "PNG"))
+    (tmp_path / "root/link.png").symlink_to("a.png")
+    paths = [f"coco/{split}/000000000009.jpg" for split in ("train2014", "val2014", "train2017")]
+    paths += ["A.png", "a.png", ".\\a.png", "link.png"]
+    OPENED.clear()
+    entries = resolve(tmp_path, paths)
+    assert sum(path.endswith("000000000009.jpg") for path in OPENED) == 1
+    assert sum(path.endswith("root/a.png") for path in OPENED) == 1
+    assert [entry.name for entry in entries] == [
+        *paths[:3],
+        *("A.png.rgb.png", "a.png.rgb.png", "a.png.rgb.png", "link.png.rgb.png"),
+    ]
+    for entry in entries:
+        assert as_trained(tmp_path / "store/fire" / entry.name).size == (64, 48)
+
+
+def test_the_trainer_sees_what_the_manifest_says(tmp_path: Path):
+    """Cases 15, 16: every usable picture opens as RGB, upright, in the size of its entry."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    grey = np.arange(64 * 48, dtype=np.uint16).reshape(48, 64) * 21
+    pictures = {
+        "plain.jpg": JPEG,
+        "turned.jpg": encoded(drawn(), "JPEG", exif=exif),
+        "alpha.png": encoded(drawn().convert("RGBA"), "PNG"),
+        "palette.gif": encoded(drawn().quantize(8), "GIF"),
+        "cmyk.jpg": encoded(drawn().convert("CMYK"), "JPEG"),
+        "deep.png": encoded(Image.fromarray(grey), "PNG"),
+        "grey.png": encoded(drawn().convert("L"), "PNG"),
+        "turned.tiff": encoded(drawn(), "TIFF", exif=exif),
+    }
+    for name, content in pictures.items():
+        put(tmp_path / "root" / name, content)
+    entries = resolve(tmp_path, list(pictures))
+    rewritten = [entry.rewritten for entry in entries]
+    assert rewritten == [None, "exif orientation", "alpha", "palette", "cmyk", "16 bit", None, None]
+    for entry in entries:
+        seen = as_trained(tmp_path / "store/fire" / entry.name)
+        assert (seen.mode, seen.size) == ("RGB", (entry.width, entry.height)), entry.name
+    assert as_trained(tmp_path / "store/fire" / entries[1].name).size == (48, 64)
+    assert np.asarray(as_trained(tmp_path / "store/fire" / entries[5].name)).max() == grey.max() // 256
+
+
+def test_the_number_of_processes_changes_nothing(tmp_path: Path):
+    paths = []
+    for number in range(40):
+        image = drawn(30 + number).convert("RGBA") if number % 5 == 0 else drawn(30 + number)
+        put(tmp_path / f"root/{number}.png", encoded(image, "PNG"))
+        paths += [f"{number}.png", f"{number}.PNG", f"gone/{number}.png"]
+    assert resolve(tmp_path, paths) == resolve(tmp_path, paths, processes=3)
+
+
+def test_limits_apply(tmp_path: Path):
+    """Cases 13, 14: the limits are the configuration's."""
+    put(tmp_path / "root/a.jpg", JPEG)
+    assert resolve(tmp_path, ["a.jpg"])[0].reason is None
+    assert resolve(tmp_path, ["a.jpg"], max_bytes=len(JPEG) - 1)[0].reason == "too_many_bytes"
+    assert resolve(tmp_path, ["a.jpg"], max_pixels=100)[0].reason == "too_many_pixels"
+    assert resolve(tmp_path, ["a.jpg"], min_side=49)[0].reason == "too_small"
+    assert resolve(tmp_path, ["a.jpg"], max_aspect=1.2)[0].reason == "too_elongated"
+
+
+def test_pictures_added_later_are_found(tmp_path: Path):
+    put(tmp_path / "root/a.jpg", JPEG)
+    assert resolve(tmp_path, ["a.jpg", "b.jpg"])[1].reason == "missing"
+    put(tmp_path / "root/b.jpg", JPEG)
+    assert resolve(tmp_path, ["a.jpg", "b.jpg"])[1].name == "b.jpg"
+
+
+def test_every_line_of_the_manifest_has_the_same_keys(tmp_path: Path):
+    """Case 7: readers that take the columns from the first line."""
+    put(tmp_path / "root/a.jpg", JPEG)
+    write_picture_manifest(tmp_path / "train.jsonl", resolve(tmp_path, ["a.jpg", "é\u2028.jpg"]))
+    lines = (tmp_path / "train.jsonl").read_bytes().splitlines()
+    assert [list(json.loads(line)) for line in lines] == [list(PictureEntry.__struct_fields__)] * 2
+    assert [entry.path for entry in read_picture_manifest(tmp_path / "train.jsonl")] == [
+        "a.jpg",
+        "é\u2028.jpg",
+    ]
+
+
+def test_what_is_missing_is_said_by_source(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Case 11."""
+    put(tmp_path / "root/a.jpg", JPEG)
+    entries = resolve(tmp_path, ["a.jpg", "vg/1.jpg", "vg/2.jpg", "gqa/1.jpg"])
+    with caplog.at_level(logging.INFO):
+        say_what_was_found(entries, "datasets.fire.image_roots")
+    assert "4 pictures named, 1 usable, 0 of these rewritten" in caplog.messages
+    assert "missing from vg: 2 pictures, 2 rows" in caplog.messages
+
+
+def test_roots_that_hold_nothing_of_it_stop_the_stage(tmp_path: Path):
+    (tmp_path / "root").mkdir()
+    entries = resolve(tmp_path, ["coco/1.jpg", "coco/2.jpg"])
+    with pytest.raises(VlmflowError, match=r"not one of 2 .*'coco/1.jpg': missing.*\n.*datasets\.fire\.image_roots"):
+        say_what_was_found(entries, "datasets.fire.image_roots")
+    say_what_was_found([], "datasets.fire.image_roots")

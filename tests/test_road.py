@@ -1,0 +1,130 @@
+"""From the sample to verified merged weights, on the real rules."""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from roads import RUN, snakemake, stale_rules
+from vlmflow.files import sha256_of
+from vlmflow.reports.summary import summary
+from vlmflow.rows.rejects import HARMLESS
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_every_raw_row_is_accounted_for(road: Path) -> None:
+    """Case 2: rows in = kept + rejected, per raw split; the files hold what the account says."""
+    stats = read(road / "data" / "fire" / "stats.json")
+    for split, rows in (("train", 240), ("test", 48)):
+        counts = stats[split]
+        assert counts["rows_in"] == rows == counts["kept"] + sum(counts["rejected"].values())
+    files = {name: len(lines(road / "data" / "fire" / f"{name}.jsonl")) for name in ("train", "val", "test")}
+    assert files == stats["examples"]
+    assert files["train"] + files["val"] == stats["train"]["kept"]
+    assert files["test"] == stats["test"]["kept"]
+    assert min(files.values()) > 0
+
+
+def test_every_fault_of_the_sample_ends_as_it_should(road: Path) -> None:
+    """The quarantine holds exactly the rows whose fault is to be rejected."""
+    faults = read(road / "sample" / "faults.json")
+    expected = {(fault["split"], fault["row"]) for fault in faults if fault["expected"] == "rejected"}
+    quarantine = lines(road / "data" / "fire" / "quarantine.jsonl")
+    assert {(row["split"], row["row"]) for row in quarantine} == expected
+    assert {row["reason"] for row in quarantine} >= HARMLESS
+
+
+def test_no_picture_is_in_two_splits(road: Path) -> None:
+    """Case 20, and val by picture: by the bytes of the pictures, not their names."""
+    digests = {
+        split: {
+            hashlib.sha256((road / "stores" / "pictures" / "fire" / row["images"][0]).read_bytes()).digest()
+            for row in lines(road / "data" / "fire" / f"{split}.jsonl")
+        }
+        for split in ("train", "val", "test")
+    }
+    assert not digests["train"] & digests["val"]
+    assert not digests["train"] & digests["test"]
+    assert not digests["val"] & digests["test"]
+
+
+def test_the_gate_is_open_with_its_figures(road: Path) -> None:
+    gate = read(road / "checkpoints" / RUN / "smoke" / "gate.json")
+    assert gate["passed"]
+    assert gate["tokens_per_second"] > 0
+    assert all(peak > 100_000_000 for peak in gate["peak_memory"])
+    assert len(gate["peak_memory"]) == 2
+    assert gate["full_run"]["steps"] == 18
+    assert gate["full_run"]["seconds"] > 0
+
+
+def test_training_was_distributed_and_the_validation_loss_fell(road: Path) -> None:
+    report = read(road / "checkpoints" / RUN / "full" / "report.json")
+    assert (report["world_size"], report["parallel_mode"], report["steps"]) == (2, "DISTRIBUTED", 18)
+    evals = dict(report["eval_losses"])
+    assert sorted(evals) == [6, 12, 18]
+    assert evals[18] < evals[6] < report["losses"][0][1]
+    assert report["best"]["eval_loss"] == pytest.approx(min(evals.values()))
+    assert report["tokens"] > 18 * 2 * 50
+
+
+def test_merged_weights_load_offline_and_know_where_they_come_from(road: Path) -> None:
+    """Case 29: plain transformers; provenance holds the digests of every input."""
+    merged = road / "merged" / RUN
+    AutoProcessor.from_pretrained(merged, local_files_only=True)
+    AutoModelForImageTextToText.from_pretrained(merged, local_files_only=True)
+    facts = read(merged / "provenance.json")
+    assert facts["data"]["raw"]["train"]["sha256"] == sha256_of(road / "sample" / "FIRE-train-100K.json")
+    assert facts["data"]["digests"]["train.jsonl"] == sha256_of(road / "data" / "fire" / "train.jsonl")
+    assert facts["base_model"]["files"]["config.json"] == sha256_of(road / "tiny-model" / "config.json")
+    adapter = road / "checkpoints" / RUN / "full" / "adapter_model.safetensors"
+    assert facts["training"]["digests"]["adapter"] == sha256_of(adapter)
+    assert {name: sha256_of(merged / name) for name in facts["merged"]} == facts["merged"]
+    assert {"config.json", "tokenizer.json", "preprocessor_config.json"} < facts["merged"].keys()
+    assert facts["verification"]["logits"] is not None
+    assert (merged / "README.md").read_text().startswith("---\nlibrary_name: transformers\n")
+    assert not (road / "work" / RUN / "merged").exists()
+
+
+def test_the_summary_says_where_everything_is(road: Path) -> None:
+    said = summary(road, RUN)
+    for word in said.split():
+        if word.startswith(str(road)):
+            assert Path(word.rstrip(";")).exists(), word
+
+
+def test_a_second_run_has_nothing_to_do(road: Path) -> None:
+    assert stale_rules(road) == set()
+
+
+def test_the_report_holds_counts_curve_and_gate(road: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    snakemake(road, "--report", str(report), f"merged/{RUN}")
+    text = report.read_text()
+    results = {
+        "data/fire/counts.html",
+        f"checkpoints/{RUN}/smoke/gate.html",
+        f"checkpoints/{RUN}/smoke/loss.png",
+        f"checkpoints/{RUN}/full/loss.png",
+    }
+    for result in results:
+        assert base64.b64encode((road / result).read_bytes()).decode() in text, result
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_rows_name_pictures_in_the_store_and_nothing_of_this_machine(road: Path, name: str) -> None:
+    for row in lines(road / "data" / "fire" / f"{name}.jsonl"):
+        picture = road / "stores" / "pictures" / "fire" / row["images"][0]
+        assert picture.is_file()
+        assert str(road) not in json.dumps(row)

@@ -1,0 +1,119 @@
+"""Reading the safetensors format, and refusing files that break it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from vlmflow.errors import VlmflowError
+from vlmflow.merging.safetensors_file import read_header, read_rows, read_tensor, write_rows
+
+TENSORS = {
+    "matrix": torch.arange(12.0).reshape(3, 4).bfloat16(),
+    "number": torch.tensor(7.0),
+    "empty": torch.zeros(0, 4),
+    "ids": torch.arange(5),
+}
+
+
+def written(path: Path, header: Any, data: bytes) -> Path:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+    return path
+
+
+def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "a.safetensors", {"format": "pt"})
+    file = read_header(tmp_path / "a.safetensors")
+    assert {name: entry.shape for name, entry in file.tensors.items()} == {
+        "matrix": (3, 4),
+        "number": (),
+        "empty": (0, 4),
+        "ids": (5,),
+    }
+    assert file.tensors["ids"].dtype == "I64"
+    for name in ("matrix", "number", "empty"):
+        assert torch.equal(read_tensor(file, name), TENSORS[name])
+
+
+def test_rows_are_read_and_written_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file(TENSORS, path)
+    entry = read_header(path).tensors["matrix"]
+    with path.open("r+b") as file:
+        rows = torch.empty((2, 4), dtype=torch.bfloat16)
+        read_rows(file.fileno(), entry, 1, rows)
+        assert torch.equal(rows, TENSORS["matrix"][1:])
+        write_rows(file.fileno(), entry, 2, torch.zeros((1, 4), dtype=torch.bfloat16))
+    changed = read_tensor(read_header(path), "matrix")
+    assert torch.equal(changed[:2], TENSORS["matrix"][:2])
+    assert not changed[2].any()
+
+
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
+    """Case 25: the header promises more bytes than there are."""
+    path = tmp_path / "a.safetensors"
+    save_file(TENSORS, path)
+    whole = path.read_bytes()
+    for length in (0, 5, 8, 60, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(VlmflowError, match=r"a\.safetensors: (truncated|its header would end)"):
+            read_header(path)
+
+
+def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"matrix": TENSORS["matrix"]}, path)
+    file = read_header(path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(VlmflowError, match="tensor matrix: its file became shorter"):
+        read_tensor(file, "matrix")
+
+
+F32 = {"dtype": "F32", "shape": [2]}
+
+
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "a": 1}', "a stands there twice"),
+        ({"a": {**F32, "data_offsets": [0, 8]}}, "8 bytes follow the last tensor"),
+        ({"a": {**F32, "data_offsets": [8, 16]}}, "tensor a begins at byte"),
+        ({"a": {**F32, "data_offsets": [0, 8]}, "b": {**F32, "data_offsets": [4, 12]}}, "tensor b begins at byte"),
+        ({"a": {**F32, "data_offsets": [0, 16]}}, "tensor a has 16 bytes, which are not F32"),
+        ({"a": {**F32, "data_offsets": [16, 8]}}, "tensor a has -8 bytes"),
+        ({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, "tensor a has a wrong"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, "data_offsets"),
+        ([1, 2], "cannot be read"),
+        (b"no JSON", "cannot be read"),
+    ],
+)
+def test_broken_header_is_refused(tmp_path: Path, header: Any, fault: str) -> None:
+    path = written(tmp_path / "a.safetensors", header, bytes(16))
+    with pytest.raises(VlmflowError, match=r"a\.safetensors: .*" + fault):
+        read_header(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 20) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "dtype", "shape", "data_offsets", "__metadata__"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(header=JSON | st.binary(max_size=40), data=st.binary(max_size=16))
+def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, header: Any, data: bytes) -> None:
+    path = written(tmp_path_factory.getbasetemp() / "any.safetensors", header, data)
+    try:
+        file = read_header(path)
+    except VlmflowError:
+        return
+    assert sum(entry.end - entry.begin for entry in file.tensors.values()) == len(data)

@@ -1,0 +1,179 @@
+"""Only what is stale reruns: a table of changes, read from real dry runs over finished outputs."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from roads import ROOT, RUN, clone, copy_folder, snakemake, stale_rules
+from vlmflow.pictures.manifest import read_picture_manifest
+
+FROM_TRAINING = {"train_smoke", "train_lora", "merge_lora", "verify_merged"}
+FROM_VALIDATION = {"validate_sharegpt", *FROM_TRAINING}
+FROM_CONVERSION = {"convert_fire", *FROM_VALIDATION}
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A clone of the project, and a finished demo folder that was made with it."""
+
+    root: Path
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def finished(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    base = tmp_path_factory.mktemp("stale")
+    return Checkout(clone(base / "clone"), copy_folder(road, base / "road"))
+
+
+@pytest.fixture
+def checkout(finished: Checkout, tmp_path: Path) -> Checkout:
+    return Checkout(copy_folder(finished.root, tmp_path / "clone"), copy_folder(finished.folder, tmp_path / "road"))
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Checkout], None]:
+    def change(checkout: Checkout) -> None:
+        file = checkout.root / name
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    return change
+
+
+def overlay(text: str) -> Callable[[Checkout], None]:
+    def change(checkout: Checkout) -> None:
+        with (checkout.folder / "quick.yaml").open("w") as file:
+            file.write(text)
+
+    return change
+
+
+QUICK_RUN = """
+runs:
+  qwen3vl-fire:
+    verify: {{rows: {rows}}}
+    train: {{checkpoint_steps: 6, max_steps: 18{train}}}
+    smoke: {{sample: 4, steps: {steps}, longest: 4}}
+{more}
+"""
+
+
+def settings(train: str = "", steps: int = 6, rows: int = 2, more: str = "") -> Callable[[Checkout], None]:
+    return overlay(QUICK_RUN.format(train=train, steps=steps, rows=rows, more=more))
+
+
+def touch_everything(checkout: Checkout) -> None:
+    for file in checkout.root.rglob("*"):
+        if file.is_file():
+            file.touch()
+
+
+def add_row(checkout: Checkout) -> None:
+    raw = checkout.folder / "sample" / "FIRE-test.json"
+    raw.write_text(raw.read_text() + " ")
+
+
+CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
+    "nothing": (lambda checkout: None, set()),
+    "the configuration rewritten in another order": (settings(), set()),
+    "a fresh clone beside the outputs": (touch_everything, set()),
+    "a touched README": (lambda checkout: (checkout.root / "README.md").touch(), set()),
+    "another comment in a rule file": (
+        edit("rules/convert_fire.smk", "# Raw FIRE rows", "# The raw FIRE rows"),
+        set(),
+    ),
+    "another learning rate": (settings(train=", learning_rate: 5e-3"), FROM_TRAINING),
+    "another smoke length": (settings(steps=7), FROM_TRAINING),
+    "more memory for training": (settings(more="    resources: {train_mem_mb: 9000}"), set()),
+    "more rows to verify": (settings(rows=3), {"merge_lora", "verify_merged"}),
+    "another share held out": (settings(more="datasets: {fire: {val_share: 0.2}}"), FROM_VALIDATION),
+    "another history length": (settings(more="datasets: {fire: {max_history_rounds: 3}}"), FROM_CONVERSION),
+    "another picture limit": (
+        settings(more="datasets: {fire: {picture_limits: {min_side: 29}}}"),
+        {"resolve_images", *FROM_VALIDATION},
+    ),
+    "another raw test file": (
+        add_row,
+        {"fetch_fire", "resolve_images", *FROM_CONVERSION},
+    ),
+    "a function that conversion uses": (
+        edit("scripts/vlmflow/rows/fire.py", "def clean(", "def clean_text("),
+        {"convert_fire", *FROM_VALIDATION},
+    ),
+    "a function that validation alone uses": (
+        edit("scripts/vlmflow/rows/holdout.py", "wanted", "left"),
+        FROM_VALIDATION,
+    ),
+    "a function that merging alone uses": (
+        edit("scripts/vlmflow/merging/merge.py", "def _copy_bytes(", "def _copy_span("),
+        {"merge_lora", "verify_merged"},
+    ),
+    "a function that the trainers run": (
+        edit("scripts/vlmflow/training/swift_worker.py", "def _peak_memory(", "def _peak_bytes("),
+        FROM_TRAINING,
+    ),
+    "a function that the demo's generator uses": (
+        edit("scripts/vlmflow/demo/sample_scenes.py", "def ", "def  "),
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_reruns_what_depends_on_it_and_nothing_else(checkout: Checkout, name: str) -> None:
+    change, expected = CHANGES[name]
+    change(checkout)
+    assert stale_rules(checkout.folder, root=checkout.root) == expected
+
+
+@pytest.mark.parametrize("cores", ["1", "16"])
+def test_another_number_of_cores_reruns_nothing(finished: Checkout, cores: str) -> None:
+    assert stale_rules(finished.folder, "--cores", cores, root=finished.root) == set()
+
+
+def test_two_forms_of_one_source_never_share_a_file(finished: Checkout) -> None:
+    more = "runs={qwen3vl-fire: {dataset: fire-timestep}}"
+    stale = stale_rules(finished.folder, "--config", more, root=finished.root)
+    assert stale == {"fetch_fire", "resolve_images", *FROM_CONVERSION}
+
+
+def test_pictures_added_to_a_root_are_taken_up_on_demand(checkout: Checkout) -> None:
+    """`make refresh-pictures`: 81,000 files are not watched, so the rule is forced; training follows."""
+    manifest = ["images/fire/train.jsonl", "images/fire/test.jsonl"]
+    entries = read_picture_manifest(checkout.folder / manifest[0])
+    picture = checkout.folder / "sample" / "pictures" / next(e.path for e in entries if e.reason == "missing")
+    shutil.copyfile(next(picture.parent.glob("*.jpg")), picture)
+    snakemake(checkout.folder, "--forcerun", "resolve_images", "--", *manifest, root=checkout.root)
+    assert "missing" not in {entry.reason for entry in read_picture_manifest(checkout.folder / manifest[0])}
+    assert stale_rules(checkout.folder, root=checkout.root) == FROM_VALIDATION
+
+
+def test_the_real_runs_plan_without_a_network_or_a_gpu(tmp_path: Path) -> None:
+    """With the shipped configuration; a network would be refused, since the hub's address leads nowhere."""
+    done = subprocess.run(
+        [
+            "snakemake",
+            "-n",
+            "--directory",
+            tmp_path,
+            f"merged/{RUN}",
+            "merged/qwen3vl-volcano",
+            "merged/qwen3-alpaca",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": f"{ROOT}/.venv/bin:/usr/bin:/bin",
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "HOME": str(tmp_path),
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "This was a dry-run" in done.stdout + done.stderr

@@ -1,0 +1,131 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch.model_folder import write_manifest
+from vlmflow.training.data import TrainingData
+from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.training.launch import command, end_of_whole_lines, environment, report_line
+from vlmflow.training.run_folder import RunFolder
+from vlmflow.training.shared_memory import refuse_small_shared_memory, shared_memory_needed
+from vlmflow.training.train import refuse_slow_torch
+
+DATA = TrainingData(Path("d/train.jsonl"), Path("d/val.jsonl"), Path("pictures/fire"), "data-digest", False)
+MODEL = BaseModel(Path("/models/m"), "qwen3_vl", "model-digest")
+
+
+def job(device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: Any = DATA, **settings: Any) -> TrainJob:
+    return TrainJob(data, MODEL, TrainSettings(**settings), device, processes, strategy)
+
+
+def value(arguments: list[str], name: str) -> str | None:
+    return arguments[arguments.index(f"--{name}") + 1] if f"--{name}" in arguments else None
+
+
+def test_the_trainer_is_strict_and_asks_nobody() -> None:
+    """Case 2: broken and over-long rows stop ms-swift instead of being swapped for others; no network."""
+    arguments = job().arguments()
+    assert value(arguments, "strict") == "true"
+    assert value(arguments, "check_model") == "false"
+    env = environment(job(), RunFolder(Path("run")), threads=8)
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env["USE_HF"] == "1"
+    assert env["OMP_NUM_THREADS"] == "2"
+    assert env["ROOT_IMAGE_DIR"] == str(Path("pictures/fire").absolute())
+
+
+@pytest.mark.parametrize(
+    ("device", "strategy", "expected"),
+    [
+        ("cpu", "ddp", {"use_cpu": "true", "ddp_backend": "gloo", "deepspeed": None}),
+        ("cuda", "ddp", {"use_cpu": None, "ddp_backend": "nccl", "deepspeed": None}),
+        ("cuda", "zero2", {"use_cpu": None, "ddp_backend": "nccl", "deepspeed": "zero2"}),
+        ("cuda", "zero3", {"use_cpu": None, "ddp_backend": "nccl", "deepspeed": "zero3"}),
+    ],
+)
+def test_strategies_are_ms_swifts_own_flags(device: str, strategy: str, expected: dict[str, str | None]) -> None:
+    arguments = job(device, strategy=strategy).arguments()
+    assert {name: value(arguments, name) for name in expected} == expected
+
+
+def test_torchrun_starts_one_worker_per_process() -> None:
+    words = command(job(processes=2), RunFolder(Path("run")), Path("run/checkpoints/checkpoint-3"))
+    assert words[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    assert value(words, "resume_from_checkpoint") == str(Path("run/checkpoints/checkpoint-3").absolute())
+    assert value(words, "output_dir") == str(Path("run/checkpoints").absolute())
+
+
+def test_the_timestep_form_trains_its_last_answer_alone() -> None:
+    timestep = TrainingData(DATA.train, DATA.val, DATA.pictures, DATA.digest, last_answer_only=True)
+    assert value(job(data=timestep).arguments(), "loss_scale") == "last_round"
+    assert value(job().arguments(), "loss_scale") == "default"
+
+
+def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
+    same = job().digest()
+    moved = TrainingData(Path("x"), Path("y"), Path("z"), DATA.digest, False)
+    assert job(data=moved).digest() == same
+    other_data = TrainingData(DATA.train, DATA.val, DATA.pictures, "other", False)
+    for changed in (
+        job(learning_rate=2e-4),
+        job(processes=2),
+        job(device="cpu"),
+        job(strategy="zero2"),
+        job(image_max_tokens=64),
+        job(swift_args={"packing": True}),
+        job(data=other_data),
+    ):
+        assert changed.digest() != same
+
+
+def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
+    assert value(job(swift_args={"packing": True}).arguments(), "packing") == "true"
+    for name in ("strict", "output_dir", "output-dir", "learning_rat", "--strict"):
+        with pytest.raises(VlmflowError, match=rf"train\.swift_args\.{name}: the workflow sets this argument itself"):
+            job(swift_args={name: "false"}).arguments()
+
+
+def test_a_slow_torch_is_refused() -> None:
+    """Case 27: Qwen3-VL's vision tower on torch 2.9."""
+    refuse_slow_torch("2.13.0")
+    refuse_slow_torch("2.90.0")
+    with pytest.raises(VlmflowError, match=r"torch 2\.9\.1"):
+        refuse_slow_torch("2.9.1")
+
+
+def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """Case 24: two batches per loader, each with the pixels of a picture as the processor gives them."""
+    settings = TrainSettings(dataloader_workers=4, image_max_tokens=1024)
+    assert shared_memory_needed(settings, 4) == 4 * 4 * 2 * (4096 * 1536 * 4)
+    with pytest.raises(VlmflowError, match="dataloader_workers to 0"):
+        refuse_small_shared_memory(settings, 10_000_000, tmp_path)
+    refuse_small_shared_memory(TrainSettings(dataloader_workers=0), 10_000_000, tmp_path)
+
+
+def test_progress_says_speed_and_time_left_of_this_session() -> None:
+    latest = {"step": 12, "target": 20, "loss": 4.2, "eval_loss": 5.0, "time": 4.0, "begun_at": 10}
+    assert report_line(latest) == "step 12/20 · loss 4.200 · val 5.000 · 2.00 s/step · 0:16 left"
+
+
+def test_a_line_of_progress_that_a_full_disk_cut_is_written_anew(tmp_path: Path) -> None:
+    """Case 25: else the next session would write on behind the stump, and no report could be made any more."""
+    progress = tmp_path / "progress.jsonl"
+    assert end_of_whole_lines(progress) == 0
+    progress.write_text('{"event": "begin"}\n{"event": "lo')
+    assert end_of_whole_lines(progress) == 19
+    assert progress.read_text() == '{"event": "begin"}\n'
+
+
+def test_a_model_that_brings_its_own_code_is_refused(tmp_path: Path) -> None:
+    """ms-swift loads every model with trust_remote_code: a hostile folder would have its code run."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text('{"auto_map": {"AutoModel": "evil.Model"}}')
+    (tmp_path / "m").mkdir()
+    write_manifest(tmp_path / "m", "m", "base", None, tmp_path / "base", {})
+    with pytest.raises(VlmflowError, match=r"config\.json: auto_map"):
+        BaseModel.read(tmp_path / "m", "qwen3_vl")
+    (tmp_path / "base" / "config.json").write_text("{}")
+    assert BaseModel.read(tmp_path / "m", "qwen3_vl").folder == tmp_path / "base"

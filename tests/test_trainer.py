@@ -1,0 +1,190 @@
+"""What the real trainer does with our rows, and how its refusals are told."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from roads import ROOT, RUN, command, copy_folder, snakemake
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.errors import VlmflowError
+from vlmflow.json_rows import JsonRows
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.rows.fire import Trajectory, read_trajectory, timestep_rows, trajectory_row
+from vlmflow.training import swift_worker
+from vlmflow.training.data import TrainingData
+from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.training.lengths import row_lengths
+from vlmflow.training.train import train
+
+TEMPLATE = """
+import json, sys
+from swift import get_processor, get_template
+model, rows, loss_scale = sys.argv[1:]
+template = get_template(get_processor(model, model_type="qwen3_vl"), max_length=8192, loss_scale=loss_scale)
+template.set_mode("train")
+roles = {"human": "user", "gpt": "assistant"}
+for line in open(rows):
+    row = json.loads(line)
+    messages = [{"role": roles[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
+    encoded = template.encode({"messages": messages, "images": row["images"]})
+    trained = [token for token in encoded["labels"] if token != -100]
+    print(json.dumps([len(encoded["input_ids"]), template.tokenizer.decode(trained)]), flush=True)
+"""
+
+
+def encoded_by_ms_swift(road: Path, rows: Path, loss_scale: str) -> list[tuple[int, str]]:
+    """Give what ms-swift's template makes of rows: tokens in all, and the text that is trained."""
+    done = subprocess.run(
+        [sys.executable, "-c", TEMPLATE, str(road / "tiny-model"), str(rows), loss_scale],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "HF_HUB_OFFLINE": "1",
+            "USE_HF": "1",
+            "IMAGE_MAX_TOKEN_NUM": "5",
+            "ROOT_IMAGE_DIR": str(road / "stores" / "pictures" / "fire"),
+            "HOME": str(road),
+        },
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def test_lengths_are_those_of_the_trainer(road: Path) -> None:
+    """Case 17: text, chat marks and picture tokens after the budget, for every row, to the token."""
+    rows = road / "data" / "fire" / "val.jsonl"
+    entries = read_picture_manifest(road / "images" / "fire" / "train.jsonl")
+    lengths = row_lengths(rows, entries, road / "tiny-model", image_max_tokens=5)
+    expected = [tokens for tokens, _ in encoded_by_ms_swift(road, rows, "default")]
+    assert [row.tokens for row in lengths] == expected
+    assert len(expected) > 10
+
+
+def test_trained_are_all_answers_or_the_last_alone(road: Path, tmp_path: Path) -> None:
+    """The trajectory form trains every answer, the timestep form its target; neither trains a feedback."""
+    with JsonRows(road / "raw" / "fire" / "FIRE-test.json") as raw:
+        read = (read_trajectory(row) for row in raw)
+        trajectory = next(found for found in read if isinstance(found, Trajectory) and len(found.attempts) == 3)
+    answers = [attempt.answer for attempt in trajectory.attempts]
+    made = {"default": [trajectory_row("t", trajectory)], "last_round": timestep_rows("t", trajectory, None)}
+    for loss_scale, rows in made.items():
+        file = tmp_path / f"{loss_scale}.jsonl"
+        lines = [[{"from": turn.speaker, "value": turn.value} for turn in row.conversations] for row in rows]
+        file.write_text("\n".join(json.dumps({"conversations": turns, "images": rows[0].images}) for turns in lines))
+        trained = [
+            text.replace("<|im_end|>\n", "\n").strip() for _, text in encoded_by_ms_swift(road, file, loss_scale)
+        ]
+        assert trained == (["\n".join(answers)] if loss_scale == "default" else answers)
+
+
+def job(road: Path, **settings: Any) -> TrainJob:
+    quick = {"max_steps": 2, "checkpoint_steps": 1, "dtype": "float32", "image_max_tokens": 16, "dataloader_workers": 0}
+    quick |= {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
+    data = road / "data" / "fire"
+    pictures = road / "stores" / "pictures" / "fire"
+    return TrainJob(
+        TrainingData(data / "val.jsonl", data / "val.jsonl", pictures, "digest", last_answer_only=False),
+        BaseModel(road / "tiny-model", "qwen3_vl", "digest"),
+        TrainSettings(**quick | settings),
+        device="cpu",
+        processes=1,
+        strategy="ddp",
+    )
+
+
+def test_an_over_long_row_stops_the_trainer_and_is_told_in_our_words(road: Path, tmp_path: Path) -> None:
+    """Cases 2 and 17: strict, no row is swapped for another or cut; the error says what to change."""
+    with pytest.raises(VlmflowError) as error:
+        train(job(road, max_length=40), tmp_path, threads=2, what="train_lora r")
+    assert "max_length" in error.value.cause
+    assert error.value.next_step.startswith("raise train.max_length")
+    assert "Traceback" not in str(error.value)
+
+
+def test_an_unknown_further_argument_is_named(road: Path, tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match="no_such_thing") as error:
+        train(job(road, swift_args={"no_such_thing": 1}), tmp_path, threads=2, what="train_lora r")
+    assert "swift_args" in error.value.next_step
+
+
+def test_processes_that_do_not_train_together_are_noticed(road: Path, tmp_path: Path) -> None:
+    """One process started where two are declared: ms-swift itself would train, and end with code 0."""
+    lone = job(road)
+    rows = lone.data.train
+    paths = {"model": road / "tiny-model", "dataset": rows, "val_dataset": rows, "output_dir": tmp_path / "o"}
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", swift_worker.__name__]
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(tmp_path / "p"), "2", *words, *lone.arguments()],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PYTHONPATH": str(ROOT / "scripts"),
+            "HF_HUB_OFFLINE": "1",
+            "USE_HF": "1",
+            "ROOT_IMAGE_DIR": str(lone.data.pictures),
+            "HOME": str(tmp_path),
+            "PATH": "/usr/bin:/bin",
+        },
+    )
+    assert done.returncode != 0
+    assert "not really distributed: world size 1 of 2" in done.stderr
+    assert not list((tmp_path / "o").glob("checkpoint-*"))
+
+
+def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(road: Path, tmp_path: Path) -> None:
+    """Case 25: the checkpoint that did not fit is not taken for one; steps and losses go on from the one before."""
+    folder = copy_folder(road, tmp_path / "road")
+    shutil.rmtree(folder / "checkpoints" / RUN / "full")
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", sys.executable, str(ROOT / "tests" / "full_disk.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_training_saves_and_goes_on(road: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    """Case 23: Ctrl-C as a terminal sends it, to the whole group; SIGTERM as a pod's end does, to the stage."""
+    folder = copy_folder(road, tmp_path / "road")
+    shutil.rmtree(folder / "checkpoints" / RUN / "full")
+    shutil.rmtree(folder / "stores" / "runs" / RUN / "full")
+    words = command(folder, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full")
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as first:
+        while steps_logged(folder) < 2:
+            assert first.poll() is None, first.stdout.read()
+            time.sleep(0.05)
+        if sent == signal.SIGINT:
+            os.killpg(first.pid, sent)
+        else:
+            (stage,) = [child for child in psutil.Process(first.pid).children() if "train_lora" in str(child.cmdline())]
+            stage.send_signal(sent)
+        said = first.stdout.read()
+    assert first.returncode != 0
+    assert "2 trainer(s) save a checkpoint and end" in said, said[-3000:]
+    (saved,) = folder.glob(f"stores/runs/{RUN}/full/*/checkpoints/checkpoint-*/trainer_state.json")
+    step = json.loads(saved.read_text())["global_step"]
+    assert 2 <= step < 6
+    assert f"going on from step {step} of 18" in snakemake(folder, *words[words.index("--allowed-rules") :])
+    report = json.loads((folder / "checkpoints" / RUN / "full" / "report.json").read_text())
+    assert [number for number, _ in report["losses"]] == list(range(1, 19))
+    assert report["sessions"] == 2
+
+
+def steps_logged(folder: Path) -> int:
+    logs = list(folder.glob(f"stores/runs/{RUN}/full/*/progress.jsonl"))
+    return logs[0].read_text().count('"loss"') if logs else 0

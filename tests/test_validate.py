@@ -1,0 +1,180 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fire_rows import digest, fire_row, split_files
+from vlmflow.config.data_settings import RowLimits
+from vlmflow.errors import VlmflowError
+from vlmflow.rows import row_check
+from vlmflow.rows.validate import SplitRules, validate
+
+RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.5, row_limits=RowLimits())
+
+
+def picture(number: int) -> str:
+    return f"gqa/images/{number}.jpg"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def run(
+    folder: Path,
+    train: list[Any],
+    test: list[Any],
+    rules: SplitRules = RULES,
+    form: str = "trajectory",
+    **more: Any,
+):
+    splits = [
+        split_files(folder / "in", "train", train, form, **more),
+        split_files(folder / "in", "test", test, form),
+    ]
+    return validate(splits, folder / "out", rules, processes=1)
+
+
+def some_rows(count: int, first: int = 0) -> list[dict[str, Any]]:
+    return [fire_row(picture(number), f"question {number}") for number in range(first, first + count)]
+
+
+TEST = some_rows(3, first=900)
+
+
+def test_rows_in_are_rows_kept_and_rejects_by_reason(tmp_path: Path) -> None:
+    """Case 2: every raw row is counted once, and every reject is in the quarantine with its place and itself."""
+    train = [*some_rows(10), b'{"bad": NaN}', fire_row(picture(50)), fire_row(picture(51), conversations=[])]
+    stats = run(tmp_path, train, TEST, pictures={picture(50): {"reason": "missing", "detail": "nowhere"}})
+    assert stats["train"] == {
+        "rows_in": 13,
+        "kept": 10,
+        "rejected": {"bad_json": 1, "picture_missing": 1, "unbalanced_turns": 1},
+    }
+    assert stats["test"] == {"rows_in": 3, "kept": 3, "rejected": {}}
+    assert stats["examples"]["train"] + stats["examples"]["val"] == 10
+    assert stats["examples"]["test"] == 3
+    quarantined = {row["row"]: row for row in lines(tmp_path / "out" / "quarantine.jsonl")}
+    assert sorted(quarantined) == [10, 11, 12]
+    raw = (tmp_path / "in" / "raw" / "train.json").read_bytes()
+    for number, row in quarantined.items():
+        assert row["split"] == "train"
+        assert raw[row["start"] : row["end"]] == (train[10] if number == 10 else json.dumps(train[number]).encode())
+    assert quarantined[10]["raw"] == '{"bad": NaN}'
+    assert quarantined[12]["raw"] == train[12]
+    assert "nowhere" in quarantined[11]["detail"]
+
+
+def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
+    """Case 20: the same bytes under another name; the train row goes, and it does not count as a fault."""
+    train = [*some_rows(5), fire_row("coco/copy.jpg", "another question")]
+    stats = run(
+        tmp_path,
+        train,
+        TEST,
+        SplitRules(0.2, 1, 0.0, RowLimits()),
+        pictures={"coco/copy.jpg": {"sha256": digest(picture(900))}},
+    )
+    assert stats["train"]["rejected"] == {"in_test_split": 1}
+    assert stats["train"]["kept"] == 5
+
+
+def test_duplicates_are_dropped(tmp_path: Path) -> None:
+    """Case 19: same picture bytes and same canonical conversation; white space and tags make no difference."""
+    again = fire_row("other/name.jpg", "<image>question 0 \r\n")
+    stats = run(
+        tmp_path,
+        [*some_rows(5), again, fire_row(picture(0), "another question")],
+        TEST,
+        SplitRules(0.2, 1, 0.0, RowLimits()),
+        pictures={"other/name.jpg": {"sha256": digest(picture(0))}},
+    )
+    assert stats["train"]["rejected"] == {"duplicate": 1}
+    assert stats["train"]["kept"] == 6
+
+
+def test_val_is_taken_by_picture(tmp_path: Path) -> None:
+    """No picture is in both; the same seed gives the same split, another seed another."""
+    train = [fire_row(picture(number), f"q{turn}") for turn in range(3) for number in range(40)]
+    held_out = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(tmp_path / name, train, TEST, SplitRules(0.2, seed, 0.0, RowLimits()))
+        parts = {
+            split: {row["images"][0] for row in lines(tmp_path / name / "out" / f"{split}.jsonl")}
+            for split in ("train", "val", "test")
+        }
+        assert not parts["train"] & parts["val"]
+        assert len(parts["val"]) == 8
+        held_out.append(parts["val"])
+    assert held_out[0] == held_out[1] != held_out[2]
+
+
+def test_one_unusable_attempt_rejects_all_rows_of_the_trajectory(tmp_path: Path) -> None:
+    """In the timestep form the first attempts of a row whose last answer holds a tag go with it."""
+    bad = fire_row(picture(7), rounds=3)
+    bad["conversations"][4]["value"] = "Answer: <image>"
+    stats = run(tmp_path, [*some_rows(5), bad], TEST, form="timestep")
+    assert stats["train"] == {"rows_in": 6, "kept": 5, "rejected": {"stray_tag": 1}}
+    assert stats["examples"]["train"] + stats["examples"]["val"] == 10
+    assert all(row["images"] != [picture(7)] for row in lines(tmp_path / "out" / "train.jsonl"))
+
+
+def test_too_many_rejects_stop_the_road(tmp_path: Path) -> None:
+    """The error says how many, why and where; the quarantine is left to look at, and no data file is."""
+    train = [*some_rows(3), *[fire_row(picture(60 + n), conversations=[]) for n in range(4)]]
+    with pytest.raises(
+        VlmflowError,
+        match=r"4 of 7 rows are rejected \(57.1%, .*\), max_reject_share allows 50.0%",
+    ) as e:
+        run(tmp_path, train, TEST)
+    assert "unbalanced_turns: row 3" in str(e.value)
+    left = [path.name for path in (tmp_path / "out").iterdir()]
+    assert all(name.endswith(".part") for name in left)
+    assert len(lines(tmp_path / "out" / "quarantine.jsonl.part")) == 4
+
+
+@pytest.mark.parametrize("empty", ["train", "test"])
+def test_zero_kept_rows_is_an_error(tmp_path: Path, empty: str) -> None:
+    """Case 6: a whole file that gives nothing."""
+    rows = {"train": some_rows(3), "test": TEST} | {empty: [fire_row(conversations=[])]}
+    with pytest.raises(VlmflowError, match="none of 1 rows is left"):
+        run(tmp_path, rows["train"], rows["test"], SplitRules(0.2, 1, 1.0, RowLimits()))
+
+
+def test_converted_files_of_another_raw_file_are_noticed(tmp_path: Path) -> None:
+    files = [split_files(tmp_path, "train", some_rows(9)), split_files(tmp_path, "test", TEST)]
+    raw = files[0].raw
+    raw.write_bytes(raw.read_bytes()[:-2] + b',{"more": 1}]')
+    with pytest.raises(VlmflowError, match="10 rows in, 9 kept, 0 rejected: they do not add up"):
+        validate(files, tmp_path / "out", RULES, 1)
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlmflow.rows.row_check.SHARD_BYTES", 2_000)
+    files = [split_files(tmp_path, "train", some_rows(200)), split_files(tmp_path, "test", TEST)]
+    for processes in (1, 3):
+        validate(files, tmp_path / str(processes), RULES, processes)
+    for path in (tmp_path / "1").iterdir():
+        assert path.read_bytes() == (tmp_path / "3" / path.name).read_bytes()
+
+
+def test_the_score_field_that_differs_is_counted_and_kept(tmp_path: Path) -> None:
+    stats = run(tmp_path, [*some_rows(5), fire_row(picture(8), score=[0, 1])], TEST)
+    assert stats["score_field_differs"] == {"train": 1, "test": 0}
+    assert stats["train"]["kept"] == 6
+
+
+def test_a_picture_with_its_own_name_takes_the_quick_way_to_the_same_line() -> None:
+    """Converted lines are cut where the picture keeps its name; encoded anew where it does not, or in another order."""
+    fields = {"id": "train-0", "source": "s", "images": ["a.jpg"], "attempts": [1], "scores": [5]}
+    turns = [{"from": "human", "value": '<image>\nWhat? ,"raw_row":7,'}, {"from": "gpt", "value": 'x\n"y"'}]
+    own = {"raw_row": 3, "score_field_differs": False}
+    usual = msgspec.json.encode({**fields, "conversations": turns, **own})
+    other = msgspec.json.encode({**own, **fields, "conversations": turns})
+    expected = msgspec.json.encode({**fields, "conversations": turns}) + b"\n"
+    row = row_check.ROW.decode(usual)
+    assert row_check._training_line(usual, row, "a.jpg") == expected
+    assert row_check._training_line(other, row, "a.jpg") == expected
+    assert row_check._training_line(usual, row, "a.rgb.png") == expected.replace(b"a.jpg", b"a.rgb.png")

@@ -1,0 +1,198 @@
+"""The proof by tensors: it passes what was merged, and catches each way of merging wrongly."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tiny_models import (
+    VARIANTS,
+    WIDE,
+    file_names,
+    write_adapter,
+    write_base,
+    write_gpt2,
+    write_wide_adapter,
+    write_wide_base,
+)
+from vlmflow.errors import VlmflowError
+from vlmflow.merging import verify_tensors as module
+from vlmflow.merging.merge import merge_adapter
+from vlmflow.merging.verify_tensors import TensorProof, verify_tensors
+
+TOUCHED = "model.layers.1.mlp.down_proj.weight"
+UNTOUCHED = "model.layers.1.input_layernorm.weight"
+
+Tensors = dict[str, torch.Tensor]
+
+
+def merge_and_verify(base: Path, adapter: Path, merged: Path) -> TensorProof:
+    merge_adapter(base, adapter, merged, file_names(base), 2)
+    return verify_tensors(base, adapter, merged, file_names(base), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_was_merged_passes(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
+    """Case 28: every variant, in every type, within the stated tolerance."""
+    base = write_base(tmp_path / "base", dtype, attention_bias=True)
+    adapter = write_adapter(base, tmp_path / "adapter", **VARIANTS[variant])
+    proof = merge_and_verify(base, adapter, tmp_path / "merged")
+    assert proof.tensors == proof.touched + proof.untouched == 33
+    assert proof.touched > 0
+    assert proof.changed_share > 0.5
+    assert proof.largest_deviation <= 0.5
+    assert dtype == torch.float32 or proof.largest_deviation > 0.4
+
+
+def test_transposed_layers_pass(tmp_path: Path) -> None:
+    base = write_gpt2(tmp_path / "base")
+    adapter = write_adapter(base, tmp_path / "adapter", target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
+    assert merge_and_verify(base, adapter, tmp_path / "merged").touched == 6
+
+
+@pytest.fixture(scope="module")
+def merge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base in bfloat16, an adapter and their merge."""
+    folder = tmp_path_factory.mktemp("merge")
+    base = write_base(folder / "base", torch.bfloat16)
+    adapter = write_adapter(base, folder / "adapter")
+    merge_adapter(base, adapter, folder / "merged", file_names(base), 2)
+    return folder
+
+
+def verify_changed(merge: Path, tmp_path: Path, tensor: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Verify a copy of the merged folder in which one tensor is changed; its layout stays as it is."""
+    merged = shutil.copytree(merge / "merged", tmp_path / "merged")
+    path = next(path for path in merged.glob("*.safetensors") if tensor in load_file(path))
+    tensors = load_file(path)
+    tensors[tensor] = change(tensors[tensor])
+    save_file(tensors, path, {"format": "pt"})
+    verify_tensors(merge / "base", merge / "adapter", merged, file_names(merge / "base"), 2)
+
+
+def original(merge: Path, tensor: str) -> torch.Tensor:
+    path = next(path for path in (merge / "base").glob("*.safetensors") if tensor in load_file(path))
+    return load_file(path)[tensor]
+
+
+def flipped_bit(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    changed.view(torch.uint8)[-1] ^= 1
+    return changed
+
+
+def with_step(tensor: torch.Tensor) -> torch.Tensor:
+    """The last number moved to its neighbour."""
+    changed = tensor.clone()
+    changed.view(torch.int16)[-1, -1] += 1
+    return changed
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[3, 2] = torch.nan
+    return changed
+
+
+def test_unchanged_copy_passes(merge: Path, tmp_path: Path) -> None:
+    verify_changed(merge, tmp_path, TOUCHED, lambda tensor: tensor)
+
+
+def test_one_flipped_bit_in_an_untouched_tensor(merge: Path, tmp_path: Path) -> None:
+    """Case 30: what the adapter does not touch stays as it was."""
+    with pytest.raises(VlmflowError, match=rf"\.safetensors: tensor {UNTOUCHED} is not the base's"):
+        verify_changed(merge, tmp_path, UNTOUCHED, flipped_bit)
+
+
+def test_one_number_one_step_off(merge: Path, tmp_path: Path) -> None:
+    """Case 28: a touched tensor's last number, rounded to the wrong neighbour."""
+    with pytest.raises(VlmflowError, match=rf"tensor {TOUCHED}, row 47, column 79: is \S+; .* ulps away"):
+        verify_changed(merge, tmp_path, TOUCHED, with_step)
+
+
+def test_tensor_that_was_not_merged(merge: Path, tmp_path: Path) -> None:
+    """Case 28: merged nothing."""
+    with pytest.raises(VlmflowError, match=rf"tensor {TOUCHED}, row \d+, .*, as in the base: not merged"):
+        verify_changed(merge, tmp_path, TOUCHED, lambda _: original(merge, TOUCHED))
+
+
+def test_scale_that_is_off(merge: Path, tmp_path: Path) -> None:
+    """Case 28: the update came in twice."""
+    base = original(merge, TOUCHED).float()
+    with pytest.raises(VlmflowError, match=f"tensor {TOUCHED}, row"):
+        verify_changed(merge, tmp_path, TOUCHED, lambda tensor: (2 * tensor.float() - base).bfloat16())
+
+
+def test_nan_is_no_agreement(merge: Path, tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match=rf"tensor {TOUCHED}, row 3, column 2: is nan"):
+        verify_changed(merge, tmp_path, TOUCHED, with_nan)
+
+
+def test_another_adapter(merge: Path, tmp_path: Path) -> None:
+    """Case 28: the settings that give the scale are read by peft, not by the merge."""
+    adapter = shutil.copytree(merge / "adapter", tmp_path / "adapter")
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_rslora": True}))
+    with pytest.raises(VlmflowError, match="ulps away"):
+        verify_tensors(merge / "base", adapter, merge / "merged", file_names(merge / "base"), 2)
+
+
+def test_tensor_of_the_adapter_without_a_place(merge: Path, tmp_path: Path) -> None:
+    """Case 30: every adapter key is used here as well."""
+    adapter = shutil.copytree(merge / "adapter", tmp_path / "adapter")
+    path = adapter / "adapter_model.safetensors"
+    extra: dict[str, Any] = {"base_model.model.elsewhere.lora_A.weight": torch.ones(1)}
+    save_file(load_file(path) | extra, path)
+    with pytest.raises(VlmflowError, match=r"base_model\.model\.elsewhere\.lora_A\.weight has no place"):
+        verify_tensors(merge / "base", adapter, merge / "merged", file_names(merge / "base"), 2)
+
+
+def test_truncated_shard(merge: Path, tmp_path: Path) -> None:
+    """Case 25: found before a tensor is read."""
+    merged = shutil.copytree(merge / "merged", tmp_path / "merged")
+    path = max(merged.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(VlmflowError, match=f"{path.name}: truncated"):
+        verify_tensors(merge / "base", merge / "adapter", merged, file_names(merge / "base"), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@settings(max_examples=200)
+@given(value=st.floats(-60000, 60000, width=32) | st.floats(-(2.0**-120), 2.0**-120, width=32))
+def test_rounding_is_within_half_an_ulp(dtype: torch.dtype, value: float) -> None:
+    exact = torch.tensor([value], dtype=torch.float64)
+    rounded = exact.to(dtype).double()
+    ulp = module._ulp(exact, dtype)
+    assert (rounded - exact).abs() <= ulp / 2
+    assert (exact + 2 * ulp).to(dtype) != exact.to(dtype)
+
+
+def test_reads_views_of_the_file_and_no_copies(merge: Path) -> None:
+    """Case 32: what safetensors hands out is the mapped file, so that memory does not grow with the model."""
+    path = max((merge / "merged").glob("*.safetensors"))
+    with safe_open(path, framework="pt") as file:
+        names = list(file.keys())
+        places = [file.get_tensor(name).data_ptr() for name in names]
+        again = [file.get_tensor(name).data_ptr() for name in names]
+    assert places == again
+
+
+def test_tensors_of_many_blocks(tmp_path: Path) -> None:
+    """Case 28: a wrong number in the last row of a tensor that is cut into tasks and blocks."""
+    base, adapter = write_wide_base(tmp_path / "base", 1, 1), write_wide_adapter(tmp_path / "adapter", 1)
+    assert merge_and_verify(base, adapter, tmp_path / "merged").largest_deviation <= 0.5
+    path = next((tmp_path / "merged").glob("*.safetensors"))
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x41")
+    with pytest.raises(VlmflowError, match=rf"up_proj\.weight, row {WIDE[0] - 1}, column {WIDE[1] - 1}: is"):
+        verify_tensors(base, adapter, tmp_path / "merged", file_names(base), 2)

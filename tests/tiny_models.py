@@ -1,0 +1,143 @@
+"""Small base models and adapters, written by transformers and peft, to merge and to verify."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+
+WIDE = (4608, 2048)
+"""Rows and columns of the layers of a wide base."""
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all linear layers": {"target_modules": LINEAR},
+    "rslora": {"use_rslora": True},
+    "rank and alpha patterns": {
+        "rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\..*": 6, "1.self_attn.o_proj": 3},
+        "alpha_pattern": {"^model.layers.0.mlp.down_proj": 32, "k_proj": 1},
+    },
+    "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "output head": {"target_modules": ["lm_head", "v_proj"]},
+    "modules to save": {"modules_to_save": ["lm_head", "embed_tokens", "norm"]},
+    "biases": {"target_modules": ATTENTION, "bias": "all"},
+    "dora": {"use_dora": True},
+    "dora, rslora, patterns": {"use_dora": True, "use_rslora": True, "rank_pattern": {"up_proj": 7}},
+    "orthogonal": {"init_lora_weights": "orthogonal"},
+}
+"""Settings of the adapters that the merge handles, for a base of `write_base` with attention_bias."""
+
+
+def write_base(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Path:
+    """A Qwen3 of 60,000 weights in several shards, with files in place of a tokenizer's."""
+    torch.manual_seed(1)
+    config = {
+        "vocab_size": 96,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        **settings,
+    }
+    model = Qwen3ForCausalLM(Qwen3Config(**config))
+    randomise(model, 0.05)
+    return _save(model.to(dtype), folder, 4000 * dtype.itemsize)
+
+
+def write_gpt2(folder: Path) -> Path:
+    """A GPT-2, whose linear layers store their weights transposed, in one file."""
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=96, n_positions=32, n_embd=32, n_layer=2, n_head=2)
+    return _save(GPT2LMHeadModel(config), folder, 10**9)
+
+
+def write_adapter(base: Path, folder: Path, dtype: torch.dtype = torch.float32, **lora: Any) -> Path:
+    """A LoRA as after a training: every trained tensor is random, in `dtype`."""
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    lora = {"target_modules": LINEAR, "r": 4, "lora_alpha": 8, **lora}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained = get_peft_model(model, LoraConfig(**lora), autocast_adapter_dtype=False)
+        randomise(trained, 0.1)
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(dtype)
+        trained.save_pretrained(folder)
+    return folder
+
+
+def write_wide_base(folder: Path, layers: int, shards: int) -> Path:
+    """Weights alone, 38 MB in float32 per layer: more than one task each, and time to kill a merge of them."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(1)
+    weight_map = {}
+    for shard in range(shards):
+        name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        tensors = {
+            f"model.layers.{layer}.mlp.up_proj.weight": torch.randn(*WIDE, generator=generator)
+            for layer in range(shard, layers, shards)
+        }
+        save_file(tensors, folder / name)
+        weight_map |= dict.fromkeys(tensors, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def write_wide_adapter(folder: Path, layers: int) -> Path:
+    """An adapter for every layer of such a base."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(2)
+    tensors = {
+        f"base_model.model.model.layers.{layer}.mlp.up_proj.{part}.weight": torch.randn(shape, generator=generator)
+        for layer in range(layers)
+        for part, shape in (("lora_A", (8, WIDE[1])), ("lora_B", (WIDE[0], 8)))
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["up_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def peft_merged(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """The merged weights by peft's own merge_and_unload, by the names that they have on disk."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return {name: tensor.detach() for name, tensor in merged.state_dict().items()}
+
+
+def randomise(model: torch.nn.Module, spread: float) -> None:
+    """Move every trainable number by a normal draw, so that none keeps what the initialisation gave it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += torch.randn_like(parameter) * spread
+
+
+def file_names(folder: Path) -> list[str]:
+    """The names of all files of a folder, as a manifest has them."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model's folder, by name."""
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def _save(model: torch.nn.Module, folder: Path, shard_bytes: int) -> Path:
+    model.save_pretrained(folder, max_shard_size=shard_bytes)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_text(f'{{"of": "{name}"}}\n')
+    return folder
