@@ -35,6 +35,7 @@ rule fetch_fire:
         mem_mb=1_000,
         disk_mb=4_000,
         runtime=480,
+        pod_template="fetch",
     message:
         "Fetching {wildcards.file}"
     script:

@@ -31,6 +31,7 @@ rule fetch_model:
         mem_mb=2_000,
         disk_mb=1_000,
         runtime=1_440,
+        pod_template="fetch",
     message:
         "Fetching the model {wildcards.model}"
     script:

@@ -27,6 +27,7 @@ rule merge_lora:
         mem_mb=4_000,
         disk_mb=lookup(dpath="runs/{run}/resources/weights_mb", within=config),
         runtime=120,
+        pod_template="train",
     message:
         "Merging the adapter of {wildcards.run} into its base model"
     script:

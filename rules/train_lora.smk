@@ -45,6 +45,7 @@ rule train_lora:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=lookup(dpath="runs/{run}/resources/train_runtime", within=config),
+        pod_template=targets.pod_template_of(settings, targets.gpus_of),
     message:
         "Training {wildcards.run}"
     script:

@@ -45,6 +45,7 @@ rule train_smoke:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=120,
+        pod_template=targets.pod_template_of(settings, targets.gpus_of),
     message:
         "Smoke run of {wildcards.run}: the longest rows first"
     script:

@@ -1,7 +1,7 @@
 # The last check before merged weights take their name.
 #
 # Needs: the merged folder, the base model, the adapter, and rows of the val split for the logits.
-# Makes: merged/{run}/, by renaming the merged folder after every check has passed; with provenance.json
+# Makes: merged/{run}/, of the merged folder's own files, after every check has passed; with provenance.json
 #        (digests from the raw file to the weights) and a model card.
 # Holds: key set, shapes and dtypes are the base's; what the adapter does not touch is the base's byte for byte;
 #        what it touches is W + s·BA within rounding; logits agree with base + adapter in peft; it loads offline.
@@ -38,6 +38,7 @@ rule verify_merged:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=lookup(dpath="runs/{run}/resources/weights_mb", within=config),
         runtime=120,
+        pod_template=targets.pod_template_of(settings, targets.verify_gpus_of),
     message:
         "Verifying the merged weights of {wildcards.run}"
     script:

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.run_settings import VerifySettings
 from vlmflow.fetch.model_folder import read_manifest
-from vlmflow.files import read_json, remove, unfinished, write_json
+from vlmflow.files import read_json, remove, whole_folder, write_json
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.reports.provenance import model_card, provenance
@@ -36,7 +36,7 @@ def main(
 ) -> None:
     """Verify one run's merged weights.
 
-    merged: the merged folder, which becomes `verified` by renaming. full, smoke: the training's folders.
+    merged: the merged folder, whose files `verified` takes over. full, smoke: the training's folders.
     model: folder with the base model's manifest. val_rows, stats: the data set that chose the checkpoint.
     verified: the folder to make (merged/RUN). verify, device, dtype, image_max_tokens: see docs/config.md.
     picture_store: the folder that holds all picture stores.
@@ -54,17 +54,18 @@ def main(
     log.info("writing provenance.json: digests of all files")
     facts = provenance(verified.name, stats, base, smoke, full, merged, proofs, code=Path(__file__).parents[1])
 
-    part = unfinished(verified)
-    remove(part)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    if merged.stat().st_dev == part.parent.stat().st_dev:
-        os.replace(merged, part)
-    else:  # merged/ is a link to another disk
-        shutil.copytree(merged, part)
-    write_json(part / "provenance.json", facts)
-    (part / "README.md").write_text(model_card(facts))
-    remove(verified)
-    part.rename(verified)
+    with whole_folder(verified) as folder:
+        shutil.copytree(merged, folder, copy_function=link_or_copy, dirs_exist_ok=True)
+        write_json(folder / "provenance.json", facts)
+        (folder / "README.md").write_text(model_card(facts))
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Give a merged file a second name; Snakemake removes the first, which is temporary."""
+    try:
+        os.link(source, target)
+    except OSError:  # merged/ is on another disk
+        shutil.copy2(source, target)
 
 
 if __name__ == "__main__":

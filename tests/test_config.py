@@ -53,7 +53,7 @@ def test_the_shipped_configuration_is_sound() -> None:
     [
         ("runs.r.train.learning_rat", 1, "unknown key; allowed: epochs, "),
         ("runs.r.train.learning_rat", 1, "nearest known key: learning_rate"),
-        ("run", {}, "unknown key; allowed: stores, models, datasets, runs; nearest known key: runs"),
+        ("run", {}, "unknown key; allowed: stores, cluster, models, datasets, runs; nearest known key: runs"),
         ("runs.r.train.learning_rate", "high", "'high' is not allowed; it must be a number more than 0"),
         ("runs.r.train.learning_rate", ".nan", "must be a number more than 0"),
         ("runs.r.processes", 0, "0 is not allowed; it must be a whole number at least 1"),

@@ -108,3 +108,9 @@ def verify_gpus_of(settings: Config) -> InputFunction:
     """Resource function: the GPUs for comparing logits; none where the tensor proof alone is asked for."""
     gpus = gpus_of(settings)
     return lambda wildcards: gpus(wildcards) if settings.runs[wildcards.run].verify.logits else 0
+
+
+def pod_template_of(settings: Config, gpus: Callable[[Config], InputFunction]) -> InputFunction:
+    """Resource function: the pod template of a rule that needs torch, by whether wildcard `run` has GPUs there."""
+    count = gpus(settings)
+    return lambda wildcards: "gpu" if count(wildcards) else "train"

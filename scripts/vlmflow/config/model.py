@@ -8,7 +8,7 @@ from pydantic import field_validator, model_validator
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
-from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.run_settings import Positive, RunSettings
 from vlmflow.config.settings import Name, Settings
 from vlmflow.config.source import parse_source
 from vlmflow.errors import VlmflowError
@@ -53,10 +53,18 @@ class ModelSettings(Settings):
     """ms-swift's name of the architecture: a local folder alone does not tell it."""
 
 
+class ClusterSettings(Settings):
+    """What a Kubernetes cluster can give to one pod."""
+
+    max_mem_mb: Positive = 512_000
+    """A pod that ran out of memory is tried again with half as much more, up to this many MB: a large node's."""
+
+
 class Config(Settings):
     """The whole configuration: `config.yaml`, with what `--configfile` and `--config` lay over it."""
 
     stores: StoreSettings = StoreSettings()
+    cluster: ClusterSettings = ClusterSettings()
     models: dict[Name, ModelSettings]
     """Base models, by name; fetched into `models/NAME`."""
 
