@@ -1,7 +1,9 @@
-# Two images from the locks in envs/: `data` for the stages before training, `train` for those that touch weights.
-#   docker build --target data  -t vlmflow-data  .
-#   docker build --target train -t vlmflow-train .
-# The base is a slim Debian with Python 3.11 to 3.13; CUDA's libraries come with the wheels.
+# Two images from the locks in envs/: `data` for the controller and the stages before training, `train` for those
+# that touch weights.
+#   docker build --target data  --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/data:0.1.0  .
+#   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/train:0.1.0 .
+# The base is a slim Debian with Python 3.11 to 3.13, better given by digest (--build-arg BASE=NAME@sha256:…);
+# CUDA's libraries come with the wheels.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 
 FROM ${BASE} AS base
@@ -13,15 +15,27 @@ RUN apt-get update \
 COPY envs/uv.lock /opt/vlmflow/envs/
 RUN python3 -m venv /opt/vlmflow/env \
  && /opt/vlmflow/env/bin/python -m pip install --no-cache-dir --require-hashes -r /opt/vlmflow/envs/uv.lock
-ENV PATH=/opt/vlmflow/env/bin:$PATH PYTHONUNBUFFERED=1
+# Snakemake has every pod install the storage plugins with pip: from these wheels, never from an index.
+COPY envs/data.lock /opt/vlmflow/envs/
+RUN sed -n '/^snakemake-storage-plugin-/,/[^\\]$/p' /opt/vlmflow/envs/data.lock > /tmp/storage.lock \
+ && /opt/vlmflow/env/bin/python -m pip download --no-cache-dir --no-deps --require-hashes \
+      --dest /opt/vlmflow/wheels -r /tmp/storage.lock \
+ && rm /tmp/storage.lock
+ENV PATH=/opt/vlmflow/env/bin:$PATH PYTHONUNBUFFERED=1 \
+    PIP_NO_INDEX=1 PIP_NO_DEPS=1 PIP_FIND_LINKS=/opt/vlmflow/wheels PIP_DISABLE_PIP_VERSION_CHECK=1
 ENTRYPOINT ["/usr/bin/tini", "-g", "--"]
 
 FROM base AS data
-COPY envs/data.lock /opt/vlmflow/envs/
 RUN uv pip install --no-cache --python /opt/vlmflow/env/bin/python --require-hashes --compile-bytecode \
       -r /opt/vlmflow/envs/data.lock
 USER 1000
 WORKDIR /home/vlmflow
+ARG REVISION=unknown
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="vlmflow-data" \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.licenses="Apache-2.0"
 
 FROM base AS train
 COPY envs/train.lock /opt/vlmflow/envs/
@@ -29,3 +43,9 @@ RUN uv pip install --no-cache --python /opt/vlmflow/env/bin/python --require-has
       -r /opt/vlmflow/envs/train.lock
 USER 1000
 WORKDIR /home/vlmflow
+ARG REVISION=unknown
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="vlmflow-train" \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.licenses="Apache-2.0"
