@@ -1,0 +1,1 @@
+"""Snakemake's Kubernetes executor, hardened: pod templates, patience, explanations, clean ends."""

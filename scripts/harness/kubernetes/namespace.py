@@ -1,0 +1,130 @@
+"""What the executor asks of one namespace, in plain dicts as the API gives them.
+
+Each verb here is a line in the controller's Role (k8s/base): jobs create, list, delete; pods list; pods/log get;
+events list; podtemplates list; secrets create, delete; and, where the cluster grants it, nodes list.
+"""
+
+import json
+from typing import Any
+
+import urllib3
+from kubernetes.client import ApiClient, CoreV1Api
+from kubernetes.client.rest import ApiException
+
+Object = dict[str, Any]
+"""A Kubernetes object as its JSON says it."""
+
+FAILURES = (ApiException, urllib3.exceptions.HTTPError)
+"""What a call ends with when the server's patience or ours is over."""
+
+
+class Namespace:
+    """One namespace of a cluster."""
+
+    def __init__(self, name: str, api: ApiClient) -> None:
+        self.name = name
+        self.api = api
+        self._may_see_nodes = True
+
+    def jobs(self, selector: str) -> list[Object]:
+        """List Jobs by their labels."""
+        return self._list(f"/apis/batch/v1/namespaces/{self.name}/jobs", selector)
+
+    def pods(self, selector: str = "") -> list[Object]:
+        """List pods by their labels."""
+        return self._list(f"/api/v1/namespaces/{self.name}/pods", selector)
+
+    def events(self) -> list[Object]:
+        """List what the cluster's parts said lately."""
+        return self._list(f"/api/v1/namespaces/{self.name}/events")
+
+    def pod_templates(self, selector: str) -> list[Object]:
+        """List PodTemplates by their labels."""
+        return self._list(f"/api/v1/namespaces/{self.name}/podtemplates", selector)
+
+    def nodes(self) -> list[Object] | None:
+        """List the cluster's nodes; None where that is not granted."""
+        if self._may_see_nodes:
+            try:
+                return self._list("/api/v1/nodes")
+            except ApiException as error:
+                if error.status != 403:
+                    raise
+                self._may_see_nodes = False
+        return None
+
+    def create_job(self, job: Object) -> None:
+        """Create a Job; one of the same name is this one, created by a try whose answer was lost."""
+        self._create(f"/apis/batch/v1/namespaces/{self.name}/jobs", job)
+
+    def create_secret(self, secret: Object) -> None:
+        """Create a Secret, in the same way."""
+        self._create(f"/api/v1/namespaces/{self.name}/secrets", secret)
+
+    def delete_job(self, name: str) -> None:
+        """Delete a Job and, before it goes, its pods, which get SIGTERM and their grace; fine if it is gone."""
+        self._delete(f"/apis/batch/v1/namespaces/{self.name}/jobs/{name}", {"propagationPolicy": "Foreground"})
+
+    def delete_secret(self, name: str) -> None:
+        """Delete a Secret; fine if it is gone."""
+        self._delete(f"/api/v1/namespaces/{self.name}/secrets/{name}", {})
+
+    def log_end(self, pod: str, container: str, lines: int) -> str:
+        """Give the last lines of a pod's log; nothing where there is none to be had."""
+        try:
+            return CoreV1Api(self.api).read_namespaced_pod_log(pod, self.name, container=container, tail_lines=lines)
+        except (*FAILURES, UnicodeDecodeError):
+            return ""
+
+    def _list(self, path: str, selector: str = "") -> list[Object]:
+        query = [("labelSelector", selector)] if selector else []
+        return self._call("GET", path, query=query)["items"]
+
+    def _create(self, path: str, body: Object) -> None:
+        try:
+            self._call("POST", path, body)
+        except ApiException as error:
+            if error.status != 409 or reason_of(error) != "AlreadyExists":
+                raise
+
+    def _delete(self, path: str, options: Object) -> None:
+        try:
+            self._call("DELETE", path, options)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+
+    def _call(
+        self, verb: str, path: str, body: Object | None = None, query: list[tuple[str, str]] | None = None
+    ) -> Any:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        return self.api.call_api(
+            path,
+            verb,
+            query_params=query or [],
+            header_params=headers,
+            body=body,
+            response_type="object",
+            auth_settings=["BearerToken"],
+            _return_http_data_only=True,
+        )
+
+
+def reason_of(error: ApiException) -> str:
+    """Give the API's own word for a refusal (AlreadyExists, Forbidden, Invalid), or nothing."""
+    return str(_status(error).get("reason", ""))
+
+
+def message_of(error: Exception) -> str:
+    """Say why a call failed, in the API's words where it has any."""
+    if isinstance(error, ApiException):
+        return str(_status(error).get("message") or f"{error.status} {error.reason}")
+    return f"{type(error).__name__}: {error}"
+
+
+def _status(error: ApiException) -> Object:
+    try:
+        status = json.loads(error.body)
+    except (TypeError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}

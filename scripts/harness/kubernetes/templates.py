@@ -1,0 +1,126 @@
+"""The pod templates of k8s/templates, as the cluster's overlay made them: PodTemplate objects of the namespace.
+
+A template's own labels and annotations go to the Job (a queue's label belongs there), those of its `template` to the
+pod. Annotations of its own that are for the executor:
+    vlmflow/gpu-resource: what the cluster calls its GPUs (nvidia.com/a100); nvidia.com/gpu without it
+    vlmflow/pending-limit: seconds after which a pod that still waits for its place is given up; for ever without it
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from harness.kubernetes.namespace import Object
+from vlmflow.errors import VlmflowError
+
+SELECTOR = "app.kubernetes.io/part-of=vlmflow"
+DEFAULT, GPU, NEEDED = "default", "gpu", ("default", "fetch", "gpu", "train")
+CONTAINER = "snakemake"
+"""The container that runs the rule, by the name that the plugin gives it."""
+
+GPU_RESOURCE = "vlmflow/gpu-resource"
+PENDING_LIMIT = "vlmflow/pending-limit"
+RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+NEXT = "mend it under k8s/templates or in the overlay, and `kubectl apply -k k8s/overlays/NAME` again"
+
+
+@dataclass(frozen=True)
+class Template:
+    """One checked pod template.
+
+    job_metadata, pod_metadata: labels and annotations; spec: the pod's. pending_limit: seconds, or None.
+    """
+
+    name: str
+    job_metadata: Object
+    pod_metadata: Object
+    spec: Object
+    gpu_resource: str = "nvidia.com/gpu"
+    pending_limit: float | None = None
+
+
+def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
+    """Give the checked templates by name. Raises VlmflowError for one that is wrong or missing."""
+    templates = {template.name: template for template in map(check, objects)}
+    missing = [name for name in NEEDED if name not in templates]
+    if missing:
+        raise VlmflowError(
+            f"namespace {namespace} has no PodTemplate {', '.join(missing)} (with the label {SELECTOR})",
+            "`kubectl apply -k k8s/overlays/NAME` makes them",
+        )
+    return templates
+
+
+def check(found: Object) -> Template:
+    """Give one PodTemplate object as a template. Raises VlmflowError where it says what only the rule can say."""
+    metadata = found["metadata"]
+    where = f"PodTemplate {metadata['name']}"
+    template = found.get("template") or {}
+    spec = template.get("spec") or {}
+    _check_container(where, spec)
+    annotations = metadata.get("annotations") or {}
+    return Template(
+        name=metadata["name"],
+        job_metadata={"labels": metadata.get("labels") or {}, "annotations": _plain(annotations)},
+        pod_metadata={
+            "labels": (template.get("metadata") or {}).get("labels") or {},
+            "annotations": (template.get("metadata") or {}).get("annotations") or {},
+        },
+        spec=spec,
+        gpu_resource=_gpu_resource(where, annotations),
+        pending_limit=_pending_limit(where, annotations),
+    )
+
+
+def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Template:
+    """Give the template of a job: the one that its rule names, else that for GPUs or the default.
+
+    Raises VlmflowError for a name that is not there.
+    """
+    name = named or (GPU if gpus else DEFAULT)
+    if name not in templates:
+        raise VlmflowError(
+            f"the rule's resource pod_template is {name!r}, which the namespace has not; it has {', '.join(templates)}",
+            f"name one of these, or make a PodTemplate of that name, with the label {SELECTOR}",
+        )
+    return templates[name]
+
+
+def _check_container(where: str, spec: Object) -> None:
+    mains = [container for container in spec.get("containers") or [] if container.get("name") == CONTAINER]
+    if len(mains) != 1:
+        raise VlmflowError(f"{where}: has no container named {CONTAINER}, which runs the rule", NEXT)
+    if "args" in mains[0]:
+        raise VlmflowError(
+            f"{where}: container {CONTAINER} sets args, but the rule's command is put there (command stays)", NEXT
+        )
+    for key in ("activeDeadlineSeconds", "nodeName"):
+        if key in spec:
+            raise VlmflowError(f"{where}: sets spec.{key}, which is not its matter (runtime is the rule's)", NEXT)
+    for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
+        image = container.get("image") or ""
+        tag = image.rpartition("/")[2].partition(":")[2]
+        if "@" not in image and tag in ("", "latest"):
+            raise VlmflowError(f"{where}: image {image!r} says no version: not the same twice", NEXT)
+
+
+def _gpu_resource(where: str, annotations: Object) -> str:
+    name = annotations.get(GPU_RESOURCE, Template.gpu_resource)
+    if not RESOURCE_NAME.fullmatch(name):
+        raise VlmflowError(f"{where}: annotation {GPU_RESOURCE} is {name!r}, not a name like nvidia.com/gpu", NEXT)
+    return name
+
+
+def _pending_limit(where: str, annotations: Object) -> float | None:
+    text = annotations.get(PENDING_LIMIT)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise VlmflowError(f"{where}: annotation {PENDING_LIMIT} is {text!r}, not a number of seconds", NEXT)
+    return float(text)
+
+
+def _plain(annotations: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what kubectl keeps for itself."""
+    return {key: value for key, value in annotations.items() if not key.startswith("kubectl.kubernetes.io/")}
