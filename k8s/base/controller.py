@@ -1,0 +1,147 @@
+"""The controller pod's process: runs the Snakemake that is asked for, whoever asked may go away.
+
+    controller.py serve                  run what is wanted; the pod's main process
+    controller.py start -- ARGUMENTS     want `snakemake --executor kubernetes ARGUMENTS`
+    controller.py follow                 show the output until the run has ended; ends with Snakemake's exit code
+    controller.py stop                   interrupt the run, as Ctrl-C does
+    controller.py status                 say what runs; exit code 3 where something does
+
+What is wanted lies in ../run of the working directory, on the volume: a run that the pod's end interrupted goes on when
+the pod comes back, and one that ended by itself or was stopped does not. Standard library alone: it is mounted from a
+ConfigMap and must work before there is a checkout.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RUN = Path.cwd().parent / "run"
+WANTED, STOP, ENDED, OUTPUT = (RUN / name for name in ("wanted.json", "stop", "ended.json", "output.log"))
+POLL = 0.5
+"""Seconds between two looks at the folder."""
+BUSY = 3
+"""Exit code that says that a run is on."""
+
+leaving = False
+"""The pod is being ended."""
+
+
+def serve() -> int:
+    """Run what is wanted until SIGTERM; then interrupt Snakemake, which ends its Jobs, and leave the run wanted."""
+    signal.signal(signal.SIGTERM, _leave)
+    while not leaving:
+        if _is_on():
+            _run(json.loads(WANTED.read_text()))
+        time.sleep(POLL)
+    return 0
+
+
+def _run(command: list[str]) -> None:
+    with OUTPUT.open("a") as output:
+        if output.tell():
+            print("\nThe controller came back: the run goes on.\n", file=output)
+        print(f"$ {shlex.join(command)}", file=output, flush=True)
+        try:
+            snakemake = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            print(f"it could not be started: {error}", file=output, flush=True)
+            _write(ENDED, 127)
+            return
+        interrupted = False
+        while snakemake.poll() is None:
+            if (leaving or STOP.exists()) and not interrupted:
+                snakemake.send_signal(signal.SIGINT)  # on SIGTERM Snakemake waits until its running jobs are done
+                interrupted = True
+            time.sleep(POLL)
+        if leaving and not STOP.exists():
+            print("The controller's pod is ending; the run goes on when it comes back.", file=output)
+        else:
+            code = snakemake.returncode if snakemake.returncode >= 0 else 128 - snakemake.returncode
+            print(f"Snakemake ended with code {code}.", file=output, flush=True)
+            _write(ENDED, code)
+
+
+def _leave(number: int, frame: object) -> None:
+    global leaving
+    leaving = True
+
+
+def start(arguments: list[str]) -> int:
+    """Want a run; refused while another one is on."""
+    RUN.mkdir(parents=True, exist_ok=True)
+    with (RUN / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_on():
+            return status()
+        for file in (WANTED, ENDED, STOP, OUTPUT):
+            file.unlink(missing_ok=True)
+        OUTPUT.touch()
+        _write(WANTED, ["snakemake", "--executor", "kubernetes", *arguments])
+    return 0
+
+
+def status() -> int:
+    """Say what runs, or how the last run ended."""
+    if _is_on():
+        print(f"{_wanted()} is running: follow it (make cluster-log) or stop it (make cluster-stop)")
+        return BUSY
+    print(f"{_wanted()} ended with code {ENDED.read_text()}" if WANTED.exists() else "no run was asked for yet")
+    return 0
+
+
+def follow() -> int:
+    """Copy the output to ours as it grows; give Snakemake's exit code."""
+    if not WANTED.exists():
+        return status()
+    with OUTPUT.open() as output:
+        while True:
+            ended = ENDED.exists()  # asked before reading: what was written until then is read
+            while text := output.read(1 << 16):
+                print(text, end="", flush=True)
+            if ended:
+                return int(ENDED.read_text())
+            time.sleep(POLL)
+
+
+def stop() -> int:
+    """Interrupt the run and wait until Snakemake has ended its Jobs."""
+    if not _is_on():
+        return status()
+    STOP.touch()
+    while not ENDED.exists():
+        time.sleep(POLL)
+    return status()
+
+
+def _is_on() -> bool:
+    return WANTED.exists() and not ENDED.exists()
+
+
+def _wanted() -> str:
+    return shlex.join(json.loads(WANTED.read_text()))
+
+
+def _write(file: Path, value: object) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(value))
+    os.replace(part, file)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["serve", "start", "follow", "stop", "status"])
+    own, arguments = sys.argv[1:], []
+    if "--" in own:  # Snakemake's arguments may hold a "--" of their own, which argparse would take away
+        arguments = own[own.index("--") + 1 :]
+        own = own[: own.index("--")]
+    action = parser.parse_args(own).action
+    sys.exit(start(arguments) if action == "start" else globals()[action]())

@@ -1,0 +1,74 @@
+"""The controller from a laptop: bring the code there, run Snakemake there, follow it, stop it; and the hub's token.
+
+usage: cluster_controller.py [--namespace NAME] push | run -- ARGUMENTS | log | stop | token
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vlmflow.cluster import checkout, hub_token
+from vlmflow.cluster.kubectl import Kubectl
+from vlmflow.errors import VlmflowError
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECKOUT = "/outputs/controller/vlmflow"
+CONTROLLER = ("python", "/opt/controller/controller.py")
+GOES_ON = "\nThe run goes on in the cluster: `make cluster-log` follows it again, `make cluster-stop` ends it."
+
+
+def push(kubectl: Kubectl, arguments: list[str]) -> int:
+    """Make the controller's checkout this one: its last commit, and the files as they are."""
+    unpack = Path(checkout.__file__).with_name("unpack.py").read_text()
+    with kubectl.into_controller("python", "-c", unpack, CHECKOUT) as stream:
+        count = checkout.pack(ROOT, stream)
+    print(f"{count} files are in the controller, {CHECKOUT}")
+    return 0
+
+
+def run(kubectl: Kubectl, arguments: list[str]) -> int:
+    """Push, start `snakemake --executor kubernetes ARGUMENTS`, and follow it."""
+    busy = kubectl.in_controller(*CONTROLLER, "status")
+    return (
+        busy or push(kubectl, []) or kubectl.in_controller(*CONTROLLER, "start", "--", *arguments) or log(kubectl, [])
+    )
+
+
+def log(kubectl: Kubectl, arguments: list[str]) -> int:
+    """Show the output of the run, from its beginning until its end."""
+    try:
+        return kubectl.in_controller(*CONTROLLER, "follow")
+    except KeyboardInterrupt:
+        print(GOES_ON, file=sys.stderr)
+        return 130
+
+
+def stop(kubectl: Kubectl, arguments: list[str]) -> int:
+    """Interrupt the run; its Jobs save what they can and end."""
+    return kubectl.in_controller(*CONTROLLER, "stop")
+
+
+def make_token(kubectl: Kubectl, arguments: list[str]) -> int:
+    """Make the Secret with the hub's token from the line HF_TOKEN=… of .env."""
+    secret = hub_token.secret(hub_token.read_token(ROOT / ".env"))
+    # Server-side: a client-side apply would keep a second copy of the value in an annotation.
+    kubectl.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=secret)
+    print(f"Secret {hub_token.SECRET} is in namespace {kubectl.namespace}")
+    return 0
+
+
+ACTIONS = {"push": push, "run": run, "log": log, "stop": stop, "token": make_token}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--namespace", default="vlmflow")
+    parser.add_argument("action", choices=ACTIONS)
+    own, arguments = sys.argv[1:], []
+    if "--" in own:  # Snakemake's arguments may hold a "--" of their own, which argparse would take away
+        arguments = own[own.index("--") + 1 :]
+        own = own[: own.index("--")]
+    given = parser.parse_args(own)
+    try:
+        sys.exit(ACTIONS[given.action](Kubectl(given.namespace), arguments))
+    except VlmflowError as error:
+        sys.exit(str(error))

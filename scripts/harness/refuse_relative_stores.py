@@ -1,0 +1,41 @@
+"""With pods elsewhere, bulk bytes must have a place that is the same for all of them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.model import Config
+from vlmflow.config.source import parse_source
+
+ADVICE = (
+    "what to do: on a cluster they lie on its volumes; lay profiles/kubernetes/stores.yaml beneath your own file "
+    "(--configfile profiles/kubernetes/stores.yaml my-run.yaml), and give absolute paths there"
+)
+
+
+def refuse_relative_stores(workflow: Any, settings: Config) -> None:
+    """End the process where jobs run elsewhere and a store, a picture root or a local source is a relative path.
+
+    A pod's working directory ends with the pod: what is stored there is lost, without an error.
+    """
+    if workflow.local_exec or not workflow.is_main_process:
+        return
+    relative = [f"{key}: {place} is relative to the working directory" for key, place in relative_places(settings)]
+    if relative:
+        sys.exit("\n".join([*relative, f"  {ADVICE}"]))
+
+
+def relative_places(settings: Config) -> list[tuple[str, str]]:
+    """Give key and value of every relative path in the configuration that stages read or write besides targets."""
+    places = {f"stores.{name}": place for name, place in settings.stores}
+    for name, model in settings.models.items():
+        places[f"models.{name}.source"] = model.source
+    for name, dataset in settings.datasets.items():
+        places |= {f"datasets.{name}.image_roots.{number}": root for number, root in enumerate(dataset.image_roots)}
+        places |= {f"datasets.{name}.{split}": getattr(dataset, split) for split in ("train", "test")}
+    return [(key, place) for key, place in places.items() if place and _is_relative(place)]
+
+
+def _is_relative(place: str) -> bool:
+    source = parse_source(place)
+    return isinstance(source, Path) and not source.is_absolute()

@@ -1,0 +1,181 @@
+"""The controller's own process and its checkout, tried without a cluster: with real processes and real git."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vlmflow.cluster import checkout, hub_token, unpack
+from vlmflow.errors import VlmflowError
+
+CONTROLLER = Path(__file__).parents[1] / "k8s/base/controller.py"
+SNAKEMAKE = """#!/bin/sh
+echo "running $*"
+trap 'echo interrupted; exit 1' INT
+while [ ! -e go ]; do sleep 0.05; done
+echo done; exit 7
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """The working directory, and a command named snakemake that ends with 7 once there is a file `go`."""
+    program = tmp_path / "bin/snakemake"
+    program.parent.mkdir()
+    program.write_text(SNAKEMAKE)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "vlmflow").mkdir()
+    return tmp_path / "vlmflow"
+
+
+def started(work: Path, *arguments: str) -> subprocess.Popen:
+    environment = os.environ | {"PATH": f"{work.parent / 'bin'}:{os.environ['PATH']}"}
+    command = [sys.executable, str(CONTROLLER), *arguments]
+    return subprocess.Popen(command, cwd=work, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def ended(work: Path, *arguments: str) -> tuple[int, str]:
+    process = started(work, *arguments)
+    said = process.communicate(timeout=20)[0]
+    return process.returncode, said
+
+
+@pytest.fixture
+def serve(work: Path) -> Iterator[Callable[[], subprocess.Popen]]:
+    processes = []
+
+    def begin() -> subprocess.Popen:
+        processes.append(started(work, "serve"))
+        return processes[-1]
+
+    yield begin
+    (work / "go").touch()
+    for process in processes:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def until_output_has(work: Path, text: str) -> None:
+    for _ in range(200):
+        if text in (work.parent / "run/output.log").read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{text!r} never came")
+
+
+def test_a_run_is_started_followed_and_its_code_given(work: Path, serve: Callable) -> None:
+    serve()
+    assert ended(work, "status") == (0, "no run was asked for yet\n")
+    assert ended(work, "start", "--", "--config", "b=1", "--", "merged/a") == (0, "")
+    until_output_has(work, "running --executor kubernetes --config b=1 -- merged/a")
+    code, said = ended(work, "start", "--", "merged/b")
+    assert code == 3
+    assert "snakemake --executor kubernetes --config b=1 -- merged/a is running" in said
+    (work / "go").touch()
+    code, said = ended(work, "follow")
+    assert code == 7
+    assert said.endswith("done\nSnakemake ended with code 7.\n")
+    assert ended(work, "start", "--", "merged/b")[0] == 0
+
+
+def test_a_stopped_run_stays_stopped(work: Path, serve: Callable) -> None:
+    first = serve()
+    ended(work, "start", "--", "merged/a")
+    until_output_has(work, "running")
+    assert ended(work, "stop")[0] == 0
+    assert (work.parent / "run/output.log").read_text().endswith("interrupted\nSnakemake ended with code 1.\n")
+    first.terminate()
+    first.wait(timeout=20)
+    serve()
+    time.sleep(1)
+    assert ended(work, "status")[0] == 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_goes_on_when_the_controller_comes_back(work: Path, serve: Callable, end: signal.Signals) -> None:
+    first = serve()
+    ended(work, "start", "--", "merged/a")
+    until_output_has(work, "running")
+    first.send_signal(end)
+    first.wait(timeout=20)
+    output = work.parent / "run/output.log"
+    assert ("interrupted" in output.read_text()) == (end == signal.SIGTERM)
+    assert ended(work, "status")[0] == 3
+    (work / "go").touch()
+    serve()
+    code, said = ended(work, "follow")
+    assert code == 7
+    assert "The controller came back" in said
+
+
+def git(folder: Path, *arguments: str) -> str:
+    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    return subprocess.run(["git", *names, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def carried(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    process = subprocess.Popen([sys.executable, unpack.__file__, str(target)], stdin=subprocess.PIPE)
+    with process.stdin:
+        checkout.pack(source, process.stdin)
+    assert process.wait() == 0
+
+
+def test_the_checkout_arrives_with_its_commit_and_its_changes(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    for name, text in {"Snakefile": "one", "gone.py": "", ".gitignore": ".env\n", ".env": "HF_TOKEN=hf_secret"}.items():
+        (source / name).write_text(text)
+    git(source, "init")
+    git(source, "add", ".")
+    git(source, "commit", "-m", "first")
+    carried(source, target)
+    (target / "my-run.yaml").write_text("mine")
+    git(target, "rm", "--cached", "-f", "my-run.yaml", "--ignore-unmatch")
+    assert git(target, "describe", "--always", "--dirty") == git(source, "describe", "--always")
+
+    (source / "Snakefile").write_text("two")
+    (source / "gone.py").unlink()
+    (source / "new.smk").write_text("")
+    carried(source, target)
+    assert sorted(path.name for path in target.iterdir()) == sorted(
+        [".git", ".gitignore", "Snakefile", "my-run.yaml", "new.smk"]
+    )
+    assert (target / "Snakefile").read_text() == "two"
+    assert "new.smk" in git(target, "ls-files")
+    assert git(target, "describe", "--always", "--dirty").endswith("-dirty\n")
+    assert not any(b"hf_secret" in path.read_bytes() for path in target.rglob("*") if path.is_file())
+
+
+def test_a_folder_without_git_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match="not a git repository"), (tmp_path / "tar").open("wb") as stream:
+        checkout.pack(tmp_path, stream)
+
+
+@pytest.mark.parametrize("text", ["", "OTHER=1\n", "HF_TOKEN=\n", "HF_TOKEN=hf_abc hf_def\n"])
+def test_a_file_without_a_token_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".env").write_text(text)
+    with pytest.raises(VlmflowError) as raised:
+        hub_token.read_token(tmp_path / ".env")
+    assert "hf_abc" not in str(raised.value)
+
+
+def test_a_token_becomes_a_secret(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("A=1\nexport HF_TOKEN='hf_abc'\n")
+    secret = json.loads(hub_token.secret(hub_token.read_token(tmp_path / ".env")))
+    assert (secret["metadata"]["name"], secret["data"]) == ("hf-token", {"HF_TOKEN": "aGZfYWJj"})
+
+
+def test_a_tracked_file_is_no_place_for_a_token(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("HF_TOKEN=hf_abc\n")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".env")
+    with pytest.raises(VlmflowError, match="tracked by git"):
+        hub_token.read_token(tmp_path / ".env")
