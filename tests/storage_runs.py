@@ -1,10 +1,16 @@
 """Snakemake on tiny workflows whose targets lie in storage, for tests."""
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -38,23 +44,46 @@ class StorageRun:
         """Give the command line of one job, as an executor calls it in a pod."""
         return self.command("--mode", "remote", "--target-jobs", f"{rule}:", "--force", *words, "--")
 
-    def call(self, command: list[str]) -> str:
+    def call(self, command: list[str], ends_well: bool = True) -> str:
         """Run a command line to its end and give what it said.
 
-        Raises AssertionError with the output where it fails.
+        Raises AssertionError where it ends otherwise than told.
         """
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "200"})
-        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **self.place())
+        assert (done.returncode == 0) == ends_well, (done.stdout + done.stderr)[-6000:]
         return done.stdout + done.stderr
+
+    def place(self) -> dict[str, Any]:
+        """Give the working directory and environment of a call, for subprocess.
+
+        There is no rsync, which the storage plugin copies with: in its place there is a program that fails.
+        """
+        no_rsync = self.folder / "no-rsync" / "rsync"
+        no_rsync.parent.mkdir(exist_ok=True)
+        no_rsync.write_text("#!/bin/sh\nexit 99\n")
+        no_rsync.chmod(0o755)
+        return {"cwd": self.folder, "env": os.environ | {"PATH": f"{no_rsync.parent}:{os.environ['PATH']}"}}
 
     def run(self, *words: str) -> str:
         """Run the workflow to its end and give what it said."""
         return self.call(self.command(*words))
 
 
+@contextmanager
+def other_file_system(folder: Path) -> Iterator[Path]:
+    """Give a folder on another file system than that of `folder`, in memory."""
+    other = Path(tempfile.mkdtemp(prefix="vlmflow-storage-", dir=Path("/", "dev", "shm")))
+    try:
+        assert other.stat().st_dev != folder.stat().st_dev
+        yield other
+    finally:
+        shutil.rmtree(other)
+
+
 def make_run(folder: Path, rules: str, local: Path | None = None) -> StorageRun:
     """Make the folders of a workflow. local: another place for the jobs' local files, not beside the targets."""
-    run = StorageRun(folder / "work", folder / "volume" / "run", local or folder / "volume" / ".pods" / "here", rules)
+    local = (local or folder / "volume" / ".pods") / socket.gethostname()
+    run = StorageRun(folder / "work", folder / "volume" / "run", local, rules)
     for place in (run.folder, run.targets):
         place.mkdir(parents=True)
     return run

@@ -1,0 +1,176 @@
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.storage import fs_object
+from storage_runs import make_run, other_file_system
+
+ROAD = """
+rule all:
+    input: "merged/x"
+    localrule: True
+
+rule rows:
+    output: "data/rows.txt"
+    log: "logs/rows.log"
+    shell: "echo {config[word]} > {output}; stat -c %i {output} > {log}"
+
+rule folder:
+    input: "data/rows.txt"
+    output: temp(directory("work/x"))
+    log: "logs/folder.log"
+    benchmark: "benchmarks/folder.tsv"
+    params: word=config["word"]
+    shell: "readlink {input} > {log}; mkdir {output}; cat {input} > {output}/rows; stat -c %i {output}/rows >> {log}"
+
+rule merged:
+    input: "work/x"
+    output: directory("merged/x")
+    log: "logs/merged.log"
+    shell: "mkdir -p {output}/inner; cp {input}/rows {output}/inner/rows; readlink {input} > {log}"
+"""
+
+
+def test_inputs_are_links_and_outputs_are_renamed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ROAD)
+    run.run("--config", "word=first")
+    logs, merged = run.targets / "logs", run.targets / "merged" / "x"
+    assert int((logs / "rows.log").read_text()) == (run.targets / "data" / "rows.txt").stat().st_ino
+    assert (logs / "folder.log").read_text().split()[0] == str(run.targets / "data" / "rows.txt")
+    assert (logs / "merged.log").read_text().split() == [str(run.targets / "work" / "x")]
+    assert (merged / "inner" / "rows").read_text() == "first\n"
+    assert (run.targets / "benchmarks" / "folder.tsv").read_text().startswith("s\t")
+    assert not (run.targets / "work" / "x").exists()  # temporary
+    assert [place for place in run.local.rglob("*") if place.is_file() and not place.is_symlink()] == []
+
+    assert "Nothing to be done" in run.run("--config", "word=first")
+    before = merged.stat().st_ino
+    said = run.run("--config", "word=second")
+    assert "Params have changed" in said
+    assert merged.stat().st_ino != before
+    assert {place.name for place in merged.parent.iterdir()} == {"x"}
+
+
+POD = """
+rule made:
+    input: "given"
+    output: directory("made")
+    log: "logs/made.log"
+    params: fails=config.get("fails", 0)
+    shell: "mkdir {output}; cp {input}/* {output}; echo said > {log}; exit {params.fails}"
+"""
+
+
+def test_a_pod_stores_its_outputs_and_leaves_no_folder_behind(tmp_path: Path) -> None:
+    run = make_run(tmp_path, POD)
+    (run.targets / "given").mkdir()
+    (run.targets / "given" / "rows").write_text("rows")
+    run.call(run.as_pod("made"))
+    assert (run.targets / "made" / "rows").read_text() == "rows"
+    assert (run.targets / "logs" / "made.log").read_text() == "said\n"
+    assert list(run.local.parent.iterdir()) == []
+
+
+def test_a_pod_that_fails_stores_its_log_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path, POD)
+    (run.targets / "given").mkdir()
+    (run.targets / "given" / "rows").write_text("rows")
+    run.call(run.as_pod("made", "--config", "fails=3"), ends_well=False)
+    assert not (run.targets / "made").exists()
+    assert (run.targets / "logs" / "made.log").read_text() == "said\n"
+    assert list(run.local.parent.iterdir()) == []
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    with other_file_system(tmp_path) as folder:
+        yield folder
+
+
+def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhere: Path) -> None:
+    """The target is not there; the next pod makes it, and removes what the first one left."""
+    run = make_run(tmp_path, POD, local=elsewhere)
+    (run.targets / "given").mkdir()
+    for number in range(50):
+        (run.targets / "given" / str(number)).write_bytes(b"w" * 2_000_000)
+    pod = subprocess.Popen(run.as_pod("made"), **run.place(), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    while not (parts := list(run.targets.glob(".made.*.part"))):
+        assert pod.poll() is None
+        time.sleep(0.0005)
+    pod.send_signal(signal.SIGKILL)
+    pod.wait()
+    assert len(list(parts[0].iterdir())) < 50
+    assert not (run.targets / "made").exists()
+    shutil.rmtree(run.local)  # another pod has another folder
+
+    run.call(run.as_pod("made"))
+    assert {place.name for place in run.targets.iterdir()} == {"given", "made", "logs"}
+    assert len(list((run.targets / "made").glob("[0-9]*"))) == 50
+
+
+SAID = """
+onerror:
+    from harness.storage.stored_text import text_of
+    for job in workflow.scheduler.failed:
+        print([text_of(log) for log in job.log])
+"""
+
+
+def test_the_main_process_reads_the_log_of_a_failed_job(tmp_path: Path) -> None:
+    run = make_run(tmp_path, POD + SAID)
+    (run.targets / "given").mkdir()
+    (run.targets / "given" / "rows").write_text("rows")
+    assert "['said\\n']" in run.call(run.command("--config", "fails=3"), ends_well=False)
+
+
+class Provider:
+    """What FsObject asks of its provider."""
+
+    def __init__(self, local_prefix: Path) -> None:
+        self.local_prefix = local_prefix
+
+    def safe_print(self, query: str) -> str:
+        return query
+
+
+def make_object(folder: Path, name: str) -> fs_object.FsObject:
+    return fs_object.FsObject(str(folder / "targets" / name), False, True, Provider(folder / "local"))
+
+
+def test_a_file_of_snakemakes_own_is_copied_and_stays(tmp_path: Path) -> None:
+    archive = tmp_path / "sources.tar.xz"
+    archive.write_text("sources")
+    stored = make_object(tmp_path, "snakemake-workflow-sources.tar.xz")
+    stored.set_local_path(archive)
+    stored.store_object()
+    assert stored.query_path.read_text() == archive.read_text() == "sources"
+    stored.remove()
+    assert archive.exists()
+    assert not stored.query_path.exists()
+
+
+def test_a_stale_local_copy_gives_way_to_the_link(tmp_path: Path) -> None:
+    target = make_object(tmp_path, "folder")
+    target.query_path.mkdir(parents=True)
+    target.local_path().mkdir(parents=True)
+    (target.local_path() / "old").write_text("old")
+    for _ in range(2):
+        target.retrieve_object()
+        assert target.local_path().readlink() == target.query_path
+    target.store_object()  # what is stored already stays as it is
+    assert not target.query_path.is_symlink()
+    target.remove()
+    assert not os.path.lexists(target.local_path())
+
+
+def test_what_is_not_there_cannot_be_retrieved(tmp_path: Path) -> None:
+    target = make_object(tmp_path, "nothing")
+    with pytest.raises(FileNotFoundError):
+        target.retrieve_object()
+    assert not os.path.lexists(target.local_path())
