@@ -12,21 +12,24 @@ from harness.storage import fs_object
 from storage_runs import make_run, other_file_system
 
 ROAD = """
+from pathlib import Path
+from harness.storage.volume_inputs import as_inputs
+
 rule all:
     input: "merged/x"
     localrule: True
 
 rule rows:
+    input: lambda wildcards: as_inputs(workflow, [Path(config["source"]), Path("/not/here")])
     output: "data/rows.txt"
     log: "logs/rows.log"
-    shell: "echo {config[word]} > {output}; stat -c %i {output} > {log}"
+    shell: "cp {input} {output}; stat -c %i {output} > {log}"
 
 rule folder:
     input: "data/rows.txt"
     output: temp(directory("work/x"))
     log: "logs/folder.log"
     benchmark: "benchmarks/folder.tsv"
-    params: word=config["word"]
     shell: "readlink {input} > {log}; mkdir {output}; cat {input} > {output}/rows; stat -c %i {output}/rows >> {log}"
 
 rule merged:
@@ -39,7 +42,10 @@ rule merged:
 
 def test_inputs_are_links_and_outputs_are_renamed(tmp_path: Path) -> None:
     run = make_run(tmp_path, ROAD)
-    run.run("--config", "word=first")
+    source = tmp_path / "cache" / "source.txt"
+    source.parent.mkdir()
+    source.write_text("first\n")
+    run.run("--config", f"source={source}")
     logs, merged = run.targets / "logs", run.targets / "merged" / "x"
     assert int((logs / "rows.log").read_text()) == (run.targets / "data" / "rows.txt").stat().st_ino
     assert (logs / "folder.log").read_text().split()[0] == str(run.targets / "data" / "rows.txt")
@@ -49,10 +55,11 @@ def test_inputs_are_links_and_outputs_are_renamed(tmp_path: Path) -> None:
     assert not (run.targets / "work" / "x").exists()  # temporary
     assert [place for place in run.local.rglob("*") if place.is_file() and not place.is_symlink()] == []
 
-    assert "Nothing to be done" in run.run("--config", "word=first")
+    assert "Nothing to be done" in run.run("--config", f"source={source}")
     before = merged.stat().st_ino
-    said = run.run("--config", "word=second")
-    assert "Params have changed" in said
+    source.write_text("second\n")
+    run.run("--config", f"source={source}")
+    assert (merged / "inner" / "rows").read_text() == "second\n"
     assert merged.stat().st_ino != before
     assert {place.name for place in merged.parent.iterdir()} == {"x"}
 
