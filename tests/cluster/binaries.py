@@ -1,0 +1,106 @@
+"""The Go programs that the cluster is made of: built once from the module proxy, kept in the cache folder.
+
+Each folder of go/ is a module of its own with its go.sum: `kubernetes` links every component into one binary, `pause`
+is this project's own, the others name an upstream command as their tool.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from cluster.paths import CACHE, SOURCES
+from cluster.shell import run
+
+KUBERNETES = "1.34.4"
+TOOLS = {
+    "coredns": "github.com/coredns/coredns",
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw",
+}
+COMPONENTS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+)
+
+
+def binary(name: str) -> Path:
+    """Give the path of a program, building it where the cache has none for its sources.
+
+    name: one of COMPONENTS (links to one file), TOOLS, or "pause".
+    """
+    module = "kubernetes" if name in COMPONENTS else name
+    source = SOURCES / "go" / module
+    folder = CACHE / "binaries" / f"{module}-{_key(source)}"
+    if not folder.exists():
+        _build(module, source, folder)
+    return folder / name
+
+
+def _key(source: Path) -> str:
+    """Give what changes with the sources, their pins and the toolchain."""
+    digest = hashlib.sha256((SOURCES / "go" / "toolchain.lock").read_bytes())
+    digest.update(_stamps().encode())
+    for path in sorted(path for path in source.iterdir() if path.suffix in (".go", ".mod", ".sum")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _stamps() -> str:
+    """Give the linker's flags that say the version: without them a kubelet calls itself v0.0.0-master."""
+    major, minor, _ = KUBERNETES.split(".")
+    values = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(["-s -w", *(f"-X {pkg}.{key}={value}" for pkg in packages for key, value in values.items())])
+
+
+def _build(module: str, source: Path, folder: Path) -> None:
+    print(f"building {module} from its Go modules; once, in {folder}", flush=True)
+    making = folder.with_name(f"{folder.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    package = TOOLS.get(module, ".")
+    log = CACHE / "binaries" / f"{module}.log"
+    log.unlink(missing_ok=True)
+    command = ["build", "-trimpath", "-mod=readonly", "-ldflags", _stamps(), "-o", making / module, package]
+    run(_go(), *command, cwd=source, env=_go_environment(), log=log)
+    if module == "kubernetes":
+        for component in COMPONENTS:
+            (making / component).symlink_to(module)
+    for old in folder.parent.glob(f"{module}-*"):
+        if old != making:
+            shutil.rmtree(old)
+    making.rename(folder)
+
+
+def _go() -> Path:
+    """Give the go command of the pinned toolchain, installed from its wheel where it is missing."""
+    lock = SOURCES / "go" / "toolchain.lock"
+    folder = CACHE / f"go-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
+    if not (folder / "ready").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        run(sys.executable, "-m", "venv", folder)
+        run(folder / "bin/pip", "install", "--quiet", "--no-cache-dir", "--require-hashes", "-r", lock)
+        (folder / "ready").touch()
+    return folder / "bin/go"
+
+
+def _go_environment() -> dict[str, str]:
+    """Give the environment of a build: own caches, and no other toolchain than the pinned one."""
+    keep = {key: value for key, value in os.environ.items() if key not in ("GOROOT", "GOFLAGS")}
+    return {
+        **keep,
+        "CGO_ENABLED": "0",
+        "GOCACHE": str(CACHE / "go-build"),
+        "GOFLAGS": "-buildvcs=false -modcacherw",
+        "GOMODCACHE": str(CACHE / "go-mod"),
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+    }

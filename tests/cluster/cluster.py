@@ -1,0 +1,124 @@
+"""The tests' own cluster: one control plane and up to two nodes, started in seconds and left without a trace."""
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from cluster import certificates, control_plane, image_store, machine, network
+from cluster.binaries import COMPONENTS, binary
+from cluster.kubectl import Kubectl
+from cluster.node import KUBELET_FOLDER, Node
+from cluster.paths import CACHE, KUBECONFIG, STATE
+from cluster.processes import pid_of
+from cluster.shell import wait_for
+from vlmflow.errors import VlmflowError
+
+MADE_KUBELET_FOLDER = STATE / "made-kubelet-folder"
+
+
+class Cluster(Kubectl):
+    """The cluster of this machine: there is one, whoever asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__(KUBECONFIG)
+        self.node = Node("node-a")
+        self.second_node = Node("node-b")
+
+    def running(self) -> bool:
+        """Say whether the cluster is there, with its API server."""
+        return self.node.running() and pid_of("node-a.kube-apiserver") is not None
+
+    def up(self) -> None:
+        """Start the control plane and the first node, and give back when pods can run; nothing where it is there.
+
+        Builds and installs what the machine lacks (minutes, once). Raises VlmflowError where the machine cannot run it.
+        """
+        machine.prepare()
+        for component in COMPONENTS:
+            binary(component)
+        image_store.pause_archive()
+        with _alone():
+            if self.running():
+                return
+            self._down()  # what a killed run left
+            network.refuse_taken_addresses()
+            STATE.mkdir(parents=True)
+            certificates.make_all()
+            if not KUBELET_FOLDER.exists():
+                MADE_KUBELET_FOLDER.touch()
+            self.node.boot(self.node)
+            for part in control_plane.PARTS:
+                self.node.start_part(part, *control_plane.command(part))
+            self.node.start_containerd()
+            image_store.carry_in(self.node, image_store.pause_archive())
+            wait_for("the API server is ready", control_plane.ready)
+            self.node.join()
+            self._wait_until_ready(self.node)
+            wait_for("the default service account", lambda: self.get("serviceaccount", "default", "default"))
+
+    def down(self) -> None:
+        """End every process of the cluster and put the machine back as it was; what was built stays in the cache."""
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with _alone():
+            self._down()
+
+    def add_node(self) -> Node:
+        """Start the second node, and give it when pods can run on it; nothing where it is there."""
+        with _alone():
+            if not self.second_node.running():
+                self.second_node.stop()
+                self.second_node.boot(self.node)
+                self.second_node.start_containerd()
+                image_store.carry_in(self.second_node, image_store.pause_archive())
+                self.second_node.join()
+                self._wait_until_ready(self.second_node)
+        return self.second_node
+
+    def remove_node(self) -> None:
+        """End the second node in order and delete its Node object; nothing where it is not there."""
+        with _alone():
+            self.second_node.stop()
+        self.kubectl("delete", "node", self.second_node.name, "--ignore-not-found")
+
+    def start(self, part: str) -> None:
+        """Start a part of the control plane (control_plane.PARTS) again, and wait until the API server answers."""
+        self.node.start_part(part, *control_plane.command(part))
+        if part in ("etcd", "kube-apiserver"):
+            wait_for("the API server is ready", control_plane.ready)
+
+    def stop(self, part: str) -> None:
+        """End a part of the control plane (control_plane.PARTS); the others go on."""
+        self.node.stop_part(part)
+
+    def _wait_until_ready(self, node: Node) -> None:
+        def ready() -> bool:
+            conditions = self.get("node", node.name)["status"]["conditions"]
+            return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+        wait_for(f"{node.name} is Ready", ready)
+
+    def _down(self) -> None:
+        if not STATE.exists():
+            return
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Node.stop, (self.second_node, self.node)))
+        if MADE_KUBELET_FOLDER.exists():
+            KUBELET_FOLDER.rmdir()
+        shutil.rmtree(STATE)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Let one process at a time start or stop the cluster."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def require_running(cluster: Cluster) -> None:
+    """Raise VlmflowError where the cluster is not there."""
+    if not cluster.running():
+        raise VlmflowError("the tests' cluster is not running", "start it: python -m cluster up")

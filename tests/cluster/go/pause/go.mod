@@ -1,0 +1,3 @@
+module vlmflow.test/pause
+
+go 1.24.0

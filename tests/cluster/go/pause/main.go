@@ -1,0 +1,14 @@
+// The process that holds a pod's namespaces: it waits to be told to end.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGINT, syscall.SIGTERM)
+	<-told
+}

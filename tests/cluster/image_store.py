@@ -1,0 +1,63 @@
+"""Images without a registry: archives of static programs, and carrying an archive into a node's containerd."""
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+from cluster.binaries import binary
+from cluster.node import Node
+from cluster.node_config import PAUSE_IMAGE
+from cluster.paths import CACHE
+
+ARCHIVES = CACHE / "archives"
+
+
+def pause_archive() -> Path:
+    """Give the archive of the image that holds a pod's namespaces."""
+    return program_archive(PAUSE_IMAGE, binary("pause"))
+
+
+def program_archive(image: str, program: Path) -> Path:
+    """Give a docker-archive of an image that holds one static program, run as its entry point by user 65534.
+
+    Written once per program: its folder's name in the cache carries its sources' digest.
+    """
+    archive = ARCHIVES / f"{program.parent.name}.tar"
+    if archive.exists():
+        return archive
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        _add(tar, program.name, program.read_bytes(), 0o755)
+    name = hashlib.sha256(layer.getvalue()).hexdigest()
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Entrypoint": [f"/{program.name}"], "User": "65534"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{name}"]},
+    }
+    ARCHIVES.mkdir(parents=True, exist_ok=True)
+    making = archive.with_suffix(".making")
+    with tarfile.open(making, "w") as tar:
+        _add(tar, f"{name}.tar", layer.getvalue())
+        _add(tar, "config.json", json.dumps(config).encode())
+        manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": [f"{name}.tar"]}]
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
+    making.rename(archive)
+    return archive
+
+
+def carry_in(node: Node, archive: Path) -> None:
+    """Bring an archive's image into a node's store; nothing where that very archive was brought before."""
+    seen = node.image_store / f"carried-{archive.stem}"
+    if seen.exists():
+        return
+    node.ctr("images", "import", archive)
+    seen.touch()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(data), mode
+    tar.addfile(member, io.BytesIO(data))

@@ -1,0 +1,49 @@
+"""kubectl with one kubeconfig: what the tests ask of the cluster, theirs or another."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from cluster.binaries import binary
+from cluster.shell import run
+
+
+class Kubectl:
+    """The cluster that a kubeconfig leads to."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+
+    def kubectl(self, *argv: object, input: str | None = None) -> str:
+        """Run kubectl and give its standard output. Raises VlmflowError with what it said where it fails."""
+        return run(binary("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv, input=input)
+
+    def get(self, kind: str, name: str | None = None, namespace: str | None = None, labels: str = "") -> dict:
+        """Give an object, or without a name the list of a kind's objects, as the API has it.
+
+        namespace: None for the context's own, "*" for all. labels: a selector.
+        """
+        words: list[object] = [kind, *([name] if name else [])]
+        if namespace:
+            words += ["--all-namespaces"] if namespace == "*" else [f"--namespace={namespace}"]
+        if labels:
+            words.append(f"--selector={labels}")
+        return json.loads(self.kubectl("get", *words, "--output=json"))
+
+    def apply(self, objects: dict | Iterable[dict] | Path, namespace: str | None = None) -> None:
+        """Apply an object, some objects, or a file of them."""
+        words = ["apply", *([f"--namespace={namespace}"] if namespace else [])]
+        if isinstance(objects, Path):
+            self.kubectl(*words, f"--filename={objects}")
+            return
+        items = [objects] if isinstance(objects, dict) else list(objects)
+        listed = {"apiVersion": "v1", "kind": "List", "items": items}
+        self.kubectl(*words, "--filename=-", input=json.dumps(listed))
+
+    def set_capacity(self, node: str, resources: dict[str, str]) -> None:
+        """Let a node report resources (`{"nvidia.com/gpu": "4"}`) that it does not have, until its kubelet's restart.
+
+        Pods that ask for them are placed by them; inside they find no device.
+        """
+        status = {"status": {"capacity": resources, "allocatable": resources}}
+        self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")

@@ -1,0 +1,54 @@
+"""What the tests' cluster asks of the machine, and the Debian packages it installs where they are missing."""
+
+import os
+import shutil
+from pathlib import Path
+
+from cluster.paths import CACHE, STATE
+from cluster.shell import run
+from vlmflow.errors import VlmflowError
+
+PACKAGES = {
+    "buildah": "buildah",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "mmdebstrap": "mmdebstrap",
+    "nft": "nftables",
+    "nsenter": "util-linux",
+    "openssl": "openssl",
+    "rsync": "rsync",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+}
+"""Program to Debian package. Debian's containerd pulls in runc; crun fails on hybrid cgroups."""
+LONGEST_SOCKET_PATH = 107  # unix(7)
+
+
+def why_not() -> str | None:
+    """Say in one line why the cluster cannot run on this machine, None where it can."""
+    release = Path("/etc/os-release")
+    if not release.exists() or "ID=debian" not in release.read_text().splitlines():
+        return "the tests' cluster needs a Debian machine (or set KUBECONFIG to a cluster of your own)"
+    if os.geteuid() != 0:
+        return "the tests' cluster needs root (or set KUBECONFIG to a cluster of your own)"
+    if os.uname().machine != "x86_64":
+        return "the tests' cluster needs x86-64, as the locked packages do"
+    if len(str(STATE / "node-a" / "containerd.sock.ttrpc")) > LONGEST_SOCKET_PATH:
+        return f"{CACHE} is too long a path for sockets: set XDG_CACHE_HOME to a shorter one"
+    return None
+
+
+def prepare() -> None:
+    """Install the Debian packages that are missing. Raises VlmflowError where the cluster cannot run here."""
+    if reason := why_not():
+        raise VlmflowError(reason, "run it as root on Debian, or on a cluster of your own through KUBECONFIG")
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    os.environ["PATH"] = path
+    missing = sorted({package for program, package in PACKAGES.items() if not shutil.which(program, path=path)})
+    if missing:
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        CACHE.mkdir(parents=True, exist_ok=True)
+        run("apt-get", "update", log=CACHE / "apt.log", env=quiet)
+        run("apt-get", "install", "--yes", "--no-install-recommends", *missing, log=CACHE / "apt.log", env=quiet)

@@ -1,0 +1,128 @@
+"""A node: namespaces and a cgroup of its own, and in them containerd, kubelet and kube-proxy."""
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from cluster import cgroups, network
+from cluster.binaries import binary
+from cluster.certificates import PKI, write_kubeconfig
+from cluster.node_config import containerd_config, kube_proxy_config, kubelet_config
+from cluster.paths import CACHE, NODE_ADDRESSES, STATE
+from cluster.processes import children, pid_of, spawn, stop
+from cluster.shell import run, wait_for
+from vlmflow.errors import VlmflowError
+
+KUBELET_FOLDER = Path("/var/lib/kubelet")
+"""The kubelet's socket for device plugins is there whatever its settings say: each node mounts its own over it."""
+
+
+class Node:
+    """One node of the cluster; the first one's namespaces hold the control plane too."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.address = NODE_ADDRESSES[name]
+        self.folder = STATE / name
+        self.image_store = CACHE / "image-stores" / name
+
+    @property
+    def pid(self) -> int:
+        """The id of the node's process 1 on the machine. Raises VlmflowError where the node is down."""
+        holder = pid_of(f"{self.name}.node")
+        inside = children(holder) if holder else []
+        if not inside:
+            raise VlmflowError(f"{self.name} is not running", "start it: python -m cluster up")
+        return inside[0]
+
+    def running(self) -> bool:
+        """Say whether the node's process 1 is there."""
+        return pid_of(f"{self.name}.node") is not None
+
+    def enter(self, *argv: object) -> list[object]:
+        """Give the command line that runs `argv` as a process of the node."""
+        return ["nsenter", "--target", self.pid, "--mount", "--net", "--ipc", "--pid", "--", *argv]
+
+    def boot(self, first: "Node") -> None:
+        """Make the namespaces, the links and the configuration.
+
+        first: the node whose namespaces the machine's link leads to (itself for the first).
+        """
+        self.folder.mkdir(parents=True)
+        for name in ("log", "sysctl"):
+            (self.folder / name).mkdir()
+        KUBELET_FOLDER.mkdir(exist_ok=True)
+        cgroups.make(self.name)
+        spaces = ("--mount", "--net", "--ipc", "--pid", "--fork", "--kill-child", "--propagation", "private")
+        init = Path(__file__).with_name("node_init.py")
+        spawn(f"{self.name}.node", ["unshare", *spaces, sys.executable, "-I", init, self.folder])
+        wait_for(f"{self.name} is made", (self.folder / "ready").exists, pause=0.01)
+        network.connect(self.name, self.pid, first.pid)
+        network.write_pod_network(self.name, self.folder)
+        write_kubeconfig(self.folder / "kubeconfig", self.name)
+        (self.folder / "resolv.conf").touch()
+        (self.folder / "containerd.toml").write_text(containerd_config(self.folder, self.image_store))
+        (self.folder / "kubelet.yaml").write_text(json.dumps(kubelet_config(self.name, self.folder, PKI)))
+        (self.folder / "kube-proxy.yaml").write_text(json.dumps(kube_proxy_config(self.name)))
+
+    def start_containerd(self) -> None:
+        """Start containerd and wait until it answers."""
+        self.start_part("containerd", "containerd", "--config", self.folder / "containerd.toml")
+        wait_for(f"{self.name}'s containerd answers", lambda: self.ctr("version"))
+
+    def join(self) -> None:
+        """Start kube-proxy, then the kubelet: no pod comes before its services' addresses lead somewhere."""
+        self.start_part("kube-proxy", binary("kube-proxy"), f"--config={self.folder / 'kube-proxy.yaml'}")
+        self.start_kubelet()
+
+    def start_part(self, part: str, *argv: object) -> None:
+        """Start a long-running process in the node's namespaces, known as NODE.PART."""
+        spawn(f"{self.name}.{part}", self.enter(*argv))
+
+    def stop_part(self, part: str, number: int = signal.SIGTERM) -> None:
+        """End what start_part started."""
+        stop(f"{self.name}.{part}", number)
+
+    def start_kubelet(self) -> None:
+        """Start the kubelet."""
+        flags = {
+            "config": self.folder / "kubelet.yaml",
+            "kubeconfig": self.folder / "kubeconfig",
+            "root-dir": self.folder / "kubelet",
+            "cert-dir": self.folder / "kubelet-certificates",
+            "hostname-override": self.name,
+            "node-ip": self.address,
+        }
+        self.start_part("kubelet", binary("kubelet"), *(f"--{key}={value}" for key, value in flags.items()))
+
+    def stop_kubelet(self) -> None:
+        """End the kubelet; pods go on, as on a node that answers no more."""
+        self.stop_part("kubelet")
+
+    def kill(self) -> None:
+        """Lose the node as by a power cut: every process of it, pods included, is gone at once."""
+        stop(f"{self.name}.node", signal.SIGKILL)
+        cgroups.remove(self.name)
+
+    def stop(self) -> None:
+        """End the node in order: no containers stay recorded in its image store."""
+        if self.running():
+            self.stop_kubelet()
+            with contextlib.suppress(VlmflowError):
+                self._forget_containers()
+            self.stop_part("containerd")
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ctr(self, *argv: object) -> str:
+        """Run containerd's ctr in the namespace that the kubelet uses, and give what it prints."""
+        return run(*self.enter("ctr", "--address", self.folder / "containerd.sock", "--namespace", "k8s.io", *argv))
+
+    def _forget_containers(self) -> None:
+        if tasks := self.ctr("tasks", "list", "--quiet").split():
+            self.ctr("tasks", "delete", "--force", *tasks)
+        if containers := self.ctr("containers", "list", "--quiet").split():
+            self.ctr("containers", "delete", *containers)

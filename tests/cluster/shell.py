@@ -1,0 +1,44 @@
+"""Running commands whose failure says what they printed."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vlmflow.errors import VlmflowError
+
+
+def run(*argv: object, input: str | None = None, log: Path | None = None, **options: object) -> str:
+    """Run a command to its end and give its standard output.
+
+    log: a file that gets all output as it comes, for commands that take minutes.
+    Raises VlmflowError with the end of what the command printed where it fails.
+    """
+    words = [str(word) for word in argv]
+    if log is not None:
+        with log.open("a") as out:
+            code = subprocess.run(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **options).returncode
+        said = log.read_text(errors="replace")
+    else:
+        done = subprocess.run(words, input=input, capture_output=True, text=True, **options)
+        code, said = done.returncode, done.stderr or done.stdout
+    if code:
+        tail = "\n".join(said.strip().splitlines()[-15:])
+        raise VlmflowError(f"{' '.join(words[:6])} ended with {code}:\n{tail}", f"see {log}" if log else "read above")
+    return "" if log is not None else done.stdout
+
+
+def wait_for(what: str, check: Callable[[], object], limit: float = 60.0, pause: float = 0.05) -> object:
+    """Call check until it gives something true, and give that; an exception in it means not yet.
+
+    limit, pause: seconds. Raises VlmflowError after the limit, with the last exception.
+    """
+    end, last = time.monotonic() + limit, None
+    while time.monotonic() < end:
+        try:
+            if found := check():
+                return found
+        except Exception as error:
+            last = error
+        time.sleep(pause)
+    raise VlmflowError(f"{what}: not so after {limit:.0f} s ({last})", "read the logs of the cluster's parts")
