@@ -1,0 +1,72 @@
+"""A table of what a cluster has and lacks for the configuration's runs; exit code 0 where it is ready.
+
+Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes three short Jobs and takes them away.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.kubernetes.patient_api import connect
+from vlmflow.cluster.checks import as_json, as_line, is_ready
+from vlmflow.cluster.doctor import Doctor
+from vlmflow.config.model import check_config
+from vlmflow.errors import VlmflowError
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = [ROOT / "config.yaml", ROOT / "profiles/kubernetes/stores.yaml"]
+
+
+def main(namespace: str, files: list[Path], runs: list[str], as_json_text: bool, patience: float) -> int:
+    """Look, print, and give the exit code."""
+    merged: dict[str, Any] = {}
+    for file in [*LAYERS, *files]:
+        _lay_over(merged, yaml.safe_load(file.read_text()) or {})
+    settings = check_config(merged, [*LAYERS, *files])
+    unknown = [run for run in runs if run not in settings.runs]
+    if unknown:
+        raise VlmflowError(f"no run is named {unknown[0]}", f"name one of {', '.join(settings.runs)}")
+    doctor = Doctor(
+        lambda: connect(_say, patience=5), namespace, settings, runs or list(settings.runs), ROOT / "envs", patience
+    )
+    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    checks = []
+    for check in doctor.look():
+        checks.append(check)
+        if not as_json_text:
+            print(as_line(check, colours), flush=True)
+    ready = is_ready(checks)
+    print(as_json(checks) if as_json_text else f"\n{'ready' if ready else 'NOT ready'}")
+    return 0 if ready else 1
+
+
+def _lay_over(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+    for key, value in upper.items():
+        if isinstance(value, dict) and isinstance(lower.get(key), dict):
+            _lay_over(lower[key], value)
+        else:
+            lower[key] = value
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--namespace", default=os.environ.get("VLMFLOW_NAMESPACE", "vlmflow"))
+    parser.add_argument("--configfile", type=Path, nargs="+", default=[], metavar="FILE", help="laid over config.yaml")
+    parser.add_argument("--run", nargs="+", default=[], metavar="NAME", help="these runs alone")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--patience", type=float, default=180, metavar="SECONDS", help="to wait for a probe's pod")
+    given = parser.parse_args()
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    try:
+        sys.exit(main(given.namespace, given.configfile, given.run, given.json, given.patience))
+    except VlmflowError as error:
+        sys.exit(str(error))

@@ -1,0 +1,44 @@
+"""What one look at the cluster found, and how a table or JSON of such looks is written."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+MARKS = {"ok": ("ok", "32"), "warn": ("note", "33"), "fail": ("FAIL", "31")}
+"""The word of a state, and its colour (ANSI)."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's table.
+
+    what: the thing that was looked at.
+    state: ok; warn where a run can do without; fail where it cannot.
+    found: what is there, in words.
+    next_step: what to do about it; empty where all is well.
+    """
+
+    what: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    next_step: str = ""
+
+
+def is_ready(checks: Iterable[Check]) -> bool:
+    """Tell whether nothing is in a run's way."""
+    return all(check.state != "fail" for check in checks)
+
+
+def as_line(check: Check, colours: bool) -> str:
+    """Write one check for people, its next step on a line of its own. colours: with ANSI codes."""
+    word, code = MARKS[check.state]
+    mark = f"\x1b[{code}m{word:<5}\x1b[0m" if colours else f"{word:<5}"
+    found = check.found.replace("\n", "\n" + " " * 27)
+    step = f"\n{'':<27}what to do: {check.next_step}" if check.next_step else ""
+    return f"{mark} {check.what:<20} {found}{step}"
+
+
+def as_json(checks: list[Check]) -> str:
+    """Write the checks for programs: {"ready": bool, "checks": [{what, state, found, next_step}]}."""
+    return json.dumps({"ready": is_ready(checks), "checks": [asdict(check) for check in checks]}, indent=1)

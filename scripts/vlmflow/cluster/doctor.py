@@ -1,0 +1,130 @@
+"""Everything that `make doctor` looks at, in the order in which it is needed."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kubernetes
+
+from vlmflow.cluster import inside, needs, objects, rights
+from vlmflow.cluster.api import Api, Object, Refused
+from vlmflow.cluster.checks import Check
+from vlmflow.config.model import Config
+
+ACCOUNTS = "system:serviceaccount:{namespace}:{name}"
+
+
+class Doctor:
+    """Looks at one namespace of a cluster, for some runs of a configuration.
+
+    client: a function that gives clients of the API; each may be told to call as somebody else.
+    locks: the folder of the lock files. patience: seconds to wait for each probe's pod.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[], kubernetes.client.ApiClient],
+        namespace: str,
+        settings: Config,
+        runs: list[str],
+        locks: Path,
+        patience: float,
+    ) -> None:
+        self._client = client
+        self._api = Api(client(), namespace)
+        self._needs = needs.needs_of(settings, runs)
+        self._hub = needs.hub_sources(settings, runs)
+        self._locks = locks
+        self._patience = patience
+        self._templates: dict[str, Object] = {}
+        self._nodes: list[Object] = []
+
+    def look(self) -> Iterator[Check]:
+        """Give check after check, as they are made; the objects first, then what pods see."""
+        yield from self._try("API server", lambda: [objects.check_version(self._api.call("GET", "/version"))])
+        if self._api.clock is None:
+            return  # nobody answers
+        present = list(self._try("namespace", self._namespace))
+        yield from present
+        if any(check.state == "fail" for check in present):
+            return
+        yield from self._try("rights", lambda: rights.check_rights(self._api, "yours"))
+        yield from self._try("rights of accounts", self._rights_of_accounts)
+        for claim in inside.FOLDERS:
+            yield from self._try(f"claim {claim}", lambda claim=claim: [self._claim(claim)])
+        yield from self._try("pod templates", self._read_templates)
+        yield from self._try("hub token", self._secret)
+        yield from self._try("controller", self._controller)
+        if all(name in self._templates for name in objects.TEMPLATES):
+            yield from self._try("GPUs", self._look_at_nodes)
+            yield from self._try("quota", self._quota)
+            yield from self._look_inside()
+
+    def _try(self, what: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
+        try:
+            yield from look()
+        except Refused as refused:
+            if refused.status == 403:
+                yield Check(what, "warn", f"you may not look: {refused}", "have an administrator run make doctor")
+            else:
+                step = "is KUBECONFIG the right cluster's, and is the API server up?"
+                yield Check(what, "fail", str(refused), step)
+
+    def _namespace(self) -> list[Check]:
+        try:
+            namespace = self._api.call("GET", f"/api/v1/namespaces/{self._api.namespace}")
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            namespace = None
+        return [objects.check_namespace(namespace, self._api.namespace)]
+
+    def _rights_of_accounts(self) -> list[Check]:
+        checks = []
+        if self._api.get("serviceaccounts", "vlmflow-controller"):
+            checks += rights.check_rights(self._as("vlmflow-controller"), "controller")
+        return [*checks, rights.check_job_account(self._as("vlmflow-job"))]
+
+    def _as(self, name: str) -> Api:
+        client = self._client()
+        user = ACCOUNTS.format(namespace=self._api.namespace, name=name)
+        client.set_default_header("Impersonate-User", user)
+        return Api(client, self._api.namespace)
+
+    def _claim(self, name: str) -> Check:
+        return objects.check_claim(self._api.get("persistentvolumeclaims", name), name)
+
+    def _read_templates(self) -> list[Check]:
+        templates = self._api.list("podtemplates", "app.kubernetes.io/part-of=vlmflow")
+        check = objects.check_templates(templates)
+        if check.state == "ok":
+            self._templates = {template["metadata"]["name"]: template for template in templates}
+        return [check]
+
+    def _secret(self) -> list[Check]:
+        return [objects.check_secret(self._api.get("secrets", "hf-token"), self._hub)]
+
+    def _controller(self) -> list[Check]:
+        return [objects.check_controller(self._api.get("apps/v1/deployments", "controller"))]
+
+    def _look_at_nodes(self) -> list[Check]:
+        self._nodes = self._api.call("GET", "/api/v1/nodes")["items"]
+        return needs.check_nodes(self._nodes, self._templates["gpu"], self._needs)
+
+    def _quota(self) -> list[Check]:
+        resource = needs.gpu_resource(self._templates["gpu"])
+        return [needs.check_quota(self._api.list("resourcequotas"), resource, self._needs)]
+
+    def _look_inside(self) -> Iterator[Check]:
+        gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"]))
+        images = {"default": self._locks / "data.lock", "train": self._locks / "train.lock"}
+        probes = []
+        try:
+            for name, lock in images.items():
+                probes.append(inside.look_inside(self._api, self._templates[name], lock))
+            for probe, lock in zip(probes, images.values(), strict=True):
+                yield from inside.check_inside(probe.answer(self._patience), lock)
+            probes.append(inside.train_together(self._api, self._templates, self._needs, gpus))
+            yield inside.check_training(probes[-1].answer(self._patience))
+        finally:
+            for probe in probes:
+                probe.remove()

@@ -1,0 +1,146 @@
+"""Jobs that look at the cluster from inside: the pods of a template, with a command of ours."""
+
+import copy
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from vlmflow.cluster.api import Api, Object, Refused
+from vlmflow.cluster.objects import CONTAINER, container_of
+
+JOBS = "batch/v1/jobs"
+POLL = 1.0
+LIFETIME = 900
+"""Seconds after which the cluster itself takes a probe away, should we be gone."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe gave.
+
+    image: what it ran. made, ended: the API server's clock when the Job was made and when its end was seen.
+    said: the JSON of its last such line; empty where it said none. fault: why there is no answer, in words.
+    """
+
+    image: str
+    made: datetime | None = None
+    ended: datetime | None = None
+    said: dict[str, Any] | None = None
+    fault: str = ""
+
+
+class Probe:
+    """One Job, made at once; `answer` waits for it, and takes it away."""
+
+    def __init__(self, api: Api, template: Object, command: list[str], resources: dict[str, str]) -> None:
+        self._api = api
+        self._image = container_of(template)["image"]
+        self._name = f"vlmflow-doctor-{uuid.uuid4().hex[:8]}"
+        self._fault = ""
+        self._made = None
+        try:
+            api.create(JOBS, job(self._name, template, command, resources))
+            self._made = api.clock
+        except Refused as refused:
+            self._fault = f"the Job was refused: {refused}"
+
+    def answer(self, patience: float) -> Answer:
+        """Wait up to `patience` seconds for the pod to end, and give what it said."""
+        if self._fault:
+            return Answer(self._image, fault=self._fault)
+        try:
+            return self._wait(time.monotonic() + patience)
+        except Refused as refused:
+            return Answer(self._image, fault=str(refused))
+        finally:
+            self.remove()
+
+    def remove(self) -> None:
+        """Delete the Job and its pod."""
+        try:
+            self._api.delete(JOBS, self._name)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+
+    def _wait(self, until: float) -> Answer:
+        pod: Object = {}
+        while True:
+            pods = self._api.list("pods", f"job-name={self._name}")
+            pod = pods[0] if pods else {}
+            phase = pod.get("status", {}).get("phase")
+            if phase in ("Succeeded", "Failed"):
+                break
+            if time.monotonic() > until or image_fails(pod):
+                return Answer(self._image, fault=f"its pod does not start: {why_not_running(pod)}")
+            time.sleep(POLL)
+        path = f"/api/v1/namespaces/{self._api.namespace}/pods/{pod['metadata']['name']}/log"
+        log = self._api.call("GET", path, text=True, container=CONTAINER)
+        said = last_json(log)
+        fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
+        return Answer(self._image, self._made, self._api.clock, said, fault)
+
+
+def job(name: str, template: Object, command: list[str], resources: dict[str, str]) -> Object:
+    """Give the Job of a probe: the template's pod with another command and other amounts. resources: the limits."""
+    pod = copy.deepcopy(template["template"])
+    container = container_of({"template": pod})
+    container.pop("args", None)
+    container |= {"command": command, "resources": {"requests": resources, "limits": resources}}
+    pod["spec"] |= {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIFETIME // 2,
+        "terminationGracePeriodSeconds": 5,
+    }
+    labels = {"app.kubernetes.io/part-of": "vlmflow", "app.kubernetes.io/component": "doctor"}
+    pod["metadata"] = {"labels": (pod.get("metadata") or {}).get("labels", {}) | labels}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": LIFETIME, "template": pod},
+    }
+
+
+def image_fails(pod: Object) -> bool:
+    """Tell whether the pod waits for an image that cannot be had: no patience helps."""
+    return any(reason in ("ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName") for reason, _ in _waiting(pod))
+
+
+def why_not_running(pod: Object) -> str:
+    """Say in the cluster's own words what a pod waits for, or why it ended."""
+    status = pod.get("status", {})
+    words = [f"{reason}: {message}" for reason, message in _waiting(pod)]
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            words.append(condition.get("message", condition.get("reason", "")))
+    words += [status[key] for key in ("reason", "message") if status.get(key)]
+    for container in status.get("containerStatuses") or []:
+        ended = container["state"].get("terminated")
+        if ended:
+            words.append(f"{ended.get('reason', 'ended')}, exit code {ended['exitCode']}")
+    return "; ".join(words) or ("no reason is given" if pod else "the Job has no pod yet; kubectl describe job")
+
+
+def last_json(log: str) -> dict[str, Any] | None:
+    """Give the last line of a log that is a JSON object."""
+    for line in reversed(log.splitlines()):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def _waiting(pod: Object) -> list[tuple[str, str]]:
+    states = [container["state"] for container in pod.get("status", {}).get("containerStatuses") or []]
+    return [
+        (state["waiting"].get("reason", ""), state["waiting"].get("message", ""))
+        for state in states
+        if "waiting" in state
+    ]

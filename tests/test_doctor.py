@@ -1,0 +1,189 @@
+"""What the doctor makes of what a cluster says. What a cluster says itself is tested in tests/cluster."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vlmflow.cluster import checks, in_pod, inside, needs, objects, pins, probe, rights
+from vlmflow.cluster.checks import Check
+from vlmflow.cluster.needs import Need
+from vlmflow.cluster.probe import Answer
+from vlmflow.config.model import check_config
+
+ROOT = Path(__file__).parents[1]
+TEMPLATES = {
+    file.stem: yaml.safe_load(file.read_text())
+    for file in (ROOT / "k8s/templates").glob("*.yaml")
+    if file.stem != "kustomization"
+}
+A100 = Need("big", 4, 4, 200_000, 17_500)
+
+
+def node(gpus: int = 4, taints: tuple = (), memory: str = "500Gi") -> dict:
+    return {
+        "metadata": {"name": "n"},
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus), "memory": memory}},
+    }
+
+
+def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100) -> Check:
+    return needs.check_nodes(list(nodes), template, [need])[1]
+
+
+def test_the_controllers_role_is_what_the_executor_uses() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "k8s/base/accounts.yaml").read_text()))
+    role = next(document for document in documents if document["kind"] == "Role")
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {(right.group, right.resource, right.verb) for right in rights.EXECUTOR}
+
+
+def test_what_runs_ask_for_comes_from_the_configuration() -> None:
+    settings = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])
+    assert needs.needs_of(settings, ["qwen3vl-fire"]) == [Need("qwen3vl-fire", 4, 4, 262_144, 17_500)]
+    assert "hf://Qwen/Qwen3-VL-32B-Instruct" in needs.hub_sources(settings, ["qwen3vl-fire"])
+
+
+def test_a_node_that_has_all_can_hold_a_run() -> None:
+    assert run_check(node(), node(gpus=2)).found.endswith("1 node(s) can hold it")
+
+
+@pytest.mark.parametrize(
+    ("unfit", "why"),
+    [
+        (node(gpus=2), "2 of 4 nvidia.com/gpu"),
+        (node(memory="100Gi"), "107 of 200 GB of memory"),
+        (node(taints=({"key": "reserved", "value": "x", "effect": "NoSchedule"},)), "taint reserved is not tolerated"),
+        (node() | {"spec": {"unschedulable": True}}, "cordoned"),
+        (node(gpus=0), "0 of 4 nvidia.com/gpu"),
+    ],
+)
+def test_a_run_that_fits_nowhere_is_told_why(unfit: dict, why: str) -> None:
+    check = run_check(unfit)
+    assert check.state == "fail"
+    assert f"1 node(s): {why}" in check.found
+
+
+def test_cards_that_are_too_small_for_the_weights_are_refused() -> None:
+    small = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "15360"}}}
+    assert "would hold 18 GB of weights, and has 16 GB" in run_check(small).found
+    large = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "81920"}}}
+    assert run_check(large).state == "ok"
+
+
+def test_affinity_and_resource_name_of_the_template_decide() -> None:
+    expression = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    template = TEMPLATES["gpu"] | {"template": {"spec": {"affinity": affinity}}}
+    labelled = node() | {"metadata": {"labels": {"nvidia.com/gpu.product": "A100"}}}
+    assert run_check(labelled, template=template).state == "ok"
+    assert "not selected" in run_check(node(), template=template).found
+    renamed = template | {"metadata": {"annotations": {"vlmflow/gpu-resource": "nvidia.com/a100"}}}
+    assert "0 of 4 nvidia.com/a100" in run_check(labelled, template=renamed).found
+
+
+def test_a_quota_that_leaves_too_little_is_named() -> None:
+    hard = {"requests.nvidia.com/gpu": "8", "requests.memory": "1Ti", "pods": "10"}
+    quota = {"metadata": {"name": "q"}, "status": {"hard": hard, "used": {"requests.nvidia.com/gpu": "5"}}}
+    check = needs.check_quota([quota], "nvidia.com/gpu", [A100])
+    assert (check.state, check.found) == ("fail", "q leaves 3 GPUs, a run asks for 4")
+    quota["status"]["used"] = {}
+    assert needs.check_quota([quota], "nvidia.com/gpu", [A100]).state == "ok"
+    assert needs.check_quota([], "nvidia.com/gpu", [A100]).found == "none set"
+
+
+def test_claims_are_bound_and_shared() -> None:
+    claim = {"spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
+    assert "Pending, storage class: fast" in objects.check_claim(claim, "cache").found
+    claim["status"] = {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
+    assert objects.check_claim(claim, "cache").state == "warn"
+    claim["status"]["accessModes"] = ["ReadWriteMany"]
+    assert objects.check_claim(claim, "cache") == Check("claim cache", "ok", "1Gi, ReadWriteMany, fast")
+    assert objects.check_claim(None, "cache").state == "fail"
+
+
+def test_templates_are_all_there_and_run_the_rule() -> None:
+    assert objects.check_templates(list(TEMPLATES.values())).state == "ok"
+    broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
+    broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
+    found = objects.check_templates(broken).found
+    assert "is not there" in found
+    assert "no container named snakemake" in found
+
+
+def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "data.lock"
+    lock.write_text(
+        "a-b==1.0 ; python_full_version >= '3.11' \\\n    --hash=sha256:0\nold==1 ; python_full_version < '3.11' \\\n"
+        "c[extra]==2.0 \\\n    --hash=sha256:1\n"
+    )
+    assert pins.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
+    found = pins.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
+    assert found.endswith("a-b 1.1 instead of 1.0, c missing instead of 2.0")
+    assert len(pins.pins_of(ROOT / "envs/data.lock", "3.11.2")) > 80
+
+
+def test_a_pod_tells_what_it_can_write(tmp_path: Path) -> None:
+    command = [sys.executable, in_pod.__file__, str(tmp_path), "/proc/no-such"]
+    said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert said["folders"][str(tmp_path)] == ""
+    assert "No such file" in said["folders"]["/proc/no-such"]
+    assert list(tmp_path.iterdir()) == []
+    assert said["packages"]["snakemake"]
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("ahead", "state"), [(-100, "fail"), (0, "ok"), (5, "ok"), (25, "ok"), (60, "fail")])
+def test_clocks_are_compared_between_two_answers_of_the_server(ahead: int, state: str) -> None:
+    told = {"time": (NOW + timedelta(seconds=ahead)).timestamp()}
+    check = inside.check_clock(Answer("i", made=NOW, ended=NOW + timedelta(seconds=10), said=told))
+    assert check.state == state
+
+
+def test_training_together_says_its_speed_or_what_is_wrong() -> None:
+    said = {"backend": "gloo", "processes": 2, "device": "CPU", "gigabytes_per_second": 0.5, "shared_memory_mb": 64}
+    assert "0.5 GB/s" in inside.check_training(Answer("i", said=said)).found
+    short = Answer("i", said={"wrong": "process 0: RuntimeError: unable to write: No space left on device"})
+    assert "sizeLimit" in inside.check_training(short).next_step
+    assert inside.check_training(replace(short, said=None, fault="OOMKilled, exit code 137")).state == "fail"
+
+
+def test_a_probe_is_the_template_with_another_command() -> None:
+    made = probe.job("n", TEMPLATES["train"], ["python"], {"cpu": "1"})
+    spec, container = made["spec"]["template"]["spec"], made["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["python"]
+    assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    assert spec["securityContext"] == TEMPLATES["train"]["template"]["spec"]["securityContext"]
+    assert TEMPLATES["train"]["template"]["spec"]["containers"][0]["command"] != ["python"]
+
+
+def test_why_a_probe_does_not_start_is_in_the_clusters_words() -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    assert probe.why_not_running({"status": {"conditions": [unscheduled]}}) == "0/1 nodes are available"
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+    pod = {"status": {"containerStatuses": [waiting]}}
+    assert probe.why_not_running(pod) == "ImagePullBackOff: not found"
+    assert probe.image_fails(pod)
+
+
+def test_table_and_json_say_whether_it_is_ready() -> None:
+    good, bad = Check("a", "ok", "fine"), Check("b", "fail", "gone", "bring it")
+    assert json.loads(checks.as_json([good]))["ready"] is True
+    assert json.loads(checks.as_json([good, bad]))["ready"] is False
+    assert "what to do: bring it" in checks.as_line(bad, colours=False)
+    assert "\x1b" not in checks.as_line(bad, colours=False)
