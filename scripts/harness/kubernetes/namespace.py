@@ -57,13 +57,13 @@ class Namespace:
         """Create a Job; one of the same name is this one, created by a try whose answer was lost."""
         self._create(f"/apis/batch/v1/namespaces/{self.name}/jobs", job)
 
-    def create_secret(self, secret: Object) -> None:
-        """Create a Secret, in the same way."""
-        self._create(f"/api/v1/namespaces/{self.name}/secrets", secret)
+    def delete_job(self, name: str, after_its_pods: bool = False) -> None:
+        """Delete a Job, whose pods get SIGTERM and their grace where they still run; fine if it is gone.
 
-    def delete_job(self, name: str) -> None:
-        """Delete a Job and, before it goes, its pods, which get SIGTERM and their grace; fine if it is gone."""
-        self._delete(f"/apis/batch/v1/namespaces/{self.name}/jobs/{name}", {"propagationPolicy": "Foreground"})
+        after_its_pods: the Job itself goes last, so that its absence tells that its pods are gone.
+        """
+        policy = "Foreground" if after_its_pods else "Background"
+        self._delete(f"/apis/batch/v1/namespaces/{self.name}/jobs/{name}", {"propagationPolicy": policy})
 
     def delete_secret(self, name: str) -> None:
         """Delete a Secret; fine if it is gone."""

@@ -15,8 +15,11 @@ from vlmflow.errors import VlmflowError
 PATIENCE = 600.0
 """Seconds for which a call is tried again while the server is away or refuses for now."""
 
-LONGEST_PAUSE = 10.0
-"""Seconds between two tries, at most, where the server does not say how long."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+"""Seconds between two tries, doubled each time, where the server does not say how long."""
+
+TOLD_AFTER = 3
+"""Failures in a row before a person hears of it: one is nothing."""
 
 TIMEOUT = (5, 60)
 """Seconds to connect, and to wait for an answer: a server that hangs is one that is away."""
@@ -70,22 +73,22 @@ class PatientRest(RESTClientObject):
     def request(self, method: str, url: str, **options: Any) -> Any:
         """Send one request. Raises ApiException or urllib3's HTTPError with the last failure."""
         options["_request_timeout"] = options.get("_request_timeout") or TIMEOUT
-        begun, pause, told = time.monotonic(), 0.5, False
+        begun, pause, failures = time.monotonic(), FIRST_PAUSE, 0
         while True:
             try:
                 answer = super().request(method, url, **options)
             except (ApiException, urllib3.exceptions.HTTPError) as error:
                 if not self._passing(error) or time.monotonic() - begun > self._patience:
                     raise
-                if not told and time.monotonic() - begun > 2:
-                    told = True
+                failures += 1
+                if failures == TOLD_AFTER:
                     self._say(f"The API server does not do its work ({_words(error)}); trying again.")
                 asked = _retry_after(error)
                 time.sleep(asked if asked is not None else pause * random.uniform(0.8, 1.2))  # noqa: S311
                 pause = min(pause * 2, LONGEST_PAUSE)
                 self._well_since = time.monotonic()
             else:
-                if told:
+                if failures >= TOLD_AFTER:
                     self._say(f"The API server answers again, after {time.monotonic() - begun:.0f} s.")
                 return answer
 

@@ -1,0 +1,230 @@
+"""The plugin's executor with what a real cluster asks for; it takes the plugin's place when the workflow is read.
+
+Upstream builds the Job and formats its command; here are the template, the patience with the API, the judgement of
+what became of each Job, and the clean end.
+"""
+
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kubernetes.client import CoreV1Api
+from kubernetes.client.rest import ApiException
+from snakemake.exceptions import WorkflowError
+from snakemake_executor_plugin_kubernetes import Executor
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from harness.kubernetes import templates
+from harness.kubernetes.clean_end import end_all
+from harness.kubernetes.job_shape import INVOCATION, WORKDIR, RuleJob, shape
+from harness.kubernetes.namespace import FAILURES, Namespace, message_of, reason_of
+from harness.kubernetes.outcome import Outcome
+from harness.kubernetes.patient_api import connect
+from harness.kubernetes.progress import cause
+from harness.kubernetes.watch import Watch
+from harness.storage import pod_folder
+from vlmflow.errors import VlmflowError
+
+POLL_SECONDS = 2
+"""Between two looks: one costs two calls, however many Jobs there are."""
+
+MORE_MEMORY = 1.5
+"""What an attempt gets after one that was killed for its memory, times what that one had."""
+
+LOG_LINES = 2_000
+"""How much of a failed pod's log is kept."""
+
+
+def install(workflow: Any, settings: Any) -> None:
+    """Put the hardened executor in the plugin's place; in pods, which run Snakemake too, nothing is to be done."""
+    if workflow.is_main_process:
+        HardenedExecutor.max_mem_mb = settings.cluster.max_mem_mb
+        ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
+
+
+class HardenedExecutor(Executor):
+    """Runs every job of a rule in a pod of its own.
+
+    max_mem_mb: the most memory, in MB, that an attempt gets after one that was killed for its memory.
+    """
+
+    max_mem_mb: int
+
+    def __post_init__(self) -> None:
+        """Connect, end what an earlier call left, and check the templates, before the first job."""
+        self._ending = False
+        self._after_oom: dict[str, int] = {}
+        commit = commit_of(Path(self.workflow.basedir))
+        self._env = {"VLMFLOW_COMMIT": commit} if commit else {}
+        try:
+            self._api = connect(self._say)
+            super().__post_init__()
+            found = self.cluster.pod_templates(templates.SELECTOR)
+            self._templates = templates.check_all(found, self.namespace)
+        except VlmflowError as error:
+            raise WorkflowError(str(error)) from None
+        except FAILURES as error:
+            what = f"namespace {self.namespace}: {message_of(error)}"
+            raise WorkflowError(f"{what}\n  what to do: `make doctor` shows what the cluster lacks") from None
+        self.next_seconds_between_status_checks = POLL_SECONDS
+        # The controller's cores are no measure of what a pod may have.
+        self.workflow.global_resources["_cores"] = None
+        self.workflow.resource_settings.cores = None
+
+    def register_secret(self) -> None:
+        """Begin the work with the API: upstream's first call of it is here."""
+        self.kubeapi = CoreV1Api(self._api)
+        self.batchapi = SimpleNamespace(create_namespaced_job=self._create)
+        self.cluster = Namespace(self.namespace, self._api)
+        prefix = f"{self.namespace} {self.workflow.storage_settings.default_storage_prefix}"
+        self._owner = {INVOCATION: self.run_namespace, WORKDIR: hashlib.sha256(prefix.encode()).hexdigest()[:16]}
+        self._ours = f"{INVOCATION}={self.run_namespace}"
+        self._watch = Watch(self.cluster, self._ours, self._say)
+        end_all(self.cluster, f"{WORKDIR}={self._owner[WORKDIR]}", "An earlier call left work behind.", self._say)
+        self._secret_record = self.workflow.persistence.aux_path / "kubernetes-secret"
+        if self._secret_record.is_file():
+            self.cluster.delete_secret(self._secret_record.read_text())
+        if self.envvars():
+            self._secret_record.parent.mkdir(parents=True, exist_ok=True)
+            self._secret_record.write_text(self.run_namespace)
+            try:
+                super().register_secret()
+            except ApiException as error:
+                if reason_of(error) != "AlreadyExists":  # made by a try whose answer was lost
+                    raise
+
+    def unregister_secret(self) -> None:
+        """Delete the Secret with the storage's keys, where there is one."""
+        if self._secret_record.is_file():
+            self.cluster.delete_secret(self.run_namespace)
+            self._secret_record.unlink()
+
+    def run_job(self, job: Any) -> None:
+        """Create the Job of one job; what the API refuses fails this job alone."""
+        # On SIGTERM Snakemake would wait until all is done; a controller that is stopped has only seconds.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        self._rule_job = self._rule_job_of(job)
+        try:
+            super().run_job(job)
+        except (VlmflowError, WorkflowError, *FAILURES) as error:
+            away = isinstance(error, FAILURES) and getattr(error, "status", 500) >= 500
+            why = message_of(error) if isinstance(error, FAILURES) else str(error)
+            outcome = Outcome("failed", why=f"its Job could not be created: {why}", again=away)
+            self._report_failure(SubmittedJobInfo(job), outcome)
+
+    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
+        """Report the jobs that have ended, and yield the others: one that nothing is known of is one of them."""
+        outcomes = self._look([info.external_jobid for info in active_jobs])
+        for info in active_jobs:
+            outcome = outcomes.get(info.external_jobid)
+            if outcome is None or outcome.state not in ("succeeded", "failed"):
+                yield info
+            elif outcome.state == "succeeded":
+                self.logger.info(f"Job {info.external_jobid} succeeded.")
+                self.report_job_success(info)
+                self._clean_up(info)
+            else:
+                self._report_failure(info, outcome)
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """End all Jobs of this call, also one whose creation was interrupted and that is in no list here."""
+        self._ending = True
+        self._try(lambda: end_all(self.cluster, self._ours, "Stopping.", self._say), "Jobs may go on")
+
+    def shutdown(self) -> None:
+        """Leave nothing behind: no Job, no Secret."""
+        self._ending = True
+        self._try(lambda: end_all(self.cluster, self._ours, "Stopping.", self._say), "Jobs may go on")
+        super().shutdown()
+
+    def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
+        """Upstream's own retry waits five minutes under a lock; the client here is patient by itself."""
+        return func()
+
+    def _create(self, namespace: str, body: Any) -> None:
+        """Create upstream's Job in its template's shape."""
+        template = templates.choose(self._templates, self._rule_job.template, self._rule_job.gpus)
+        plain = self._api.sanitize_for_serialization(body)
+        job = shape(plain, template, self._rule_job, self._owner, self._env)
+        self.cluster.create_job(job)
+        self._watch.follow(job["metadata"]["name"], self._rule_job, template.pending_limit)
+
+    def _rule_job_of(self, job: Any) -> RuleJob:
+        resources = dict(job.resources)
+        rule_job = RuleJob(
+            rule="+".join(job.rules),
+            wildcards=dict(getattr(job, "wildcards_dict", {})),
+            threads=job.threads,
+            mem_mb=int(resources.get("mem_mb") or 0),
+            disk_mb=int(resources.get("disk_mb") or 0),
+            runtime=int(resources.get("runtime") or 0),
+            gpus=int(resources.get("gpu") or 0),
+            template=resources.get("pod_template"),
+        )
+        return replace(rule_job, mem_mb=self._after_oom.get(rule_job.words, rule_job.mem_mb))
+
+    def _look(self, names: list[str]) -> dict[str, Outcome]:
+        if not names or self._ending:
+            return {}
+        try:
+            return self._watch.look(names)
+        except FAILURES as error:
+            self.logger.warning(f"The state of {len(names)} Job(s) is not known: {message_of(error)}; looking again.")
+            return {}
+
+    def _report_failure(self, info: SubmittedJobInfo, outcome: Outcome) -> None:
+        job, rule_job = info.job, self._rule_job_of(info.job)
+        log = self.cluster.log_end(outcome.pod, templates.CONTAINER, LOG_LINES) if outcome.pod else ""
+        kept = self.log_path / f"{info.external_jobid}.log"
+        if log:
+            kept.write_text(log)
+        why, again = outcome.why, outcome.again
+        if outcome.out_of_memory:
+            more = min(int(rule_job.mem_mb * MORE_MEMORY), self.max_mem_mb)
+            again = more > rule_job.mem_mb
+            self._after_oom[rule_job.words] = more
+            why += f" ({rule_job.mem_mb} MB)"
+            why += f"; another attempt gets {more} MB" if again else "; cluster.max_mem_mb allows no more"
+        if not again:
+            # Snakemake counts attempts and has no other word for "not again".
+            job.attempt = max(job.attempt, job.restart_times + 1)
+            why += "\nNot tried again: it would end in the same way."
+        text = f"{rule_job.words}: {why}" + (f"\n{cause(log)}" if log else "")
+        self.report_job_error(info, msg=f"{text}\n", aux_logs=[str(kept)] if log else [])
+        self._clean_up(info)
+        prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
+        if outcome.pod and prefix:
+            pod_folder.remove_of(Path(prefix), outcome.pod)
+
+    def _clean_up(self, info: SubmittedJobInfo) -> None:
+        name = info.external_jobid
+        if name and not self.workflow.executor_settings.omit_job_cleanup:
+            self._try(lambda: self.cluster.delete_job(name), f"Job {name} stays until its time to live is over")
+
+    def _try(self, call: Callable[[], None], else_: str) -> None:
+        try:
+            call()
+        except FAILURES as error:
+            self.logger.warning(f"{else_}: {message_of(error)}")
+
+    def _say(self, text: str) -> None:
+        self.logger.info(text)
+
+
+def commit_of(checkout: Path) -> str:
+    """Name the commit of a checkout, for provenance; VLMFLOW_COMMIT says it where the checkout has no history."""
+    given = os.environ.get("VLMFLOW_COMMIT")
+    if given:
+        return given
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,151 @@
+"""What became of a Job, judged from the Job and its pods as the API shows them."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from harness.kubernetes.namespace import Object
+from harness.kubernetes.templates import CONTAINER
+
+LOST_SECONDS = 60.0
+"""How long after the end of its grace a pod that does not go counts as lost with its node."""
+
+OOM = "OOMKilled"
+
+DISRUPTIONS = {
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "EvictionByEvictionAPI": "evicted (a drained node, or by hand)",
+    "DeletionByTaintManager": "taken off its node, which does not answer or has a new taint",
+    "DeletionByPodGC": "deleted, because its node is gone",
+    "TerminationByKubelet": "ended by its node, which is short of something or shuts down",
+}
+"""Reasons of the pod condition DisruptionTarget:
+https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """state: ending means that it has failed or is deleted, and its pod still saves its work.
+
+    why: of a failure or an end, in words. again: may another attempt help. pod: the newest pod's name, if any.
+    """
+
+    state: Literal["waiting", "running", "ending", "succeeded", "failed"]
+    pod: str | None = None
+    why: str = ""
+    again: bool = True
+    out_of_memory: bool = False
+
+
+def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
+    """Judge one Job.
+
+    job: None where it is gone. pods: those of the Job that are there; last_seen: its newest pod as it was seen last.
+    A Job has failed only when nothing of it runs any more, so that a new attempt never meets the old one.
+    """
+    pod = newest(pods) or last_seen
+    name = pod["metadata"]["name"] if pod else None
+    if is_true(job, "Complete") or (pod and _succeeded(pod)):
+        return Outcome("succeeded", name)
+    alive = [pod for pod in pods if not is_over(pod, now)]
+    failed = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget") or (pod is not None and not alive)
+    if not alive and failed:
+        return failure(job, pod, now)
+    if alive and alive[0]["metadata"].get("deletionTimestamp"):
+        return Outcome("ending", name, _why_taken(alive[0]) or "deleted")
+    if pod and pod.get("status", {}).get("phase") == "Running":
+        return Outcome("running", name)
+    return Outcome("waiting", name)
+
+
+def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
+    """Say why a Job failed that has."""
+    if pod is None:
+        why = "its Job was deleted before a pod began" if job is None else _condition_words(job)
+        return Outcome("failed", None, why)
+    name = pod["metadata"]["name"]
+    status = pod.get("status", {})
+    ended = terminated(pod) or {}
+    message = status.get("message") or ""
+    if ended.get("reason") == OOM:
+        return Outcome("failed", name, "killed, because it needed more memory than it may have", out_of_memory=True)
+    if status.get("reason") == "Evicted":
+        # The kubelet's words for a limit of this pod's own; a node that is low on disk evicts with others.
+        own = "exceed" in message and "limit" in message
+        hint = "; give the rule a larger disk_mb" if own else ""
+        return Outcome("failed", name, f"evicted: {message.strip()}{hint}", again=not own)
+    if status.get("reason") == "DeadlineExceeded":
+        return Outcome("failed", name, "stopped at the end of its runtime (the rule's resource runtime, in minutes)")
+    taken = _why_taken(pod)
+    if taken:
+        return Outcome("failed", name, taken)
+    if ended:
+        signalled = f" (signal {ended['exitCode'] - 128})" if ended.get("exitCode", 0) > 128 else ""
+        return Outcome("failed", name, f"ended with exit code {ended.get('exitCode')}{signalled}")
+    if is_lost(pod, now):
+        node = pod.get("spec", {}).get("nodeName")
+        return Outcome("failed", name, f"lost: node {node} does not answer, and the pod's time to end is over")
+    if job is None:
+        return Outcome("failed", name, "its Job was deleted")
+    return Outcome("failed", name, f"{status.get('reason') or _condition_words(job)} {message}".strip())
+
+
+def newest(pods: list[Object]) -> Object | None:
+    """Give the pod that was created last."""
+    return max(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", default=None)
+
+
+def terminated(pod: Object) -> Object | None:
+    """Give how the rule's container ended, if it has."""
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        if container["name"] == CONTAINER:
+            return container.get("state", {}).get("terminated")
+    return None
+
+
+def is_over(pod: Object, now: datetime) -> bool:
+    """Tell whether nothing of the pod's rule runs any more, as far as can be known."""
+    phase = pod.get("status", {}).get("phase")
+    return phase in ("Succeeded", "Failed") or terminated(pod) is not None or is_lost(pod, now)
+
+
+def is_lost(pod: Object, now: datetime) -> bool:
+    """Tell whether the pod should have ended long ago (deletionTimestamp is when its grace ends)."""
+    ends = pod["metadata"].get("deletionTimestamp")
+    return ends is not None and (now - _time(ends)).total_seconds() > LOST_SECONDS
+
+
+def now_utc() -> datetime:
+    """Give the time as the API's time stamps have it."""
+    return datetime.now(UTC)
+
+
+def is_true(found: Object | None, condition: str) -> bool:
+    """Tell whether a Job's or pod's condition holds."""
+    conditions = (found or {}).get("status", {}).get("conditions") or []
+    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
+
+
+def _succeeded(pod: Object) -> bool:
+    ended = terminated(pod)
+    return pod.get("status", {}).get("phase") == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
+
+
+def _why_taken(pod: Object) -> str:
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            reason = condition.get("reason", "")
+            message = condition.get("message", "")
+            return f"{DISRUPTIONS.get(reason, reason)}: {message}".strip(": ")
+    return ""
+
+
+def _condition_words(job: Object) -> str:
+    for condition in job.get("status", {}).get("conditions") or []:
+        if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
+            return f"{condition.get('reason', 'failed')}: {condition.get('message', '')}".strip(": ")
+    return "its pod is gone"
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

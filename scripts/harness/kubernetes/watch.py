@@ -1,0 +1,139 @@
+"""All Jobs of one invocation, looked at together: what became of each, why it waits, how far it has come.
+
+One look is two calls of the API, however many Jobs there are; a waiting Job adds two every ten seconds, a running one
+a look at its log every half minute.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from harness.kubernetes.job_shape import RuleJob
+from harness.kubernetes.namespace import Namespace, Object
+from harness.kubernetes.outcome import Outcome, judge, newest, now_utc
+from harness.kubernetes.progress import LINES, newest_progress
+from harness.kubernetes.templates import CONTAINER
+from harness.kubernetes.waiting import Waiting, explain
+
+EXPLAINED_AFTER = 30.0
+"""Seconds of waiting before it is explained."""
+
+EVENTS_EVERY = 10.0
+PROGRESS_EVERY = 30.0
+
+
+@dataclass
+class Followed:
+    """One Job and what has been said of it; times are monotonic seconds."""
+
+    rule_job: RuleJob
+    pending_limit: float | None
+    waiting_since: float
+    pod: Object | None = None
+    told: str = ""
+    hopeless_since: float | None = None
+    log_read: float = 0.0
+    progress: str = ""
+
+
+class Watch:
+    """Follows Jobs from their creation to their end.
+
+    selector: labels that all of them and their pods carry. say: told what a person wants to know.
+    """
+
+    def __init__(
+        self,
+        cluster: Namespace,
+        selector: str,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._selector = selector
+        self._say = say
+        self._clock = clock
+        self._followed: dict[str, Followed] = {}
+        self._events: list[Object] = []
+        self._others: list[Object] = []
+        self._nodes: list[Object] | None = None
+        self._events_read = float("-inf")
+
+    def follow(self, name: str, rule_job: RuleJob, pending_limit: float | None) -> None:
+        """Follow a Job from now on."""
+        self._followed[name] = Followed(rule_job, pending_limit, self._clock())
+
+    def look(self, names: Iterable[str]) -> dict[str, Outcome]:
+        """Give the state of these Jobs; one that has ended is followed no more.
+
+        Raises one of namespace.FAILURES when the API does not answer; then nothing is known, and nothing lost.
+        """
+        followed = {name: self._followed[name] for name in names}
+        jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
+        pods: dict[str, list[Object]] = {}
+        for pod in self._cluster.pods(self._selector):
+            pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
+        self._read_events_for(followed.values())
+        outcomes = {}
+        for name, each in followed.items():
+            own = pods.get(name, [])
+            outcome = judge(jobs.get(name), own, each.pod, now_utc())
+            each.pod = newest(own) or each.pod
+            outcomes[name] = self._tell(each, jobs.get(name), own, outcome)
+            if outcomes[name].state in ("succeeded", "failed"):
+                del self._followed[name]
+        return outcomes
+
+    def _tell(self, each: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
+        if outcome.state == "waiting" and job is not None:
+            return self._tell_waiting(each, explain(job, [*own, *self._others], self._events, self._nodes), outcome)
+        if outcome.state == "running":
+            if each.told:
+                self._say(f"{each.rule_job.words} runs now.")
+            each.told, each.hopeless_since = "", None
+            self._tell_progress(each, outcome)
+        if outcome.state == "ending" and each.told != outcome.why:
+            each.told = outcome.why
+            self._say(f"{each.rule_job.words} ends: {outcome.why}. Waiting until its pod has saved its work.")
+        return outcome
+
+    def _tell_waiting(self, each: Followed, waiting: Waiting, outcome: Outcome) -> Outcome:
+        now = self._clock()
+        waited = now - each.waiting_since
+        if waiting.hopeless_after is None:
+            each.hopeless_since = None
+        else:
+            each.hopeless_since = each.hopeless_since or now
+            if now - each.hopeless_since >= waiting.hopeless_after:
+                return replace(outcome, state="failed", why=waiting.why, again=False)
+        if waited >= EXPLAINED_AFTER and waiting.reason != each.told:
+            each.told = waiting.reason
+            self._say(f"{each.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
+        if each.pending_limit is not None and waited >= each.pending_limit:
+            why = f"it has waited {waited:.0f} s, and its template allows {each.pending_limit:.0f}: {waiting.why}"
+            return replace(outcome, state="failed", why=why, again=False)
+        return outcome
+
+    def _tell_progress(self, each: Followed, outcome: Outcome) -> None:
+        now = self._clock()
+        if outcome.pod and now - each.log_read >= PROGRESS_EVERY:
+            each.log_read = now
+            line = newest_progress(self._cluster.log_end(outcome.pod, CONTAINER, LINES))
+            if line and line != each.progress:
+                each.progress = line
+                self._say(line)
+
+    def _read_events_for(self, followed: Iterable[Followed]) -> None:
+        now = self._clock()
+        due = any(
+            each.pod is None or each.pod.get("status", {}).get("phase") == "Pending"
+            for each in followed
+            if now - each.waiting_since >= EXPLAINED_AFTER - EVENTS_EVERY
+        )
+        if due and now - self._events_read >= EVENTS_EVERY:
+            self._events, self._nodes, self._others = (
+                self._cluster.events(),
+                self._cluster.nodes(),
+                [pod for pod in self._cluster.pods() if pod["spec"].get("nodeName")],
+            )
+            self._events_read = now

@@ -1,0 +1,158 @@
+"""The client of the API server against a real HTTP server that has bad minutes."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes.client.rest import ApiException
+from urllib3.exceptions import HTTPError
+
+from harness.kubernetes.namespace import Namespace, message_of
+from harness.kubernetes.patient_api import connect
+from vlmflow.errors import VlmflowError
+
+
+class BadMinutes(ThreadingHTTPServer):
+    """Answers with what `answers` holds, in order, then with an empty list: a status, or None to hang up."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.answers: list[tuple[int | None, dict, dict]] = []
+        self.asked: list[str] = []
+
+
+class Answer(BaseHTTPRequestHandler):
+    def answer(self) -> None:
+        self.server.asked.append(f"{self.command} {self.path}")
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        status, body, headers = self.server.answers.pop(0) if self.server.answers else (200, {"items": []}, {})
+        if status is None:
+            self.connection.close()
+            return
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(text)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = do_DELETE = answer
+
+    def log_message(self, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[BadMinutes]:
+    with BadMinutes() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cluster(server: BadMinutes, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr("harness.kubernetes.patient_api.FIRST_PAUSE", 0.02)
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": address}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+    return Namespace("here", connect(said.append, patience=0.5))
+
+
+def refusal(code: int, reason: str) -> tuple[int, dict, dict]:
+    return code, {"kind": "Status", "reason": reason, "message": f"said {reason}"}, {}
+
+
+def test_it_tries_again_what_fails_for_now(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [
+        refusal(500, "InternalError"),
+        (None, {}, {}),
+        (429, {}, {"Retry-After": "0"}),
+        (200, {"items": [{"metadata": {"name": "j"}}]}, {}),
+    ]
+    assert cluster.jobs("a=b") == [{"metadata": {"name": "j"}}]
+    assert server.asked == ["GET /apis/batch/v1/namespaces/here/jobs?labelSelector=a%3Db"] * 4
+
+
+def test_it_says_so_and_gives_up_when_its_patience_is_over(
+    cluster: Namespace, server: BadMinutes, said: list[str]
+) -> None:
+    server.answers = [refusal(503, "ServiceUnavailable")] * 50
+    with pytest.raises(ApiException) as failed:
+        cluster.jobs("")
+    assert message_of(failed.value) == "said ServiceUnavailable"
+    assert "does not do its work (503" in said[0]
+
+
+def test_an_absent_server(server: BadMinutes, cluster: Namespace) -> None:
+    server.socket.close()
+    with pytest.raises(HTTPError):
+        cluster.jobs("")
+
+
+def test_it_does_not_repeat_what_is_refused_for_good(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [refusal(422, "Invalid")]
+    with pytest.raises(ApiException, match="422"):
+        cluster.create_job({"metadata": {"name": "j"}})
+    assert len(server.asked) == 1
+
+
+def test_a_create_whose_answer_was_lost_is_done_once(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [(None, {}, {}), refusal(409, "AlreadyExists")]
+    cluster.create_job({"metadata": {"name": "j"}})
+    assert len(server.asked) == 2
+    server.answers = [refusal(409, "Conflict")]
+    with pytest.raises(ApiException, match="409"):
+        cluster.create_job({"metadata": {"name": "j"}})
+
+
+def test_deleting_what_is_gone_is_fine(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [refusal(404, "NotFound")]
+    cluster.delete_job("j")
+
+
+def test_a_server_that_wakes_up_may_refuse_for_a_moment(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [(None, {}, {}), refusal(403, "Forbidden"), (200, {"items": []}, {})]
+    assert cluster.jobs("") == []
+    server.answers = [refusal(403, "Forbidden")]
+    cluster.api.rest_client._well_since = 0.0
+    with pytest.raises(ApiException, match="403"):
+        cluster.jobs("")
+
+
+def test_nodes_that_may_not_be_listed_are_asked_for_once(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [refusal(403, "Forbidden")]
+    assert cluster.nodes() is None
+    assert cluster.nodes() is None
+    assert len(server.asked) == 1
+
+
+def test_a_log_that_is_not_there_is_no_failure(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [refusal(400, "BadRequest")]
+    assert cluster.log_end("p", "snakemake", 5) == ""
+
+
+def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(VlmflowError, match="KUBECONFIG"):
+        connect(print)

@@ -1,0 +1,120 @@
+"""What became of a Job, judged from objects as the API shows them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from harness.kubernetes.outcome import judge
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def job(**conditions: str) -> dict:
+    said = [{"type": name, "status": "True", "reason": reason} for name, reason in conditions.items()]
+    return {"metadata": {"name": "j"}, "status": {"conditions": said}}
+
+
+def pod(phase: str = "Running", exit_code: int | None = None, reason: str = "Error", **status: object) -> dict:
+    state = {"running": {}} if exit_code is None else {"terminated": {"exitCode": exit_code, "reason": reason}}
+    return {
+        "metadata": {"name": "p", "creationTimestamp": "2026-11-21T11:00:00Z"},
+        "spec": {"nodeName": "n"},
+        "status": {"phase": phase, "containerStatuses": [{"name": "snakemake", "state": state}], **status},
+    }
+
+
+def deleted(found: dict, seconds_ago: float) -> dict:
+    found["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=seconds_ago)).isoformat()
+    return found
+
+
+def disrupted(found: dict, reason: str) -> dict:
+    found["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "Eviction API: evicting"}
+    ]
+    return found
+
+
+def test_running_and_waiting() -> None:
+    assert judge(job(), [], None, NOW).state == "waiting"
+    assert judge(job(), [pod("Pending")], None, NOW).state == "waiting"
+    assert judge(job(), [pod()], None, NOW).state == "running"
+
+
+def test_success_by_the_container_where_a_sidecar_goes_on() -> None:
+    assert judge(job(), [pod(exit_code=0)], None, NOW).state == "succeeded"
+    assert judge(job(Complete="done"), [], pod(), NOW).state == "succeeded"
+    assert judge(None, [], pod("Succeeded", 0), NOW).state == "succeeded"
+
+
+def test_exit_code_is_a_failure_that_may_be_tried_again() -> None:
+    outcome = judge(job(Failed="BackoffLimitExceeded"), [pod("Failed", 1)], None, NOW)
+    assert (outcome.state, outcome.again, outcome.pod) == ("failed", True, "p")
+    assert "exit code 1" in outcome.why
+    assert "signal 9" in judge(job(), [pod("Failed", 137)], None, NOW).why
+
+
+def test_deleted_job() -> None:
+    outcome = judge(None, [], None, NOW)
+    assert (outcome.state, outcome.again) == ("failed", True)
+    assert "deleted" in outcome.why
+    assert "deleted" in judge(None, [], pod(), NOW).why
+
+
+def test_a_deleted_job_has_not_failed_while_its_pod_saves_its_work() -> None:
+    assert judge(None, [deleted(pod(), -200)], None, NOW).state == "ending"
+    assert judge(job(FailureTarget="x"), [deleted(pod(), -200)], None, NOW).state == "ending"
+    assert judge(None, [deleted(pod("Running", 143), -200)], None, NOW).state == "failed"
+
+
+def test_a_pod_whose_job_was_deleted_without_it_goes_on() -> None:
+    assert judge(None, [pod()], None, NOW).state == "running"
+
+
+def test_a_lost_nodes_pod_is_given_up() -> None:
+    found = disrupted(pod(), "DeletionByTaintManager")
+    assert judge(job(), [deleted(found, 30)], None, NOW).state == "ending"
+    outcome = judge(job(), [deleted(found, 90)], None, NOW)
+    assert (outcome.state, outcome.again) == ("failed", True)
+    assert "does not answer" in outcome.why
+    assert "node n" in judge(job(), [deleted(pod(), 90)], None, NOW).why
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"), [("PreemptionByScheduler", "preempted"), ("EvictionByEvictionAPI", "evicted")]
+)
+def test_disruptions_are_named_also_when_the_pod_is_gone(reason: str, word: str) -> None:
+    outcome = judge(job(Failed="BackoffLimitExceeded"), [], disrupted(pod(), reason), NOW)
+    assert outcome.state == "failed"
+    assert outcome.again
+    assert word in outcome.why
+
+
+def test_out_of_memory_whatever_the_exit_code() -> None:
+    for code in (137, 1):
+        outcome = judge(job(), [pod("Failed", code, "OOMKilled")], None, NOW)
+        assert (outcome.state, outcome.out_of_memory) == ("failed", True)
+    assert judge(job(), [pod("Succeeded", 0, "OOMKilled")], None, NOW).state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("message", "again"),
+    [
+        ('Container snakemake exceeded its local ephemeral storage limit "1M".', False),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 1M.", False),
+        ("The node was low on resource: ephemeral-storage.", True),
+    ],
+)
+def test_disk_limits_are_not_tried_again(message: str, again: bool) -> None:
+    outcome = judge(job(), [pod("Failed", reason="Evicted", message=message) | {}], None, NOW)
+    evicted = pod("Failed", None)
+    evicted["status"] |= {"reason": "Evicted", "message": message}
+    outcome = judge(job(), [evicted], None, NOW)
+    assert outcome.again is again
+    assert ("disk_mb" in outcome.why) is not again
+
+
+def test_deadline() -> None:
+    late = pod("Failed", None)
+    late["status"]["reason"] = "DeadlineExceeded"
+    assert "runtime" in judge(job(), [late], None, NOW).why

@@ -1,0 +1,207 @@
+"""Why a pod is Pending, in words."""
+
+import pytest
+
+from harness.kubernetes.job_shape import RuleJob
+from harness.kubernetes.progress import cause, newest_progress
+from harness.kubernetes.waiting import explain
+from harness.kubernetes.watch import Watch
+
+JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
+
+
+def pod(requests: dict | None = None, message: str = "", node: str | None = None, waiting: dict | None = None) -> dict:
+    conditions = [{"type": "PodScheduled", "status": "False", "message": message}] if message else []
+    containers = [{"name": "snakemake", "resources": {"requests": requests or {}}}]
+    statuses = [{"name": "snakemake", "image": "i:1", "state": {"waiting": waiting}}] if waiting else []
+    return {
+        "metadata": {"name": "p", "labels": {"job-name": "j"}},
+        "spec": {
+            "containers": containers,
+            **({"nodeName": node} if node else {}),
+            "volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "cache"}}],
+        },
+        "status": {"phase": "Pending", "conditions": conditions, "containerStatuses": statuses},
+    }
+
+
+def node(name: str, **allocatable: str) -> dict:
+    names = {"gpu": "nvidia.com/gpu", "memory": "memory", "cpu": "cpu"}
+    return {"metadata": {"name": name}, "status": {"allocatable": {names[key]: v for key, v in allocatable.items()}}}
+
+
+def event(kind: str, name: str, reason: str, message: str) -> dict:
+    return {"involvedObject": {"kind": kind, "name": name}, "reason": reason, "message": message}
+
+
+GPUS = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available."
+
+
+def test_a_resource_that_no_node_has_so_much_of() -> None:
+    own = pod({"nvidia.com/gpu": "4"}, GPUS)
+    why = explain(JOB, [own], [], [node("a", gpu="2"), node("b")]).why
+    assert "nvidia.com/gpu: 4 asked, the largest node has 2: 2 short" in why
+    assert "preemption" not in why
+
+
+def test_a_resource_that_others_use() -> None:
+    own = pod({"nvidia.com/gpu": "4"}, GPUS)
+    other = pod({"nvidia.com/gpu": "3"}, node="a")
+    other["metadata"] = {"name": "o"}
+    why = explain(JOB, [own, other], [], [node("a", gpu="4")]).why
+    assert "4 asked, at most 1 free on a node: 3 short" in why
+
+
+def test_memory_is_said_in_gb() -> None:
+    own = pod({"memory": "64000M"}, "0/1 nodes are available: 1 Insufficient memory.")
+    assert "memory: 64.0 GB asked, the largest node has 16.0 GB: 48.0 GB short" in (
+        explain(JOB, [own], [], [node("a", memory="16G")]).why
+    )
+
+
+def test_without_the_right_to_see_nodes() -> None:
+    why = explain(JOB, [pod({"nvidia.com/gpu": "4"}, GPUS)], [], None).why
+    assert "4 asked, more than any node" in why
+
+
+def test_taints_in_the_schedulers_words() -> None:
+    why = explain(JOB, [pod({}, "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")], [], []).why
+    assert "untolerated taint {a: b}" in why
+
+
+def test_which_claim_is_unbound() -> None:
+    own = pod({}, "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    said = [event("PersistentVolumeClaim", "cache", "FailedBinding", "no storage class is set")]
+    assert "claim cache is not bound (no storage class is set)" in explain(JOB, [own], said, []).why
+    assert "(cache)" in explain(JOB, [own], [], []).why
+
+
+@pytest.mark.parametrize(("reason", "hopeless"), [("ImagePullBackOff", 120.0), ("InvalidImageName", 0.0)])
+def test_images(reason: str, hopeless: float) -> None:
+    waiting = explain(JOB, [pod(node="a", waiting={"reason": reason, "message": "not found"})], [], None)
+    assert "image i:1 cannot be pulled: not found" in waiting.why
+    assert waiting.hopeless_after == hopeless
+
+
+def test_no_pod_for_quota_and_for_pod_security() -> None:
+    quota = 'Error creating: pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3'
+    waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", quota)], None)
+    assert "quota q is used up" in waiting.why
+    assert waiting.hopeless_after is None
+    security = 'Error creating: pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged'
+    waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", security)], None)
+    assert "violates PodSecurity" in waiting.why
+    assert waiting.hopeless_after == 0.0
+
+
+def test_suspended_by_a_queue() -> None:
+    suspended = {"metadata": {"name": "j", "labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": True}}
+    assert "queue q" in explain(suspended, [], [], None).why
+
+
+def test_volumes_that_cannot_be_mounted() -> None:
+    said = [event("Pod", "p", "FailedMount", "timed out")]
+    assert "node a cannot prepare it: timed out" in explain(JOB, [pod(node="a")], said, None).why
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class OnePod:
+    """The namespace's answers, as a test sets them: judging what is said needs no cluster."""
+
+    def __init__(self) -> None:
+        self.pod = pod({"nvidia.com/gpu": "4"}, GPUS)
+        self.log = ""
+
+    def jobs(self, selector: str) -> list:
+        return [JOB]
+
+    def pods(self, selector: str = "") -> list:
+        return [self.pod]
+
+    def events(self) -> list:
+        return []
+
+    def nodes(self) -> list:
+        return [node("a", gpu="2")]
+
+    def log_end(self, name: str, container: str, lines: int) -> str:
+        return self.log
+
+
+@pytest.fixture
+def watched() -> tuple:
+    cluster, clock, said = OnePod(), FakeTime(), []
+    watch = Watch(cluster, "", said.append, clock)
+    return watch, cluster, clock, said
+
+
+def test_waiting_is_told_after_30_s_and_again_when_the_reason_changes(watched: tuple) -> None:
+    watch, cluster, clock, said = watched
+    watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)
+    for _ in range(3):
+        watch.look(["j"])
+        clock.now += 10
+    assert said == []
+    for _ in range(5):
+        clock.now += 10
+        watch.look(["j"])
+    assert len(said) == 1
+    assert "train_lora run=x has waited 40 s: nvidia.com/gpu: 4 asked" in said[0]
+    cluster.pod = pod(message="0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")
+    watch.look(["j"])
+    assert len(said) == 2
+    assert "untolerated taint" in said[1]
+    cluster.pod["status"]["phase"] = "Running"
+    assert watch.look(["j"])["j"].state == "running"
+    assert said[2:] == ["train_lora run=x runs now."]
+
+
+def test_an_image_that_cannot_be_pulled_is_given_up_after_two_minutes(watched: tuple) -> None:
+    watch, cluster, clock, _ = watched
+    watch.follow("j", RuleJob("x"), None)
+    for reason in ["ErrImagePull", "ImagePullBackOff"] * 6:
+        cluster.pod = pod(node="a", waiting={"reason": reason, "message": reason})
+        assert watch.look(["j"])["j"].state == "waiting"
+        clock.now += 10
+    outcome = watch.look(["j"])["j"]
+    assert (outcome.state, outcome.again) == ("failed", False)
+    assert "cannot be pulled" in outcome.why
+
+
+def test_a_templates_limit_of_waiting(watched: tuple) -> None:
+    watch, _, clock, _ = watched
+    watch.follow("j", RuleJob("x"), 60.0)
+    assert watch.look(["j"])["j"].state == "waiting"
+    clock.now += 60
+    outcome = watch.look(["j"])["j"]
+    assert (outcome.state, outcome.again) == ("failed", False)
+    assert "its template allows 60" in outcome.why
+
+
+def test_progress_is_told_when_it_moves(watched: tuple) -> None:
+    watch, cluster, clock, said = watched
+    cluster.pod["status"]["phase"] = "Running"
+    cluster.log = "noise\ntrain_lora x: step 1/6 · loss 2.000 · 1.20 s/step · 0:06 left\nmore noise\n"
+    watch.follow("j", RuleJob("x"), None)
+    for _ in range(3):
+        watch.look(["j"])
+        clock.now += 31
+    assert said == ["train_lora x: step 1/6 · loss 2.000 · 1.20 s/step · 0:06 left"]
+
+
+def test_lines_of_progress() -> None:
+    rows = "convert_fire fire/train: 1,200 of 5,000 rows · 600 rows/s · 0:06 left"
+    assert newest_progress(f"a\n{rows}\nSelect jobs\n") == rows
+    assert newest_progress("nothing\nof the kind\n") == ""
+
+
+def test_the_cause_of_a_failure() -> None:
+    assert cause("x\nthe stage failed: no\n  what to do: y\n") == "the stage failed: no\n  what to do: y"
+    assert cause("\n".join(map(str, range(20)))) == "\n".join(map(str, range(12, 20)))
