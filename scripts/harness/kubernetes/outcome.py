@@ -112,7 +112,7 @@ def is_over(pod: Object, now: datetime) -> bool:
 def is_lost(pod: Object, now: datetime) -> bool:
     """Tell whether the pod should have ended long ago (deletionTimestamp is when its grace ends)."""
     ends = pod["metadata"].get("deletionTimestamp")
-    return ends is not None and (now - _time(ends)).total_seconds() > LOST_SECONDS
+    return ends is not None and (now - read_time(ends)).total_seconds() > LOST_SECONDS
 
 
 def now_utc() -> datetime:
@@ -147,5 +147,6 @@ def _condition_words(job: Object) -> str:
     return "its pod is gone"
 
 
-def _time(text: str) -> datetime:
+def read_time(text: str) -> datetime:
+    """Read a time as the API writes it."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,0 +1,71 @@
+"""What runs in a namespace now: `python -m harness.kubernetes.status NAMESPACE`, or `make status`.
+
+A line per Job of ours: what it runs, how it stands and since when, on which node, and how far it has come or why it
+waits.
+"""
+
+import argparse
+import sys
+from datetime import datetime
+
+from harness.kubernetes.clean_end import words_of
+from harness.kubernetes.namespace import FAILURES, Namespace, Object, message_of
+from harness.kubernetes.outcome import judge, newest, now_utc, read_time
+from harness.kubernetes.patient_api import connect
+from harness.kubernetes.progress import LINES, newest_progress
+from harness.kubernetes.templates import CONTAINER, SELECTOR
+from harness.kubernetes.waiting import explain
+from vlmflow.errors import VlmflowError
+from vlmflow.progress import clock
+
+PATIENCE = 10.0
+"""Seconds: a person waits for this answer."""
+
+
+def main() -> None:
+    """Print the table for the namespace of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m harness.kubernetes.status", description=__doc__)
+    parser.add_argument("namespace")
+    namespace = parser.parse_args().namespace
+    try:
+        cluster = Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE))
+        lines = table(cluster, now_utc())
+    except VlmflowError as error:
+        sys.exit(str(error))
+    except FAILURES as error:
+        sys.exit(
+            f"namespace {namespace}: {message_of(error)}\n  what to do: `make doctor` shows what the cluster lacks"
+        )
+    print("\n".join(lines) if lines else f"namespace {namespace}: no Job of vlmflow is there")
+
+
+def table(cluster: Namespace, now: datetime) -> list[str]:
+    """Give the lines, in columns, the oldest Job first; none where there is no Job."""
+    jobs = sorted(cluster.jobs(SELECTOR), key=lambda job: job["metadata"]["creationTimestamp"])
+    if not jobs:
+        return []
+    pods, events, nodes = cluster.pods(), cluster.events(), cluster.nodes()
+    rows = [_row(cluster, job, pods, events, nodes, now) for job in jobs]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+
+
+def _row(
+    cluster: Namespace, job: Object, pods: list[Object], events: list[Object], nodes: list[Object] | None, now: datetime
+) -> list[str]:
+    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get("job-name") == job["metadata"]["name"]]
+    outcome = judge(job, own, None, now)
+    pod = newest(own) or {}
+    detail = outcome.why
+    if outcome.state == "waiting":
+        detail = explain(job, pods, events, nodes).why
+    elif outcome.state == "running":
+        detail = newest_progress(cluster.log_end(pod["metadata"]["name"], CONTAINER, LINES))
+    since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())
+    return [words_of(job), outcome.state, since, pod.get("spec", {}).get("nodeName", "-"), detail]
+
+
+if __name__ == "__main__":
+    main()
