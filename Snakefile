@@ -2,12 +2,9 @@
 import sys
 from pathlib import Path
 
-from snakemake.utils import min_version
-
-min_version("9.27")
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
-from harness import before_start, code_digest, read_config, stage, stale_lock, targets
+from harness import code_digest, read_config, start, targets
 
 
 configfile: Path(workflow.basedir) / "config.yaml"
@@ -20,8 +17,7 @@ container: "docker://vlmflow/train:0.1.0"
 settings = read_config.read(workflow, config)
 config = settings.model_dump(mode="json")
 code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
-stale_lock.clear(workflow)
-stage.let_stages_end_with_this_process()
+start.before_rules(workflow, settings)
 
 
 wildcard_constraints:
@@ -52,8 +48,8 @@ include: "rules/verify_merged.smk"
 
 
 onstart:
-    before_start.refuse_what_cannot_end(workflow)
+    start.before_jobs(workflow, settings)
 
 
 onerror:
-    stage.show_failures(workflow)
+    start.after_failure(workflow)

@@ -7,14 +7,13 @@
 # Holds: the files are those of the pinned revision, all of them, with the digests that the hub tells; or the
 #        manifest is not there. Training, merge and verify read only what it names.
 
-from vlmflow.fetch.model_folder import local_files
 from vlmflow.fetch.pins import revision_of
 
 
 rule fetch_model:
     """Fetch a base model, or take a local folder, and describe every file of it."""
     input:
-        lambda wildcards: local_files(settings.models[wildcards.model].source, f"models.{wildcards.model}.source"),
+        lambda wildcards: targets.local_model(workflow, settings.models[wildcards.model].source, wildcards.model),
     output:
         model=directory("models/{model}"),
     log:

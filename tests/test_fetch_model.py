@@ -224,7 +224,7 @@ SNAKEFILE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, f"{workflow.basedir}/scripts")
-from harness import code_digest
+from harness import code_digest, targets
 from vlmflow.config.model import check_config
 configfile: "config.yaml"
 settings = check_config(config, [])

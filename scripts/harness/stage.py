@@ -29,7 +29,7 @@ from vlmflow.errors import VlmflowError
 from vlmflow.process import descends_from, die_with_parent
 
 FAILURE = "the stage failed: "
-"""Begins the last lines of a log whose stage failed; the Snakefile shows them again at the very end."""
+"""Begins the last lines of a log whose stage failed; they are shown again at the very end."""
 
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
@@ -79,15 +79,6 @@ def _end_with_snakemake() -> None:
     die_with_parent(os.getppid(), signal.SIGTERM)
     if SNAKEMAKE in os.environ and not descends_from(int(os.environ[SNAKEMAKE])):
         sys.exit("Snakemake ended while this stage began")
-
-
-def show_failures(workflow: Any) -> None:
-    """Print once more why stages failed, so that the cause stands in Snakemake's last lines."""
-    for job in workflow.scheduler.failed:
-        for log in job.log:
-            text = Path(log).read_text(errors="replace") if Path(log).is_file() else ""
-            if FAILURE in text:
-                print(f"\n{job.name} ({log}):\n{text[text.rindex(FAILURE) :].strip()}", file=sys.stderr)
 
 
 def _from_rule(main: Callable[..., None], job: Any) -> tuple[dict[str, Any], Path | None]:

@@ -7,8 +7,10 @@ from typing import Any
 
 from snakemake.exceptions import WorkflowError
 
+from harness.storage.volume_inputs import as_inputs
 from vlmflow.config.model import Config
 from vlmflow.config.source import parse_source
+from vlmflow.fetch.model_folder import local_files
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, gives file names."""
@@ -41,8 +43,8 @@ def raw_source(settings: Config) -> InputFunction:
     return source
 
 
-def local_input(source: str, dataset: str) -> list[str]:
-    """Give a local source as an input of its rule; what the hub has is none.
+def local_data(workflow: Any, source: str, dataset: str) -> list[Any]:
+    """Give a local data file as an input of its rule; what the hub has is none.
 
     Raises WorkflowError where there is no such file: Snakemake itself would go on with what is in raw/, made of
     another file.
@@ -50,9 +52,31 @@ def local_input(source: str, dataset: str) -> list[str]:
     place = parse_source(source)
     if not isinstance(place, Path):
         return []
-    if not place.is_file():
+    if not place.is_file() and _sees_all_volumes(workflow):
         raise WorkflowError(f"data set {dataset}: there is no file {place}; mend its source (datasets.{dataset})")
-    return [str(place)]
+    return as_inputs(workflow, [place])
+
+
+def local_model(workflow: Any, source: str, model: str) -> list[Any]:
+    """Give the files of a local model folder as inputs of its rule; what the hub has is none.
+
+    Raises VlmflowError where there is no such folder, or no model in it.
+    """
+    place = parse_source(source)
+    if isinstance(place, Path) and not place.is_dir() and not _sees_all_volumes(workflow):
+        return []
+    return as_inputs(workflow, map(Path, local_files(source, f"models.{model}.source")))
+
+
+def _sees_all_volumes(workflow: Any) -> bool:
+    """Tell whether a local source that is not here is nowhere: a laptop has not the volumes of its pods."""
+    return workflow.storage_registry.default_storage_provider is None
+
+
+def local_size(source: str) -> int:
+    """Give the bytes of a local source, 0 for what is not here: a file that is moved here may have an old time."""
+    place = parse_source(source)
+    return place.stat().st_size if isinstance(place, Path) and place.is_file() else 0
 
 
 def raw_of(settings: Config) -> InputFunction:

@@ -1,0 +1,38 @@
+"""What the Snakefile has Snakemake do besides its rules, before the first of them and around the jobs."""
+
+import sys
+from typing import Any
+
+from snakemake.utils import min_version
+
+from harness import before_start, stage, stale_lock
+from harness.kubernetes import executor
+from harness.refuse_relative_stores import refuse_relative_stores
+from harness.stage import FAILURE
+from harness.storage import whole_targets
+from harness.storage.stored_text import text_of
+from vlmflow.config.model import Config
+
+
+def before_rules(workflow: Any, settings: Config) -> None:
+    """Prepare Snakemake for the rules: storage, executor, locks, and the stages' tie to this process."""
+    min_version("9.27")
+    stale_lock.clear(workflow)
+    stage.let_stages_end_with_this_process()
+    whole_targets.install(workflow)
+    executor.install(workflow, settings)
+
+
+def before_jobs(workflow: Any, settings: Config) -> None:
+    """Refuse what could not end well; `snakemake -n` still plans it."""
+    refuse_relative_stores(workflow, settings)
+    before_start.refuse_what_cannot_end(workflow)
+
+
+def after_failure(workflow: Any) -> None:
+    """Print once more why stages failed, so that the cause stands in Snakemake's last lines."""
+    for job in workflow.scheduler.failed:
+        for log in job.log:
+            text = text_of(log)
+            if FAILURE in text:
+                print(f"\n{job.name} ({log}):\n{text[text.rindex(FAILURE) :].strip()}", file=sys.stderr)
