@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vlmflow.errors import VlmflowError
 from vlmflow.files import write_json
+from vlmflow.training.lease import Lease
 
 log = logging.getLogger("vlmflow")
 
@@ -48,7 +49,8 @@ class RunFolder:
         """Hold the folder for this process alone; yields the lock's file descriptor.
 
         A child that inherits the descriptor keeps the lock when we are killed: a run begun meanwhile then waits
-        for that orphan, instead of writing beside it. What the folder is bound to is written into it.
+        for that orphan, instead of writing beside it. On volumes where locks do not reach other machines, a lease
+        keeps theirs out (see `lease`). What the folder is bound to is written into it.
 
         Raises VlmflowError where another trainer holds it longer than `patience` seconds.
         """
@@ -58,9 +60,10 @@ class RunFolder:
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}")
             lock.flush()
-            if not (self.path / "job.json").exists():
-                write_json(self.path / "job.json", describe)
-            yield lock.fileno()
+            with Lease(self.path).held(patience):
+                if not (self.path / "job.json").exists():
+                    write_json(self.path / "job.json", describe)
+                yield lock.fileno()
 
     def _wait_for(self, lock: int, patience: float) -> None:
         give_up = time.monotonic() + patience

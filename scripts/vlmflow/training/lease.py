@@ -1,0 +1,169 @@
+"""A lease on a run folder, for volumes on which one machine does not see the locks of another (flock on some NFS).
+
+The holder keeps counting in `lease-NUMBER.json`. Whoever finds a lease watches it: while the count changes, the holder
+lives; when it stands still for SILENCE seconds by the watcher's own clock, the watcher takes over by creating the next
+number, which one alone can do. The highest number holds. A holder that finds a higher one (it was frozen, or cut off)
+ends at once: what it writes from then on would mix with another trainer's files.
+"""
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from vlmflow.errors import VlmflowError
+
+log = logging.getLogger("vlmflow")
+
+BEAT = 2.0
+"""Seconds between two counts."""
+
+SILENCE = 20.0
+"""Seconds without a count after which a holder is taken for gone."""
+
+LENGTH = 512
+"""Bytes of a lease file: each count is written over the last one, so that a full disk does not stop it."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a lease file says; an unreadable one, which is being written, has an empty token."""
+
+    number: int
+    holder: str
+    machine: str
+    token: str
+    count: int
+    released: bool
+
+
+class Lease:
+    """The lease on one folder."""
+
+    def __init__(self, folder: Path, machine: str | None = None, beat: float = BEAT, silence: float = SILENCE) -> None:
+        """Name a lease, without taking it.
+
+        machine: tells where locks are seen by all; what a holder on our own left is free, since we hold the folder's
+        lock. beat, silence: see BEAT and SILENCE.
+        """
+        self.folder = folder
+        self.machine = machine or this_machine()
+        self.beat = beat
+        self.silence = silence
+        self.token = uuid.uuid4().hex
+
+    @contextmanager
+    def held(self, patience: float) -> Iterator[None]:
+        """Hold the lease while the block runs.
+
+        Raises VlmflowError with the holder's name where another one lives and does not end within `patience` seconds.
+        """
+        number = self._win(patience)
+        ended = threading.Event()
+        counting = threading.Thread(target=self._count, args=(number, ended), daemon=True)
+        counting.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            counting.join()
+            self._write(number, count=-1, released=True)
+
+    def _win(self, patience: float) -> int:
+        give_up = time.monotonic() + patience
+        seen, since, lives = newest(self.folder), time.monotonic(), False
+        while True:
+            found = newest(self.folder)
+            if found != seen:
+                seen, since, lives = found, time.monotonic(), True
+            silent = time.monotonic() - since > self.silence
+            if found is None or found.released or found.machine == self.machine or silent:
+                if silent:
+                    log.info(f"{self.folder}: {found.holder} has been silent for {self.silence:.0f} s; taking over")
+                if self._create(number := found.number + 1 if found else 1):
+                    return number
+            elif lives and time.monotonic() > give_up:
+                raise VlmflowError(
+                    f"{self.folder}: {found.holder} is training here",
+                    "wait for it or end it, then run the same command again",
+                )
+            time.sleep(min(0.5, self.beat / 4))
+
+    def _create(self, number: int) -> bool:
+        """Create the lease of a number, and remove older ones; tells whether we were the first."""
+        try:
+            self._file(number).open("xb").close()
+        except FileExistsError:
+            return False
+        self._write(number, count=0)
+        for older in range(1, number):
+            self._file(older).unlink(missing_ok=True)
+        return True
+
+    def _count(self, number: int, ended: threading.Event) -> None:
+        count = 0
+        while not ended.wait(self.beat):
+            count += 1
+            try:
+                found = newest(self.folder)
+                if found is None or found.number != number or found.token != self.token:
+                    _end_at_once(f"{self.folder}: {found.holder if found else 'somebody'} took this run folder over")
+                self._write(number, count)
+            except OSError as error:  # while the volume is away, nobody can write to it or take over
+                log.debug(f"{self._file(number)}: {error}")
+
+    def _write(self, number: int, count: int, released: bool = False) -> None:
+        says = {
+            "holder": f"process {os.getpid()} on {socket.gethostname()}",
+            "machine": self.machine,
+            "token": self.token,
+            "count": count,
+            "released": released,
+        }
+        with self._file(number).open("r+b") as file:  # closed each time: only then do others see it over NFS
+            file.write(json.dumps(says).encode().ljust(LENGTH))
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"lease-{number}.json"
+
+
+def this_machine() -> str:
+    """Give a name for the machine, or pod, as long as it is up."""
+    return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+
+
+def newest(folder: Path) -> Sign | None:
+    """Give what the lease with the highest number says; None where there is none."""
+    numbers = [int(found[1]) for place in folder.iterdir() if (found := re.fullmatch(r"lease-(\d+)\.json", place.name))]
+    if not numbers:
+        return None
+    number = max(numbers)
+    try:
+        says = json.loads((folder / f"lease-{number}.json").read_bytes())
+        return Sign(number, **says)
+    except FileNotFoundError:  # taken over meanwhile
+        return newest(folder)
+    except (ValueError, TypeError):
+        return Sign(number, "another process", "", "", 0, False)
+
+
+def _end_at_once(why: str) -> None:
+    """Kill the trainers, which would save a checkpoint on a gentler signal, and this process."""
+    log.error(f"{why}; ending at once, so that no two trainers write to it")
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    os.kill(os.getpid(), signal.SIGKILL)

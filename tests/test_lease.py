@@ -1,0 +1,146 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from test_run_folder import SCRIPTS
+from vlmflow.errors import VlmflowError
+from vlmflow.training.lease import Lease, newest
+
+HOLD = """
+import subprocess, sys, time
+from pathlib import Path
+from vlmflow.training.lease import Lease
+folder, machine = Path(sys.argv[1]), sys.argv[2]
+with Lease(folder, machine, beat=0.1, silence=2).held(patience=float(sys.argv[3])):
+    child = subprocess.Popen(["sleep", "60"])
+    print(child.pid, flush=True)
+    sys.stdin.read()
+child.kill()
+"""
+
+Start = Callable[..., subprocess.Popen]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a holder, in a process of its own, on a machine of that name."""
+    begun: list[subprocess.Popen] = []
+
+    def start(machine: str, patience: float = 0) -> subprocess.Popen:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(tmp_path), machine, str(patience)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"PYTHONPATH": str(SCRIPTS)},
+        )
+        begun.append(holder)
+        return holder
+
+    yield start
+    for holder in begun:
+        if holder.poll() is None:
+            for process in [*psutil.Process(holder.pid).children(), holder]:
+                process.kill()
+        with holder:  # closes its pipes
+            pass
+
+
+def holds(holder: subprocess.Popen) -> int:
+    """Wait until it holds the lease; gives the process id of its child."""
+    return int(holder.stdout.readline())
+
+
+def test_a_living_holder_on_another_machine_is_waited_for_and_named(tmp_path: Path, start: Start) -> None:
+    holder = start("one")
+    holds(holder)
+    refused = pytest.raises(VlmflowError, match=f"process {holder.pid} on .* is training here")
+    with refused, Lease(tmp_path, "two", beat=0.1, silence=2).held(patience=0):
+        pass
+    waiting = start("two", patience=30)
+    time.sleep(3)  # longer than the silence after which it would take over
+    assert waiting.poll() is None
+    assert newest(tmp_path).number == 1
+    holder.stdin.close()
+    holds(waiting)
+    assert [place.name for place in tmp_path.iterdir()] == ["lease-2.json"]
+    holder.wait()
+
+
+def test_a_killed_holder_is_taken_over_after_its_silence(tmp_path: Path, start: Start) -> None:
+    holder = start("one")
+    orphan = holds(holder)
+    holder.kill()
+    psutil.Process(orphan).kill()
+    begun = time.monotonic()
+    with Lease(tmp_path, "two", beat=0.1, silence=2).held(patience=0):
+        assert 2 < time.monotonic() - begun < 10
+    assert newest(tmp_path).released
+
+
+def test_what_a_killed_holder_on_this_machine_left_is_free_at_once(tmp_path: Path, start: Start) -> None:
+    """Who asks for the lease holds the folder's lock already."""
+    holder = start("one")
+    orphan = holds(holder)
+    holder.kill()
+    psutil.Process(orphan).kill()
+    begun = time.monotonic()
+    with Lease(tmp_path, "one", silence=60).held(patience=0):
+        assert time.monotonic() - begun < 5
+
+
+def test_a_frozen_holder_that_was_taken_over_ends_with_its_children(tmp_path: Path, start: Start) -> None:
+    holder = start("one")
+    child = holds(holder)
+    holder.send_signal(signal.SIGSTOP)
+    with Lease(tmp_path, "two", beat=0.1, silence=2).held(patience=0):
+        holder.send_signal(signal.SIGCONT)
+        assert holder.wait(timeout=10) == -signal.SIGKILL
+        gone, _ = psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], timeout=5)
+        assert not psutil.pid_exists(child) or gone
+        assert newest(tmp_path).machine == "two"
+
+
+def test_of_many_that_find_a_dead_lease_one_alone_takes_over(tmp_path: Path, start: Start) -> None:
+    dead = {"holder": "process 1 on gone", "machine": "gone", "token": "t", "count": 7, "released": False}
+    (tmp_path / "lease-4.json").write_text(json.dumps(dead))
+    starters = [start(f"machine-{number}") for number in range(5)]
+    deadline = time.monotonic() + 40
+    while sum(starter.poll() is None for starter in starters) > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    winner = next(starter for starter in starters if starter.poll() is None)
+    holds(winner)
+    for loser in starters:
+        if loser is not winner:
+            assert f"process {winner.pid} on" in loser.communicate()[1]
+    assert newest(tmp_path).number == 5
+
+
+def test_a_full_disk_does_not_stop_the_count(tmp_path: Path, start: Start) -> None:
+    """Each count lies where the last one lay: the file neither grows nor is it emptied."""
+    holds(start("one"))
+    file = tmp_path / "lease-1.json"
+    counts = set()
+    for _ in range(20):
+        content = file.read_bytes()
+        assert len(content) == 512
+        counts.add(json.loads(content)["count"])
+        time.sleep(0.05)
+    assert len(counts) > 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"holder": "x"}'])
+def test_a_lease_that_cannot_be_read_is_watched_like_any_other(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lease-1.json").write_text(content)
+    begun = time.monotonic()
+    with Lease(tmp_path, "two", beat=0.1, silence=0.5).held(patience=0):
+        assert time.monotonic() - begun > 0.5
