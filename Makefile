@@ -11,8 +11,11 @@ FIRE ?=
 DATASET ?= fire
 RUN ?= qwen3vl-fire
 ARGS ?=
+NAMESPACE ?= vlmflow
+TARGET ?= merged/$(RUN)
 
-.PHONY: help demo fire-demo test lint bench gpu-check pins docs lock refresh-pictures
+.PHONY: help demo fire-demo test test-cluster lint bench gpu-check pins docs lock refresh-pictures
+.PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -70,10 +73,38 @@ refresh-pictures: .venv/train.stamp ## take up pictures added to the roots: make
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py
 
+# --- on Kubernetes: docs/kubernetes.md ------------------------------------------------------------------------------
+
+CLUSTER := $(BIN)/python scripts/cluster_controller.py --namespace $(NAMESPACE)
+
+doctor: .venv/data.stamp ## what the cluster has and lacks for the runs: make doctor ARGS="--json"
+	@$(BIN)/python scripts/doctor.py --namespace $(NAMESPACE) $(ARGS)
+
+status: .venv/data.stamp ## what runs in the cluster, what it waits for, how far it is
+	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE)
+
+cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
+	@$(CLUSTER) token
+
+cluster-push: .venv/data.stamp ## make the controller's checkout this one
+	@$(CLUSTER) push
+
+cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/qwen3vl-fire ARGS="--configfile …"
+	@$(CLUSTER) run -- $(ARGS) -- $(TARGET)
+
+cluster-log: .venv/data.stamp ## follow the run in the controller
+	@$(CLUSTER) log
+
+cluster-stop: .venv/data.stamp ## end the run in the controller; trainers save a checkpoint first
+	@$(CLUSTER) stop
+
 # --- for those who change it -------------------------------------------------------------------------------------
 
 test: .venv/dev.stamp lint ## lint, unit tests, and the road itself
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore tests/cluster
+
+test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their own (Debian, root), or that of KUBECONFIG
+	$(BIN)/python -m pytest tests/cluster
 
 lint: .venv/dev.stamp ## ruff, snakefmt and snakemake --lint alone
 	$(BIN)/ruff check .

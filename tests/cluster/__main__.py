@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 
+from cluster import images
 from cluster.cluster import Cluster
 from cluster.paths import KUBECONFIG
 from vlmflow.errors import VlmflowError
@@ -14,6 +15,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start it, with what is asked for; what is there stays")
     up.add_argument("--second-node", action="store_true", help="a second real node, node-b")
+    up.add_argument(
+        "--image", nargs="+", default=[], choices=images.TARGETS, help="the project's images, on every node"
+    )
     commands.add_parser("down", help="end every process of it and leave the machine as it was")
     commands.add_parser("status", help="say what runs")
     commands.add_parser("kubeconfig", help="print the path of its kubeconfig")
@@ -30,6 +34,8 @@ def main() -> None:
         cluster.up()
         if asked.second_node:
             cluster.add_node()
+        for target in asked.image:
+            cluster.carry_in(images.project_image(target))
         print(f"up after {time.monotonic() - begun:.1f} s: export KUBECONFIG={KUBECONFIG}")
 
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster import certificates, control_plane, image_store, machine, network
+from cluster import certificates, control_plane, image_layers, image_store, machine, network
 from cluster.binaries import COMPONENTS, binary
 from cluster.kubectl import Kubectl
 from cluster.node import KUBELET_FOLDER, Node
@@ -81,6 +81,12 @@ class Cluster(Kubectl):
         with _alone():
             self.second_node.stop()
         self.kubectl("delete", "node", self.second_node.name, "--ignore-not-found")
+
+    def carry_in(self, image: str) -> None:
+        """Bring an image of buildah's store (images.project_image) to every node that runs."""
+        for node in (self.node, self.second_node):
+            if node.running():
+                image_layers.carry_image(node, image)
 
     def start(self, part: str) -> None:
         """Start a part of the control plane (control_plane.PARTS) again, and wait until the API server answers."""

@@ -29,7 +29,7 @@ def program_archive(image: str, program: Path) -> Path:
         return archive
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
-        _add(tar, program.name, program.read_bytes(), 0o755)
+        add_member(tar, program.name, program.read_bytes(), 0o755)
     name = hashlib.sha256(layer.getvalue()).hexdigest()
     config = {
         "architecture": "amd64",
@@ -40,10 +40,10 @@ def program_archive(image: str, program: Path) -> Path:
     ARCHIVES.mkdir(parents=True, exist_ok=True)
     making = archive.with_suffix(".making")
     with tarfile.open(making, "w") as tar:
-        _add(tar, f"{name}.tar", layer.getvalue())
-        _add(tar, "config.json", json.dumps(config).encode())
+        add_member(tar, f"{name}.tar", layer.getvalue())
+        add_member(tar, "config.json", json.dumps(config).encode())
         manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": [f"{name}.tar"]}]
-        _add(tar, "manifest.json", json.dumps(manifest).encode())
+        add_member(tar, "manifest.json", json.dumps(manifest).encode())
     making.rename(archive)
     return archive
 
@@ -57,7 +57,8 @@ def carry_in(node: Node, archive: Path) -> None:
     seen.touch()
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+def add_member(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    """Add a file to a tar from memory."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(data), mode
     tar.addfile(member, io.BytesIO(data))

@@ -122,9 +122,11 @@ class Doctor:
             for name, lock in images.items():
                 probes.append(inside.look_inside(self._api, self._templates[name], lock))
             for probe, lock in zip(probes, images.values(), strict=True):
-                yield from inside.check_inside(probe.answer(self._patience), lock)
-            probes.append(inside.train_together(self._api, self._templates, self._needs, gpus))
-            yield inside.check_training(probes[-1].answer(self._patience))
+                answer = probe.answer(self._patience)
+                yield from inside.check_inside(answer, lock)
+            if answer.said:  # the training image runs
+                probes.append(inside.train_together(self._api, self._templates, self._needs, gpus))
+                yield inside.check_training(probes[-1].answer(self._patience))
         finally:
             for probe in probes:
                 probe.remove()
