@@ -1,0 +1,114 @@
+"""The doctor on a real cluster: what it finds right, and what is broken for it on purpose."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import images
+from cluster.cluster import Cluster
+from cluster.deployment import deployed
+from cluster.kubectl import Kubectl
+
+ROOT = Path(__file__).parents[2]
+NAMESPACE = "vlmflow-doctor"
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("volumes")
+    for place in [folder, *folder.parents]:
+        if place.is_relative_to(tmp_path_factory.getbasetemp().parent):
+            place.chmod(0o755)  # pods of another user look in
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ready(any_cluster: Kubectl, volumes: Path) -> Iterator[Kubectl]:
+    """A cluster with everything that overlays/local makes, and both images."""
+    if isinstance(any_cluster, Cluster):
+        for target in images.TARGETS:
+            images.carry_in(any_cluster.node, target)
+    with deployed(any_cluster, NAMESPACE, volumes):
+        yield any_cluster
+
+
+@pytest.fixture
+def cpu_run(tmp_path: Path) -> Path:
+    """A configuration whose run this machine can hold, and which fetches nothing."""
+    file = tmp_path / "my-run.yaml"
+    models = {"tiny": {"source": "/cache/tiny", "model_type": "qwen3_vl"}}
+    data = {"fire": {"train": "/cache/train.json", "test": "/cache/test.json"}}
+    run = {"model": "tiny", "device": "cpu", "processes": 2, "strategy": "ddp", "resources": {"train_mem_mb": 2000}}
+    file.write_text(json.dumps({"models": models, "datasets": data, "runs": {"qwen3vl-fire": run}}))
+    return file
+
+
+def doctor(cluster: Kubectl, *options: object) -> tuple[int, dict[str, dict]]:
+    """Run the doctor; gives its exit code, and its checks by what they are of."""
+    command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", NAMESPACE, "--json", *map(str, options)]
+    environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith("{"), ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["ready"] == (ended.returncode == 0)
+    return ended.returncode, {check["what"]: check for check in said["checks"]}
+
+
+def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volumes: Path) -> None:
+    ready.kubectl("wait", f"--namespace={NAMESPACE}", "--for=condition=Available", "deployment/controller")
+    code, checks = doctor(ready, "--configfile", cpu_run, "--run", "qwen3vl-fire")
+    assert code == 0, checks
+    assert {check["state"] for check in checks.values()} <= {"ok", "warn"}
+    assert checks["volume /outputs"]["found"] == "writable as user 1000"
+    assert "packages are those of envs/data.lock" in checks["image data"]["found"]
+    assert "packages are those of envs/train.lock" in checks["image train"]["found"]
+    assert "2 processes on CPU over gloo" in checks["training together"]["found"]
+    assert list((volumes / "outputs").glob(".doctor*")) == []
+    left = ready.get("jobs", namespace=NAMESPACE, labels="app.kubernetes.io/component=doctor")["items"]
+    assert [job for job in left if "deletionTimestamp" not in job["metadata"]] == []
+
+
+def test_what_is_broken_is_named(ready: Kubectl, volumes: Path, cluster: Cluster) -> None:
+    """A node without GPUs, a volume of another owner, an image of another lock, and no quota left."""
+    os.chown(volumes / "cache", 0, 0)
+    quota = {"spec": {"hard": {"requests.memory": "4Gi"}}}
+    ready.kubectl("patch", "resourcequota", "vlmflow", f"--namespace={NAMESPACE}", f"--patch={json.dumps(quota)}")
+    image = [{"op": "replace", "path": "/template/spec/containers/0/image", "value": images.image_name("data")}]
+    patch = f"--patch={json.dumps(image)}"
+    ready.kubectl("patch", "podtemplate", "train", f"--namespace={NAMESPACE}", "--type=json", patch)
+    try:
+        code, checks = doctor(ready, "--run", "qwen3vl-fire", "--patience", 60)
+    finally:
+        os.chown(volumes / "cache", 1000, 1000)
+    assert code == 1
+    assert "0 of 4 nvidia.com/gpu" in checks["run qwen3vl-fire"]["found"]
+    assert "a run asks for 262 GB" in checks["quota"]["found"]
+    assert "Permission denied" in checks["volume /cache"]["found"]
+    assert "chown" in checks["volume /cache"]["next_step"]
+    assert "torch missing instead of" in checks["image train"]["found"]
+    assert checks["hub token"]["state"] == "warn"
+    assert checks["volume /outputs"]["state"] == "ok"
+
+
+def test_a_namespace_without_our_objects_says_what_to_apply(any_cluster: Kubectl) -> None:
+    command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", "vlmflow-absent"]
+    environment = os.environ | {"KUBECONFIG": str(any_cluster.kubeconfig)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "there is no namespace vlmflow-absent" in ended.stdout
+    assert "kubectl apply -k k8s/overlays/NAME" in ended.stdout
+    assert "\x1b" not in ended.stdout
+
+
+def test_no_cluster_at_all_is_one_line(tmp_path: Path) -> None:
+    environment = os.environ | {"KUBECONFIG": str(tmp_path / "none")}
+    command = [sys.executable, ROOT / "scripts/doctor.py"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "no Kubernetes cluster is configured" in ended.stderr
+    assert "Traceback" not in ended.stderr

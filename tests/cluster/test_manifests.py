@@ -1,0 +1,111 @@
+"""Every object of k8s/ as an API server and its Pod Security admission take it."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.deployment import K8S, OVERLAYS, rendered
+from cluster.kubectl import Kubectl
+from vlmflow.errors import VlmflowError
+
+WORKLOADS = {"Deployment", "PodTemplate"}
+NAMESPACE = "vlmflow-manifests"
+
+
+@pytest.fixture(scope="module")
+def namespace(any_cluster: Kubectl) -> Iterator[str]:
+    """A namespace with the labels of k8s/base."""
+    labels = next(one for one in rendered(K8S / "base") if one["kind"] == "Namespace")["metadata"]["labels"]
+    any_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
+    yield NAMESPACE
+    any_cluster.kubectl("delete", "namespace", NAMESPACE)
+
+
+def pod_of(workload: dict) -> dict:
+    """Give the pod of a Deployment or PodTemplate, as an object of its own."""
+    template = workload["template"] if workload["kind"] == "PodTemplate" else workload["spec"]["template"]
+    name = f"{workload['kind']}-{workload['metadata']['name']}".lower()
+    spec = template["spec"] | {"restartPolicy": "Never"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def dry_run(cluster: Kubectl, objects: list[dict], namespace: str) -> str:
+    """Have the API server check objects as if it made them; gives what it says."""
+    whole = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PersistentVolume"}
+    for one in objects:
+        if one["kind"] not in whole:
+            one["metadata"]["namespace"] = namespace
+    given = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    words = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "--filename=-"]
+    return cluster.kubectl(*words, input=given)
+
+
+@pytest.mark.parametrize("overlay", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
+def test_the_api_server_takes_every_object(any_cluster: Kubectl, namespace: str, overlay: str) -> None:
+    objects = rendered(K8S / overlay)
+    for one in objects:
+        if "namespace" not in one["metadata"]:
+            one["metadata"]["name"] += "-checked"  # one of that name may be there
+    said = dry_run(any_cluster, objects, namespace)
+    assert said.count("serverside-applied") == len(objects)
+
+
+def test_an_object_with_a_key_that_is_none_is_not_taken(any_cluster: Kubectl, namespace: str) -> None:
+    template = next(one for one in rendered(K8S / "templates") if one["metadata"]["name"] == "gpu")
+    template["template"]["spec"]["tolerance"] = []
+    with pytest.raises(VlmflowError, match="tolerance"):
+        dry_run(any_cluster, [template], namespace)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pod_security_restricted_takes_every_pod(any_cluster: Kubectl, namespace: str, overlay: str) -> None:
+    account = {"serviceAccountName": "default"}
+    for workload in rendered(K8S / "overlays" / overlay):
+        if workload["kind"] in WORKLOADS:
+            pod = pod_of(workload)
+            pod["spec"] |= account
+            dry_run(any_cluster, [pod], namespace)
+
+
+@pytest.mark.parametrize(
+    ("security", "words"),
+    [
+        ({"privileged": True, "allowPrivilegeEscalation": True}, "privileged"),
+        ({"runAsUser": 0}, "runAsUser=0"),
+        ({"capabilities": {}}, "capabilities"),
+    ],
+)
+def test_pod_security_rejects_a_pod_that_could_do_more(
+    any_cluster: Kubectl, namespace: str, security: dict, words: str
+) -> None:
+    template = next(one for one in rendered(K8S / "templates") if one["metadata"]["name"] == "default")
+    pod = pod_of(template)
+    pod["spec"] |= {"serviceAccountName": "default"}
+    pod["spec"]["containers"][0]["securityContext"] |= security
+    with pytest.raises(VlmflowError, match=f"(?s)violates PodSecurity.*{words}"):
+        any_cluster.kubectl("create", f"--namespace={namespace}", "--filename=-", input=json.dumps(pod))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_whole(overlay: str) -> None:
+    objects = rendered(K8S / "overlays" / overlay)
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    assert {("PodTemplate", name) for name in ("default", "fetch", "train", "gpu")} <= names
+    assert {("PersistentVolumeClaim", name) for name in ("cache", "outputs")} <= names
+    assert ("Secret", "hf-token") not in names
+    assert all(one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "vlmflow" for one in objects)
+    own = {one["metadata"]["namespace"] for one in objects if "namespace" in one["metadata"]}
+    assert len(own) == 1
+    assert {subject["namespace"] for one in objects for subject in one.get("subjects", [])} <= own
+    for workload in objects:
+        if workload["kind"] in WORKLOADS:
+            spec = pod_of(workload)["spec"]
+            mounts = {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+            assert {"/cache", "/outputs"} <= mounts
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
+                assert container["image"].rpartition(":")[2] == "0.1.0"
+            token = any("HF_TOKEN" in str(container.get("env")) for container in spec["containers"])
+            assert token == (workload["metadata"]["name"] == "fetch")
+            controller = workload["kind"] == "Deployment"
+            assert spec["automountServiceAccountToken"] == controller

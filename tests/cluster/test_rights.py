@@ -1,0 +1,107 @@
+"""Least rights: the controller's account with its Role, with each verb taken away, and jobs' account without any."""
+
+from collections.abc import Callable, Iterator
+
+import kubernetes
+import pytest
+from kubernetes.client.rest import ApiException
+
+from cluster.deployment import K8S, rendered
+from cluster.kubectl import Kubectl
+from cluster.shell import wait_for
+from harness.kubernetes.namespace import Namespace
+from vlmflow.cluster import rights
+from vlmflow.cluster.api import Api
+from vlmflow.cluster.rights import EXECUTOR, Right
+
+NAMESPACE = "vlmflow-rights"
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
+CALLS: dict[str, Callable[[Namespace], object]] = {
+    "list podtemplates": lambda cluster: cluster.pod_templates(""),
+    "create jobs": lambda cluster: cluster.create_job(job()),
+    "list jobs": lambda cluster: cluster.jobs(""),
+    "delete jobs": lambda cluster: cluster.delete_job("absent"),
+    "list pods": lambda cluster: cluster.pods(),
+    "get pods/log": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).read_namespaced_pod_log("p", cluster.name),
+    "list events": lambda cluster: cluster.events(),
+    "create secrets": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).create_namespaced_secret(
+        cluster.name, SECRET, dry_run="All"
+    ),
+    "delete secrets": lambda cluster: cluster.delete_secret("absent"),
+}
+"""What the executor does with each right."""
+
+
+def job() -> dict:
+    spec = {"restartPolicy": "Never", "containers": [{"name": "snakemake", "image": "none:0"}]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "never", "namespace": NAMESPACE},
+        "spec": {"suspend": True, "template": {"spec": spec}},
+    }
+
+
+@pytest.fixture(scope="module")
+def account(any_cluster: Kubectl) -> Iterator[list[dict]]:
+    """The accounts and the Role of k8s/base in a namespace of their own."""
+    objects = [one for one in rendered(K8S / "base") if one["kind"] in ("ServiceAccount", "Role", "RoleBinding")]
+    for one in objects:
+        for named in [one["metadata"], *one.get("subjects", [])]:
+            named["namespace"] = NAMESPACE
+    any_cluster.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, *objects])
+    yield objects
+    any_cluster.kubectl("delete", "namespace", NAMESPACE)
+
+
+def client_of(cluster: Kubectl, name: str) -> kubernetes.client.ApiClient:
+    client = kubernetes.config.new_client_from_config(str(cluster.kubeconfig))
+    client.set_default_header("Impersonate-User", f"system:serviceaccount:{NAMESPACE}:{name}")
+    return client
+
+
+def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiClient) -> bool:
+    try:
+        call(Namespace(NAMESPACE, client))
+    except ApiException as error:
+        return error.status == 403
+    return False
+
+
+def test_the_role_suffices_for_all_that_the_executor_does(any_cluster: Kubectl, account: list[dict]) -> None:
+    client = client_of(any_cluster, "vlmflow-controller")
+    assert rights.missing(Api(client, NAMESPACE), EXECUTOR) == []
+    assert [name for name, call in CALLS.items() if refused(call, client)] == []
+
+
+@pytest.mark.parametrize("right", EXECUTOR, ids=str)
+def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: list[dict], right: Right) -> None:
+    role = next(one for one in account if one["kind"] == "Role")
+    rules = [
+        {"apiGroups": [other.group], "resources": [other.resource], "verbs": [other.verb]}
+        for other in EXECUTOR
+        if other != right
+    ]
+    client = client_of(any_cluster, "vlmflow-controller")
+    try:
+        any_cluster.apply(role | {"rules": rules})
+        wait_for(f"{right} is taken away", lambda: rights.missing(Api(client, NAMESPACE), EXECUTOR) == [right])
+        assert [name for name, call in CALLS.items() if refused(call, client)] == [str(right)]
+    finally:
+        any_cluster.apply(role)
+
+
+def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> None:
+    client = client_of(any_cluster, "vlmflow-job")
+    assert rights.check_job_account(Api(client, NAMESPACE)).state == "ok"
+    assert all(refused(call, client) for call in CALLS.values())
+
+
+def test_the_rights_are_all_that_the_executors_code_asks_for() -> None:
+    """The executor calls the API through these methods alone: a new one is a new line in CALLS and in the Role."""
+    methods = {name for name in vars(Namespace) if not name.startswith("_")}
+    listing, changing = (
+        {"jobs", "pods", "events", "pod_templates", "nodes"},
+        {"create_job", "delete_job", "delete_secret"},
+    )
+    assert methods == listing | changing | {"log_end"}
