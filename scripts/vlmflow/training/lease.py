@@ -93,7 +93,7 @@ class Lease:
                     log.info(f"{self.folder}: {found.holder} has been silent for {self.silence:.0f} s; taking over")
                 if self._create(number := found.number + 1 if found else 1):
                     return number
-            elif lives and time.monotonic() > give_up:
+            elif lives and found.token and time.monotonic() > give_up:
                 raise VlmflowError(
                     f"{self.folder}: {found.holder} is training here",
                     "wait for it or end it, then run the same command again",
@@ -117,7 +117,7 @@ class Lease:
             count += 1
             try:
                 found = newest(self.folder)
-                if False:
+                if found is None or found.number != number or found.token != self.token:
                     _end_at_once(f"{self.folder}: {found.holder if found else 'somebody'} took this run folder over")
                 self._write(number, count)
             except OSError as error:  # while the volume is away, nobody can write to it or take over
