@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -123,6 +124,15 @@ def test_of_many_that_find_a_dead_lease_one_alone_takes_over(tmp_path: Path, sta
         if loser is not winner:
             assert f"process {winner.pid} on" in loser.communicate()[1]
     assert newest(tmp_path).number == 5
+
+
+def test_a_number_is_won_by_one_alone(tmp_path: Path) -> None:
+    leases = [Lease(tmp_path, f"machine-{number}") for number in range(8)]
+    with ThreadPoolExecutor(len(leases)) as pool:
+        for number in range(1, 50):
+            won = list(pool.map(lambda lease, number=number: lease._create(number), leases))
+            assert sum(won) == 1
+            assert newest(tmp_path).machine == leases[won.index(True)].machine
 
 
 def test_a_full_disk_does_not_stop_the_count(tmp_path: Path, start: Start) -> None:
