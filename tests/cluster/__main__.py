@@ -4,39 +4,55 @@ import argparse
 import sys
 import time
 
-from cluster import images
+from cluster import addons, images
 from cluster.cluster import Cluster
 from cluster.paths import KUBECONFIG
 from vlmflow.errors import VlmflowError
 
 
+def up(asked: argparse.Namespace) -> None:
+    """Start the cluster with what is asked for, saying how long each part took."""
+    cluster = Cluster()
+    begun = time.monotonic()
+    steps = [("cluster", True, cluster.up), ("second node", asked.second_node, cluster.add_node)]
+    steps.append(("DNS", asked.dns, lambda: addons.start_dns(cluster)))
+    steps.append(("S3", asked.s3, lambda: addons.start_s3(cluster)))
+    steps.append(("fake nodes' kubelets", asked.fake_nodes, lambda: addons.start_fake_nodes(cluster)))
+    for target in asked.image:
+        steps.append((f"image {target}", True, lambda target=target: cluster.carry_in(images.project_image(target))))
+    for name, wanted, step in steps:
+        if wanted:
+            step()
+            print(f"{time.monotonic() - begun:6.1f} s  {name}", flush=True)
+    print(f"export KUBECONFIG={KUBECONFIG}")
+
+
+def status() -> None:
+    """Print what runs."""
+    cluster = Cluster()
+    print(cluster.kubectl("get", "nodes", "--output=wide") if cluster.running() else "down")
+
+
 def main() -> None:
+    """Do what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="start it, with what is asked for; what is there stays")
-    up.add_argument("--second-node", action="store_true", help="a second real node, node-b")
-    up.add_argument(
-        "--image", nargs="+", default=[], choices=images.TARGETS, help="the project's images, on every node"
+    start = commands.add_parser("up", help="start it, with what is asked for; what is there stays")
+    start.add_argument("--second-node", action="store_true", help="a second real node, node-b")
+    start.add_argument("--dns", action="store_true", help="let pods look up services' names")
+    start.add_argument("--s3", action="store_true", help="an S3 server; its address and keys in state/s3.json")
+    start.add_argument("--fake-nodes", action="store_true", help="let kwok play the kubelets of fake nodes")
+    start.add_argument("--image", nargs="+", default=[], choices=images.TARGETS, help="the project's, on every node")
+    start.set_defaults(run=up)
+    commands.add_parser("down", help="end every process of it and leave the machine as it was").set_defaults(
+        run=lambda asked: Cluster().down()
     )
-    commands.add_parser("down", help="end every process of it and leave the machine as it was")
-    commands.add_parser("status", help="say what runs")
-    commands.add_parser("kubeconfig", help="print the path of its kubeconfig")
+    commands.add_parser("status", help="say what runs").set_defaults(run=lambda asked: status())
+    commands.add_parser("kubeconfig", help="print the path of its kubeconfig").set_defaults(
+        run=lambda asked: print(KUBECONFIG)
+    )
     asked = parser.parse_args()
-    cluster = Cluster()
-    if asked.command == "kubeconfig":
-        print(KUBECONFIG)
-    elif asked.command == "down":
-        cluster.down()
-    elif asked.command == "status":
-        print(cluster.kubectl("get", "nodes", "--output=wide") if cluster.running() else "down")
-    else:
-        begun = time.monotonic()
-        cluster.up()
-        if asked.second_node:
-            cluster.add_node()
-        for target in asked.image:
-            cluster.carry_in(images.project_image(target))
-        print(f"up after {time.monotonic() - begun:.1f} s: export KUBECONFIG={KUBECONFIG}")
+    asked.run(asked)
 
 
 if __name__ == "__main__":

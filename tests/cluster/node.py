@@ -78,9 +78,12 @@ class Node:
         self.start_part("kube-proxy", binary("kube-proxy"), f"--config={self.folder / 'kube-proxy.yaml'}")
         self.start_kubelet()
 
-    def start_part(self, part: str, *argv: object) -> None:
-        """Start a long-running process in the node's namespaces, known as NODE.PART."""
-        spawn(f"{self.name}.{part}", self.enter(*argv))
+    def start_part(self, part: str, *argv: object, env: dict[str, str] | None = None) -> None:
+        """Start a long-running process in the node's namespaces, known as NODE.PART.
+
+        env: variables laid over this process's own.
+        """
+        spawn(f"{self.name}.{part}", self.enter(*argv), env)
 
     def stop_part(self, part: str, number: int = signal.SIGTERM) -> None:
         """End what start_part started."""

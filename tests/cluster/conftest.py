@@ -1,0 +1,35 @@
+"""The cluster for the tests of this folder: the machine's own, or that of KUBECONFIG."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import machine
+from cluster.cluster import Cluster
+from cluster.kubectl import Kubectl
+from cluster.paths import KUBECONFIG
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Give the tests' own cluster, for tests that stop parts of it; one that ran before is left running."""
+    if reason := machine.why_not():
+        # Where CI decides over a change, a cluster that is not tested is a failure.
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    own = Cluster()
+    ran_before = own.running()
+    own.up()
+    yield own
+    if not ran_before:
+        own.down()
+
+
+@pytest.fixture(scope="session")
+def any_cluster(request: pytest.FixtureRequest) -> Kubectl:
+    """Give the cluster of KUBECONFIG, or the tests' own where that is not set."""
+    given = os.environ.get("KUBECONFIG")
+    if given and Path(given) != KUBECONFIG:
+        return Kubectl(Path(given))
+    return request.getfixturevalue("cluster")

@@ -1,0 +1,87 @@
+"""The project's images, built from its Dockerfile with buildah, anew only when what they are made of changes."""
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import base_image
+from cluster.base_image import buildah
+from cluster.paths import CACHE, PROJECT
+
+TARGETS = ("data", "train")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an image in buildah's store: the digest of its uncompressed archive, and its files."""
+
+    digest: str
+    files: Path
+
+
+def image_name(target: str) -> str:
+    """Give the name by which manifests call the image of a Dockerfile target: vlmflow/TARGET:VERSION."""
+    version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    return f"vlmflow/{target}:{version}"
+
+
+def project_image(target: str) -> str:
+    """Give the name of the image of a Dockerfile target, built where its sources have changed.
+
+    Raises VlmflowError with the end of the build's log where a step fails.
+    """
+    name = image_name(target)
+    built = CACHE / "images" / f"{target}.json"
+    wanted = {"sources": _sources(), "name": name}
+    if built.exists() and json.loads(built.read_text()) == wanted:
+        return name
+    print(f"building the image {name}: {CACHE / 'images' / target}.log", flush=True)
+    built.parent.mkdir(parents=True, exist_ok=True)
+    built.unlink(missing_ok=True)
+    log = built.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    base = base_image.make(log)
+    arguments = ("--build-arg", f"BASE={base}", "--target", target, "--tag", stored_name(name))
+    # chroot: steps run as they are on a machine that is a container itself.
+    steps = ("--isolation", "chroot", "--network", "host", "--layers", "--pull-never")
+    buildah("bud", *steps, *base_image.build_time_mounts(), *arguments, PROJECT, log=log)
+    built.write_text(json.dumps(wanted))
+    return name
+
+
+def stored_name(name: str) -> str:
+    """Give the full name that a short one stands for: kubelet and containerd look for that."""
+    return f"docker.io/{name}"
+
+
+def image_id(name: str) -> str:
+    """Give the digest of an image's configuration: it changes when anything of the image does."""
+    return json.loads(buildah("inspect", "--type", "image", stored_name(name)))["FromImageID"]
+
+
+def configuration(name: str) -> dict:
+    """Give an image's configuration as OCI's image specification has it."""
+    return json.loads(buildah("inspect", "--type", "image", stored_name(name)))["OCIv1"]
+
+
+def layers(name: str) -> list[Layer]:
+    """Give an image's layers from the lowest up (containers/storage keeps each layer's files in overlay/ID/diff)."""
+    store = CACHE / "buildah" / "root"
+    images = json.loads((store / "overlay-images" / "images.json").read_text())
+    known = {layer["id"]: layer for layer in json.loads((store / "overlay-layers" / "layers.json").read_text())}
+    above: str | None = next(each["layer"] for each in images if stored_name(name) in each.get("names", ()))
+    found = []
+    while above:
+        found.append(Layer(known[above]["diff-digest"], store / "overlay" / above / "diff"))
+        above = known[above].get("parent")
+    return found[::-1]
+
+
+def _sources() -> str:
+    """Give the digest of all that .dockerignore lets into a build, the Dockerfile, and the base's recipe."""
+    digest = hashlib.sha256(base_image.recipe().encode())
+    for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *sorted((PROJECT / "envs").glob("*.lock"))]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

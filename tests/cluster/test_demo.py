@@ -1,0 +1,104 @@
+"""The whole road in pods, through the controller: every rule of the demo, from raw rows to verified merged weights."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.cluster import Cluster
+from cluster.cluster_road import ClusterRoad
+from cluster.deployment import deployed
+from cluster.images import project_image
+from cluster.paths import STATE
+from roads import ROOT, RUN, make_demo_folder, snakemake
+from vlmflow.files import sha256_of
+
+TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
+ONE_JOB_EACH = {"fetch_model", "validate_sharegpt", "train_smoke", "train_lora", "merge_lora", "verify_merged"}
+ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A demo folder in which nothing has run."""
+    return make_demo_folder(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def road(cluster: Cluster, demo: Path) -> Iterator[ClusterRoad]:
+    """The project on the cluster, with the demo's road finished in it."""
+    for target in ("data", "train"):
+        cluster.carry_in(project_image(target))
+    with deployed(cluster, "vlmflow", STATE / "volumes" / "vlmflow"):
+        road = ClusterRoad(cluster, "vlmflow", STATE / "volumes" / "vlmflow")
+        road.bring(demo)
+        cluster.kubectl("--namespace=vlmflow", "rollout", "status", "deployment/controller", "--timeout=120s")
+        cluster.kubectl(
+            "--namespace=vlmflow", "create", "secret", "generic", "hf-token", f"--from-literal=HF_TOKEN={TOKEN}"
+        )
+        (STATE / "said.txt").write_text(road.run(*road.words()))
+        yield road
+
+
+def test_the_weights_are_the_local_runs(road: ClusterRoad, demo: Path, tmp_path: Path) -> None:
+    snakemake(demo, f"merged/{RUN}")
+    here, there = demo / "merged" / RUN, road.targets / "merged" / RUN
+    names = sorted(path.relative_to(here) for path in here.rglob("*.safetensors"))
+    assert names
+    assert {name: sha256_of(there / name) for name in names} == {name: sha256_of(here / name) for name in names}
+    for split in ("train", "val", "test"):
+        rows = Path("data", "fire", f"{split}.jsonl")
+        assert (road.targets / rows).read_bytes() == (demo / rows).read_bytes()
+
+
+def test_every_job_had_a_pod_of_its_own(road: ClusterRoad) -> None:
+    counts = {rule: len(pods) for rule, pods in road.rules().items()}
+    assert counts == dict.fromkeys(ONE_JOB_EACH, 1) | dict.fromkeys(ONE_JOB_PER_SPLIT, 2)
+
+
+def declared(rule: str, resource: str) -> int:
+    """Read what a rule file declares: a number, or a key of the run's settings."""
+    text = (ROOT / "rules" / f"{rule}.smk").read_text()
+    found = re.search(
+        rf"^ +{resource}=(?:([\d_]+)|lookup\(dpath=\"runs/{{run}}/resources/(\w+)\".*),$", text, re.MULTILINE
+    )
+    demo = yaml.safe_load((ROOT / "profiles" / "demo" / "run.yaml").read_text())["runs"][RUN]["resources"]
+    return int(found[1]) if found[1] else int(demo[found[2]])
+
+
+def test_requests_and_limits_are_what_the_rules_declare(road: ClusterRoad) -> None:
+    for rule, pods in road.rules().items():
+        for pod in pods:
+            container = next(each for each in pod["spec"]["containers"] if each["name"] == "snakemake")
+            expected = {
+                "cpu": "1",
+                "memory": f"{declared(rule, 'mem_mb')}M",
+                "ephemeral-storage": f"{declared(rule, 'disk_mb')}M",
+            }
+            assert container["resources"] == {"requests": expected, "limits": expected}, rule
+            assert pod["spec"]["activeDeadlineSeconds"] == declared(rule, "runtime") * 60
+            wanted = "train" if rule.startswith(("train_", "merge_", "verify_")) else "data"
+            assert container["image"].startswith(f"vlmflow/{wanted}:"), rule
+
+
+def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(road: ClusterRoad) -> None:
+    road.pods.clear()
+    assert "Nothing to be done" in road.run(*road.words())
+    assert road.pods == {}
+    more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
+    road.run(*road.words("--config", more))
+    assert set(road.rules()) == {"merge_lora", "verify_merged"}
+
+
+def test_the_token_is_in_no_file_log_or_object(road: ClusterRoad) -> None:
+    fetched = [pod for pod in road.pods.values() if "HF_TOKEN" in str(pod)]
+    assert all(pod["metadata"]["labels"]["vlmflow/rule"].startswith("fetch_") for pod in fetched)
+    found = [path for path in road.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert found == []
+    assert TOKEN not in (STATE / "said.txt").read_text()
+    objects = ("pods", "jobs", "events", "configmaps", "podtemplates", "deployments")
+    for kind in objects:
+        assert TOKEN not in str(road.cluster.get(kind, namespace=road.namespace))
+    assert TOKEN not in str(road.pods)
