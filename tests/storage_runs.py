@@ -25,19 +25,24 @@ whole_targets.install(workflow)
 
 @dataclass(frozen=True)
 class StorageRun:
-    """A workflow in `folder`, with targets below `targets` and the jobs' local files below `local`."""
+    """A workflow in `folder`, with targets below `targets` and the jobs' local files below `local`.
+
+    provider: the storage plugin. variables: what it reads from the environment.
+    """
 
     folder: Path
-    targets: Path
+    targets: Path | str
     local: Path
     rules: str
+    provider: str = "fs"
+    variables: tuple[tuple[str, str], ...] = ()
 
     def command(self, *words: str) -> list[str]:
         """Give Snakemake's command line."""
         (self.folder / "Snakefile").write_text(HEAD + self.rules)
         call = [sys.executable, "-m", "snakemake", "--cores", "2", "--directory", str(self.folder), "--nolock"]
         call += ["--snakefile", str(self.folder / "Snakefile"), "--rerun-triggers", "mtime", "params", "input"]
-        call += ["--default-storage-provider", "fs", "--default-storage-prefix", str(self.targets)]
+        call += ["--default-storage-provider", self.provider, "--default-storage-prefix", str(self.targets)]
         return [*call, "--shared-fs-usage", "none", "--local-storage-prefix", str(self.local), *words]
 
     def as_pod(self, rule: str, *words: str) -> list[str]:
@@ -62,7 +67,8 @@ class StorageRun:
         no_rsync.parent.mkdir(exist_ok=True)
         no_rsync.write_text("#!/bin/sh\nexit 99\n")
         no_rsync.chmod(0o755)
-        return {"cwd": self.folder, "env": os.environ | {"PATH": f"{no_rsync.parent}:{os.environ['PATH']}"}}
+        variables = {"PATH": f"{no_rsync.parent}:{os.environ['PATH']}", **dict(self.variables)}
+        return {"cwd": self.folder, "env": os.environ | variables}
 
     def run(self, *words: str) -> str:
         """Run the workflow to its end and give what it said."""
