@@ -34,7 +34,7 @@ def event(kind: str, name: str, reason: str, message: str) -> dict:
     return {"involvedObject": {"kind": kind, "name": name}, "reason": reason, "message": message}
 
 
-GPUS = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available."
+GPUS = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/2 nodes."
 
 
 def test_a_resource_that_no_node_has_so_much_of() -> None:
@@ -42,6 +42,7 @@ def test_a_resource_that_no_node_has_so_much_of() -> None:
     why = explain(JOB, [own], [], [node("a", gpu="2"), node("b")]).why
     assert "nvidia.com/gpu: 4 asked, the largest node has 2: 2 short" in why
     assert "preemption" not in why
+    assert "claims" not in why
 
 
 def test_a_resource_that_others_use() -> None:
@@ -155,6 +156,7 @@ def test_waiting_is_told_after_30_s_and_again_when_the_reason_changes(watched: t
     assert len(said) == 1
     assert "train_lora run=x has waited 40 s: nvidia.com/gpu: 4 asked" in said[0]
     cluster.pod = pod(message="0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")
+    clock.now += 10
     watch.look(["j"])
     assert len(said) == 2
     assert "untolerated taint" in said[1]

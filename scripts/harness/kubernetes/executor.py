@@ -191,7 +191,10 @@ class HardenedExecutor(Executor):
             again = more > rule_job.mem_mb
             self._after_oom[rule_job.words] = more
             why += f" ({rule_job.mem_mb} MB)"
-            why += f"; another attempt gets {more} MB" if again else "; cluster.max_mem_mb allows no more"
+            if not again:
+                why += "; cluster.max_mem_mb allows no more"
+            elif job.restart_times > job.attempt - 1:
+                why += f"; the next attempt gets {more} MB"
         if not again:
             # Snakemake counts attempts and has no other word for "not again".
             job.attempt = max(job.attempt, job.restart_times + 1)

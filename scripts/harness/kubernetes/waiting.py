@@ -30,8 +30,9 @@ class Waiting:
 
     @property
     def reason(self) -> str:
-        """What stays the same while the kubelet says it in turns of phrase."""
-        return self.why.partition(" cannot be pulled")[0]
+        """What stays the same while amounts and the kubelet's turns of phrase change."""
+        short = re.findall(r"(\S+): \S+(?: GB)? asked", self.why)
+        return " ".join(sorted(short)) or self.why.partition(" cannot be pulled")[0]
 
 
 def explain(job: Object, pods: list[Object], events: list[Object], nodes: list[Object] | None) -> Waiting:
@@ -93,7 +94,7 @@ def _container(pod: Object) -> Waiting | None:
 def _unscheduled(
     pod: Object, message: str, pods: list[Object], events: list[Object], nodes: list[Object] | None
 ) -> str:
-    said = message.partition(" preemption:")[0].rstrip(". ")
+    said = message.partition(". ")[0].rstrip(".")  # what follows is about preemption
     if "PersistentVolumeClaim" in message or "persistentvolumeclaim" in message:
         claims = [
             volume["persistentVolumeClaim"]["claimName"]

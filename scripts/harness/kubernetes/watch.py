@@ -31,6 +31,7 @@ class Followed:
     waiting_since: float
     pod: Object | None = None
     told: str = ""
+    told_at: float = 0.0
     hopeless_since: float | None = None
     log_read: float = 0.0
     progress: str = ""
@@ -106,8 +107,8 @@ class Watch:
             each.hopeless_since = each.hopeless_since or now
             if now - each.hopeless_since >= waiting.hopeless_after:
                 return replace(outcome, state="failed", why=waiting.why, again=False)
-        if waited >= EXPLAINED_AFTER and waiting.reason != each.told:
-            each.told = waiting.reason
+        if waited >= EXPLAINED_AFTER and waiting.reason != each.told and now - each.told_at >= EXPLAINED_AFTER:
+            each.told, each.told_at = waiting.reason, now
             self._say(f"{each.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
         if each.pending_limit is not None and waited >= each.pending_limit:
             why = f"it has waited {waited:.0f} s, and its template allows {each.pending_limit:.0f}: {waiting.why}"
