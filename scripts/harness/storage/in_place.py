@@ -52,7 +52,7 @@ def take_away(target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         old = _beside(target, "old")
         target.rename(old)
-        remove(old)
+        _discard(old)
     else:
         remove(target)
 
@@ -62,7 +62,7 @@ def _take_name(part: Path, target: Path) -> None:
         old = _beside(target, "old", keep=part)
         target.rename(old)
         part.rename(target)
-        remove(old)
+        _discard(old)
     else:
         if part.is_dir():
             remove(target)  # a folder cannot be renamed over a file
@@ -79,8 +79,16 @@ def _beside(target: Path, suffix: str, keep: Path | None = None) -> Path:
     left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}\.(part|old)")
     for place in target.parent.iterdir():
         if left.fullmatch(place.name) and place != keep:
-            remove(place)
+            _discard(place)
     return target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.{suffix}")
+
+
+def _discard(place: Path) -> None:
+    """Remove what nobody reads by name any more; what cannot be removed (NFS keeps open files) waits for the next."""
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def _copy(source: Path, part: Path) -> None:
