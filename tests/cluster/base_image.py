@@ -63,7 +63,7 @@ def build_time_mounts() -> list[str]:
     """Give buildah's options that lend a step the machine's way to package indexes.
 
     Folders and files that the base has are mounted over, so that no empty file stays behind as a mount point. With
-    them /root is the machine's cache folder: what a step leaves in its home is in no layer either.
+    them /root is a folder of the machine: what a step leaves in its home, and apt in its cache, is in no layer either.
     """
     lent = CACHE / "build-home"
     shutil.rmtree(lent, ignore_errors=True)
@@ -82,7 +82,10 @@ def build_time_mounts() -> list[str]:
     shutil.rmtree(apt, ignore_errors=True)
     apt.mkdir()
     shutil.copy(_apt_settings(), apt / "99machine")
-    mounts = [f"{lent}:/root", f"{apt}:/etc/apt/apt.conf.d:ro"]
+    packages = CACHE / "build-packages"
+    shutil.rmtree(packages, ignore_errors=True)
+    packages.mkdir()
+    mounts = [f"{lent}:/root", f"{apt}:/etc/apt/apt.conf.d:ro", f"{packages}:/var/cache/apt"]
     if bundle := _certificates():
         mounts.append(f"{bundle}:{CERTIFICATES}:ro")
     return [f"--volume={mount}" for mount in mounts]

@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from cluster.locks import alone
 from cluster.paths import CACHE, SOURCES
 from cluster.shell import run
 
@@ -39,7 +40,9 @@ def binary(name: str) -> Path:
     source = SOURCES / "go" / module
     folder = CACHE / "binaries" / f"{module}-{_key(source)}"
     if not folder.exists():
-        _build(module, source, folder)
+        with alone("binaries"):
+            if not folder.exists():
+                _build(module, source, folder)
     return folder / name
 
 

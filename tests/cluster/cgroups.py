@@ -5,8 +5,11 @@ import os
 import time
 from pathlib import Path
 
+from vlmflow.errors import VlmflowError
+
 MOUNT = Path("/sys/fs/cgroup")
 PARENT = "vlmflow-tests"
+UNIFIED = (MOUNT / "cgroup.controllers").exists()
 
 
 def root_of(node: str) -> str:
@@ -43,13 +46,20 @@ def remove(node: str) -> None:
 
 
 def _hierarchies() -> list[Path]:
-    if (MOUNT / "cgroup.controllers").exists():
+    if UNIFIED:
         return [MOUNT]
     return [path for path in MOUNT.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def _hand_down_controllers(group: Path) -> None:
-    """Let the groups below use every controller that this one has (cgroup v2; v1 has no such file)."""
-    if (group / "cgroup.subtree_control").exists():
-        wanted = " ".join(f"+{name}" for name in (group / "cgroup.controllers").read_text().split())
+    """Let the groups below use every controller that this one has (cgroup v2; beside v1 that is of no use)."""
+    if not UNIFIED:
+        return
+    wanted = " ".join(f"+{name}" for name in (group / "cgroup.controllers").read_text().split())
+    try:
         (group / "cgroup.subtree_control").write_text(wanted)
+    except OSError as error:
+        raise VlmflowError(
+            f"the cgroup {group} cannot hand its controllers down: {error.strerror}",
+            "in a container, move its processes to a cgroup below first (cgroups(7), no internal processes)",
+        ) from error

@@ -1,19 +1,16 @@
 """The tests' own cluster: one control plane and up to two nodes, started in seconds and left without a trace."""
 
-import contextlib
-import fcntl
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from cluster import certificates, control_plane, image_layers, image_store, machine, network
 from cluster.binaries import COMPONENTS, binary
 from cluster.kubectl import Kubectl
+from cluster.locks import alone
 from cluster.node import KUBELET_FOLDER, Node
-from cluster.paths import CACHE, KUBECONFIG, STATE
+from cluster.paths import KUBECONFIG, STATE
 from cluster.processes import pid_of
 from cluster.shell import wait_for
-from vlmflow.errors import VlmflowError
 
 MADE_KUBELET_FOLDER = STATE / "made-kubelet-folder"
 
@@ -39,7 +36,7 @@ class Cluster(Kubectl):
         for component in COMPONENTS:
             binary(component)
         image_store.pause_archive()
-        with _alone():
+        with alone("cluster"):
             if self.running():
                 return
             self._down()  # what a killed run left
@@ -60,13 +57,12 @@ class Cluster(Kubectl):
 
     def down(self) -> None:
         """End every process of the cluster and put the machine back as it was; what was built stays in the cache."""
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with _alone():
+        with alone("cluster"):
             self._down()
 
     def add_node(self) -> Node:
         """Start the second node, and give it when pods can run on it; nothing where it is there."""
-        with _alone():
+        with alone("cluster"):
             if not self.second_node.running():
                 self.second_node.stop()
                 self.second_node.boot(self.node)
@@ -78,15 +74,20 @@ class Cluster(Kubectl):
 
     def remove_node(self) -> None:
         """End the second node in order and delete its Node object; nothing where it is not there."""
-        with _alone():
+        with alone("cluster"):
             self.second_node.stop()
-        self.kubectl("delete", "node", self.second_node.name, "--ignore-not-found")
+        name = self.second_node.name
+        self.kubectl("delete", "node", name, "--ignore-not-found")
+        # No kubelet says any more that they ended: without force they would stay until a collector's next round.
+        stays = (f"--field-selector=spec.nodeName={name}", "--force", "--grace-period=0", "--ignore-not-found")
+        self.kubectl("delete", "pods", "--all-namespaces", *stays)
 
     def carry_in(self, image: str) -> None:
         """Bring an image of buildah's store (images.project_image) to every node that runs."""
-        for node in (self.node, self.second_node):
-            if node.running():
-                image_layers.carry_image(node, image)
+        with alone("image-stores"):
+            for node in (self.node, self.second_node):
+                if node.running():
+                    image_layers.carry_image(node, image)
 
     def start(self, part: str) -> None:
         """Start a part of the control plane (control_plane.PARTS) again, and wait until the API server answers."""
@@ -113,18 +114,3 @@ class Cluster(Kubectl):
         if MADE_KUBELET_FOLDER.exists():
             KUBELET_FOLDER.rmdir()
         shutil.rmtree(STATE)
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Let one process at a time start or stop the cluster."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def require_running(cluster: Cluster) -> None:
-    """Raise VlmflowError where the cluster is not there."""
-    if not cluster.running():
-        raise VlmflowError("the tests' cluster is not running", "start it: python -m cluster up")

@@ -12,6 +12,11 @@ from cluster.kubectl import Kubectl
 from cluster.paths import KUBECONFIG
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep for the end the tests that take the cluster down: what others put on it is gone then."""
+    items.sort(key=lambda item: item.path.name == "test_left_clean.py")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Give the tests' own cluster, for tests that stop parts of it; one that ran before is left running."""

@@ -7,6 +7,7 @@ chain ID of OCI's image specification), and the image is recorded by an import w
 would be read only to unpack a snapshot that is missing.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -18,26 +19,36 @@ from cluster import images
 from cluster.image_store import ARCHIVES, add_member
 from cluster.node import Node
 from cluster.shell import run
+from vlmflow.errors import VlmflowError
 
 
 def carry_image(node: Node, name: str) -> None:
-    """Bring an image of buildah's store into a node's; nothing where that very image is there."""
+    """Bring an image of buildah's store into a node's; nothing where that very image is there.
+
+    Layers that only an earlier image of this name had are removed.
+    """
+    record = node.image_store / f"carried-{name.replace('/', '-')}.json"
+    before = json.loads(record.read_text()) if record.exists() else {"identity": None, "chains": []}
     identity = images.image_id(name)
-    seen = node.image_store / f"carried-{identity}"
-    if seen.exists():
+    if before["identity"] == identity:
         return
-    parent = ""
-    have = set(re.findall(r"^sha256:\S+", node.ctr("snapshots", "list"), re.M))
+    have = set(re.findall(r"^sha256:\S+", node.ctr("snapshots", "list"), re.MULTILINE))
+    chains: list[str] = []
     for layer in images.layers(name):
+        parent = chains[-1] if chains else ""
         chain = f"sha256:{hashlib.sha256(f'{parent} {layer.digest}'.encode()).hexdigest()}" if parent else layer.digest
         if chain not in have:
             _link_snapshot(node, layer.files, chain, parent)
-        parent = chain
+        chains.append(chain)
     archive = ARCHIVES / f"{identity}.tar"
     _write_record(archive, name)
     node.ctr("images", "import", "--no-unpack", archive)
     archive.unlink()
-    seen.touch()
+    record.write_text(json.dumps({"identity": identity, "chains": chains}))
+    for chain in reversed(before["chains"]):
+        with contextlib.suppress(VlmflowError):  # another image, or a pod that still runs, builds on it
+            if chain not in chains:
+                node.ctr("snapshots", "remove", chain)
 
 
 def _link_snapshot(node: Node, files: Path, chain: str, parent: str) -> None:

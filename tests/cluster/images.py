@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cluster import base_image
 from cluster.base_image import buildah
+from cluster.locks import alone
 from cluster.paths import CACHE, PROJECT
 
 TARGETS = ("data", "train")
@@ -32,23 +33,8 @@ def project_image(target: str) -> str:
 
     Raises VlmflowError with the end of the build's log where a step fails.
     """
-    name = image_name(target)
-    built = CACHE / "images" / f"{target}.json"
-    wanted = {"sources": _sources(), "name": name}
-    if built.exists() and json.loads(built.read_text()) == wanted:
-        return name
-    print(f"building the image {name}: {CACHE / 'images' / target}.log", flush=True)
-    built.parent.mkdir(parents=True, exist_ok=True)
-    built.unlink(missing_ok=True)
-    log = built.with_suffix(".log")
-    log.unlink(missing_ok=True)
-    base = base_image.make(log)
-    arguments = ("--build-arg", f"BASE={base}", "--target", target, "--tag", stored_name(name))
-    # chroot: steps run as they are on a machine that is a container itself.
-    steps = ("--isolation", "chroot", "--network", "host", "--layers", "--pull-never")
-    buildah("bud", *steps, *base_image.build_time_mounts(), *arguments, PROJECT, log=log)
-    built.write_text(json.dumps(wanted))
-    return name
+    with alone("images"):
+        return _build_if_changed(target, image_name(target))
 
 
 def stored_name(name: str) -> str:
@@ -77,6 +63,36 @@ def layers(name: str) -> list[Layer]:
         found.append(Layer(known[above]["diff-digest"], store / "overlay" / above / "diff"))
         above = known[above].get("parent")
     return found[::-1]
+
+
+def _build_if_changed(target: str, name: str) -> str:
+    if _is_built(target):
+        return name
+    print(f"building the image {name}: {CACHE / 'images' / target}.log", flush=True)
+    built = _record(target)
+    built.parent.mkdir(parents=True, exist_ok=True)
+    built.unlink(missing_ok=True)
+    log = built.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    base = base_image.make(log)
+    arguments = ("--build-arg", f"BASE={base}", "--target", target, "--tag", stored_name(name))
+    # chroot: steps run as they are on a machine that is a container itself.
+    steps = ("--isolation", "chroot", "--network", "host", "--layers", "--pull-never")
+    buildah("bud", *steps, *base_image.build_time_mounts(), *arguments, PROJECT, log=log)
+    built.write_text(json.dumps({"sources": _sources(), "name": name}))
+    if all(_is_built(each) for each in TARGETS):
+        buildah("rmi", "--prune")  # what these builds have replaced, and the stages that only they needed
+    return name
+
+
+def _record(target: str) -> Path:
+    return CACHE / "images" / f"{target}.json"
+
+
+def _is_built(target: str) -> bool:
+    record = _record(target)
+    wanted = {"sources": _sources(), "name": image_name(target)}
+    return record.exists() and json.loads(record.read_text()) == wanted
 
 
 def _sources() -> str:

@@ -41,6 +41,8 @@ def connect(node: str, pid: int, first_pid: int) -> None:
     _in(pid, "ip", "link", "add", BRIDGE, "address", HARDWARE_ADDRESSES[node], "type", "bridge")
     _in(pid, "ip", "address", "add", f"{NODE_ADDRESSES[node]}/24", "dev", BRIDGE)
     _in(pid, "ip", "link", "set", BRIDGE, "up")
+    # Nothing leads out: a pod that tries hears so at once.
+    _in(pid, "ip", "route", "add", "unreachable", "default")
     # kube-proxy rewrites service addresses only in packets that have a route.
     _in(pid, "ip", "route", "add", SERVICE_NETWORK, "dev", BRIDGE)
     if pid == first_pid:

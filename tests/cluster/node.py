@@ -85,9 +85,9 @@ class Node:
         """
         spawn(f"{self.name}.{part}", self.enter(*argv), env)
 
-    def stop_part(self, part: str, number: int = signal.SIGTERM) -> None:
-        """End what start_part started."""
-        stop(f"{self.name}.{part}", number)
+    def stop_part(self, part: str) -> None:
+        """End what start_part started, by SIGKILL after 3 s: an API server waits a minute for those who watch it."""
+        stop(f"{self.name}.{part}", limit=3)
 
     def start_kubelet(self) -> None:
         """Start the kubelet."""

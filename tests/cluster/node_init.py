@@ -19,6 +19,12 @@ MACHINE_WIDE_SYSCTLS = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
 )
+NODE_SYSCTLS = {
+    "ip_forward": "1",
+    # On one flat network a service's packets leave by the link they came in: no pod is to be told to go round the node.
+    "conf/all/send_redirects": "0",
+    "conf/default/send_redirects": "0",
+}
 
 
 def mount(*words: str) -> None:
@@ -36,7 +42,8 @@ def main(folder: Path) -> None:
         stand_in.write_text(Path("/proc/sys", name).read_text())
         mount("--bind", str(stand_in), f"/proc/sys/{name}")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    for name, value in NODE_SYSCTLS.items():
+        Path("/proc/sys/net/ipv4", name).write_text(value)
     (folder / "ready").touch()
     while True:
         try:

@@ -1,0 +1,167 @@
+"""The tests' cluster is a real one: jobs, two nodes, names, GPUs that a node reports, parts that stop and come back."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import addons, images, jobs
+from cluster.cluster import Cluster
+from cluster.node import Node
+from cluster.paths import MACHINE_ADDRESS
+from cluster.shell import wait_for
+from vlmflow.errors import VlmflowError
+
+NAMESPACE = "cluster-tests"
+IMAGE = images.image_name("data")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespace(cluster: Cluster) -> Iterator[None]:
+    cluster.carry_in(images.project_image("data"))
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    wait_for("a service account", lambda: cluster.get("serviceaccount", "default", NAMESPACE))
+    yield
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")
+
+
+@pytest.fixture
+def second_node(cluster: Cluster) -> Iterator[Node]:
+    """Give a second node, gone after the test where it was not there before."""
+    there = cluster.second_node.running()
+    node = cluster.add_node()
+    cluster.carry_in(images.project_image("data"))
+    yield node
+    if not there:
+        cluster.remove_node()
+
+
+def conditions(cluster: Cluster, pod: str) -> dict[str, str]:
+    status = cluster.get("pod", pod, NAMESPACE)["status"]
+    return {each["type"]: each.get("message", "") for each in status.get("conditions", ())}
+
+
+def test_it_stands_in_ten_seconds_and_is_the_version_that_was_asked_for(cluster: Cluster) -> None:
+    begun = time.monotonic()
+    cluster.up()
+    assert time.monotonic() - begun < 10
+    assert cluster.get("node", "node-a")["status"]["nodeInfo"]["kubeletVersion"] == "v1.34.4"
+
+
+def test_a_job_runs_as_the_images_user_within_the_restricted_standard(cluster: Cluster) -> None:
+    cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    said = jobs.run(cluster, jobs.job("who", ["id", "--user"], IMAGE), NAMESPACE)
+    assert said == "1000\n"
+
+
+def test_a_job_that_fails_is_said_to_with_its_log(cluster: Cluster) -> None:
+    with pytest.raises(VlmflowError, match="no such luck"):
+        jobs.run(cluster, jobs.job("fails", ["sh", "-c", "echo no such luck; exit 3"], IMAGE), NAMESPACE)
+
+
+def test_memory_over_the_limit_is_killed(cluster: Cluster) -> None:
+    hog = jobs.job("hog", ["python", "-c", "b = b'x' * 300_000_000"], IMAGE, {"memory": "64Mi"})
+    with pytest.raises(VlmflowError, match="OOMKilled"):
+        jobs.run(cluster, hog, NAMESPACE)
+
+
+def test_a_volume_is_shared_by_nodes(cluster: Cluster, second_node: Node, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    cluster.apply(jobs.shared_volume("shared", tmp_path / "shared", NAMESPACE))
+    for node in ("node-a", "node-b"):
+        line = jobs.job(f"on-{node}", ["sh", "-c", f"echo {node} >> /shared/lines"], IMAGE, nodeName=node)
+        jobs.run(cluster, jobs.with_volume(line, "shared", "/shared"), NAMESPACE)
+    assert (tmp_path / "shared" / "lines").read_text() == "node-a\nnode-b\n"
+
+
+def test_a_pod_reaches_a_service_by_its_name_on_another_node_and_nothing_outside(
+    cluster: Cluster, second_node: Node
+) -> None:
+    addons.start_dns(cluster)
+    server = jobs.job("server", ["python", "-m", "http.server", "8000", "--directory", "/opt/vlmflow"], IMAGE)
+    server["spec"]["template"]["metadata"] = {"labels": {"app": "server"}}
+    server["spec"]["template"]["spec"]["nodeName"] = "node-b"
+    service = {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]}
+    meta = {"name": "server", "namespace": NAMESPACE}
+    cluster.apply([server, {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service}], NAMESPACE)
+    code = """
+import time, urllib.request
+for _ in range(50):
+    try:
+        print(urllib.request.urlopen("http://server/", timeout=2).status)
+        break
+    except OSError as error:
+        last = error
+        time.sleep(0.2)
+else:
+    raise last
+try:
+    urllib.request.urlopen("http://192.0.2.1/", timeout=5)
+except OSError as error:
+    print("outside:", error.reason)
+"""
+    client = jobs.job("client", ["python", "-c", code], IMAGE, nodeName="node-a")
+    said = jobs.run(cluster, client, NAMESPACE)
+    assert said.splitlines()[0] == "200"
+    assert "outside:" in said.splitlines()[1]
+    assert "timed out" not in said, "packets left the node"
+
+
+def test_pods_are_placed_by_the_gpus_that_a_node_reports(cluster: Cluster) -> None:
+    cluster.set_capacity("node-a", {"nvidia.com/gpu": "2"})
+    too_many = jobs.job("too-many", ["true"], IMAGE, {"nvidia.com/gpu": "4"})
+    cluster.apply(too_many, NAMESPACE)
+    pod = jobs.pod_of(cluster, "too-many", NAMESPACE)["metadata"]["name"]
+    why = wait_for("it is refused", lambda: conditions(cluster, pod).get("PodScheduled"))
+    assert "Insufficient nvidia.com/gpu" in why
+    cluster.set_capacity("node-a", {"nvidia.com/gpu": "4"})
+    wait_for("it ends", lambda: jobs.phase(cluster, pod, NAMESPACE) == "Succeeded")
+    cluster.set_capacity("node-a", {"nvidia.com/gpu": "0"})
+
+
+def test_fake_nodes_take_pods_by_product_and_taint(cluster: Cluster) -> None:
+    addons.start_fake_nodes(cluster)
+    taint = {"key": "reserved", "value": "ours", "effect": "NoSchedule"}
+    names = [f"fake-{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        product = {"nvidia.com/gpu.product": "A100" if number % 2 else "L40"}
+        cluster.apply(addons.fake_node(name, {"nvidia.com/gpu": "8"}, product, [taint] if number == 3 else []))
+    try:
+        made = jobs.job("a100", ["true"], IMAGE, {"nvidia.com/gpu": "8"})
+        made["spec"]["template"]["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": "A100"}
+        cluster.apply(made, NAMESPACE)
+        placed = wait_for("placed", lambda: jobs.pod_of(cluster, "a100", NAMESPACE)["spec"].get("nodeName"))
+        assert placed == "fake-1"
+        wait_for("done", lambda: jobs.pod_of(cluster, "a100", NAMESPACE)["status"]["phase"] == "Succeeded")
+    finally:
+        cluster.kubectl("delete", "nodes", *names)
+
+
+def test_the_api_server_comes_back_with_what_it_knew(cluster: Cluster) -> None:
+    cluster.stop("kube-apiserver")
+    with pytest.raises(VlmflowError, match=r"refused|connect"):
+        cluster.get("nodes")
+    cluster.start("kube-apiserver")
+    assert cluster.get("namespace", NAMESPACE)["status"]["phase"] == "Active"
+
+
+def test_a_lost_node_is_noticed(cluster: Cluster, second_node: Node) -> None:
+    cluster.apply(jobs.job("lost", ["sleep", "1000"], IMAGE, nodeName="node-b"), NAMESPACE)
+    pod = jobs.pod_of(cluster, "lost", NAMESPACE)["metadata"]["name"]
+    wait_for("it runs", lambda: jobs.phase(cluster, pod, NAMESPACE) == "Running")
+    second_node.kill()
+
+    def unreachable() -> bool:
+        taints = cluster.get("node", "node-b")["spec"].get("taints", ())
+        return any(taint["key"] == "node.kubernetes.io/unreachable" for taint in taints)
+
+    wait_for("the node is known to be lost", unreachable, 30)
+    cluster.remove_node()
+    cluster.kubectl("delete", "pod", pod, f"--namespace={NAMESPACE}", "--force", "--ignore-not-found")
+
+
+def test_the_machine_is_reached_from_pods_at_one_address(cluster: Cluster) -> None:
+    code = f"import socket; socket.create_connection(('{MACHINE_ADDRESS}', 9), timeout=5)"
+    with pytest.raises(VlmflowError, match="ConnectionRefusedError"):
+        jobs.run(cluster, jobs.job("machine", ["python", "-c", code], IMAGE), NAMESPACE)
