@@ -147,8 +147,11 @@ def test_nodes_that_may_not_be_listed_are_asked_for_once(cluster: Namespace, ser
 
 
 def test_a_log_that_is_not_there_is_no_failure(cluster: Namespace, server: BadMinutes) -> None:
-    server.answers = [refusal(400, "BadRequest")]
-    assert cluster.log_end("p", "snakemake", 5) == ""
+    for code in (400, 500):
+        server.answers = [refusal(code, "BadRequest"), (200, {}, {})]
+        assert cluster.log_end("p", "snakemake", 5) == ""
+        server.answers.clear()
+    assert len(server.asked) == 2
 
 
 def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

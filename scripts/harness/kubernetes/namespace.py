@@ -17,6 +17,9 @@ Object = dict[str, Any]
 FAILURES = (ApiException, urllib3.exceptions.HTTPError)
 """What a call ends with when the server's patience or ours is over."""
 
+LOG_TIMEOUT = (5, 10)
+"""Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
+
 
 class Namespace:
     """One namespace of a cluster."""
@@ -72,7 +75,9 @@ class Namespace:
     def log_end(self, pod: str, container: str, lines: int) -> str:
         """Give the last lines of a pod's log; nothing where there is none to be had."""
         try:
-            return CoreV1Api(self.api).read_namespaced_pod_log(pod, self.name, container=container, tail_lines=lines)
+            return CoreV1Api(self.api).read_namespaced_pod_log(
+                pod, self.name, container=container, tail_lines=lines, _request_timeout=LOG_TIMEOUT
+            )
         except (*FAILURES, UnicodeDecodeError):
             return ""
 
