@@ -63,7 +63,7 @@ def build_time_mounts() -> list[str]:
     """Give buildah's options that lend a step the machine's way to package indexes.
 
     Folders and files that the base has are mounted over, so that no empty file stays behind as a mount point. With
-    them /root is a folder of the machine: what a step leaves in its home, and apt in its cache, is in no layer either.
+    them /root is a folder of the machine: what a step leaves in its home, in /tmp and in apt's cache is in no layer.
     """
     lent = CACHE / "build-home"
     shutil.rmtree(lent, ignore_errors=True)
@@ -82,10 +82,12 @@ def build_time_mounts() -> list[str]:
     shutil.rmtree(apt, ignore_errors=True)
     apt.mkdir()
     shutil.copy(_apt_settings(), apt / "99machine")
-    packages = CACHE / "build-packages"
-    shutil.rmtree(packages, ignore_errors=True)
-    packages.mkdir()
-    mounts = [f"{lent}:/root", f"{apt}:/etc/apt/apt.conf.d:ro", f"{packages}:/var/cache/apt"]
+    mounts = [f"{lent}:/root", f"{apt}:/etc/apt/apt.conf.d:ro"]
+    for name, path in {"build-packages": "/var/cache/apt", "build-temporary": "/tmp"}.items():  # noqa: S108
+        shutil.rmtree(CACHE / name, ignore_errors=True)
+        (CACHE / name).mkdir()
+        (CACHE / name).chmod(0o1777)
+        mounts.append(f"{CACHE / name}:{path}")
     if bundle := _certificates():
         mounts.append(f"{bundle}:{CERTIFICATES}:ro")
     return [f"--volume={mount}" for mount in mounts]

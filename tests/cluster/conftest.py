@@ -27,7 +27,9 @@ def cluster() -> Iterator[Cluster]:
     ran_before = own.running()
     own.up()
     yield own
-    if not ran_before:
+    if ran_before:
+        own.up()  # test_left_clean.py took it down
+    else:
         own.down()
 
 

@@ -1,20 +1,9 @@
 """The machine after the cluster is what it was before. Run last (conftest.py): it takes the cluster down."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from cluster import addons, images, jobs
 from cluster.cluster import Cluster
 from cluster.machine_state import machine_state
 from cluster.paths import LINK
-
-
-@pytest.fixture(autouse=True)
-def up_again(cluster: Cluster) -> Iterator[None]:
-    """Leave the cluster up, as its fixture knows it."""
-    yield
-    cluster.up()
 
 
 def test_a_cluster_that_ran_leaves_nothing_behind(cluster: Cluster) -> None:
