@@ -1,0 +1,118 @@
+"""Twenty nodes of eight GPUs, played by kwok: where the pods of a shared cluster's overlay are placed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from cluster.addons import fake_node, start_fake_nodes
+from cluster.cluster import Cluster
+from cluster.deployment import K8S, rendered
+from cluster.jobs import shared_volume
+from cluster.paths import STATE
+from cluster.shell import wait_for
+from harness.kubernetes.job_shape import RuleJob, shape
+from harness.kubernetes.templates import Template, check
+from harness.kubernetes.waiting import explain
+
+NAMESPACE = "vlmflow-placement"
+A100 = "nvidia.com/a100"
+GPUS_PER_NODE, GPUS_PER_JOB = 8, 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Some nodes alike. ours: whether the overlay's pods may use them."""
+
+    count: int
+    product: str
+    resource: str
+    ours: bool
+    reserved_for: str = ""
+
+
+KINDS = {
+    "free": Kind(6, "NVIDIA-A100-SXM4-80GB", A100, ours=True),
+    "reserved": Kind(4, "NVIDIA-A100-80GB-PCIe", A100, ours=True, reserved_for="my-group"),
+    "others": Kind(4, "NVIDIA-A100-SXM4-80GB", A100, ours=False, reserved_for="their-group"),
+    "small": Kind(3, "NVIDIA-A100-SXM4-40GB", A100, ours=False),
+    "named": Kind(3, "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu", ours=False),
+}
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
+    """The kind of every fake node, by the node's name."""
+    start_fake_nodes(cluster)
+    made = {}
+    for kind, about in KINDS.items():
+        key = "nautilus.io/reservation"
+        taint = {"key": key, "value": about.reserved_for, "effect": "NoSchedule"}
+        for number in range(about.count):
+            name = f"{kind}-{number}"
+            labels = {"nvidia.com/gpu.product": about.product}
+            gpus = {about.resource: str(GPUS_PER_NODE)}
+            cluster.apply(fake_node(name, gpus, labels, [taint] if about.reserved_for else []))
+            made[name] = kind
+    yield made
+    cluster.kubectl("delete", "node", *made)
+
+
+@pytest.fixture
+def template(cluster: Cluster) -> Iterator[Template]:
+    """The overlay's template for GPU rules, in a namespace that its pods can be made in."""
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "vlmflow-job"}}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    cluster.apply([account, *rendered_templates()], NAMESPACE)
+    for claim in ("cache", "outputs"):
+        cluster.apply(shared_volume(claim, STATE / "volumes" / NAMESPACE / claim, NAMESPACE))
+    yield check(cluster.get("podtemplate", "gpu", NAMESPACE))
+    cluster.kubectl("delete", "namespace", NAMESPACE)
+    cluster.kubectl("delete", "persistentvolume", *(f"{NAMESPACE}-{claim}" for claim in ("cache", "outputs")))
+
+
+def rendered_templates() -> list[dict]:
+    found = [one for one in rendered(K8S / "overlays" / "nautilus") if one["kind"] == "PodTemplate"]
+    for one in found:
+        one["metadata"]["namespace"] = NAMESPACE
+    return found
+
+
+def gpu_pod(name: str, template: Template) -> dict:
+    """Give the pod of a Job as the executor creates it; without the Job, since kwok would let that complete."""
+    container = {"name": "snakemake", "image": "none", "command": ["/bin/sh"], "args": ["-c", "true"]}
+    plugins = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+    rule_job = RuleJob("train_lora", {"run": name}, threads=8, mem_mb=200_000, gpus=GPUS_PER_JOB)
+    pod = shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {})["spec"]["template"]
+    pod["metadata"] |= {"name": name, "labels": pod["metadata"]["labels"] | {"job-name": name}}
+    return {"apiVersion": "v1", "kind": "Pod", **pod}
+
+
+def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
+    cluster: Cluster, nodes: dict[str, str], template: Template
+) -> None:
+    per_node = GPUS_PER_NODE // GPUS_PER_JOB
+    room = {kind: about.count * per_node for kind, about in KINDS.items() if about.ours}
+    names = [f"job-{number}" for number in range(sum(room.values()) + 2)]
+    cluster.apply([gpu_pod(name, template) for name in names], NAMESPACE)
+
+    def placed() -> list[dict]:
+        pods = cluster.get("pods", namespace=NAMESPACE)["items"]
+        settled = [pod for pod in pods if pod["spec"].get("nodeName") or pod["status"].get("conditions")]
+        return pods if len(settled) == len(names) else []
+
+    pods = wait_for("every pod is placed or refused", placed, 60)
+    there = Counter(nodes[pod["spec"]["nodeName"]] for pod in pods if pod["spec"].get("nodeName"))
+    assert there == room
+
+    waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
+    assert len(waiting) == 2
+    job = {"metadata": {"name": waiting[0]["metadata"]["name"]}, "spec": {}}
+    said = explain(job, pods, [], cluster.get("nodes")["items"]).why
+    assert f"{A100}: {GPUS_PER_JOB} asked" in said
