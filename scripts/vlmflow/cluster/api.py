@@ -38,22 +38,25 @@ class Api:
     def call(self, method: str, path: str, body: Object | None = None, text: bool = False, **query: str) -> Any:
         """Make one call; gives the parsed answer, or its text. Raises Refused."""
         try:
-            answer, _, headers = self._client.call_api(
+            # The client would take a log that is JSON apart and give it back as Python's idea of it.
+            answer = self._client.call_api(
                 path,
                 method,
                 query_params=list(query.items()),
                 header_params={"Accept": "*/*" if text else "application/json", "Content-Type": "application/json"},
                 body=body,
-                response_type="str" if text else "object",
                 auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
             )
+            content = answer.data.decode(errors="replace")
         except ApiException as error:
             raise Refused(error.status or 0, _message(error)) from None
         except urllib3.exceptions.HTTPError as error:
             raise Refused(0, f"no answer from the API server: {error}") from None
-        if "Date" in headers:
-            self.clock = email.utils.parsedate_to_datetime(headers["Date"])
-        return answer
+        if "Date" in answer.headers:
+            self.clock = email.utils.parsedate_to_datetime(answer.headers["Date"])
+        return content if text else json.loads(content)
 
     def get(self, kind: str, name: str) -> Object | None:
         """Give an object of the namespace, or None where there is none. kind: `secrets`, `apps/v1/deployments`."""

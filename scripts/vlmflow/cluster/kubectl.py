@@ -9,7 +9,7 @@ from typing import IO
 
 from vlmflow.errors import VlmflowError
 
-CONTROLLER = "deployment/controller"
+CONTROLLER = ("deployment/controller", "--container=controller")
 
 
 class Kubectl:
@@ -37,7 +37,7 @@ class Kubectl:
 
     def in_controller(self, *command: str) -> int:
         """Run a command in the controller, with our output; gives its exit code."""
-        return subprocess.run([*self._command, "exec", CONTROLLER, "--", *command], check=False).returncode
+        return subprocess.run([*self._command, "exec", *CONTROLLER, "--", *command], check=False).returncode
 
     @contextmanager
     def into_controller(self, *command: str) -> Iterator[IO[bytes]]:
@@ -45,7 +45,7 @@ class Kubectl:
 
         Raises VlmflowError where it fails.
         """
-        arguments = [*self._command, "exec", "--stdin", CONTROLLER, "--", *command]
+        arguments = [*self._command, "exec", "--stdin", *CONTROLLER, "--", *command]
         process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             yield process.stdin
@@ -54,7 +54,7 @@ class Kubectl:
         finally:
             said = process.communicate()[1].decode(errors="replace").strip()
         if process.returncode:
-            raise VlmflowError(f"{CONTROLLER}: {said or f'exit code {process.returncode}'}", self.next_step)
+            raise VlmflowError(f"{CONTROLLER[0]}: {said or f'exit code {process.returncode}'}", self.next_step)
 
     @property
     def next_step(self) -> str:
