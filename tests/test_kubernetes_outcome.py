@@ -73,7 +73,7 @@ def test_a_pod_whose_job_was_deleted_without_it_goes_on() -> None:
 
 def test_a_lost_nodes_pod_is_given_up() -> None:
     found = disrupted(pod(), "DeletionByTaintManager")
-    assert judge(job(), [deleted(found, 30)], None, NOW).state == "ending"
+    assert judge(job(), [deleted(found, 10)], None, NOW).state == "ending"
     outcome = judge(job(), [deleted(found, 90)], None, NOW)
     assert (outcome.state, outcome.again) == ("failed", True)
     assert "does not answer" in outcome.why

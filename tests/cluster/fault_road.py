@@ -39,7 +39,7 @@ class Call:
 
     def __init__(self, road: "FaultRoad", name: str, targets: tuple[str, ...]) -> None:
         self.road = road
-        self._said = road.folder / f"{name}.log"
+        self._said = road.logs / f"{name}.log"
         self._pid = f"{PLACE}/{name}.pid"
         options = [word for key, value in OPTIONS.items() for word in (f"--{key}", value)]
         script = f'cd {PLACE} && echo $$ > {self._pid} && exec env -u SNAKEMAKE_PROFILE snakemake "$@"'
@@ -68,10 +68,11 @@ class Call:
 
 
 class FaultRoad:
-    """The namespace. folder: PLACE, as this machine sees it."""
+    """The namespace. folder: PLACE, as this machine sees it. logs: a folder for what the calls say."""
 
-    def __init__(self, cluster: Cluster, volumes: Path) -> None:
+    def __init__(self, cluster: Cluster, volumes: Path, logs: Path) -> None:
         self.cluster = cluster
+        self.logs = logs
         self.folder = volumes / "outputs" / "faults"
         self.targets = self.folder / "targets"
 
@@ -107,7 +108,7 @@ class FaultRoad:
 
 
 @contextmanager
-def fault_road(cluster: Cluster) -> Iterator[FaultRoad]:
+def fault_road(cluster: Cluster, logs: Path) -> Iterator[FaultRoad]:
     """Make the namespace with the project's objects and the small workflow, and take it away in the end."""
     cluster.carry_in(project_image("data"))
     volumes = STATE / "volumes" / NAMESPACE
@@ -115,7 +116,7 @@ def fault_road(cluster: Cluster) -> Iterator[FaultRoad]:
         cluster.apply([_quick(found) for found in objects if found["kind"] == "PodTemplate"])
         default = next(found for found in objects if found["metadata"]["name"] == "default")
         cluster.apply(_with_image(default, "unpulled", "none.invalid/vlmflow/data:0"))
-        road = FaultRoad(cluster, volumes)
+        road = FaultRoad(cluster, volumes, logs)
         shutil.rmtree(road.folder, ignore_errors=True)
         shutil.copytree(Path(__file__).parent / "faults", road.folder)
         shutil.copytree(ROOT / "scripts", road.folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))

@@ -7,7 +7,7 @@ from typing import Literal
 from harness.kubernetes.namespace import Object
 from harness.kubernetes.templates import CONTAINER
 
-LOST_SECONDS = 60.0
+LOST_SECONDS = 30.0
 """How long after the end of its grace a pod that does not go counts as lost with its node."""
 
 OOM = "OOMKilled"
