@@ -8,8 +8,12 @@ import pytest
 
 from cluster import machine
 from cluster.cluster import Cluster
+from cluster.cluster_road import ClusterRoad
+from cluster.deployment import deployed
+from cluster.images import project_image
 from cluster.kubectl import Kubectl
-from cluster.paths import KUBECONFIG
+from cluster.paths import KUBECONFIG, STATE
+from roads import RUN, copy_folder, make_demo_folder, snakemake
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,3 +44,30 @@ def any_cluster(request: pytest.FixtureRequest) -> Kubectl:
     if given and Path(given) != KUBECONFIG:
         return Kubectl(Path(given))
     return request.getfixturevalue("cluster")
+
+
+@pytest.fixture(scope="session")
+def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a demo folder in which nothing has run."""
+    return make_demo_folder(tmp_path_factory.mktemp("demo") / "fresh")
+
+
+@pytest.fixture(scope="session")
+def demo(fresh_demo: Path) -> Path:
+    """Give a demo folder in which the road was walked on this machine."""
+    folder = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
+    snakemake(folder, "--max-threads", "1", f"merged/{RUN}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def project(cluster: Cluster, fresh_demo: Path) -> Iterator[ClusterRoad]:
+    """Give the project on the cluster, with the demo's sample and model on its cache volume."""
+    for target in ("data", "train"):
+        cluster.carry_in(project_image(target))
+    volumes = STATE / "volumes" / "vlmflow"
+    with deployed(cluster, "vlmflow", volumes):
+        road = ClusterRoad(cluster, "vlmflow", volumes)
+        road.bring(fresh_demo)
+        cluster.kubectl("--namespace=vlmflow", "rollout", "status", "deployment/controller", "--timeout=120s")
+        yield road

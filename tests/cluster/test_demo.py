@@ -1,18 +1,14 @@
 """The whole road in pods, through the controller: every rule of the demo, from raw rows to verified merged weights."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cluster.cluster import Cluster
 from cluster.cluster_road import ClusterRoad
-from cluster.deployment import deployed
-from cluster.images import project_image
 from cluster.paths import STATE
-from roads import ROOT, RUN, make_demo_folder, snakemake
+from roads import ROOT, RUN
 from vlmflow.files import sha256_of
 
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
@@ -21,29 +17,15 @@ ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A demo folder in which nothing has run."""
-    return make_demo_folder(tmp_path_factory.mktemp("demo"))
-
-
-@pytest.fixture(scope="module")
-def road(cluster: Cluster, demo: Path) -> Iterator[ClusterRoad]:
+def road(project: ClusterRoad) -> ClusterRoad:
     """The project on the cluster, with the demo's road finished in it."""
-    for target in ("data", "train"):
-        cluster.carry_in(project_image(target))
-    with deployed(cluster, "vlmflow", STATE / "volumes" / "vlmflow"):
-        road = ClusterRoad(cluster, "vlmflow", STATE / "volumes" / "vlmflow")
-        road.bring(demo)
-        cluster.kubectl("--namespace=vlmflow", "rollout", "status", "deployment/controller", "--timeout=120s")
-        cluster.kubectl(
-            "--namespace=vlmflow", "create", "secret", "generic", "hf-token", f"--from-literal=HF_TOKEN={TOKEN}"
-        )
-        (STATE / "said.txt").write_text(road.run(*road.words()))
-        yield road
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf-token"}, "stringData": {"HF_TOKEN": TOKEN}}
+    project.cluster.apply(secret, project.namespace)
+    (STATE / "said.txt").write_text(project.run(*project.words()))
+    return project
 
 
-def test_the_weights_are_the_local_runs(road: ClusterRoad, demo: Path, tmp_path: Path) -> None:
-    snakemake(demo, f"merged/{RUN}")
+def test_the_weights_are_the_local_runs(road: ClusterRoad, demo: Path) -> None:
     here, there = demo / "merged" / RUN, road.targets / "merged" / RUN
     names = sorted(path.relative_to(here) for path in here.rglob("*.safetensors"))
     assert names

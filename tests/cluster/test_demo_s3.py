@@ -1,0 +1,89 @@
+"""The whole road in pods, with targets in S3 and Snakemake outside the cluster, as on a laptop."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.addons import S3, start_s3
+from cluster.cluster_road import DEMO, ClusterRoad
+from roads import RUN, clone
+from vlmflow.files import sha256_of
+
+BUCKET = "vlmflow-targets"
+
+
+@dataclass
+class Laptop:
+    """A checkout outside the cluster. bucket: the folder of the targets' bucket, as this machine sees it."""
+
+    checkout: Path
+    bucket: Path
+    environment: dict[str, str]
+
+    def run(self, *words: str) -> str:
+        """Run Snakemake with the S3 profile to its end and give what it said."""
+        call = [sys.executable, "-m", "snakemake", "--profile", "profiles/kubernetes-s3", "--max-threads", "1"]
+        call += ["--configfile", "profiles/kubernetes/stores.yaml", "my-run.yaml", "quick.yaml"]
+        call += ["--config", "stores={runs: /outputs/runs-s3, pictures: /cache/pictures-s3}", *words]
+        done = subprocess.run(
+            [*call, "--", f"merged/{RUN}"],
+            cwd=self.checkout,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def laptop(project: ClusterRoad, tmp_path_factory: pytest.TempPathFactory) -> Laptop:
+    """A laptop's checkout with the demo's settings, and a bucket."""
+    server: S3 = start_s3(project.cluster)
+    bucket = server.folder / BUCKET
+    bucket.mkdir()
+    checkout = clone(tmp_path_factory.mktemp("laptop") / "clone")
+    for name, target in (("run.yaml", "my-run.yaml"), ("quick.yaml", "quick.yaml")):
+        (checkout / target).write_bytes((project.volumes / "cache" / Path(DEMO).name / name).read_bytes())
+    for command in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", *command], cwd=checkout, check=True)
+    keys = {
+        "VLMFLOW_BUCKET": BUCKET,
+        "SNAKEMAKE_STORAGE_S3_ENDPOINT_URL": server.endpoint,
+        "SNAKEMAKE_STORAGE_S3_ACCESS_KEY": server.access_key,
+        "SNAKEMAKE_STORAGE_S3_SECRET_KEY": server.secret_key,
+    }
+    return Laptop(checkout, bucket, project.environment | keys)
+
+
+def test_the_road_from_a_laptop_gives_the_same_weights(project: ClusterRoad, laptop: Laptop, demo: Path) -> None:
+    project.pods.clear()
+    with project.watched():
+        said = laptop.run()
+    assert "12 of 12 steps" in said
+    assert len(project.pods) == 12
+    here, there = demo / "merged" / RUN, laptop.bucket / "merged" / RUN
+    manifest = json.loads((there / ".manifest.json").read_text())
+    assert manifest
+    names = sorted(path.relative_to(here) for path in here.rglob("*.safetensors"))
+    assert names
+    assert {name: sha256_of(there / name) for name in names} == {name: sha256_of(here / name) for name in names}
+
+
+def test_a_second_call_finds_nothing_to_do(laptop: Laptop) -> None:
+    assert "Nothing to be done" in laptop.run()
+
+
+def test_the_storages_keys_are_nowhere(project: ClusterRoad, laptop: Laptop) -> None:
+    secret = laptop.environment["SNAKEMAKE_STORAGE_S3_SECRET_KEY"]
+    kept = project.cluster.get("secrets", namespace=project.namespace)["items"]
+    assert {each["metadata"]["name"] for each in kept} <= {"hf-token"}
+    assert secret not in json.dumps(project.pods)
+    places = (project.volumes, laptop.bucket, laptop.checkout)
+    files = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
