@@ -1,7 +1,7 @@
 """The Go programs that the cluster is made of: built once from the module proxy, kept in the cache folder.
 
-Each folder of go/ is a module of its own with its go.sum: `kubernetes` links every component into one binary, `pause`
-is this project's own, the others name an upstream command as their tool.
+Each folder of go/ is a module of its own with its go.sum: `kubernetes` links every component into one binary,
+`coredns` has few plugins, `pause` is this project's own; the others name an upstream command as their tool.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from cluster.shell import run
 
 KUBERNETES = "1.34.4"
 TOOLS = {
-    "coredns": "github.com/coredns/coredns",
     "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     "versitygw": "github.com/versity/versitygw/cmd/versitygw",
 }
@@ -29,12 +28,13 @@ COMPONENTS = (
     "kubectl",
     "kubelet",
 )
+PROGRAMS = (*COMPONENTS, "coredns", "pause", *TOOLS)
 
 
 def binary(name: str) -> Path:
     """Give the path of a program, building it where the cache has none for its sources.
 
-    name: one of COMPONENTS (links to one file), TOOLS, or "pause".
+    name: one of PROGRAMS.
     """
     module = "kubernetes" if name in COMPONENTS else name
     source = SOURCES / "go" / module

@@ -10,6 +10,7 @@ from cluster import base_image
 from cluster.base_image import buildah
 from cluster.locks import alone
 from cluster.paths import CACHE, PROJECT
+from cluster.shell import run
 
 TARGETS = ("data", "train")
 
@@ -75,7 +76,9 @@ def _build_if_changed(target: str, name: str) -> str:
     log = built.with_suffix(".log")
     log.unlink(missing_ok=True)
     base = base_image.make(log)
-    arguments = ("--build-arg", f"BASE={base}", "--target", target, "--tag", stored_name(name))
+    revision = run("git", "-C", PROJECT, "rev-parse", "HEAD").strip()
+    values = ("--build-arg", f"BASE={base}", "--build-arg", f"REVISION={revision}")
+    arguments = (*values, "--target", target, "--tag", stored_name(name))
     # chroot: steps run as they are on a machine that is a container itself.
     steps = ("--isolation", "chroot", "--network", "host", "--layers", "--pull-never")
     buildah("bud", *steps, *base_image.build_time_mounts(), *arguments, PROJECT, log=log)

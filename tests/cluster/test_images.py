@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -38,10 +39,13 @@ def test_a_build_leaves_no_caches_and_nothing_of_the_machine_that_built(cluster:
 
 
 @TARGETS
-def test_an_image_says_its_user_and_that_tini_hands_on_signals(cluster: Cluster, target: str) -> None:
+def test_an_image_says_its_user_its_revision_and_that_tini_hands_on_signals(cluster: Cluster, target: str) -> None:
     configuration = images.configuration(images.project_image(target))["config"]
     assert configuration["User"] == "1000"
     assert configuration["Entrypoint"] == ["/usr/bin/tini", "-g", "--"]
+    labels = {key.rpartition(".")[2]: value for key, value in configuration["Labels"].items()}
+    assert images.image_name(target) == f"vlmflow/{target}:{labels['version']}"
+    assert re.fullmatch("[0-9a-f]{40}", labels["revision"])
 
 
 @TARGETS
