@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import machine
+from cluster import everything, machine
 from cluster.cluster import Cluster
 from cluster.cluster_road import ClusterRoad
 from cluster.deployment import deployed
@@ -27,6 +27,7 @@ def cluster() -> Iterator[Cluster]:
     if reason := machine.why_not():
         # Where CI decides over a change, a cluster that is not tested is a failure.
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    everything.build()
     own = Cluster()
     ran_before = own.running()
     own.up()

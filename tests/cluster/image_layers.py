@@ -7,7 +7,6 @@ chain ID of OCI's image specification), and the image is recorded by an import w
 would be read only to unpack a snapshot that is missing.
 """
 
-import contextlib
 import hashlib
 import io
 import json
@@ -25,10 +24,10 @@ from vlmflow.errors import VlmflowError
 def carry_image(node: Node, name: str) -> None:
     """Bring an image of buildah's store into a node's; nothing where that very image is there.
 
-    Layers that only an earlier image of this name had are removed.
+    Layers that only an earlier image of this name had are removed, as soon as no pod is left that was made of them.
     """
-    record = node.image_store / f"carried-{name.replace('/', '-')}.json"
-    before = json.loads(record.read_text()) if record.exists() else {"identity": None, "chains": []}
+    record = _record(node, name)
+    before = json.loads(record.read_text()) if record.exists() else {"identity": None, "chains": [], "stale": []}
     identity = images.image_id(name)
     if before["identity"] == identity:
         return
@@ -41,14 +40,32 @@ def carry_image(node: Node, name: str) -> None:
             _link_snapshot(node, layer.files, chain, parent)
         chains.append(chain)
     archive = ARCHIVES / f"{identity}.tar"
-    _write_record(archive, name)
+    _write_archive(archive, name)
     node.ctr("images", "import", "--no-unpack", archive)
     archive.unlink()
-    record.write_text(json.dumps({"identity": identity, "chains": chains}))
-    for chain in reversed(before["chains"]):
-        with contextlib.suppress(VlmflowError):  # another image, or a pod that still runs, builds on it
-            if chain not in chains:
+    stale = [*before["stale"], *(chain for chain in before["chains"] if chain not in chains)]
+    record.write_text(json.dumps({"identity": identity, "chains": chains, "stale": stale}))
+    record.write_text(json.dumps({"identity": identity, "chains": chains, "stale": _remove_stale(node, stale)}))
+
+
+def _record(node: Node, name: str) -> Path:
+    """Give the file that says which image a node has under a name, and of which snapshots it is made."""
+    return node.image_store / f"carried-{name.replace('/', '-')}.json"
+
+
+def _remove_stale(node: Node, stale: list[str]) -> list[str]:
+    """Remove snapshots, and give those that something still needs: an image, or a pod that is still recorded."""
+    used = {
+        chain for path in node.image_store.glob("carried-*.json") for chain in json.loads(path.read_text())["chains"]
+    }
+    kept = []
+    for chain in reversed(stale):
+        try:
+            if chain not in used:
                 node.ctr("snapshots", "remove", chain)
+        except VlmflowError:
+            kept.insert(0, chain)
+    return kept
 
 
 def _link_snapshot(node: Node, files: Path, chain: str, parent: str) -> None:
@@ -62,7 +79,7 @@ def _link_snapshot(node: Node, files: Path, chain: str, parent: str) -> None:
     node.ctr("snapshots", "commit", chain, making)
 
 
-def _write_record(archive: Path, name: str) -> None:
+def _write_archive(archive: Path, name: str) -> None:
     """Write an OCI archive with the image's configuration and, for each layer, an empty archive."""
     nothing = io.BytesIO()
     with tarfile.open(fileobj=nothing, mode="w"):

@@ -1,10 +1,13 @@
 """kubectl with one kubeconfig: what the tests ask of the cluster, theirs or another."""
 
+import functools
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.binaries import binary
+from cluster.paths import KUBECONFIG
 from cluster.shell import run
 
 
@@ -14,9 +17,14 @@ class Kubectl:
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
 
+    @functools.cached_property
+    def program(self) -> str | Path:
+        """The kubectl to run: for another's cluster the machine's own, where it has one, to build nothing for it."""
+        return (None if self.kubeconfig == KUBECONFIG else shutil.which("kubectl")) or binary("kubectl")
+
     def kubectl(self, *argv: object, input: str | None = None) -> str:
         """Run kubectl and give its standard output. Raises VlmflowError with what it said where it fails."""
-        return run(binary("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv, input=input)
+        return run(self.program, f"--kubeconfig={self.kubeconfig}", *argv, input=input)
 
     def get(self, kind: str, name: str | None = None, namespace: str | None = None, labels: str = "") -> dict:
         """Give an object, or without a name the list of a kind's objects, as the API has it.
