@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.binaries import binary
 from cluster.cluster import Cluster
 from cluster.deployment import PODS_USER, deployed
 from cluster.images import image_name, project_image
 from cluster.paths import STATE
-from cluster.shell import run, wait_for
+from cluster.shell import wait_for
 from roads import ROOT
 
 NAMESPACE = "vlmflow-faults"
@@ -34,51 +33,56 @@ OPTIONS = {
 }
 
 
+DETACHED = """
+cd "$0" && name=$1 && shift
+exec setsid --fork sh -c 'sh -c '"'"'echo $$ > "$0.pid"; exec snakemake "$@"'"'"' "$0" "$@" > "$0.log" 2>&1
+                          echo $? > "$0.rc"' "$name" "$@"
+"""
+"""Starts Snakemake in a session of its own: what reaches the controller by `kubectl exec` ends with the API server."""
+
+
 class Call:
-    """One call of Snakemake in the controller; what it says is in a file."""
+    """One call of Snakemake in the controller."""
 
     def __init__(self, road: "FaultRoad", name: str, targets: tuple[str, ...]) -> None:
         self.road = road
-        self._said = road.logs / f"{name}.log"
-        self._pid = f"{PLACE}/{name}.pid"
+        self._file = road.folder / name
         options = [word for key, value in OPTIONS.items() for word in (f"--{key}", value)]
-        script = f'cd {PLACE} && echo $$ > {self._pid} && exec env -u SNAKEMAKE_PROFILE snakemake "$@"'
-        command = ["sh", "-c", script, "sh", *options, "--keep-going", "--", *targets]
-        with self._said.open("w") as log:
-            self.process = subprocess.Popen(
-                road.kubectl_command("exec", "deployment/controller", "--", *command), stdout=log, stderr=log
-            )
+        words = ["env", "--unset=SNAKEMAKE_PROFILE", "sh", "-c", DETACHED, PLACE, name, *options, "--keep-going"]
+        road.in_controller(*words, "--", *targets)
 
     @property
     def said(self) -> str:
-        return self._said.read_text(errors="replace")
+        """What it has said so far."""
+        return self._file.with_suffix(".log").read_text(errors="replace")
 
     def wait_for(self, words: str, limit: float = 90.0) -> None:
         """Wait until it has said something. Raises VlmflowError where it has not."""
-        wait_for(f"{words!r} is said in {self._said}", lambda: words in self.said, limit, pause=0.5)
+        wait_for(f"{self._file.name} says {words!r}", lambda: words in self.said, limit, pause=0.5)
 
     def signal(self, name: str) -> None:
         """Send a signal to Snakemake in the controller."""
-        number = (self.road.folder / Path(self._pid).name).read_text().strip()
-        run(*self.road.kubectl_command("exec", "deployment/controller", "--", "sh", "-c", f"kill -{name} {number}"))
+        number = self._file.with_suffix(".pid").read_text().strip()
+        self.road.in_controller("sh", "-c", f"kill -{name} {number}")
 
     def end(self, limit: float) -> int:
         """Wait until it has ended, and give its exit code."""
-        return self.process.wait(limit)
+        code = self._file.with_suffix(".rc")
+        wait_for(f"{self._file.name} ends", lambda: code.read_text().strip(), limit, pause=0.5)
+        return int(code.read_text())
 
 
 class FaultRoad:
-    """The namespace. folder: PLACE, as this machine sees it. logs: a folder for what the calls say."""
+    """The namespace. folder: PLACE, as this machine sees it."""
 
-    def __init__(self, cluster: Cluster, volumes: Path, logs: Path) -> None:
+    def __init__(self, cluster: Cluster, volumes: Path) -> None:
         self.cluster = cluster
-        self.logs = logs
         self.folder = volumes / "outputs" / "faults"
         self.targets = self.folder / "targets"
 
-    def kubectl_command(self, *words: str) -> list[str]:
-        kubeconfig = f"--kubeconfig={self.cluster.kubeconfig}"
-        return [str(binary("kubectl")), kubeconfig, f"--namespace={NAMESPACE}", *words]
+    def in_controller(self, *command: str) -> None:
+        """Run a command in the controller's container."""
+        self.cluster.kubectl(f"--namespace={NAMESPACE}", "exec", "deployment/controller", "--", *command)
 
     def call(self, name: str, *targets: str) -> Call:
         """Start Snakemake for some targets."""
@@ -108,7 +112,7 @@ class FaultRoad:
 
 
 @contextmanager
-def fault_road(cluster: Cluster, logs: Path) -> Iterator[FaultRoad]:
+def fault_road(cluster: Cluster) -> Iterator[FaultRoad]:
     """Make the namespace with the project's objects and the small workflow, and take it away in the end."""
     cluster.carry_in(project_image("data"))
     volumes = STATE / "volumes" / NAMESPACE
@@ -116,7 +120,7 @@ def fault_road(cluster: Cluster, logs: Path) -> Iterator[FaultRoad]:
         cluster.apply([_quick(found) for found in objects if found["kind"] == "PodTemplate"])
         default = next(found for found in objects if found["metadata"]["name"] == "default")
         cluster.apply(_with_image(default, "unpulled", "none.invalid/vlmflow/data:0"))
-        road = FaultRoad(cluster, volumes, logs)
+        road = FaultRoad(cluster, volumes)
         shutil.rmtree(road.folder, ignore_errors=True)
         shutil.copytree(Path(__file__).parent / "faults", road.folder)
         shutil.copytree(ROOT / "scripts", road.folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))

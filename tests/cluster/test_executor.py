@@ -17,8 +17,8 @@ FAILED = {"glutton", "full", "unpulled", "refused"}
 
 
 @pytest.fixture(scope="module")
-def road(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultRoad]:
-    with fault_road(cluster, tmp_path_factory.mktemp("faults")) as road:
+def road(cluster: Cluster) -> Iterator[FaultRoad]:
+    with fault_road(cluster) as road:
         yield road
 
 
