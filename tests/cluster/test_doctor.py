@@ -83,11 +83,12 @@ def test_what_is_broken_is_named(ready: Kubectl, volumes: Path, cluster: Cluster
     finally:
         os.chown(volumes / "cache", 1000, 1000)
     assert code == 1
-    assert "0 of 4 nvidia.com/gpu" in checks["run qwen3vl-fire"]["found"]
+    assert "no node can hold it" in checks["run qwen3vl-fire"]["found"]
     assert "a run asks for 262 GB" in checks["quota"]["found"]
     assert "Permission denied" in checks["volume /cache"]["found"]
     assert "chown" in checks["volume /cache"]["next_step"]
     assert "was built from another envs/train.lock" in checks["image train"]["found"]
+    assert checks["training together"]["state"] == "fail"
     assert checks["hub token"]["state"] == "warn"
     assert checks["volume /outputs"]["state"] == "ok"
 

@@ -2,6 +2,8 @@
 
 Runs in the training image under torchrun, given as text to its Python; the first process prints one line of JSON:
 {backend, processes, device, gigabytes_per_second, shared_memory_mb} or {wrong}.
+
+usage: ddp_check.py [cuda], where GPUs were asked for
 """
 
 import json
@@ -22,7 +24,7 @@ ROUNDS = 3
 
 def main(rank: int, processes: int) -> dict:
     """Train, compare and measure; gives what the first process prints."""
-    cuda = torch.cuda.is_available()
+    cuda = "cuda" in sys.argv[1:]
     if cuda and torch.cuda.device_count() < processes:
         return {"wrong": f"the pod sees {torch.cuda.device_count()} of {processes} GPUs"}
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")

@@ -22,7 +22,7 @@ HINTS = {
     "shared memory": "raise the sizeLimit of the volume shm in the pod template",
     "driver version is insufficient": "the node's NVIDIA driver is older than the image's CUDA: update it",
     "OOMKilled": "the node gave less memory than asked for; look at its other pods",
-    "of 1 GPUs": "the GPU device plugin gave none: look at its pods",
+    "the pod sees": "the GPU device plugin gave fewer than asked for: look at its pods",
 }
 
 
@@ -44,7 +44,8 @@ def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gp
     if wanted and gpus:
         resources[gpu_resource(templates["gpu"])] = str(processes)
     command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--no-python"]
-    return Probe(api, template, [*command, "python", "-c", (HERE / "ddp_check.py").read_text()], resources)
+    device = ["cuda"] if wanted and gpus else []
+    return Probe(api, template, [*command, "python", "-c", (HERE / "ddp_check.py").read_text(), *device], resources)
 
 
 def check_inside(answer: Answer, lock: Path) -> list[Check]:

@@ -72,6 +72,8 @@ class Probe:
             phase = pod.get("status", {}).get("phase")
             if phase in ("Succeeded", "Failed"):
                 break
+            if not pod and (refusal := self._refusal()):
+                return Answer(self._image, fault=f"its pod is refused: {refusal}")
             if time.monotonic() > until or image_fails(pod):
                 return Answer(self._image, fault=f"its pod does not start: {why_not_running(pod)}")
             time.sleep(POLL)
@@ -80,6 +82,13 @@ class Probe:
         said = last_json(log)
         fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
         return Answer(self._image, self._made, self._api.clock, said, fault)
+
+    def _refusal(self) -> str:
+        """Say why the Job controller cannot make the pod: a quota, or Pod Security."""
+        for event in self._api.list("events"):
+            if event["involvedObject"].get("name") == self._name and event.get("reason") == "FailedCreate":
+                return event.get("message", "")
+        return ""
 
 
 def job(name: str, template: Object, command: list[str], resources: dict[str, str]) -> Object:
