@@ -24,6 +24,8 @@ def namespace(cluster: Cluster) -> Iterator[None]:
     wait_for("a service account", lambda: cluster.get("serviceaccount", "default", NAMESPACE))
     yield
     cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")
+    # A volume remembers the claim that it was bound to, and would take no other of that name.
+    cluster.kubectl("delete", "persistentvolume", f"{NAMESPACE}-shared", "--ignore-not-found")
 
 
 @pytest.fixture
@@ -69,6 +71,8 @@ def test_memory_over_the_limit_is_killed(cluster: Cluster) -> None:
 def test_a_volume_is_shared_by_nodes(cluster: Cluster, second_node: Node, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     cluster.apply(jobs.shared_volume("shared", tmp_path / "shared", NAMESPACE))
+    # A pod that names its node passes by the scheduler, which would have waited for the claim.
+    wait_for("the claim is bound", lambda: cluster.get("pvc", "shared", NAMESPACE)["status"]["phase"] == "Bound")
     for node in ("node-a", "node-b"):
         line = jobs.job(f"on-{node}", ["sh", "-c", f"echo {node} >> /shared/lines"], IMAGE, nodeName=node)
         jobs.run(cluster, jobs.with_volume(line, "shared", "/shared"), NAMESPACE)
