@@ -21,6 +21,8 @@ MACHINE_WIDE_SYSCTLS = (
 )
 NODE_SYSCTLS = {
     "ip_forward": "1",
+    # A pod that tries the world outside hears so each time, and not once a second.
+    "icmp_ratelimit": "0",
     # On one flat network a service's packets leave by the link they came in: no pod is to be told to go round the node.
     "conf/all/send_redirects": "0",
     "conf/default/send_redirects": "0",
