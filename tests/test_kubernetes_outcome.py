@@ -59,6 +59,13 @@ def test_deleted_job() -> None:
     assert (outcome.state, outcome.again) == ("failed", True)
     assert "deleted" in outcome.why
     assert "deleted" in judge(None, [], pod(), NOW).why
+    assert "deleted" in judge(None, [deleted(pod("Failed", 143), -10)], None, NOW).why
+
+
+def test_a_pod_that_went_unseen() -> None:
+    outcome = judge(job(Failed="BackoffLimitExceeded"), [], pod(), NOW)
+    assert (outcome.state, outcome.again) == ("failed", True)
+    assert "taken away" in outcome.why
 
 
 def test_a_deleted_job_has_not_failed_while_its_pod_saves_its_work() -> None:

@@ -36,7 +36,7 @@ OPTIONS = {
 DETACHED = """
 cd "$0" && name=$1 && shift
 exec setsid --fork sh -c 'sh -c '"'"'echo $$ > "$0.pid"; exec snakemake "$@"'"'"' "$0" "$@" > "$0.log" 2>&1
-                          echo $? > "$0.rc"' "$name" "$@"
+                          echo $? > "$0.rc"' "$name" "$@" < /dev/null > /dev/null 2>&1
 """
 """Starts Snakemake in a session of its own: what reaches the controller by `kubectl exec` ends with the API server."""
 

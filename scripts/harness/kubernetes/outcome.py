@@ -50,6 +50,8 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     alive = [pod for pod in pods if not is_over(pod, now)]
     failed = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget") or (pod is not None and not alive)
     if not alive and failed:
+        if job is not None and pod is not None and not pods and not is_over(pod, now):
+            return Outcome("failed", name, _why_taken(pod) or "its pod was taken away: evicted, or deleted by hand")
         return failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
         return Outcome("ending", name, _why_taken(alive[0]) or "deleted")
@@ -79,6 +81,8 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
     taken = _why_taken(pod)
     if taken:
         return Outcome("failed", name, taken)
+    if job is None and "deletionTimestamp" in pod["metadata"]:
+        return Outcome("failed", name, "its Job was deleted")
     if ended:
         signalled = f" (signal {ended['exitCode'] - 128})" if ended.get("exitCode", 0) > 128 else ""
         return Outcome("failed", name, f"ended with exit code {ended.get('exitCode')}{signalled}")
