@@ -14,7 +14,7 @@ ARGS ?=
 NAMESPACE ?= vlmflow
 TARGET ?= merged/$(RUN)
 
-.PHONY: help demo fire-demo test test-cluster lint bench gpu-check pins docs lock refresh-pictures
+.PHONY: help demo fire-demo test test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop
 
 help: ## say what there is
@@ -117,6 +117,9 @@ docs: .venv/dev.stamp ## write the pages of docs/ that are made from the code
 
 bench: .venv/dev.stamp ## measure, side by side, what docs/benchmarks.md says
 	$(BIN)/python tests/bench/bench.py
+
+bench-cluster: .venv/dev.stamp ## measure what a pod costs, on the tests' cluster
+	$(BIN)/python tests/bench/bench_cluster.py
 
 gpu-check: ## train, merge and verify on this machine's GPU, with its own PyTorch (PYTHON=…)
 	$(PYTHON) tests/gpu/gpu_check.py
