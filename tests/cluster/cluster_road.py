@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,18 +85,16 @@ class ClusterRoad:
     def watched(self) -> Iterator[None]:
         """Keep every state of every rule's pod while the block runs."""
         watch = [str(binary("kubectl")), "get", "pods", "--watch", "--output=json", "--selector=vlmflow/rule"]
-        process = subprocess.Popen(
-            [*watch, f"--namespace={self.namespace}"], stdout=subprocess.PIPE, text=True, env=self.environment
-        )
-        try:
-            yield
-        finally:
-            process.terminate()
-            text, decoder = process.communicate()[0].lstrip(), json.JSONDecoder()
-            while text:
-                pod, end = decoder.raw_decode(text)
-                self.pods[pod["metadata"]["name"]] = pod
-                text = text[end:].lstrip()
+        with tempfile.TemporaryFile("w+") as seen:
+            process = subprocess.Popen([*watch, f"--namespace={self.namespace}"], stdout=seen, env=self.environment)
+            try:
+                yield
+            finally:
+                process.terminate()
+                process.wait()
+                seen.seek(0)
+                for pod in whole_objects(seen.read()):
+                    self.pods[pod["metadata"]["name"]] = pod
 
     def rules(self) -> dict[str, list[dict]]:
         """Give the pods that were seen, by their rule."""
@@ -103,3 +102,13 @@ class ClusterRoad:
         for pod in self.pods.values():
             found.setdefault(pod["metadata"]["labels"]["vlmflow/rule"], []).append(pod)
         return found
+
+
+def whole_objects(text: str) -> Iterator[dict]:
+    """Give the JSON objects that follow one another in a text; its end may be cut off in the middle of one."""
+    decoder = json.JSONDecoder()
+    with suppress(json.JSONDecodeError):
+        while text := text.lstrip():
+            found, end = decoder.raw_decode(text)
+            text = text[end:]
+            yield found

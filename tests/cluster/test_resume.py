@@ -1,0 +1,74 @@
+"""A training in a pod is told to end, and its controller is killed: it goes on from its checkpoints, both times."""
+
+import json
+import re
+import signal
+import subprocess
+
+import pytest
+
+from cluster.cluster_road import ClusterRoad
+from cluster.shell import wait_for
+from roads import RUN
+
+STEPS = 60
+LONG = f"runs={{qwen3vl-fire: {{train: {{max_steps: {STEPS}, checkpoint_steps: 6, learning_rate: 5e-3}}}}}}"
+"""Another training than test_demo's, long enough to be met twice in its middle."""
+
+
+def steps(project: ClusterRoad) -> list[int]:
+    """Give the steps that the trainers of this run have logged so far."""
+    files = (project.volumes / "outputs" / "runs" / RUN / "full").glob("*/progress.jsonl")
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
+    return [line["step"] for line in lines if line["event"] == "log" and line["target"] == STEPS]
+
+
+def pods(project: ClusterRoad, selector: str) -> list[dict]:
+    found = project.cluster.get("pods", namespace=project.namespace, labels=selector)["items"]
+    return [pod for pod in found if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
+
+
+def trainer(project: ClusterRoad) -> str:
+    """Wait until a trainer's pod runs and has come some steps further, and give the pod's name."""
+    pod = wait_for("train_lora runs", lambda: pods(project, "vlmflow/rule=train_lora"), 240, pause=1)[0]
+    begun = len(steps(project))
+    wait_for("it trains", lambda: len(steps(project)) > begun + 4, 240, pause=0.5)
+    return pod["metadata"]["name"]
+
+
+@pytest.fixture(scope="module")
+def said(project: ClusterRoad) -> str:
+    """What Snakemake says of a training whose pod is deleted, and whose controller is killed later."""
+    in_namespace = f"--namespace={project.namespace}"
+    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
+    words = [*files, "--config", LONG, "--", f"checkpoints/{RUN}/full"]
+    asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=subprocess.DEVNULL)
+    first = trainer(project)
+    project.cluster.kubectl(in_namespace, "delete", "pod", first)  # waits for its end: SIGTERM, then the checkpoint
+    trainer(project)
+    controller = pods(project, "app.kubernetes.io/name=controller")[0]["metadata"]["name"]
+    project.cluster.kubectl(in_namespace, "delete", "pod", controller, "--grace-period=0", "--force")
+    asked.send_signal(signal.SIGINT)  # what followed the killed controller's output follows nothing now
+    asked.wait()
+    project.cluster.kubectl(in_namespace, "rollout", "status", "deployment/controller", "--timeout=120s")
+    done = subprocess.run(project.ask("log"), env=project.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    return done.stdout
+
+
+def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(said: str, project: ClusterRoad) -> None:
+    log = (project.targets / "logs" / "train_lora" / f"{RUN}.log").read_text()
+    assert re.search(r"going on from step \d+ of 60", log)
+    assert "its Job" not in said.partition("The controller came back")[0].split("Error in rule")[0]
+
+
+def test_a_killed_controller_goes_on_with_the_run(said: str) -> None:
+    before, back, after = said.partition("The controller came back: the run goes on.")
+    assert back
+    assert before.count("Error in rule train_lora") == 1
+    assert "An earlier call left work behind. Ending 1 Job(s), whose pods save their work first: train_lora" in after
+    assert "Error in rule" not in after
+
+
+def test_no_step_was_trained_twice(said: str, project: ClusterRoad) -> None:
+    assert steps(project) == list(range(1, STEPS + 1))
