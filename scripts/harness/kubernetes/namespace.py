@@ -75,10 +75,17 @@ class Namespace:
     def log_end(self, pod: str, container: str, lines: int) -> str:
         """Give the last lines of a pod's log; nothing where there is none to be had."""
         try:
-            return CoreV1Api(self.api).read_namespaced_pod_log(
-                pod, self.name, container=container, tail_lines=lines, _request_timeout=LOG_TIMEOUT
+            # Unread: the client would make Python's text of a log that happens to be JSON.
+            found = CoreV1Api(self.api).read_namespaced_pod_log(
+                pod,
+                self.name,
+                container=container,
+                tail_lines=lines,
+                _request_timeout=LOG_TIMEOUT,
+                _preload_content=False,
             )
-        except (*FAILURES, UnicodeDecodeError):
+            return found.data.decode(errors="replace")
+        except FAILURES:
             return ""
 
     def _list(self, path: str, selector: str = "") -> list[Object]:

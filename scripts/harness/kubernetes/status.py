@@ -9,6 +9,7 @@ import sys
 from datetime import datetime
 
 from harness.kubernetes.clean_end import words_of
+from harness.kubernetes.job_shape import RULE
 from harness.kubernetes.namespace import FAILURES, Namespace, Object, message_of
 from harness.kubernetes.outcome import judge, newest, now_utc, read_time
 from harness.kubernetes.patient_api import connect
@@ -41,7 +42,7 @@ def main() -> None:
 
 def table(cluster: Namespace, now: datetime) -> list[str]:
     """Give the lines, in columns, the oldest Job first; none where there is no Job."""
-    jobs = sorted(cluster.jobs(SELECTOR), key=lambda job: job["metadata"]["creationTimestamp"])
+    jobs = sorted(cluster.jobs(f"{SELECTOR},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
     if not jobs:
         return []
     pods, events, nodes = cluster.pods(), cluster.events(), cluster.nodes()
