@@ -8,6 +8,7 @@ import yaml
 
 from cluster.cluster_road import ClusterRoad
 from cluster.paths import STATE
+from harness.kubernetes.waiting import quantity
 from roads import ROOT, RUN
 from vlmflow.files import sha256_of
 
@@ -21,7 +22,10 @@ def road(project: ClusterRoad) -> ClusterRoad:
     """The project on the cluster, with the demo's road finished in it."""
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf-token"}, "stringData": {"HF_TOKEN": TOKEN}}
     project.cluster.apply(secret, project.namespace)
-    (STATE / "said.txt").write_text(project.run(*project.words()))
+    # Four GPUs that are none: the pods are placed by them, and train on the CPU inside.
+    project.cluster.set_capacity(project.cluster.node.name, {"nvidia.com/gpu": "4"})
+    gpus = ["--set-resources", "train_lora:gpu=4", "train_lora:pod_template=gpu"]
+    (STATE / "said.txt").write_text(project.run(*project.words(*gpus)))
     return project
 
 
@@ -54,15 +58,31 @@ def test_requests_and_limits_are_what_the_rules_declare(road: ClusterRoad) -> No
     for rule, pods in road.rules().items():
         for pod in pods:
             container = next(each for each in pod["spec"]["containers"] if each["name"] == "snakemake")
-            expected = {
-                "cpu": "1",
-                "memory": f"{declared(rule, 'mem_mb')}M",
-                "ephemeral-storage": f"{declared(rule, 'disk_mb')}M",
+            wanted = {
+                "cpu": 1,
+                "memory": declared(rule, "mem_mb") * 1e6,
+                "ephemeral-storage": declared(rule, "disk_mb") * 1e6,
             }
-            assert container["resources"] == {"requests": expected, "limits": expected}, rule
+            if rule == "train_lora":
+                wanted["nvidia.com/gpu"] = 4
+            for kind in ("requests", "limits"):
+                given = {name: quantity(amount) for name, amount in container["resources"][kind].items()}
+                assert given == wanted, (rule, kind)
             assert pod["spec"]["activeDeadlineSeconds"] == declared(rule, "runtime") * 60
-            wanted = "train" if rule.startswith(("train_", "merge_", "verify_")) else "data"
-            assert container["image"].startswith(f"vlmflow/{wanted}:"), rule
+            image = "train" if rule.startswith(("train_", "merge_", "verify_")) else "data"
+            assert container["image"].startswith(f"vlmflow/{image}:"), rule
+
+
+def test_the_token_is_in_no_file_log_or_object(road: ClusterRoad) -> None:
+    fetched = [pod for pod in road.pods.values() if "HF_TOKEN" in str(pod)]
+    assert {pod["metadata"]["labels"]["vlmflow/rule"] for pod in fetched} == {"fetch_fire", "fetch_model"}
+    found = [path for path in road.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert found == []
+    assert TOKEN not in (STATE / "said.txt").read_text()
+    objects = ("pods", "jobs", "events", "configmaps", "podtemplates", "deployments")
+    for kind in objects:
+        assert TOKEN not in str(road.cluster.get(kind, namespace=road.namespace))
+    assert TOKEN not in str(road.pods)
 
 
 def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(road: ClusterRoad) -> None:
@@ -72,15 +92,3 @@ def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_s
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
     road.run(*road.words("--config", more))
     assert set(road.rules()) == {"merge_lora", "verify_merged"}
-
-
-def test_the_token_is_in_no_file_log_or_object(road: ClusterRoad) -> None:
-    fetched = [pod for pod in road.pods.values() if "HF_TOKEN" in str(pod)]
-    assert all(pod["metadata"]["labels"]["vlmflow/rule"].startswith("fetch_") for pod in fetched)
-    found = [path for path in road.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
-    assert found == []
-    assert TOKEN not in (STATE / "said.txt").read_text()
-    objects = ("pods", "jobs", "events", "configmaps", "podtemplates", "deployments")
-    for kind in objects:
-        assert TOKEN not in str(road.cluster.get(kind, namespace=road.namespace))
-    assert TOKEN not in str(road.pods)

@@ -20,7 +20,7 @@ def steps(project: ClusterRoad) -> list[int]:
     """Give the steps that the trainers of this run have logged so far."""
     files = (project.volumes / "outputs" / "runs" / RUN / "full").glob("*/progress.jsonl")
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
-    return [line["step"] for line in lines if line["event"] == "log" and line["target"] == STEPS]
+    return [line["step"] for line in lines if line.get("target") == STEPS and "loss" in line]
 
 
 def pods(project: ClusterRoad, selector: str) -> list[dict]:
