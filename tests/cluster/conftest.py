@@ -64,6 +64,7 @@ def demo(fresh_demo: Path) -> Path:
 @pytest.fixture(scope="session")
 def project(cluster: Cluster, fresh_demo: Path) -> Iterator[ClusterRoad]:
     """Give the project on the cluster, with the demo's sample and model on its cache volume."""
+    cluster.add_node()  # pods that ask for a core each run side by side
     for target in ("data", "train"):
         cluster.carry_in(project_image(target))
     volumes = STATE / "volumes" / "vlmflow"
