@@ -22,6 +22,7 @@ CALLS: dict[str, Callable[[Namespace], object]] = {
     "list jobs": lambda cluster: cluster.jobs(""),
     "delete jobs": lambda cluster: cluster.delete_job("absent"),
     "list pods": lambda cluster: cluster.pods(),
+    "delete pods": lambda cluster: cluster.delete_pod("absent"),
     "get pods/log": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).read_namespaced_pod_log("p", cluster.name),
     "list events": lambda cluster: cluster.events(),
     "create secrets": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).create_namespaced_secret(
@@ -102,6 +103,6 @@ def test_the_rights_are_all_that_the_executors_code_asks_for() -> None:
     methods = {name for name in vars(Namespace) if not name.startswith("_")}
     listing, changing = (
         {"jobs", "pods", "events", "pod_templates", "nodes"},
-        {"create_job", "delete_job", "delete_secret"},
+        {"create_job", "delete_job", "delete_pod", "delete_secret"},
     )
     assert methods == listing | changing | {"log_end"}

@@ -14,17 +14,20 @@ def end_all(cluster: Namespace, selector: str, why: str, say: Callable[[str], No
     why: begins the sentence that says what is done, where anything is. Each pod has its own grace to end in; those
     whose node does not answer are not waited for longer than that.
     """
-    jobs = cluster.jobs(selector)
+    jobs, pods = cluster.jobs(selector), cluster.pods(selector)
     if jobs:
         names = ", ".join(map(words_of, jobs))
         say(f"{why} Ending {len(jobs)} Job(s), whose pods save their work first: {names}.")
-    while jobs:
+    while jobs or pods:
         for job in jobs:
             if "deletionTimestamp" not in job["metadata"]:
                 cluster.delete_job(job["metadata"]["name"], after_its_pods=True)
+        # A cluster that was away takes minutes to see that a Job left pods: a trainer would keep its GPUs for nothing.
+        for pod in pods:
+            if "deletionTimestamp" not in pod["metadata"]:
+                cluster.delete_pod(pod["metadata"]["name"])
         time.sleep(0.5)
-        jobs = cluster.jobs(selector)
-        pods = cluster.pods(selector)
+        jobs, pods = cluster.jobs(selector), cluster.pods(selector)
         if pods and all(is_lost(pod, now_utc()) for pod in pods):
             names = ", ".join(pod["metadata"]["name"] for pod in pods)
             say(f"Their nodes do not answer; these stay until the nodes come back or are deleted: {names}.")

@@ -89,22 +89,26 @@ class HardenedExecutor(Executor):
         self._watch = Watch(self.cluster, self._ours, self._say)
         end_all(self.cluster, f"{WORKDIR}={self._owner[WORKDIR]}", "An earlier call left work behind.", self._say)
         self._secret_record = self.workflow.persistence.aux_path / "kubernetes-secret"
-        if self._secret_record.is_file():
-            self.cluster.delete_secret(self._secret_record.read_text())
-        if self.envvars():
-            self._secret_record.parent.mkdir(parents=True, exist_ok=True)
-            self._secret_record.write_text(self.run_namespace)
-            try:
-                super().register_secret()
-            except ApiException as error:
-                if reason_of(error) != "AlreadyExists":  # made by a try whose answer was lost
-                    raise
+        self.unregister_secret()  # that of an earlier call, which was killed
 
     def unregister_secret(self) -> None:
         """Delete the Secret with the storage's keys, where there is one."""
         if self._secret_record.is_file():
-            self.cluster.delete_secret(self.run_namespace)
+            self.cluster.delete_secret(self._secret_record.read_text())
             self._secret_record.unlink()
+
+    def _make_secret(self) -> None:
+        """Make the Secret with the storage's keys before the first Job; a call with nothing to do needs none."""
+        if not self.envvars() or self._secret_record.is_file():
+            return
+        self._secret_record.parent.mkdir(parents=True, exist_ok=True)
+        self._secret_record.write_text(self.run_namespace)
+        try:
+            super().register_secret()
+        except ApiException as error:
+            if reason_of(error) != "AlreadyExists":  # made by a try whose answer was lost
+                self._secret_record.unlink()
+                raise
 
     def run_job(self, job: Any) -> None:
         """Create the Job of one job; what the API refuses fails this job alone."""
@@ -112,6 +116,7 @@ class HardenedExecutor(Executor):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._rule_job = self._rule_job_of(job)
         try:
+            self._make_secret()
             super().run_job(job)
         except (VlmflowError, WorkflowError, *FAILURES) as error:
             away = isinstance(error, FAILURES) and getattr(error, "status", 500) >= 500

@@ -68,6 +68,10 @@ class Namespace:
         policy = "Foreground" if after_its_pods else "Background"
         self._delete(f"/apis/batch/v1/namespaces/{self.name}/jobs/{name}", {"propagationPolicy": policy})
 
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod, which gets SIGTERM and its grace where it still runs; fine if it is gone."""
+        self._delete(f"/api/v1/namespaces/{self.name}/pods/{name}", {})
+
     def delete_secret(self, name: str) -> None:
         """Delete a Secret; fine if it is gone."""
         self._delete(f"/api/v1/namespaces/{self.name}/secrets/{name}", {})

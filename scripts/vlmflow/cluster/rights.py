@@ -25,6 +25,7 @@ EXECUTOR = (
     Right("batch", "jobs", "list", "how jobs stand, and which an earlier Snakemake left"),
     Right("batch", "jobs", "delete", "taking away what has ended or was interrupted"),
     Right("", "pods", "list", "how pods stand, and why they wait"),
+    Right("", "pods", "delete", "taking away what a deleted Job leaves"),
     Right("", "pods/log", "get", "progress, and what a failed job said"),
     Right("", "events", "list", "why a pod waits"),
     Right("", "secrets", "create", "handing storage credentials to pods"),
