@@ -109,8 +109,12 @@ def terminated(pod: Object) -> Object | None:
 
 def is_over(pod: Object, now: datetime) -> bool:
     """Tell whether nothing of the pod's rule runs any more, as far as can be known."""
-    phase = pod.get("status", {}).get("phase")
-    return phase in ("Succeeded", "Failed") or terminated(pod) is not None or is_lost(pod, now)
+    return has_ended(pod) or is_lost(pod, now)
+
+
+def has_ended(pod: Object) -> bool:
+    """Tell whether the pod's rule is known to run no more."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or terminated(pod) is not None
 
 
 def is_lost(pod: Object, now: datetime) -> bool:
