@@ -94,7 +94,8 @@ class HardenedExecutor(Executor):
     def unregister_secret(self) -> None:
         """Delete the Secret with the storage's keys, where there is one."""
         if self._secret_record.is_file():
-            self.cluster.delete_secret(self._secret_record.read_text())
+            name = self._secret_record.read_text()
+            self._try(lambda: self.cluster.delete_secret(name), f"Secret {name} stays")
             self._secret_record.unlink()
 
     def _make_secret(self) -> None:
