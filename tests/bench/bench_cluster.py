@@ -93,14 +93,16 @@ class Bench:
         for place in [self._folder, *self._folder.rglob("*")]:
             os.chown(place, PODS_USER, PODS_USER)
 
-    def snakemake(self, name: str, ours: bool, *words: str) -> tuple[float, float]:
+    def snakemake(self, name: str, ours: bool, target: str, *more: str) -> tuple[float, float]:
         """Run Snakemake in the controller; gives seconds until its first pod ran, and until its end."""
         options = SETTINGS | {"default-storage-prefix": f"{PLACE}/{name}", "config": f"ours={int(ours)}"}
         flags = [word for key, value in (options | (OURS if ours else {})).items() for word in (f"--{key}", value)]
         script = f'mkdir -p {PLACE}/in-{name} && cd {PLACE}/in-{name} && cp ../Snakefile . && exec snakemake "$@"'
         with FirstPod(self._cluster) as first:
             begun = time.monotonic()
-            self._in_controller("env", "--unset=SNAKEMAKE_PROFILE", "sh", "-c", script, "sh", *flags, *words)
+            self._in_controller(
+                "env", "--unset=SNAKEMAKE_PROFILE", "sh", "-c", script, "sh", *flags, *more, "--", target
+            )
             ended = time.monotonic()
         assert first.at is not None
         return first.at - begun, ended - begun
@@ -156,7 +158,7 @@ def copied_bytes(bench: Bench) -> dict[str, float]:
     bench.count_io()
     extra = {}
     for size in (MUCH, LITTLE):
-        bench.snakemake(f"copied-{size}", True, "--kubernetes-omit-job-cleanup", f"copied/{size}")
+        bench.snakemake(f"copied-{size}", True, f"copied/{size}", "--kubernetes-omit-job-cleanup")
         extra[size] = bench.written("copied") - size
         bench.forget_jobs()
     return extra

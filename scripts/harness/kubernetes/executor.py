@@ -145,9 +145,10 @@ class HardenedExecutor(Executor):
         self._try(lambda: end_all(self.cluster, self._ours, "Stopping.", self._say), "Jobs may go on")
 
     def shutdown(self) -> None:
-        """Leave nothing behind: no Job, no Secret."""
+        """Leave nothing behind: no Secret, and no Job but those that are to be kept (--kubernetes-omit-job-cleanup)."""
         self._ending = True
-        self._try(lambda: end_all(self.cluster, self._ours, "Stopping.", self._say), "Jobs may go on")
+        if not self.workflow.executor_settings.omit_job_cleanup:
+            self._try(lambda: end_all(self.cluster, self._ours, "Stopping.", self._say), "Jobs may go on")
         super().shutdown()
 
     def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
