@@ -88,6 +88,7 @@ class HardenedExecutor(Executor):
         self._ours = f"{INVOCATION}={self.run_namespace}"
         self._watch = Watch(self.cluster, self._ours, self._say)
         end_all(self.cluster, f"{WORKDIR}={self._owner[WORKDIR]}", "An earlier call left work behind.", self._say)
+        self._has_secret = False
         self._secret_record = self.workflow.persistence.aux_path / "kubernetes-secret"
         self.unregister_secret()  # that of an earlier call, which was killed
 
@@ -100,7 +101,7 @@ class HardenedExecutor(Executor):
 
     def _make_secret(self) -> None:
         """Make the Secret with the storage's keys before the first Job; a call with nothing to do needs none."""
-        if not self.envvars() or self._secret_record.is_file():
+        if not self.envvars() or self._has_secret:
             return
         self._secret_record.parent.mkdir(parents=True, exist_ok=True)
         self._secret_record.write_text(self.run_namespace)
@@ -108,8 +109,8 @@ class HardenedExecutor(Executor):
             super().register_secret()
         except ApiException as error:
             if reason_of(error) != "AlreadyExists":  # made by a try whose answer was lost
-                self._secret_record.unlink()
                 raise
+        self._has_secret = True
 
     def run_job(self, job: Any) -> None:
         """Create the Job of one job; what the API refuses fails this job alone."""
