@@ -47,10 +47,11 @@ lock: .venv/bin/uv ## resolve the environments anew, all together
 # --- the road ---------------------------------------------------------------------------------------------------
 
 DEMO := $(BIN)/snakemake --profile profiles/demo
+PAGES := reports/data-$(DATASET).html reports/lengths-$(RUN).html
 GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 
 demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole road on a generated sample and a tiny model, on the CPU
-	$(DEMO) --directory runs/demo merged/$(RUN)
+	$(DEMO) --directory runs/demo merged/$(RUN) $(PAGES)
 	@$(BIN)/python scripts/summarize.py --folder runs/demo --run $(RUN)
 
 runs/demo/sample/faults.json: scripts/make_sample.py $(GENERATOR) | .venv/train.stamp
@@ -64,7 +65,7 @@ runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/make_tiny
 fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
 	@$(BIN)/python scripts/make_fire_demo.py --fire "$(FIRE)" --folder runs/fire-demo
 	$(DEMO) --directory runs/fire-demo \
-	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- merged/$(RUN)
+	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- merged/$(RUN) $(PAGES)
 	@$(BIN)/python scripts/summarize.py --folder runs/fire-demo --run $(RUN)
 
 refresh-pictures: .venv/train.stamp ## take up pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
@@ -101,7 +102,7 @@ cluster-stop: .venv/data.stamp ## end the run in the controller; trainers save a
 # --- for those who change it -------------------------------------------------------------------------------------
 
 test: .venv/dev.stamp lint ## lint, unit tests, and the road itself
-	$(BIN)/python -m pytest --ignore tests/cluster
+	$(BIN)/python -m pytest --ignore tests/cluster --numprocesses 2 --dist loadfile
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their own (Debian, root), or that of KUBECONFIG
 	$(BIN)/python -m pytest tests/cluster

@@ -4,14 +4,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
-from harness import code_digest, read_config, start, targets
+from harness import code_digest, read_config, run_targets, start, targets
 
 
 configfile: Path(workflow.basedir) / "config.yaml"
 
 
-# For --sdm apptainer alone; without it a rule runs in the environment, or the pod's image, it is started in.
-container: "docker://vlmflow/train:0.1.0"
+container: "docker://vlmflow/train:0.1.0"  # for --sdm apptainer alone; else the environment, or the pod's image
 
 
 settings = read_config.read(workflow, config)
@@ -21,26 +20,32 @@ start.before_rules(workflow, settings)
 
 
 wildcard_constraints:
-    run=targets.one_of(settings.runs),
-    model=targets.one_of(settings.models),
-    dataset=targets.one_of(settings.datasets),
-    split="train|test",
+    **targets.names_of(settings),
 
 
 rule all:
-    """Verified merged weights of every run in the configuration."""
+    """Verified merged weights of every run in the configuration, and the pages of their data."""
     default_target: True
     input:
-        expand("merged/{run}", run=settings.runs),
+        targets.everything(settings),
     localrule: True
 
 
 include: "rules/fetch_fire.smk"
 include: "rules/fetch_model.smk"
+include: "rules/fetch_images.smk"
 include: "rules/resolve_images.smk"
+include: "rules/hash_pictures.smk"
+include: "rules/fetch_rows.smk"
 include: "rules/convert_fire.smk"
-include: "rules/convert_later.smk"
+include: "rules/convert_rows.smk"
 include: "rules/validate_sharegpt.smk"
+include: "rules/find_near_duplicates.smk"
+include: "rules/data_page.smk"
+include: "rules/measure_lengths.smk"
+include: "rules/lengths_page.smk"
+include: "rules/fit_rows.smk"
+include: "rules/cache_dataset.smk"
 include: "rules/train_smoke.smk"
 include: "rules/train_lora.smk"
 include: "rules/merge_lora.smk"

@@ -1,8 +1,9 @@
 # Raw FIRE rows to ShareGPT rows.
 #
-# Needs: the raw JSON array of a split.
+# Needs: the raw JSON arrays of a split; an edited quarantine, where its rows are to take the place of raw ones.
 # Makes: converted/{dataset}/{split}.jsonl, training rows in the order of the raw rows, each with the number
-#        of its raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are no trajectory.
+#        of its raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are no trajectory, or not asked
+#        for.
 # Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores.
 
 
@@ -10,6 +11,7 @@ rule convert_fire:
     """Turn raw FIRE rows into ShareGPT rows, in the data set's form."""
     input:
         raw=targets.raw_of(settings),
+        mended=targets.mended_of(workflow, settings),
     output:
         converted="converted/{dataset}/{split}.jsonl",
         rejects="converted/{dataset}/{split}.rejects.jsonl",
@@ -24,6 +26,9 @@ rule convert_fire:
         split="{split}",
         form=lookup(dpath="datasets/{dataset}/form", within=config),
         max_history_rounds=lookup(dpath="datasets/{dataset}/max_history_rounds", within=config),
+        row_limits=lookup(dpath="datasets/{dataset}/row_limits", within=config),
+        system_prompt=lookup(dpath="datasets/{dataset}/system_prompt", within=config),
+        choice=targets.choice_of(settings),
     threads: 4
     resources:
         mem_mb=2_000,

@@ -14,7 +14,7 @@ raw_source = targets.raw_source(settings)
 rule fetch_fire:
     """Fetch a raw data file of FIRE, pinned and checked."""
     input:
-        lambda wildcards: targets.local_data(workflow, raw_source(wildcards), wildcards.dataset),
+        targets.local_raw_of(workflow, settings),
     output:
         raw="raw/{dataset}/{file}",
     log:
@@ -28,7 +28,7 @@ rule fetch_fire:
         code=code("fetch_fire"),
         source=raw_source,
         revision=lambda wildcards: revision_of(raw_source(wildcards)),
-        size=lambda wildcards: targets.local_size(raw_source(wildcards)),
+        state=lambda wildcards: targets.local_state(raw_source(wildcards)),
         store=lookup(dpath="stores/raw", within=config),
     threads: 1
     resources:

@@ -24,6 +24,7 @@ rule fetch_model:
         code=code("fetch_model"),
         source=lookup(dpath="models/{model}/source", within=config),
         revision=lambda wildcards: revision_of(settings.models[wildcards.model].source),
+        state=lambda wildcards: targets.local_state(settings.models[wildcards.model].source),
         store=lookup(dpath="stores/models", within=config),
     threads: 4
     resources:

@@ -12,7 +12,7 @@
 rule merge_lora:
     """Merge a run's adapter into its base model, shard by shard."""
     input:
-        model=targets.model_of(settings),
+        model=run_targets.model_of(settings),
         adapter="checkpoints/{run}/full",
     output:
         merged=temp(directory("work/{run}/merged")),

@@ -1,36 +1,71 @@
 # The pictures that the rows of a split name.
 #
-# Needs: the raw JSON array of a split, and the data set's picture roots.
+# Needs: the raw rows of a split, mended ones where there are such, and the data set's picture roots; where pictures
+#        are fetched, that this is done.
 # Makes: images/{dataset}/{split}.jsonl, a line for every distinct path that the rows name: which picture it
 #        is, or why it cannot be used. The picture store, stores.pictures/{dataset}/, is no declared output:
 #        it holds a link for every usable picture, and an upright RGB copy where the pixels need it.
+#        With cluster.pods_per_stage so many pods take every N-th path each, and join_images joins their manifests.
 # Holds: every picture that has a name was decoded to the last pixel; nothing outside the roots is read; the
-#        same bytes whatever the number of cores. The files below the roots are not watched: when pictures
+#        same bytes whatever the number of cores and pods. The files below the roots are not watched: when pictures
 #        were added there, force this rule.
+
+part = targets.part_suffix(settings)
+manifest_of_part = f"images/{{dataset}}/{{split}}{part}.jsonl"
 
 
 rule resolve_images:
     """Find, check and name every picture that the rows name."""
     input:
+        targets.fetched_of(settings),
         raw=targets.raw_of(settings),
+        mended=targets.mended_of(workflow, settings),
     output:
-        manifest="images/{dataset}/{split}.jsonl",
+        manifest=temp(manifest_of_part) if part else manifest_of_part,
     log:
-        "logs/resolve_images/{dataset}.{split}.log",
+        f"logs/resolve_images/{{dataset}}.{{split}}{part}.log",
     benchmark:
-        "benchmarks/resolve_images/{dataset}.{split}.tsv"
+        f"benchmarks/resolve_images/{{dataset}}.{{split}}{part}.tsv"
     params:
         code=code("resolve_images"),
         dataset="{dataset}",
-        roots=lookup(dpath="datasets/{dataset}/image_roots", within=config),
+        roots=targets.picture_roots(settings),
         store=lookup(dpath="stores/pictures", within=config),
+        choice=targets.choice_of(settings),
         limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
+        part=targets.part_of(settings),
     threads: 8
     resources:
-        mem_mb=8_000,
-        disk_mb=2_000,
+        mem_mb=8_000,  # on each core a picture of max_pixels (18 bytes each) and max_bytes
+        disk_mb=8_000,
         runtime=240,
     message:
-        "Checking the pictures that the {wildcards.split} split of {wildcards.dataset} names"
+        "Checking the pictures that the {wildcards.split} split of {wildcards.dataset} names: {output}"
     script:
         "../scripts/resolve_images.py"
+
+
+if part:
+
+    rule join_images:
+        """Join the manifests of a split's parts."""
+        input:
+            parts=targets.parts_of(settings, manifest_of_part),
+        output:
+            manifest="images/{dataset}/{split}.jsonl",
+        log:
+            "logs/join_images/{dataset}.{split}.log",
+        benchmark:
+            "benchmarks/join_images/{dataset}.{split}.tsv"
+        params:
+            code=code("join_images"),
+            dataset="{dataset}",
+        threads: 1
+        resources:
+            mem_mb=1_000,
+            disk_mb=2_000,
+            runtime=30,
+        message:
+            "Joining what was found of the pictures of the {wildcards.split} split of {wildcards.dataset}"
+        script:
+            "../scripts/join_images.py"

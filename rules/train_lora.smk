@@ -1,6 +1,7 @@
 # The full training: LoRA over the run's processes, started with torchrun.
 #
-# Needs: an open gate, validated rows, their pictures in the store, the base model.
+# Needs: an open gate, rows that fit max_length, their pictures in the store, the base model; the
+#        cached data set where the run has one (cached_dataset).
 # Makes: checkpoints/{run}/full/: the adapter of the best checkpoint by validation loss, report.json, loss.png.
 #        It trains in stores.runs/{run}/full/DIGEST, a folder bound to the digest of data and settings, which
 #        keeps the newest and the best checkpoint, and finished adapters of earlier settings beside it.
@@ -11,11 +12,10 @@
 rule train_lora:
     """Train the adapter to its last step, and hand on the best checkpoint by validation loss."""
     input:
-        train_rows=targets.data_of(settings, "train.jsonl"),
-        val_rows=targets.data_of(settings, "val.jsonl"),
-        stats=targets.data_of(settings, "stats.json"),
-        model=targets.model_of(settings),
+        rows="fitted/{run}",
+        model=run_targets.model_of(settings),
         smoke="checkpoints/{run}/smoke",
+        cached=run_targets.cached_of(settings),
     output:
         full=report(
             directory("checkpoints/{run}/full"),
@@ -34,18 +34,18 @@ rule train_lora:
         device=lookup(dpath="runs/{run}/device", within=config),
         processes=lookup(dpath="runs/{run}/processes", within=config),
         strategy=lookup(dpath="runs/{run}/strategy", within=config),
-        model_type=targets.model_type_of(settings),
+        model_type=run_targets.model_type_of(settings),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: 8
     resources:
-        gpu=targets.gpus_of(settings),
+        gpu=run_targets.gpus_of(settings),
         gpu_manufacturer="nvidia",
         scale=0,
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=lookup(dpath="runs/{run}/resources/train_runtime", within=config),
-        pod_template=targets.pod_template_of(settings, targets.gpus_of),
+        pod_template=run_targets.pod_template_of(settings, run_targets.gpus_of),
     message:
         "Training {wildcards.run}"
     script:

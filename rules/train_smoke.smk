@@ -1,20 +1,18 @@
 # The gate: a short training with the full run's own settings, on the longest rows and a sample.
 #
-# Needs: validated rows, their pictures in the store, the base model.
+# Needs: rows that fit max_length, with their lengths; their pictures in the store where they have some, the base
+#        model.
 # Makes: checkpoints/{run}/smoke/: gate.json and gate.html (checks, peak memory, tokens per second, expected
 #        length of the full run), report.json, loss.png. It trains in stores.runs/{run}/smoke/DIGEST.
-# Holds: no row is longer than train.max_length; the loss is finite and falls; the checkpoint opens; as many
+# Holds: the longest rows were trained on; the loss is finite and falls; the checkpoint opens; as many
 #        processes train together as declared. A gate that stays closed fails the rule, with the reason.
 
 
 rule train_smoke:
     """Train a few steps on the longest rows, and open or close the gate to the full run."""
     input:
-        train_rows=targets.data_of(settings, "train.jsonl"),
-        val_rows=targets.data_of(settings, "val.jsonl"),
-        stats=targets.data_of(settings, "stats.json"),
-        pictures=targets.train_pictures_of(settings),
-        model=targets.model_of(settings),
+        rows="fitted/{run}",
+        model=run_targets.model_of(settings),
     output:
         smoke=report(
             directory("checkpoints/{run}/smoke"),
@@ -34,18 +32,18 @@ rule train_smoke:
         device=lookup(dpath="runs/{run}/device", within=config),
         processes=lookup(dpath="runs/{run}/processes", within=config),
         strategy=lookup(dpath="runs/{run}/strategy", within=config),
-        model_type=targets.model_type_of(settings),
+        model_type=run_targets.model_type_of(settings),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: 8
     resources:
-        gpu=targets.gpus_of(settings),
+        gpu=run_targets.gpus_of(settings),
         gpu_manufacturer="nvidia",
         scale=0,
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=120,
-        pod_template=targets.pod_template_of(settings, targets.gpus_of),
+        pod_template=run_targets.pod_template_of(settings, run_targets.gpus_of),
     message:
         "Smoke run of {wildcards.run}: the longest rows first"
     script:

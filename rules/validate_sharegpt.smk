@@ -1,19 +1,25 @@
 # Converted rows to the data that a run trains on. The gate: nothing downstream runs on data that did not pass.
 #
-# Needs: of every raw split the raw file, the converted rows, the converter's rejects, the image manifest.
+# Needs: of every raw split the raw files, the converted rows, the converter's rejects, and where its
+#        rows have pictures, the image manifest; an edited quarantine, where there is one; with
+#        near_duplicates.drop the picture hashes.
 # Makes: data/{dataset}/{train,val,test}.jsonl; stats.json and counts.html, where every raw row went;
 #        quarantine.jsonl, the rejected rows with split, row number and reason.
 # Holds: rows in = rows kept + rejects by reason, exactly; every row fits docs/sharegpt-row.schema.json and the
-#        rules beyond it; no picture is in two splits; no duplicates; too many rejects, or no rows, is an error.
+#        rules beyond it; no picture and no prompt of a row without is in two splits; no duplicates; too many rejects,
+#        or no rows, is an error.
 
 
 rule validate_sharegpt:
-    """Check every row, hold out val by picture, and account for every raw row."""
+    """Check every row, hold out val (and test, if it has no file) by picture or prompt, account for every raw row."""
     input:
-        raw=targets.per_split(settings, "{raw}"),
+        raw_train=targets.raw_of(settings, "train"),
+        raw_test=targets.raw_of(settings, "test"),
         converted=targets.per_split(settings, "converted/{dataset}/{split}.jsonl"),
         rejects=targets.per_split(settings, "converted/{dataset}/{split}.rejects.jsonl"),
-        pictures=targets.per_split(settings, "images/{dataset}/{split}.jsonl"),
+        pictures=targets.manifests_of(settings),
+        mended=targets.mended_of(workflow, settings),
+        hashes=targets.hashes_to_drop_by(settings),
     output:
         "data/{dataset}/train.jsonl",
         "data/{dataset}/val.jsonl",
@@ -34,10 +40,17 @@ rule validate_sharegpt:
         code=code("validate_sharegpt"),
         form=lookup(dpath="datasets/{dataset}/form", within=config),
         max_history_rounds=lookup(dpath="datasets/{dataset}/max_history_rounds", within=config),
+        modality=lookup(dpath="datasets/{dataset}/modality", within=config),
+        skip_images=lookup(dpath="datasets/{dataset}/skip_images", within=config),
+        kind=lookup(dpath="datasets/{dataset}/kind", within=config),
+        test_share=lookup(dpath="datasets/{dataset}/test_share", within=config),
         val_share=lookup(dpath="datasets/{dataset}/val_share", within=config),
         seed=lookup(dpath="datasets/{dataset}/seed", within=config),
         max_reject_share=lookup(dpath="datasets/{dataset}/max_reject_share", within=config),
         row_limits=lookup(dpath="datasets/{dataset}/row_limits", within=config),
+        drop_near_duplicates=lookup(dpath="datasets/{dataset}/near_duplicates/drop", within=config),
+        picture_distance=targets.distance_to_drop_by(settings),
+        read_columns=targets.read_columns_of(settings),
     threads: 4
     resources:
         mem_mb=4_000,

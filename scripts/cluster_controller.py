@@ -18,7 +18,12 @@ GOES_ON = "\nThe run goes on in the cluster: `make cluster-log` follows it again
 
 
 def push(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Make the controller's checkout this one: its last commit, and the files as they are."""
+    """Make the controller's checkout this one: its last commit, and the files as they are; not under a run."""
+    busy = kubectl.in_controller(*CONTROLLER, "status")
+    return busy or _push(kubectl)
+
+
+def _push(kubectl: Kubectl) -> int:
     unpack = Path(checkout.__file__).with_name("unpack.py").read_text()
     with kubectl.into_controller("python", "-c", unpack, CHECKOUT) as stream:
         count = checkout.pack(ROOT, stream)
@@ -28,10 +33,7 @@ def push(kubectl: Kubectl, arguments: list[str]) -> int:
 
 def run(kubectl: Kubectl, arguments: list[str]) -> int:
     """Push, start `snakemake --executor kubernetes ARGUMENTS`, and follow it."""
-    busy = kubectl.in_controller(*CONTROLLER, "status")
-    return (
-        busy or push(kubectl, []) or kubectl.in_controller(*CONTROLLER, "start", "--", *arguments) or log(kubectl, [])
-    )
+    return push(kubectl, []) or kubectl.in_controller(*CONTROLLER, "start", "--", *arguments) or log(kubectl, [])
 
 
 def log(kubectl: Kubectl, arguments: list[str]) -> int:

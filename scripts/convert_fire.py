@@ -3,29 +3,41 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.rows.convert import convert_fire, training_form
+from vlmflow.config.data_settings import RowChoice, RowLimits
+from vlmflow.raw_rows import open_rows
+from vlmflow.rows.convert import convert
+from vlmflow.rows.fire import fire_rows, training_form
 
 
 def main(
     *,
-    raw: Path,
+    raw: list[Path],
     converted: Path,
     rejects: Path,
     split: str,
     form: str,
     max_history_rounds: int | None,
+    row_limits: RowLimits,
+    system_prompt: str | None = None,
+    choice: RowChoice | None = None,
+    mended: list[Path] = [],  # noqa: B006
     threads: int = 1,
 ) -> None:
     """Convert one split.
 
-    raw: the split's JSON array, as FIRE publishes it.
+    raw: the split's files, each a JSON array as FIRE publishes it.
     converted: JSON lines to write, one training row each.
-    rejects: JSON lines to write, one for each raw row that cannot be used.
+    rejects: JSON lines to write, one for each raw row that cannot be used or is left out.
     split: train or test.
     form: trajectory or timestep.
     max_history_rounds: timestep form: earlier attempts in an example's state; null for all.
+    row_limits: what a whole trajectory may be; see docs/config.md.
+    system_prompt: begins every conversation; null for none.
+    choice: which rows are used. mended: files of edited rows.
     """
-    convert_fire(raw, converted, rejects, split, training_form(form, max_history_rounds), threads)
+    make = fire_rows(training_form(form, max_history_rounds), row_limits, system_prompt)
+    with open_rows(raw, split, mended) as rows:
+        convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.kubernetes.patient_api import connect
 from vlmflow.cluster.checks import as_json, as_line, is_ready
 from vlmflow.cluster.doctor import Doctor
 from vlmflow.config.model import check_config
+from vlmflow.config.table import read_yaml
 from vlmflow.errors import VlmflowError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +25,7 @@ def main(namespace: str, files: list[Path], runs: list[str], as_json_text: bool,
     """Look, print, and give the exit code."""
     merged: dict[str, Any] = {}
     for file in [*LAYERS, *files]:
-        _lay_over(merged, yaml.safe_load(file.read_text()) or {})
+        _lay_over(merged, read_yaml(file))
     settings = check_config(merged, [*LAYERS, *files])
     unknown = [run for run in runs if run not in settings.runs]
     if unknown:

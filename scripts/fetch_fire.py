@@ -5,7 +5,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.source import parse_source
 from vlmflow.fetch.fetch import fetch_data_file
-from vlmflow.fetch.pins import PINS, read_pins
+from vlmflow.fetch.pins import PINS, pin_of, read_pins
 from vlmflow.fetch.raw_file import copy, link_or_copy
 
 
@@ -13,15 +13,15 @@ def main(*, raw: Path, source: str, store: Path, pins: Path = PINS) -> None:
     """Fetch one raw file.
 
     raw: the file to write.
-    source: hf://datasets/OWNER/NAME/FILE, file:///PATH, or a path.
+    source: hf://datasets/OWNER/NAME/FILE or …/NAME@COMMIT/FILE, file:///PATH, or a path.
     store: the folder that keeps what comes from the hub, by repository and revision.
-    pins: the table with revision, size and sha256 of every hub source.
+    pins: the table with revision, size and sha256 of hub sources.
     """
     place = parse_source(source)
     if isinstance(place, Path):
         copy(place, raw)
     else:
-        link_or_copy(fetch_data_file(place, read_pins(pins).get(source), store), raw)
+        link_or_copy(fetch_data_file(place, pin_of(source, read_pins(pins)), store), raw)
 
 
 if __name__ == "__main__":

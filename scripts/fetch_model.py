@@ -6,7 +6,7 @@ from harness.stage import run_stage
 from vlmflow.config.source import parse_source
 from vlmflow.fetch.fetch import fetch_model
 from vlmflow.fetch.model_folder import hash_files, list_files, write_manifest
-from vlmflow.fetch.pins import PINS, read_pins
+from vlmflow.fetch.pins import PINS, pin_of, read_pins
 from vlmflow.files import whole_folder
 
 
@@ -14,9 +14,9 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
     """Fetch one model.
 
     model: the folder to write, with manifest.json alone in it.
-    source: hf://OWNER/NAME, file:///PATH, or the path of a folder.
+    source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, or the path of a folder.
     store: the folder that keeps what comes from the hub, by repository and revision.
-    pins: the table with revision, size and sha256 of every hub source.
+    pins: the table with revision, size and sha256 of hub sources.
     threads: files that are fetched and read at a time.
     """
     place = parse_source(source)
@@ -24,7 +24,7 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
         revision, folder = None, place
         files = hash_files(folder, list_files(folder, source), threads)
     else:
-        pin = read_pins(pins).get(source)
+        pin = pin_of(source, read_pins(pins))
         folder, files = fetch_model(place, pin, store, threads)
         revision = pin.revision
     with whole_folder(model) as unfinished_folder:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.data_settings import PictureLimits
+from vlmflow.config.data_settings import PictureLimits, RowChoice
+from vlmflow.parts import WHOLE, Part, items_of
 from vlmflow.pictures.resolve import (
     named_paths,
     resolve_pictures,
@@ -17,29 +18,38 @@ from vlmflow.progress import Progress
 
 def main(
     *,
-    raw: Path,
+    raw: list[Path],
     manifest: Path,
     dataset: str,
     roots: list[str],
     store: Path,
     limits: PictureLimits,
+    choice: RowChoice | None = None,
+    mended: list[Path] = [],  # noqa: B006
+    part: Part = WHOLE,
     threads: int = 1,
 ) -> None:
     """Resolve the pictures of one split.
 
-    raw: the split's raw rows, a JSON array.
+    raw: the files of the split's raw rows.
     manifest: JSON lines to write, one for each distinct path that the rows name.
     dataset: the data set's name in the configuration.
     roots: the folders that hold its pictures, the first that has one wins.
     store: the folder of all picture stores; the data set's own lies in it under its name.
     limits: what a picture may be.
+    choice: which rows are used. mended: files of edited rows.
+    part: which part of how many this is, where several pods share the pictures; what was found is then said of all
+    of them, when they are joined.
     """
     key = f"datasets.{dataset}.image_roots"
     picture_roots = PictureRoots(roots, key)
-    paths = named_paths(raw)
+    split = manifest.name.partition(".")[0]
+    paths = named_paths(raw, split, choice, mended)
+    paths = dict(items_of(part, paths.items()))
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
         entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)
-    say_what_was_found(entries, key)
+    if part == WHOLE:
+        say_what_was_found(entries, key)
     write_picture_manifest(manifest, entries)
 
 

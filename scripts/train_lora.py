@@ -6,7 +6,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.files import read_json, whole_folder, write_json
 from vlmflow.training.checkpoint import copy_adapter
-from vlmflow.training.data import validated_data
+from vlmflow.training.data import fitted_data
 from vlmflow.training.gate import refuse_failed
 from vlmflow.training.job import BaseModel, TrainJob
 from vlmflow.training.report import draw_losses, report
@@ -15,11 +15,10 @@ from vlmflow.training.train import train
 
 def main(
     *,
-    train_rows: Path,
-    val_rows: Path,
-    stats: Path,
+    rows: Path,
     model: Path,
     smoke: Path,
+    cached: list[Path],
     full: Path,
     settings: TrainSettings,
     device: str,
@@ -32,16 +31,18 @@ def main(
 ) -> None:
     """Run the full training of one run.
 
-    train_rows, val_rows, stats: the validated data set. model: folder with the base model's manifest.
+    rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     smoke: the smoke stage's folder, whose gate must be open.
+    cached: the cached data set's folder (cached/RUN), or none: [].
     full: the folder to write (checkpoints/RUN/full): the best adapter, the report, the loss curve.
     settings, device, processes, strategy, model_type: see docs/config.md.
     picture_store, run_store: the folders that hold all picture stores and all run folders.
     """
     run = full.parent.name
     refuse_failed(read_json(smoke / "gate.json"), run)
-    data = validated_data(train_rows, val_rows, stats, picture_store)
-    job = TrainJob(data, BaseModel.read(model, model_type), settings, device, processes, strategy)
+    data = fitted_data(rows, settings.max_length, picture_store)
+    base = BaseModel.read(model, model_type)
+    job = TrainJob(data, base, settings, device, processes, strategy, cached=cached[0] if cached else None)
     trained = train(job, run_store / run / "full", threads, f"train_lora {run}")
     account = report(job, trained)
     with whole_folder(full) as finished:

@@ -5,13 +5,12 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import SmokeSettings, TrainSettings
-from vlmflow.files import whole_folder, write_json
-from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.files import read_json, whole_folder, write_json
 from vlmflow.reports.pages import gate_page
-from vlmflow.training.data import validated_data
-from vlmflow.training.gate import check_lengths, judge, refuse_failed
+from vlmflow.training.data import ACCOUNT, fitted_data
+from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.job import BaseModel, TrainJob
-from vlmflow.training.lengths import row_lengths
+from vlmflow.training.lengths import read_lengths
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import choose_rows, smoke_job
 from vlmflow.training.train import train
@@ -19,10 +18,7 @@ from vlmflow.training.train import train
 
 def main(
     *,
-    train_rows: Path,
-    val_rows: Path,
-    stats: Path,
-    pictures: Path,
+    rows: Path,
     model: Path,
     smoke: Path,
     settings: TrainSettings,
@@ -37,28 +33,25 @@ def main(
 ) -> None:
     """Run the smoke stage of one run.
 
-    train_rows, val_rows, stats: the validated data set. pictures: image manifest of the train split.
-    model: folder with the base model's manifest.
+    rows: the run's rows that fit, with their lengths (fitted/RUN). model: folder with the base model's manifest.
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
     settings, smoke_settings, device, processes, strategy, model_type: see docs/config.md.
     picture_store, run_store: the folders that hold all picture stores and all run folders.
     """
     run = smoke.parent.name
-    data = validated_data(train_rows, val_rows, stats, picture_store)
+    data = fitted_data(rows, settings.max_length, picture_store)
     full = TrainJob(data, BaseModel.read(model, model_type), settings, device, processes, strategy)
-
-    entries = list(read_picture_manifest(pictures))
-    train_lengths, val_lengths = (
-        row_lengths(rows, entries, full.model.folder, settings.image_max_tokens) for rows in (train_rows, val_rows)
-    )
-    check_lengths(train_lengths + val_lengths, settings.max_length)
+    train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 
     folder = run_store / run / "smoke"
     chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
     job = smoke_job(full, chosen, smoke_settings, folder)
     trained = train(job, folder, threads, f"train_smoke {run}")
     account = report(job, trained)
-    gate = judge(account, chosen, train_lengths, val_lengths, full)
+    fitted = read_json(rows / ACCOUNT)
+    gate = judge(account, chosen, train_lengths, val_lengths, full) | {
+        "fitted": {split: fitted[split] for split in ("train", "val")}
+    }
     write_json(trained.folder.path / "gate.json", gate)
     refuse_failed(gate, run)
     logging.getLogger("vlmflow").info(f"{run}: the gate is open; the full run: {gate['full_run']['readable']}")

@@ -13,6 +13,7 @@ from vlmflow.files import read_json, remove, whole_folder, write_json
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.reports.provenance import model_card, provenance
+from vlmflow.reports.rights import rights
 from vlmflow.training.data import first_rows
 
 log = logging.getLogger("vlmflow")
@@ -24,7 +25,7 @@ def main(
     full: Path,
     smoke: Path,
     model: Path,
-    val_rows: Path,
+    rows: Path,
     stats: Path,
     verified: Path,
     verify: VerifySettings,
@@ -32,14 +33,20 @@ def main(
     dtype: str,
     image_max_tokens: int,
     picture_store: Path,
+    data_sources: list[str],
+    licence: str | None,
+    source_licences: dict[str, str],
+    picture_licences: dict[str, str],
     threads: int = 1,
 ) -> None:
     """Verify one run's merged weights.
 
     merged: the merged folder, whose files `verified` takes over. full, smoke: the training's folders.
-    model: folder with the base model's manifest. val_rows, stats: the data set that chose the checkpoint.
+    model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN). stats: of the data set.
     verified: the folder to make (merged/RUN). verify, device, dtype, image_max_tokens: see docs/config.md.
     picture_store: the folder that holds all picture stores.
+    data_sources: where the data set came from. licence, source_licences: see docs/config.md.
+    picture_licences: those of picture_sources, by the beginnings of the pictures' paths.
     """
     base = read_manifest(model)
     remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
@@ -47,12 +54,14 @@ def main(
     if verify.logits:
         log.info(f"comparing logits of base + adapter and of the merged weights on {verify.rows} rows ({device})")
         pictures = picture_store / read_json(stats)["dataset"]
-        rows = first_rows(val_rows, verify.rows)
+        compared = first_rows(rows / "val.jsonl", verify.rows)
         proofs["logits"] = asdict(
-            verify_logits(base.folder, full, merged, rows, pictures, device, dtype, image_max_tokens)
+            verify_logits(base.folder, full, merged, compared, pictures, device, dtype, image_max_tokens)
         )
     log.info("writing provenance.json: digests of all files")
-    facts = provenance(verified.name, stats, base, smoke, full, merged, proofs, code=Path(__file__).parents[1])
+    dataset = read_json(stats)["dataset"]
+    stated = rights(dataset, data_sources, licence, source_licences, picture_licences, rows / "train.jsonl")
+    facts = provenance(verified.name, stats, base, smoke, full, merged, proofs, stated, code=Path(__file__).parents[1])
 
     with whole_folder(verified) as folder:
         shutil.copytree(merged, folder, copy_function=link_or_copy, dirs_exist_ok=True)

@@ -4,16 +4,30 @@ import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+from hypothesis import settings
 
 from roads import RUN, make_demo_folder, snakemake
+
+# A busy machine is no fault of the code under test.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # Two trainers and the tests share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
-def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder in which the demo ran from the sample to merged weights; nobody writes into it."""
-    folder = make_demo_folder(tmp_path_factory.mktemp("road"))
-    (folder / "said.txt").write_text(snakemake(folder, f"merged/{RUN}"))
+def road(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Give a folder in which the demo ran from the sample to merged weights; nobody writes into it.
+
+    The first of the processes that the tests run in walks it, the others wait.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    folder = (shared if worker_id == "master" else shared.parent) / "road"
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "said.txt").exists():
+            folder.mkdir()
+            make_demo_folder(folder)
+            (folder / "said.txt").write_text(snakemake(folder, f"merged/{RUN}"))
     return folder

@@ -7,9 +7,13 @@ from typing import Any
 import msgspec
 from PIL import Image
 
-from vlmflow.json_rows import JsonRows
-from vlmflow.rows.convert import convert_fire, training_form
+from vlmflow.config.data_settings import RowChoice, RowLimits
+from vlmflow.raw_rows import open_rows
+from vlmflow.rows.convert import convert
+from vlmflow.rows.fire import fire_rows, training_form
 from vlmflow.rows.validate import SplitFiles
+
+NO_LIMITS = RowLimits(max_turns=10**9, max_turn_chars=10**9)
 
 
 def fire_row(
@@ -18,10 +22,10 @@ def fire_row(
     """Give a sound row of FIRE with `rounds` attempts; `changes` replace whole keys."""
     turns = []
     for number in range(1, rounds + 1):
-        score = 10 if number == rounds else number + 1
+        score = 10 if number == rounds else min(9, number + 1)
         turns.append({"role": "student", "type": "response", "value": f"Thought: t{number}.\nAnswer: a{number}\n\n"})
         turns.append({"role": "teacher", "type": "feedback", "value": f"Score: {score}.\nFeedback: f{number}\n"})
-    scores = [10 if number == rounds else number + 1 for number in range(1, rounds + 1)]
+    scores = [10 if number == rounds else min(9, number + 1) for number in range(1, rounds + 1)]
     row = {
         "image": image,
         "question": {"role": "user", "value": question},
@@ -56,10 +60,14 @@ def split_files(folder: Path, split: str, rows: list[Any], form: str = "trajecto
     """
     changes = pictures.get("pictures", {})
     raw = write_array(folder / "raw" / f"{split}.json", rows)
-    files = SplitFiles(split, raw, folder / f"{split}.jsonl", folder / f"{split}.rejects.jsonl", folder / f"{split}.i")
-    convert_fire(raw, files.converted, files.rejects, split, training_form(form, 6), processes=1)
+    files = SplitFiles(
+        split, [raw], folder / f"{split}.jsonl", folder / f"{split}.rejects.jsonl", folder / f"{split}.i"
+    )
+    with open_rows([raw], split) as raw_rows:
+        make = fire_rows(training_form(form, 6), NO_LIMITS)
+        convert(raw_rows, files.converted, files.rejects, split, make, RowChoice(), processes=1)
     entries: dict[str, dict[str, Any]] = {}
-    with JsonRows(raw) as raw_rows:
+    with open_rows([raw], split) as raw_rows:
         for row in raw_rows:
             try:
                 path = msgspec.json.decode(row)["image"]

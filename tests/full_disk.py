@@ -21,10 +21,9 @@ def main() -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(runs)], check=True)
     words = command(folder, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
-        while not list(runs.glob("*/full/*/checkpoints/checkpoint-6/trainer_state.json")):
+        while last_step(runs) < 7:  # the checkpoint of step 6 is whole then
             assert first.poll() is None, first.stdout.read()
-            time.sleep(0.1)
-        time.sleep(1)
+            time.sleep(0.02)
         with (runs / "filler").open("wb") as filler:
             try:
                 while True:
@@ -44,6 +43,12 @@ def main() -> None:
     report = json.loads((folder / "checkpoints" / RUN / "full" / "report.json").read_text())
     assert report["steps"] == 18
     assert [step for step, _ in report["losses"]] == list(range(1, 19))
+
+
+def last_step(runs: Path) -> int:
+    """Give the last step that the training told of; 0 before the first."""
+    lines = [line for file in runs.glob("*/full/*/progress.jsonl") for line in file.read_text().splitlines(True)]
+    return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
 
 
 if __name__ == "__main__":

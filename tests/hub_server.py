@@ -6,70 +6,23 @@ client. What the storage gives is signed for a moment, and a token that reaches 
 
 import hashlib
 import json
-import os
-import socket
-import struct
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import huggingface_hub
 import pytest
 
+from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from vlmflow.fetch import download, retry
 
 REVISION = "1" * 40
 TOKEN = "hf_tokenThatNobodyMaySee"  # noqa: S105
 SIGNATURE = "signatureThatNobodyMaySee"
-BLOCK = 64 * 1024
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the server is about to send; a fault gives another one."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes = b""
-    whole: bytes = b""
-    """The whole file, of which the body may be a range."""
-    stop_after: int | None = None
-    """Bytes of the body after which the answer ends as `end` says."""
-    end: str = "close"
-
-
-Fault = Callable[[Answer], Answer]
-
-
-def breaks(after: int, end: str = "close") -> Fault:
-    """The answer ends after so many bytes. end: close, reset, or stall (silence until the client leaves)."""
-    return lambda answer: replace(answer, stop_after=after, end=end)
-
-
-def refuses(status: int, **headers: str) -> Fault:
-    return lambda answer: Answer(
-        status, {name.replace("_", "-"): text for name, text in headers.items()}, b'{"error": "no"}'
-    )
-
-
-def html_page() -> Fault:
-    return lambda answer: Answer(200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>Sign in</html>")
-
-
-def ignores_range() -> Fault:
-    return lambda answer: replace(answer, status=200, headers={"ETag": answer.headers["ETag"]}, body=answer.whole)
-
-
-def with_headers(**headers: str) -> Fault:
-    changed = {name.replace("_", "-"): text for name, text in headers.items()}
-    return lambda answer: replace(answer, headers={**answer.headers, **changed})
 
 
 @dataclass
@@ -81,6 +34,9 @@ class Request:
     sent: int = 0
     """Bytes of body that were sent."""
 
+    def count(self, sent: int) -> None:
+        self.sent += sent
+
 
 @dataclass
 class Repo:
@@ -91,12 +47,11 @@ class Repo:
     gated: bool = False
 
 
-class HubServer:
+class HubServer(FaultyServer):
     """Serves until the block ends.
 
     faults: by (kind, file name), what befalls the next answers, one each; kind as in Request. For `api` the
     name is the repository's.
-    pace: seconds between two blocks of 64 KiB.
     """
 
     def __init__(self) -> None:
@@ -104,21 +59,12 @@ class HubServer:
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.requests: list[Request] = []
         self.leaked: list[str] = []
-        self.pace = 0.0
-        self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
+        super().__init__()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.storage = f"http://localhost:{self.port}"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        return _handler_for(self)
 
     def add(
         self,
@@ -154,13 +100,7 @@ def blob_id(content: bytes) -> str:
 
 
 def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(FaultyHandler):
         def do_HEAD(self) -> None:
             self._answer()
 
@@ -174,7 +114,7 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 hub.requests.append(request)
                 waiting = hub.faults.get((kind, name))
                 fault = waiting.pop(0) if waiting else None
-            self._send(fault(answer) if fault else answer, request)
+            self.send(fault(answer) if fault else answer, hub.pace, request.count)
 
         def _find(self) -> tuple[str, str, Answer]:
             url = urlsplit(self.path)
@@ -228,11 +168,12 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             headers = {"Content-Type": "application/octet-stream", **headers}
             if not wanted or self.headers.get("If-Range", headers["ETag"]) != headers["ETag"]:
                 return Answer(200, headers, content, content)
-            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last or len(content) - 1), len(content) - 1)
             if start >= len(content):
                 return Answer(416, {"Content-Range": f"bytes */{len(content)}"})
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            return Answer(206, headers, content[start:], content)
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+            return Answer(206, headers, content[start : end + 1], content)
 
         def _described(self, path: str) -> tuple[str, str, Answer]:
             kind, _, rest = path.removeprefix("api/").partition("/")
@@ -249,35 +190,6 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             body = json.dumps({"id": name, "sha": repo.revision, "siblings": siblings}).encode()
             return "api", name, Answer(200, {"Content-Type": "application/json"}, body)
 
-        def _send(self, answer: Answer, request: Request) -> None:
-            self.send_response(answer.status)
-            for name, text in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
-                self.send_header(name, text)
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            rest = memoryview(answer.body)[: answer.stop_after]
-            try:
-                while rest:
-                    self.wfile.write(rest[:BLOCK])
-                    request.sent += len(rest[:BLOCK])
-                    rest = rest[BLOCK:]
-                    time.sleep(hub.pace)
-                if answer.stop_after is not None:
-                    self._end(answer.end)
-            except OSError:
-                self.close_connection = True
-
-        def _end(self, how: str) -> None:
-            self.close_connection = True
-            if how == "stall":
-                self.connection.settimeout(20)
-                self.connection.recv(1)
-            if how == "reset":
-                # Closing with a linger time of 0 sends RST in place of FIN.
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                os.close(self.connection.detach())
-
     return Handler
 
 
@@ -287,7 +199,7 @@ def command(script: str, **values: object) -> list[str]:
     options = [
         part
         for name, value in values.items()
-        for part in (f"--{name}", str(value) if isinstance(value, str | Path) else json.dumps(value))
+        for part in (f"--{name.replace('_', '-')}", str(value) if isinstance(value, str | Path) else json.dumps(value))
     ]
     return [sys.executable, str(path), *options]
 
@@ -296,7 +208,8 @@ def command(script: str, **values: object) -> list[str]:
 def served_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """Serve what huggingface_hub takes for the hub, here and in processes that this one starts.
 
-    A token is at hand, and waits are short enough for tests.
+    A token is at hand, and waits between attempts are short enough for tests. A server that pauses is borne for 10 s:
+    longer than a busy machine takes, so that no request is made twice.
     """
     with HubServer() as server:
         constants = huggingface_hub.constants
@@ -309,5 +222,5 @@ def served_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
         monkeypatch.setattr(retry, "LONGEST_WAIT", 0.05)
-        monkeypatch.setattr(download, "READ_TIMEOUT", 0.5)
+        monkeypatch.setattr(download, "READ_TIMEOUT", 10.0)
         yield server

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parents[1]
 RUN = "qwen3vl-fire"
 
@@ -17,6 +19,18 @@ runs:
     verify: {rows: 2}
 """
 """Laid over the demo's settings: every stage for real, with fewer steps."""
+
+
+SPEED = re.compile(r" (.+): [\d,.]+ of [\d,.]+ (?:rows|pictures|MB) · [\d,.]+ (rows|pictures|MB)/s · .*")
+
+
+def speeds(folder: Path, rule: str) -> dict[str, str]:
+    """Give, from the logs of a rule, what its stages counted ("rows", "pictures", "MB") by what they said it was.
+
+    A line with count, rate and time left is shown as long as a stage works; its last form is in the log.
+    """
+    logs = "\n".join(log.read_text() for log in sorted((folder / "logs" / rule).rglob("*.log")))
+    return dict(SPEED.findall(logs))
 
 
 def script(name: str, **values: object) -> None:
@@ -38,6 +52,14 @@ def command(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
     files = [str(root / "profiles" / "demo" / "run.yaml"), str(folder / "quick.yaml")]
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(folder)]
     return [*call, "--configfile", *files, "--cores", "2", *words]
+
+
+def words_of(process: psutil.Process) -> str:
+    """Give the command line of a process; "" where it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def snakemake(folder: Path, *words: str, root: Path = ROOT) -> str:
@@ -63,6 +85,15 @@ def stale_rules(folder: Path, *words: str, root: Path = ROOT) -> set[str]:
 def copy_folder(source: Path, target: Path) -> Path:
     """Copy a demo folder with its times and links, so that Snakemake finds nothing to do in the copy."""
     subprocess.run(["cp", "--archive", str(source), str(target)], check=True)
+    return target
+
+
+def checkout(target: Path) -> Path:
+    """Make a git checkout of the project's files, as they are in the working tree."""
+    clone(target)
+    person = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.org"]
+    for words in (["init", "--quiet"], ["add", "--all"], [*person, "commit", "--quiet", "--message=All"]):
+        subprocess.run(["git", *words], cwd=target, check=True)
     return target
 
 

@@ -46,8 +46,9 @@ class StorageRun:
         return [*call, "--shared-fs-usage", "none", "--local-storage-prefix", str(self.local), *words]
 
     def as_pod(self, rule: str, *words: str) -> list[str]:
-        """Give the command line of one job, as an executor calls it in a pod."""
-        return self.command("--mode", "remote", "--target-jobs", f"{rule}:", "--force", *words, "--")
+        """Give the command line of one job, as the executor calls it in a pod."""
+        options = ("--mode", "remote", "--target-jobs", f"{rule}:", "--force", "--keep-incomplete")
+        return self.command(*options, *words, "--")
 
     def call(self, command: list[str], ends_well: bool = True) -> str:
         """Run a command line to its end and give what it said.

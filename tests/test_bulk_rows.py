@@ -1,7 +1,7 @@
 """FIRE-form files for benchmarks: sizes like the real data's, and every row usable."""
 
+from bulk_rows import PICTURE_COUNT, write_fire_rows
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.demo.bulk_rows import PICTURE_COUNT, write_fire_rows
 from vlmflow.json_rows import JsonRows
 from vlmflow.rows import sharegpt
 from vlmflow.rows.fire import Trajectory, read_trajectory, trajectory_row

@@ -1,5 +1,6 @@
 """The controller's own process and its checkout, tried without a cluster: with real processes and real git."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vlmflow.cluster import checkout, hub_token, unpack
@@ -17,16 +19,22 @@ from vlmflow.errors import VlmflowError
 
 CONTROLLER = Path(__file__).parents[1] / "k8s/base/controller.py"
 SNAKEMAKE = """#!/bin/sh
-echo "running $*"
 trap 'echo interrupted; exit 1' INT
-while [ ! -e go ]; do sleep 0.05; done
+echo "running $*"
+while [ ! -e go ]; do
+    if [ -e begun ]; then echo "Job stats:"; rm begun; fi
+    sleep 0.05
+done
 echo done; exit 7
 """
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """The working directory, and a command named snakemake that ends with 7 once there is a file `go`."""
+    """The working directory, and a command named snakemake that ends with 7 once there is a file `go`.
+
+    Where there is a file `begun`, it says what Snakemake says when the old Jobs are ended and the first is to come.
+    """
     program = tmp_path / "bin/snakemake"
     program.parent.mkdir()
     program.write_text(SNAKEMAKE)
@@ -43,7 +51,7 @@ def started(work: Path, *arguments: str) -> subprocess.Popen:
 
 def ended(work: Path, *arguments: str) -> tuple[int, str]:
     process = started(work, *arguments)
-    said = process.communicate(timeout=20)[0]
+    said = process.communicate(timeout=60)[0]
     return process.returncode, said
 
 
@@ -59,12 +67,12 @@ def serve(work: Path) -> Iterator[Callable[[], subprocess.Popen]]:
     (work / "go").touch()
     for process in processes:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
-def until_output_has(work: Path, text: str) -> None:
-    for _ in range(200):
-        if text in (work.parent / "run/output.log").read_text():
+def until_output_has(work: Path, text: str, times: int = 1) -> None:
+    for _ in range(1200):
+        if (work.parent / "run/output.log").read_text().count(text) >= times:
             return
         time.sleep(0.05)
     raise AssertionError(f"{text!r} never came")
@@ -92,10 +100,32 @@ def test_a_stopped_run_stays_stopped(work: Path, serve: Callable) -> None:
     assert ended(work, "stop")[0] == 0
     assert (work.parent / "run/output.log").read_text().endswith("interrupted\nSnakemake ended with code 1.\n")
     first.terminate()
-    first.wait(timeout=20)
+    first.wait(timeout=60)
     serve()
     time.sleep(1)
     assert ended(work, "status")[0] == 0
+
+
+def test_a_stop_that_the_pods_end_cut_short_is_carried_out(work: Path, serve: Callable) -> None:
+    """Snakemake is started once more, to end the Jobs of the one before, and interrupted when it has."""
+    first = serve()
+    ended(work, "start", "--", "merged/a")
+    until_output_has(work, "running")
+    children = psutil.Process(first.pid).children(recursive=True)
+    first.kill()
+    first.wait(timeout=60)
+    for child in children:  # they end with the pod; Snakemake's stand-in would write beside the next one
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    (work.parent / "run/stop").touch()
+    serve()
+    until_output_has(work, "The controller came back")
+    time.sleep(1)
+    assert ended(work, "status")[0] == 3
+    (work / "begun").touch()
+    code, said = ended(work, "follow")
+    assert code == 1
+    assert said.endswith("Job stats:\ninterrupted\nSnakemake ended with code 1.\n")
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
@@ -104,7 +134,7 @@ def test_a_run_goes_on_when_the_controller_comes_back(work: Path, serve: Callabl
     ended(work, "start", "--", "merged/a")
     until_output_has(work, "running")
     first.send_signal(end)
-    first.wait(timeout=20)
+    first.wait(timeout=60)
     output = work.parent / "run/output.log"
     assert ("interrupted" in output.read_text()) == (end == signal.SIGTERM)
     assert ended(work, "status")[0] == 3
@@ -113,6 +143,34 @@ def test_a_run_goes_on_when_the_controller_comes_back(work: Path, serve: Callabl
     code, said = ended(work, "follow")
     assert code == 7
     assert "The controller came back" in said
+
+
+def test_a_snakemake_that_was_killed_is_started_again_three_times(work: Path, serve: Callable) -> None:
+    serve()
+    ended(work, "start", "--", "merged/a")
+    for count in range(1, 5):
+        until_output_has(work, "running --executor", times=count)
+        program = str(work.parent / "bin/snakemake")
+        found = [each for each in psutil.process_iter(["cmdline"]) if program in (each.info["cmdline"] or [])]
+        for each in found:
+            with contextlib.suppress(psutil.NoSuchProcess):  # what it starts each moment may be among them
+                each.kill()
+    code, said = ended(work, "follow")
+    assert said.count("Snakemake was killed (signal 9). It is started again.") == 3
+    assert code == 137
+
+
+def test_two_controllers_do_not_both_run_it(work: Path, serve: Callable) -> None:
+    first = serve()
+    ended(work, "start", "--", "merged/a")
+    until_output_has(work, "running")
+    serve()
+    time.sleep(2)
+    output = work.parent / "run/output.log"
+    assert output.read_text().count("running --executor") == 1
+    first.kill()
+    first.wait(timeout=60)
+    until_output_has(work, "The controller came back")
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -152,6 +210,48 @@ def test_the_checkout_arrives_with_its_commit_and_its_changes(tmp_path: Path) ->
     assert "new.smk" in git(target, "ls-files")
     assert git(target, "describe", "--always", "--dirty").endswith("-dirty\n")
     assert not any(b"hf_secret" in path.read_bytes() for path in target.rglob("*") if path.is_file())
+
+
+def test_a_push_that_is_cut_off_changes_nothing_and_the_next_one_does(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "Snakefile").write_text("one")
+    git(source, "init")
+    git(source, "add", ".")
+    git(source, "commit", "-m", "first")
+    carried(source, target)
+    (source / "Snakefile").write_text("two")
+    with (tmp_path / "tar").open("wb") as stream:
+        checkout.pack(source, stream)
+    whole = (tmp_path / "tar").read_bytes()
+    for part in (b"", whole[: len(whole) // 2]):
+        command = [sys.executable, unpack.__file__, str(target)]
+        assert subprocess.run(command, input=part, capture_output=True, check=False).returncode != 0
+        assert (target / "Snakefile").read_text() == "one"
+        assert git(target, "ls-files") == "Snakefile\n"
+    carried(source, target)
+    assert (target / "Snakefile").read_text() == "two"
+    assert not (target / ".arriving").exists()
+
+
+def test_a_file_in_the_place_of_a_folder_and_the_reverse_arrive(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "one").mkdir(parents=True)
+    (source / "one/file").write_text("")
+    (source / "two").write_text("")
+    git(source, "init")
+    git(source, "add", ".")
+    git(source, "commit", "-m", "first")
+    carried(source, target)
+    (source / "one/file").unlink()
+    (source / "one").rmdir()
+    (source / "one").write_text("file")
+    (source / "two").unlink()
+    (source / "two").mkdir()
+    (source / "two/file").write_text("")
+    carried(source, target)
+    assert (target / "one").read_text() == "file"
+    assert (target / "two/file").is_file()
 
 
 def test_a_folder_without_git_is_refused(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ def test_claims_are_bound_and_shared() -> None:
 
 def test_templates_are_all_there_and_run_the_rule() -> None:
     assert objects.check_templates(list(TEMPLATES.values())).state == "ok"
+    twice = objects.check_templates([*TEMPLATES.values(), TEMPLATES["gpu"]])
+    assert (twice.state, twice.found) == ("fail", "both a PodTemplate and in a CronJob: gpu")
     broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
     broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
     found = objects.check_templates(broken).found
@@ -187,3 +189,17 @@ def test_table_and_json_say_whether_it_is_ready() -> None:
     assert json.loads(checks.as_json([good, bad]))["ready"] is False
     assert "what to do: bring it" in checks.as_line(bad, colours=False)
     assert "\x1b" not in checks.as_line(bad, colours=False)
+
+
+def test_a_configuration_that_is_no_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("runs:\n  r: {model: m\n  b: [\n")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "doctor.py"), "--configfile", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{file}, line 3, column 4: expected ',' or '}}', but got ':' while parsing")
+    assert "begun in line 2, column 6\n  what to do: " in done.stderr

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,18 +13,9 @@ import pytest
 import yaml
 
 import fetch_fire
-from hub_server import (
-    REVISION,
-    SIGNATURE,
-    TOKEN,
-    HubServer,
-    breaks,
-    command,
-    html_page,
-    refuses,
-    served_hub,
-    sha256,
-)
+from faulty_server import breaks, html_page, refuses
+from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, command, served_hub, sha256
+from one_rule import one_rule
 from vlmflow.errors import VlmflowError
 from vlmflow.fetch.raw_file import link_or_copy
 from vlmflow.files import unfinished
@@ -33,7 +23,6 @@ from vlmflow.files import unfinished
 SOURCE = "hf://datasets/o/d/sub/train.json"
 CONTENT = Random(2).randbytes(4_000_000)
 PIN = {"revision": REVISION, "size": len(CONTENT), "sha256": sha256(CONTENT)}
-REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -85,6 +74,16 @@ def test_a_revision_alone_is_enough(server: HubServer, place: Place):
         assert place.raw.read_bytes() == CONTENT
         assert place.raw.samefile(place.stored)
     assert server.sent("train.json") == len(CONTENT)
+
+
+def test_an_address_may_name_its_commit_itself(server: HubServer, place: Place):
+    source = f"hf://datasets/o/d@{REVISION}/sub/train.json"
+    place.fetch(source)
+    assert place.raw.read_bytes() == CONTENT
+    assert place.raw.samefile(place.stored)
+    server.add("datasets/o/d", {"sub/train.json": CONTENT[::-1]}, revision="2" * 40)
+    place.fetch(source.replace("1" * 40, "2" * 40))
+    assert place.raw.read_bytes() == CONTENT[::-1]
 
 
 def test_a_store_that_rots_is_mended(server: HubServer, place: Place):
@@ -204,6 +203,9 @@ def test_a_local_file_that_is_none_is_told(place: Place, tmp_path: Path):
         place.fetch(f"{tmp_path}/nowhere.json")
     with pytest.raises(VlmflowError, match=f"{tmp_path} is no file"):
         place.fetch(str(tmp_path))
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(VlmflowError, match=f"{tmp_path}/empty.jsonl is empty: it holds no rows"):
+        place.fetch(f"{tmp_path}/empty.jsonl")
 
 
 def test_another_disk_gets_a_copy(tmp_path: Path):
@@ -215,50 +217,28 @@ def test_another_disk_gets_a_copy(tmp_path: Path):
         assert Path(folder, "raw").read_bytes() == CONTENT
 
 
-SNAKEFILE = """
-import sys
-from pathlib import Path
-sys.path.insert(0, f"{workflow.basedir}/scripts")
-from harness import code_digest, targets
-from vlmflow.config.model import check_config
-configfile: "config.yaml"
-settings = check_config(config, [])
-config = settings.model_dump(mode="json")
-code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
-include: "rules/fetch_fire.smk"
-"""
-
-
 def test_the_rule_plans_without_a_net_and_sees_what_is_stale(server: HubServer, tmp_path: Path):
-    (tmp_path / "Snakefile").write_text(SNAKEFILE)
-    for name in ("rules", "scripts"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "local.json").write_bytes(b"[]")
     datasets = {
         "a": {"kind": "fire", "train": SOURCE, "test": "local.json"},
         "b": {"kind": "fire", "train": "hf://datasets/o/d/not_pinned.json"},
     }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"models": {}, "datasets": datasets, "runs": {}}))
+    targets = ("raw/a/train.json", "raw/a/local.json")
+    snakemake = one_rule(tmp_path, "fetch_fire", datasets=datasets)
     pins = tmp_path / "pins.yaml"
     pins.write_text(yaml.safe_dump({SOURCE: {"revision": REVISION}, "hf://datasets/o/d/not_pinned.json": None}))
 
-    def snakemake(*arguments: str) -> str:
-        call = [sys.executable, "-m", "snakemake", "raw/a/train.json", "raw/a/local.json", *arguments]
-        call += ["--cores=1", "--rerun-triggers", "mtime", "params", "input"]
-        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        return done.stdout + done.stderr
-
-    assert "Fetching not_pinned.json" in snakemake("raw/b/not_pinned.json", "-n")
+    assert "Fetching not_pinned.json" in snakemake(*targets, "raw/b/not_pinned.json", "-n")
     assert not server.requests
-    assert "2 of 2 steps" in snakemake()
+    assert "2 of 2 steps" in snakemake(*targets)
     assert (tmp_path / "raw/a/train.json").read_bytes() == CONTENT
     assert (tmp_path / "raw/a/local.json").read_bytes() == b"[]"
     pins.touch()
-    assert "Nothing to be done" in snakemake()
+    assert "Nothing to be done" in snakemake(*targets)
     pins.write_text(yaml.safe_dump({SOURCE: {"revision": REVISION, "size": len(CONTENT)}}))
-    assert "Nothing to be done" in snakemake(), "what was filled in says no other about the revision"
+    assert "Nothing to be done" in snakemake(*targets), "what was filled in says no other about the revision"
     (tmp_path / "local.json").write_bytes(b"[1]")
     pins.write_text(yaml.safe_dump({SOURCE: {"revision": "2" * 40}}))
-    planned = snakemake("-n")
+    planned = snakemake(*targets, "-n")
     assert "Params have changed" in planned
     assert "Updated input files: local.json" in planned

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,14 @@ import pytest
 import yaml
 
 import fetch_model
-from hub_server import REVISION, HubServer, command, refuses, served_hub, sha256
+from faulty_server import Answer, refuses
+from hub_server import REVISION, HubServer, command, served_hub, sha256
+from one_rule import one_rule
 from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_folder import FileRecord, digest_of, list_files, read_manifest
 from vlmflow.files import unfinished
 
 SOURCE = "hf://o/m"
-REPOSITORY = Path(__file__).parents[1]
 PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", ".gitattributes": b"* lfs"}
 WEIGHTS = {f"model-{part}-of-3.safetensors": Random(part).randbytes(800_000 + part) for part in (1, 2, 3)}
 MODEL = {name: content for name, content in {**PLAIN, **WEIGHTS}.items() if name != ".gitattributes"}
@@ -133,12 +133,20 @@ def test_a_killed_fetch_goes_on_file_by_file(server: HubServer, place: Place):
 
 def test_one_bad_file_does_not_cost_the_others(server: HubServer, place: Place):
     """Case 10 and case 18: what a fetch that was given up has received is kept."""
-    server.faults[("head", "model-2-of-3.safetensors")] = [lambda answer: time.sleep(0.3) or refuses(403)(answer)]
-    server.pace = 0.05
+    part = unfinished(place.stored / "model-3-of-3.safetensors")
+
+    def refused_late(answer: Answer) -> Answer:
+        deadline = time.monotonic() + 20  # before the client is tired of waiting
+        while time.monotonic() < deadline and not (part.exists() and part.stat().st_size):
+            time.sleep(0.01)
+        return refuses(403)(answer)
+
+    server.faults[("head", "model-2-of-3.safetensors")] = [refused_late]
+    server.pace = 0.5
     with pytest.raises(VlmflowError, match=r"hf://o/m/model-2-of-3\.safetensors: .*\(403\)"):
         place.fetch()
     assert not place.model.exists()
-    kept = unfinished(place.stored / "model-3-of-3.safetensors").stat().st_size
+    kept = part.stat().st_size
     assert kept > 0
     server.pace = 0.0
     server.requests.clear()
@@ -220,34 +228,11 @@ def test_the_digest_depends_on_names_and_bytes_alone():
     assert digest_of(one) != digest_of({"a": one["b"], "b": one["a"]})
 
 
-SNAKEFILE = """
-import sys
-from pathlib import Path
-sys.path.insert(0, f"{workflow.basedir}/scripts")
-from harness import code_digest, targets
-from vlmflow.config.model import check_config
-configfile: "config.yaml"
-settings = check_config(config, [])
-config = settings.model_dump(mode="json")
-code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
-include: "rules/fetch_model.smk"
-"""
-
-
 def test_the_rule_takes_a_local_folder_as_its_input(local: Path, tmp_path: Path):
-    (tmp_path / "Snakefile").write_text(SNAKEFILE)
-    for name in ("rules", "scripts"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
     sources = {"tiny": "local", "missing": "nowhere", "big": "hf://o/big"}
     models = {name: {"source": source, "model_type": "qwen3_vl"} for name, source in sources.items()}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"models": models, "datasets": {}, "runs": {}}))
+    snakemake = one_rule(tmp_path, "fetch_model", models=models)
     (tmp_path / "pins.yaml").write_text("hf://o/big:\n")
-
-    def snakemake(*arguments: str) -> str:
-        call = [sys.executable, "-m", "snakemake", *arguments, "--cores=2"]
-        call += ["--rerun-triggers", "mtime", "params", "input"]
-        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        return done.stdout + done.stderr
 
     assert "models.missing.source: there is no folder nowhere" in snakemake("models/missing", "-n")
     assert "1 of 1 steps" in snakemake("models/tiny")

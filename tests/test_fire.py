@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -6,9 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row
+import convert_fire
+from fire_rows import fire_row, write_array
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.rows.fire import Trajectory, read_score, read_trajectory, row_id, timestep_rows, trajectory_row
+from vlmflow.rows.fire import (
+    Trajectory,
+    fire_rows,
+    read_score,
+    read_trajectory,
+    timestep_rows,
+    training_form,
+    trajectory_row,
+)
+from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import REASONS, Reject
 from vlmflow.rows.sharegpt import first_fault
 
@@ -64,7 +75,7 @@ def test_scores_are_read_from_the_text(text: str, score: int | None) -> None:
     assert read_score(text) == score
 
 
-@pytest.mark.parametrize("field", [[0, 1], None, "x", [2, 10, 10], 3])
+@pytest.mark.parametrize("field", [[0, 1], "x", [2, 10, 10], 3])
 def test_the_text_decides_over_the_score_field(field: Any) -> None:
     trajectory = read(fire_row(score=field))
     assert [attempt.score for attempt in trajectory.attempts] == [2, 10]
@@ -75,7 +86,9 @@ def test_optional_keys_may_be_missing() -> None:
     row = fire_row()
     for key in ("groundtruth", "round", "score", "source"):
         del row[key]
-    assert read(row).source == "unknown"
+    assert read(row).source == "coco"
+    assert not read(row).score_field_differs
+    assert not read(row | {"score": None}).score_field_differs
 
 
 @pytest.mark.parametrize(
@@ -220,5 +233,45 @@ def test_any_row_is_converted_or_rejected(raw: dict[str, Any], key: str, junk: A
 
 
 def test_rows_have_an_identity_of_split_number_and_content() -> None:
-    assert row_id("train", 7, b"{}") == "train-0000007-44136fa355b3"
+    assert row_id("train", 7, b"{}") == "train-0000007-a3a6bf43"
     assert row_id("train", 7, b"{}") != row_id("train", 7, b"[]")
+
+
+@pytest.mark.parametrize("form", ["trajectory", "timestep"])
+def test_a_system_prompt_begins_every_conversation(form: str) -> None:
+    make = fire_rows(training_form(form, 6), RowLimits(), "Be brief.")
+    for row in make("id", 7, json.dumps(fire_row()).encode()):
+        assert (row.conversations[0].speaker, row.conversations[0].value) == ("system", "Be brief.")
+        assert row.conversations[1].value.startswith("<image>\n")
+        assert row.raw_row == 7
+        assert first_fault(row, RowLimits()) is None
+
+
+def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | None) -> tuple[int, list[dict[str, Any]]]:
+    """Convert a sound row and this one; give the bytes that were written, and the rejects."""
+    raw = write_array(folder / "raw.json", [fire_row(), row])
+    made, rejects = folder / "made.jsonl", folder / "rejects.jsonl"
+    settings = {"split": "train", "form": form, "max_history_rounds": history, "row_limits": RowLimits()}
+    convert_fire.main(raw=[raw], converted=made, rejects=rejects, **settings)
+    return made.stat().st_size, list(map(json.loads, rejects.read_bytes().splitlines()))
+
+
+@pytest.mark.parametrize(("form", "history"), [("timestep", 6), ("timestep", None), ("trajectory", None)])
+def test_ten_thousand_turns_are_one_reject_and_not_ten_thousand_examples(
+    tmp_path: Path, form: str, history: int | None
+) -> None:
+    """The timestep form would write each turn thousands of times: 1 GB of 469 KB. Limits are of the raw row."""
+    size, rejects = convert_one(tmp_path, fire_row(rounds=5_000), form, history)
+    assert size < 10_000
+    detail = "10000 turns, at most 64 are allowed"
+    assert rejects == [{"raw_row": 1, "reason": "too_many_turns", "detail": detail}]
+    size, rejects = convert_one(tmp_path, fire_row(rounds=32), form, history)
+    assert rejects == []
+    long = fire_row(rounds=32)
+    long["conversations"][0]["value"] = "x" * 1_000_000
+    size, rejects = convert_one(tmp_path, long, form, history)
+    assert size < 10_000
+    assert [reject["reason"] for reject in rejects] == ["turn_too_long"]
+    last = fire_row(rounds=2)
+    last["conversations"][-1]["value"] += "x" * 30_000  # nobody answers it: it stands in no example
+    assert convert_one(tmp_path, last, form, history)[1] == []

@@ -1,4 +1,5 @@
 import fcntl
+import os
 import subprocess
 import sys
 import textwrap
@@ -6,10 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from snakemake.exceptions import WorkflowError
 
 from harness import code_digest, stale_lock
-from harness.targets import raw_source, splits_of
+from harness.targets import distance_to_drop_by, everything, hashes_to_drop_by, raw_source, splits_of
 from vlmflow.config.model import check_config
 
 STAGE = """
@@ -56,6 +56,12 @@ def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scrip
     assert {name: code_digest.of_scripts(scripts)(name) for name in names} == before
 
 
+def test_no_line_of_a_rule_is_longer_than_120_characters() -> None:
+    """Neither ruff nor snakefmt looks at their comments and texts."""
+    files = [SCRIPTS.parent / "Snakefile", *(SCRIPTS.parent / "rules").glob("*.smk")]
+    assert [(file.name, line) for file in files for line in file.read_text().splitlines() if len(line) > 120] == []
+
+
 def test_every_script_of_a_rule_has_a_digest_over_the_library() -> None:
     of_script = code_digest.of_scripts(SCRIPTS)
     digests = {script.stem: of_script(script.stem) for script in SCRIPTS.glob("*.py")}
@@ -87,6 +93,27 @@ def test_a_failing_stage_ends_with_cause_and_next_step(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-2:] == ["the stage failed: s: no words", "  what to do: give some"]
     assert "Traceback" not in done.stderr
     assert (tmp_path / "log").read_text().endswith(done.stderr)
+
+
+def test_what_a_rule_is_to_do_names_its_run_and_data_set(tmp_path: Path) -> None:
+    (tmp_path / "stage.py").write_text(STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b or runs.NAME.c"))
+    (tmp_path / "s").touch()
+    (tmp_path / "Snakefile").write_text(
+        "rule words:\n"
+        '    input: source="s"\n'
+        '    output: target="{dataset}/{run}"\n'
+        "    params: words=[]\n"
+        '    script: "stage.py"\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "--cores", "1", "fire/my.run"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(SCRIPTS), "HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert "  what to do: set datasets.fire.a, runs.my.run.b or runs.my.run.c\n" in done.stderr, done.stderr
 
 
 def test_an_unforeseen_failure_leaves_its_traceback_in_the_log(tmp_path: Path) -> None:
@@ -146,5 +173,32 @@ def test_raw_files_know_their_source() -> None:
     source = raw_source(settings)
     assert source(SimpleNamespace(dataset="fire", file="t.json")) == "hf://datasets/a/b/t.json"
     assert source(SimpleNamespace(dataset="volcano", file="v.json")) == "v.json"
-    with pytest.raises(WorkflowError, match=r"it has raw/fire/t\.json, raw/fire/e\.json"):
+    with pytest.raises(SystemExit, match=r"it has raw/fire/t\.json, raw/fire/e\.json"):
         source(SimpleNamespace(dataset="fire", file="x.json"))
+
+
+@pytest.mark.parametrize(
+    ("test", "near", "files", "distance"),
+    [
+        ("b.json", {}, 0, 0),
+        ("b.json", {"picture_distance": 6}, 0, 0),
+        ("b.json", {"picture_distance": 6, "drop": True}, 2, 6),
+        (None, {"drop": True}, 1, 4),
+    ],
+)
+def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test, near, files, distance):
+    block = {"kind": "fire", "train": "a.json", "test": test, "near_duplicates": near}
+    settings = check_config(
+        {
+            "models": {"m": {"source": "hf://Qwen/Qwen3-8B", "model_type": "qwen3"}},
+            "datasets": {"fire": block},
+            "runs": {name: {"model": "m", "dataset": "fire"} for name in ("r", "s")},
+        },
+        [],
+    )
+    wildcards = SimpleNamespace(dataset="fire")
+    expected = ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl"][:files]
+    assert hashes_to_drop_by(settings)(wildcards) == expected
+    assert distance_to_drop_by(settings)(wildcards) == distance
+    pages = ["reports/data-fire.html", "reports/lengths-r.html", "reports/lengths-s.html"]
+    assert everything(settings) == ["merged/r", "merged/s", *pages]

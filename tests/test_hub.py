@@ -8,19 +8,8 @@ from email.utils import format_datetime
 import huggingface_hub
 import pytest
 
-from hub_server import (
-    REVISION,
-    SIGNATURE,
-    TOKEN,
-    Answer,
-    HubServer,
-    blob_id,
-    html_page,
-    refuses,
-    served_hub,
-    sha256,
-    with_headers,
-)
+from faulty_server import Answer, html_page, refuses, with_headers
+from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, blob_id, served_hub, sha256
 from vlmflow.config.source import HubSource
 from vlmflow.errors import VlmflowError
 from vlmflow.fetch import hub, retry
@@ -151,6 +140,7 @@ def test_offline_mode_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch
 
 def test_passing_faults_are_tried_again(server: HubServer, caplog: pytest.LogCaptureFixture):
     """Case 18: rate limits, server errors and time-outs."""
+    caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("api", "o/m")] = [refuses(500), refuses(503), refuses(429), refuses(504)]
     assert hub.describe(MODEL)[0] == REVISION
     assert [text for text in ("500", "503", "429", "504") if text in caplog.text] == [
@@ -172,8 +162,10 @@ def test_attempts_are_bounded(server: HubServer, monkeypatch: pytest.MonkeyPatch
 
 def test_a_hub_that_is_not_there_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(VlmflowError, match=r"ConnectError at 127\.0\.0\.1, 8 times in a row"):
+    with pytest.raises(VlmflowError, match=r"ConnectError at 127\.0\.0\.1, 8 times in a row") as raised:
         hub.describe(MODEL)
+    for word in ("network", "HTTPS_PROXY", "HF_ENDPOINT", "path on this machine"):
+        assert word in raised.value.next_step
 
 
 def test_the_wait_that_a_server_asks_for_is_obeyed():
@@ -192,6 +184,20 @@ def test_the_wait_that_a_server_asks_for_is_obeyed():
     assert waits == [7.0, 2 * retry.FIRST_WAIT, 4 * retry.FIRST_WAIT]
     with pytest.raises(VlmflowError, match="asks to wait 3,600 s"):
         patience.wait(PassingFault("busy", 3600.0))
+
+
+def test_short_waits_stand_in_the_log_alone(caplog: pytest.LogCaptureFixture):
+    """A server that breaks some answers must not bury all else that is said."""
+    caplog.set_level(logging.DEBUG, "vlmflow")
+    patience = Patience("x", lambda _: None)
+    for asked_wait in (None, None, None, 30.0):
+        patience.wait(PassingFault("busy", asked_wait))
+    patience.progressed()
+    patience.wait(PassingFault("busy"))
+    patience.wait(PassingFault("busy", 30.0))
+    said = [(record.levelname, record.message.rpartition(" in ")[2]) for record in caplog.records]
+    told, kept = "WARNING", "DEBUG"
+    assert said == [(kept, "1 s"), (kept, "2 s"), (told, "4 s"), (told, "30 s"), (kept, "1 s"), (told, "30 s")]
 
 
 def test_nothing_secret_is_logged(server: HubServer, caplog: pytest.LogCaptureFixture):

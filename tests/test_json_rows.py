@@ -1,10 +1,16 @@
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulk_rows import write_volcano_rows
+from roads import ROOT
 from vlmflow.errors import VlmflowError
 from vlmflow.json_rows import JsonRows
 
@@ -81,6 +87,68 @@ def damaged(row: str, damage: str | None) -> str:
     return row
 
 
+WAYS = [("image", "turns"), ("turns", "image"), ("id", "turns", "image")]
+STRAY = ['"x', "{", "}", "[", "]", '{"turns": [{"role": "a"', '{"image": "x, "turns": []}', "// said", "{}}"]
+
+
+@given(
+    ways=st.lists(st.sampled_from(WAYS), min_size=2, max_size=12),
+    stray=st.dictionaries(st.integers(0, 12), st.sampled_from(STRAY), min_size=1, max_size=3),
+    turns=st.integers(0, 4),
+)
+def test_a_broken_row_costs_none_that_begins_otherwise(
+    tmp_path_factory, ways: list[tuple[str, ...]], stray: dict[int, str], turns: int
+) -> None:
+    """Case 19: rows whose keys stand in another order than those before the damage are found behind it."""
+    sound = []
+    for number, keys in enumerate(ways):
+        row = {"id": number, "image": f"{number}.jpg", "turns": [{"role": "a", "value": "x"}] * turns}
+        sound.append(json.dumps({key: row[key] for key in keys}))
+    rows = [row for number, row in enumerate(sound) for row in ([stray[number]] if number in stray else []) + [row]]
+    path = tmp_path_factory.mktemp("rows") / "raw.json"
+    path.write_text("[" + ", ".join(rows) + "]")
+    with JsonRows(path) as found:
+        assert [row.decode() for row in found] == rows
+
+
+def test_a_thousand_rows_behind_a_broken_one_are_found(tmp_path: Path) -> None:
+    """Every way to begin a row is learned, and an object inside of rows is none: it would tear the broken ones."""
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}] * 2
+    first = [json.dumps({"id": n, "conversations": turns}) for n in range(1000)]
+    then = [json.dumps({"conversations": turns, "id": n}) for n in range(1000)]
+    broken = [first[0][:-4], first[1].replace('"q"', '"q', 1), first[2] + "]", then[0][: len(then[0]) // 2]]
+    rows = [*first, broken[0], *then, *broken[1:], *first]
+    assert rows_of(tmp_path, ("[" + ",".join(rows) + "]").encode()) == [row.encode() for row in rows]
+
+
+@pytest.mark.parametrize(
+    "piece", [b',{"a":[', b',{"a":"', b'{"a":[{"a":1},{"a":1},' + b"1," * 500, b',{"', b",   ", b"[{},"]
+)
+def test_a_hostile_array_costs_no_more_than_its_size(tmp_path: Path, piece: bytes) -> None:
+    """Eight times the bytes take about eight times as long: nothing is read again from every place."""
+    seconds = []
+    for size in (10_000, 80_000):
+        begun = time.process_time()
+        rows_of(tmp_path, b"[" + piece * (size // len(piece)) + b"]")
+        seconds.append(time.process_time() - begun)
+    assert seconds[1] < 24 * seconds[0] + 0.2
+
+
+@pytest.mark.parametrize("end", [b",]", b" , ]\n", b",\r\n\t]"])
+def test_a_comma_behind_the_last_row_is_no_row(tmp_path: Path, end: bytes) -> None:
+    assert rows_of(tmp_path, b'[{"a": 1}, {"b": 2}' + end) == [b'{"a": 1}', b'{"b": 2}']
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_a_line_of_blanks_is_no_row(tmp_path: Path, name: str) -> None:
+    """Nor are a hundred thousand blanks on one line, and at the end of the file, looked at more than once."""
+    path = tmp_path / name
+    blank = b" " * 100_000
+    path.write_bytes(b'{"a": 1}\n\n  \n \t\r\n' + blank + b'\n  {"b": 2}\r\n' + blank)
+    with JsonRows(path) as rows:
+        assert list(rows) == [b'{"a": 1}', b'{"b": 2}']
+
+
 def test_a_byte_order_mark_and_crlf_are_no_rows(tmp_path: Path) -> None:
     """Case 19: BOM and CRLF."""
     assert rows_of(tmp_path, b'\xef\xbb\xbf[\r\n{"a": 1},\r\n{"a": 2}\r\n]\r\n') == [b'{"a": 1}', b'{"a": 2}']
@@ -93,11 +161,51 @@ def test_a_cut_array_says_where_it_is_cut(tmp_path: Path, keep: int) -> None:
         rows_of(tmp_path, b'[{"a": "x"}, {"b": "y,]"}, 3]'[:keep])
 
 
+READ_CUT = """
+import re, resource, sys
+from pathlib import Path
+from vlmflow.json_rows import JsonRows
+has = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (has + 20_000_000, -1))
+try:
+    JsonRows(Path(sys.argv[1]))
+except Exception as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
+"""
+
+
+@pytest.mark.parametrize("last", ["a row", "a string of 20 MB"])
+def test_a_large_array_that_is_cut_in_the_middle_is_told_in_bounded_memory(tmp_path: Path, last: str) -> None:
+    """Case 10, at 60 MB of Volcano's form: the row and its byte, in 20 MB of memory and 5 s of one core."""
+    write_volcano_rows(tmp_path / "some.json", 2_000, seed=1)
+    rows = (tmp_path / "some.json").read_bytes()[2:-3]
+    times = 22 if last == "a row" else 14
+    content = b"[\n" + (rows + b",\n") * times
+    begin, number = len(content), 2_000 * times
+    content += b'{"id": "x", "conversations": [{"from": "human", "value": "'
+    content += b"an open string, [{" * (1 if last == "a row" else 20_000_000 // 18)
+    (tmp_path / "cut.json").write_bytes(content)
+    assert 55_000_000 < len(content) < 75_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", READ_CUT, tmp_path / "cut.json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")},
+    )
+    said, *_, seconds = done.stdout.splitlines()
+    where = f"row {number}, which begins at byte {begin}, never ends: the file is cut at byte {len(content)}"
+    assert f"cut.json: {where}" in said
+    assert float(seconds) < 5
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"<!DOCTYPE html><html>", "neither a JSON array nor JSON lines"),
-        (b"", "empty"),
+        (b"hello", r"give a JSON array or JSON lines \(.json, .jsonl\), a table .* \(.csv; .tsv, parted by tabs\)"),
+        (b"", "the file is empty"),
         (b'[{"a": 1}] [2]', "more follows"),
         (b'[{"a": 1}, {"a": 2}] {"a": 3}]', "more follows"),
     ],

@@ -4,6 +4,7 @@ Killed are (a) the script alone, (b) Snakemake alone, (c) both, and (d) every pr
 machine loses its power.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bulk_rows import write_fire_rows
 from drawn_pictures import drawn
 from hub_server import HubServer, served_hub
-from roads import RUN, command, copy_folder, snakemake
+from roads import RUN, command, copy_folder, snakemake, words_of
 from tiny_models import file_names, write_wide_adapter, write_wide_base
-from vlmflow.demo.bulk_rows import write_fire_rows
 from vlmflow.fetch.model_folder import hash_files, write_manifest
 from vlmflow.files import sha256_of
 
@@ -51,10 +52,13 @@ def kill_in_the_middle(stage: Stage, victims: str) -> None:
             assert main.poll() is None, main.stdout.read()[-3000:]
             time.sleep(0.001)
         everybody = [psutil.Process(main.pid), *psutil.Process(main.pid).children(recursive=True)]
-        script = next(process for process in everybody[1:] if ".snakemake/scripts/" in " ".join(process.cmdline()))
+        script = next(process for process in everybody[1:] if ".snakemake/scripts/" in words_of(process))
         doomed = {"script": [script], "snakemake": everybody[:1], "both": [everybody[0], script], "all": everybody}
-        for process in doomed[victims]:
-            process.send_signal(signal.SIGKILL)
+        first, *others = doomed[victims]
+        first.send_signal(signal.SIGKILL)
+        for process in others:
+            with contextlib.suppress(psutil.NoSuchProcess):  # some end with the first
+                process.send_signal(signal.SIGKILL)
         main.stdout.read()
     _, alive = psutil.wait_procs(everybody, timeout=60)
     assert not alive, "processes outlived the kill"

@@ -1,6 +1,7 @@
 """The client of the API server against a real HTTP server that has bad minutes."""
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,10 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes.client.rest import ApiException
+from snakemake.exceptions import WorkflowError
 from urllib3.exceptions import HTTPError
 
+from harness.kubernetes.executor import HardenedExecutor
+from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import Namespace, message_of
 from harness.kubernetes.patient_api import connect
+from harness.kubernetes.watch import Watch
 from vlmflow.errors import VlmflowError
 
 
@@ -75,7 +80,7 @@ def cluster(server: BadMinutes, said: list[str], tmp_path: Path, monkeypatch: py
     }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
-    return Namespace("here", connect(said.append, patience=0.5))
+    return Namespace("here", connect(said.append, patience=30))
 
 
 def refusal(code: int, reason: str) -> tuple[int, dict, dict]:
@@ -96,6 +101,7 @@ def test_it_tries_again_what_fails_for_now(cluster: Namespace, server: BadMinute
 def test_it_says_so_and_gives_up_when_its_patience_is_over(
     cluster: Namespace, server: BadMinutes, said: list[str]
 ) -> None:
+    cluster.api.rest_client._patience = 3.0
     server.answers = [refusal(503, "ServiceUnavailable")] * 50
     with pytest.raises(ApiException) as failed:
         cluster.jobs("")
@@ -104,6 +110,7 @@ def test_it_says_so_and_gives_up_when_its_patience_is_over(
 
 
 def test_an_absent_server(server: BadMinutes, cluster: Namespace) -> None:
+    cluster.api.rest_client._patience = 0.5
     server.socket.close()
     with pytest.raises(HTTPError):
         cluster.jobs("")
@@ -125,6 +132,33 @@ def test_a_create_whose_answer_was_lost_is_done_once(cluster: Namespace, server:
         cluster.create_job({"metadata": {"name": "j"}})
 
 
+@pytest.fixture
+def executor(cluster: Namespace, said: list[str]) -> HardenedExecutor:
+    """Give an executor's look at its Jobs, without a workflow around it."""
+    executor = HardenedExecutor.__new__(HardenedExecutor)
+    executor._ending, executor._blind_since, executor.logger = False, None, logging.getLogger(__name__)
+    executor._watch = Watch(cluster, "", said.append)
+    executor._watch.follow("j", RuleJob("train_lora", {}), None)
+    return executor
+
+
+def test_an_answer_that_nobody_understands_ends_no_call(server: BadMinutes, executor: HardenedExecutor) -> None:
+    server.answers = [(200, {"items": [{"metadata": {}}]}, {}), (200, {"kind": "Status"}, {})]
+    assert executor._look(["j"]) == {}
+    assert executor._look(["j"]) == {}
+    assert executor._look(["j"])["j"].state == "failed"  # it is not among the Jobs that there are
+
+
+def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
+    server: BadMinutes, executor: HardenedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers = [refusal(403, "Forbidden")] * 2
+    assert executor._look(["j"]) == {}
+    monkeypatch.setattr("harness.kubernetes.executor.BLIND_SECONDS", 0.0)
+    with pytest.raises(WorkflowError, match="has not shown the Jobs: said Forbidden"):
+        executor._look(["j"])
+
+
 def test_deleting_what_is_gone_is_fine(cluster: Namespace, server: BadMinutes) -> None:
     server.answers = [refusal(404, "NotFound")]
     cluster.delete_job("j")
@@ -137,6 +171,40 @@ def test_a_server_that_wakes_up_may_refuse_for_a_moment(cluster: Namespace, serv
     cluster.api.rest_client._well_since = 0.0
     with pytest.raises(ApiException, match="403"):
         cluster.jobs("")
+
+
+CRON_JOB = {
+    "metadata": {"name": "gpu"},
+    "spec": {"suspend": True, "jobTemplate": {"spec": {"template": {"spec": {"containers": []}}}}},
+}
+
+
+NONE = (200, {"items": []}, {})
+
+
+@pytest.mark.parametrize("other", [refusal(403, "Forbidden"), NONE], ids=["refused", "none there"])
+def test_pod_templates_may_be_within_suspended_cron_jobs(cluster: Namespace, server: BadMinutes, other: tuple) -> None:
+    at_night = CRON_JOB | {"metadata": {"name": "backup"}, "spec": CRON_JOB["spec"] | {"suspend": False}}
+    server.answers = [(200, {"items": [CRON_JOB, at_night]}, {}), other]
+    found = cluster.pod_templates("a=b")
+    assert found == [{"metadata": {"name": "gpu"}, "template": {"spec": {"containers": []}}}]
+    assert server.asked == [
+        "GET /apis/batch/v1/namespaces/here/cronjobs?labelSelector=a%3Db",
+        "GET /api/v1/namespaces/here/podtemplates?labelSelector=a%3Db",
+    ]
+
+
+@pytest.mark.parametrize("cron_jobs", [refusal(403, "AlsoForbidden"), NONE], ids=["refused", "none there"])
+def test_where_pod_templates_may_be_but_not_be_seen(cluster: Namespace, server: BadMinutes, cron_jobs: tuple) -> None:
+    server.answers = [cron_jobs, refusal(403, "Forbidden")]
+    with pytest.raises(ApiException) as refused:
+        cluster.pod_templates("")
+    assert message_of(refused.value) == "said Forbidden"
+
+
+def test_a_namespace_without_pod_templates(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [refusal(403, "Forbidden"), NONE]
+    assert cluster.pod_templates("") == []
 
 
 def test_nodes_that_may_not_be_listed_are_asked_for_once(cluster: Namespace, server: BadMinutes) -> None:

@@ -1,5 +1,8 @@
 """Pod templates, their merge into the executor's Jobs, and what is refused."""
 
+import os
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -8,7 +11,8 @@ import yaml
 
 from harness.kubernetes.job_shape import RuleJob, label_value, shape
 from harness.kubernetes.strategic_merge import merge
-from harness.kubernetes.templates import check, check_all, choose
+from harness.kubernetes.templates import check, check_all, check_files, choose
+from roads import clone
 from vlmflow.errors import VlmflowError
 
 FOLDER = Path(__file__).parents[1] / "k8s" / "templates"
@@ -166,12 +170,19 @@ def test_wrong_templates_are_refused(change: object, said: str) -> None:
     change(found)
     with pytest.raises(VlmflowError, match=said) as refused:
         check(found)
-    assert "PodTemplate default" in refused.value.cause
+    assert "pod template default" in refused.value.cause
 
 
 def test_a_missing_template_is_named() -> None:
-    with pytest.raises(VlmflowError, match="namespace here has no PodTemplate gpu"):
+    with pytest.raises(VlmflowError, match="namespace here has no pod template gpu"):
         check_all([found for found in shipped() if found["metadata"]["name"] != "gpu"], "here")
+
+
+def test_a_template_that_is_there_twice_is_refused() -> None:
+    """As a PodTemplate and in a CronJob: which one counts would depend on who asks."""
+    with pytest.raises(VlmflowError, match="has two pod templates of one name: gpu") as refused:
+        check_all([*shipped(), next(found for found in shipped() if found["metadata"]["name"] == "gpu")], "here")
+    assert "kubectl delete podtemplates -l app.kubernetes.io/part-of=vlmflow" in refused.value.next_step
 
 
 def test_which_template() -> None:
@@ -210,3 +221,39 @@ def test_merge_rules() -> None:
 @pytest.mark.parametrize(("text", "value"), [("a/b c", "a-b-c"), ("x" * 80, "x" * 63), ("-a-", "a"), ("", "")])
 def test_label_values(text: str, value: str) -> None:
     assert label_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("name: snakemake", "name: main", "pod template gpu: has no container named snakemake"),
+        ("restartPolicy: Never", "restartPolicy: [Never", "expected ',' or ']'"),
+        ("containers:", "containers: 7\n    others:", "is no list of Kubernetes objects"),
+        ("kind: PodTemplate", "sort: PodTemplate", "is no list of Kubernetes objects"),
+    ],
+)
+def test_a_checkouts_templates_are_checked_by_file(tmp_path: Path, old: str, new: str, says: str) -> None:
+    check_files(FOLDER)
+    text = (FOLDER / "gpu.yaml").read_text()
+    assert old in text
+    (tmp_path / "gpu.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(VlmflowError) as failure:
+        check_files(tmp_path)
+    assert f"{tmp_path}/gpu.yaml" in str(failure.value)
+    assert says in str(failure.value)
+
+
+def test_a_wrong_template_is_refused_when_the_workflow_is_read(tmp_path: Path) -> None:
+    """A dry run for the cluster needs no cluster; one on this machine has no pods, and so no templates."""
+    files = clone(tmp_path / "clone")
+    template = files / "k8s/templates/gpu.yaml"
+    template.write_text(template.read_text().replace("name: snakemake", "name: main"))
+    dry = [sys.executable, "-m", "snakemake", "-n", "merged/qwen3vl-fire"]
+    local = subprocess.run(dry, cwd=files, capture_output=True, text=True, check=False)
+    assert local.returncode == 0, local.stderr
+    environment = os.environ | {"VLMFLOW_NAMESPACE": "vlmflow"}
+    there = [*dry, "--profile", "profiles/kubernetes", "--default-storage-prefix", str(tmp_path / "targets")]
+    refused = subprocess.run(there, cwd=files, env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "pod template gpu: has no container named snakemake" in refused.stderr
+    assert "Traceback" not in refused.stderr

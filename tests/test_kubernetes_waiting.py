@@ -1,6 +1,7 @@
 """Why a pod is Pending, in words."""
 
 import pytest
+from kubernetes.client.rest import ApiException
 
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.progress import cause, newest_progress
@@ -89,6 +90,12 @@ def test_no_pod_for_quota_and_for_pod_security() -> None:
     waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", quota)], None)
     assert "quota q is used up" in waiting.why
     assert waiting.hopeless_after is None
+    never = quota.replace("requested: pods=1", "requested: pods=1,requests.memory=5Gi").replace(
+        "limited: pods=3", "limited: pods=3,requests.memory=4000Mi"
+    )
+    waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", never)], None)
+    assert "quota q never allows it" in waiting.why
+    assert waiting.hopeless_after == 0
     security = 'Error creating: pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged'
     waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", security)], None)
     assert "violates PodSecurity" in waiting.why
@@ -119,15 +126,16 @@ class OnePod:
     def __init__(self) -> None:
         self.pod = pod({"nvidia.com/gpu": "4"}, GPUS)
         self.log = ""
+        self.said: list[dict] = []
 
     def jobs(self, selector: str) -> list:
         return [JOB]
 
     def pods(self, selector: str = "") -> list:
-        return [self.pod]
+        return [self.pod] if self.pod else []
 
     def events(self) -> list:
-        return []
+        return self.said
 
     def nodes(self) -> list:
         return [node("a", gpu="2")]
@@ -205,5 +213,47 @@ def test_lines_of_progress() -> None:
 
 
 def test_the_cause_of_a_failure() -> None:
-    assert cause("x\nthe stage failed: no\n  what to do: y\n") == "the stage failed: no\n  what to do: y"
+    said = "x\nthe stage failed: no\n  what to do: y\n"
+    assert cause(said) == "the stage failed: no\n  what to do: y"
+    assert cause(f"{said}RuleException:\nError in rule a:\n") == cause(said)
     assert cause("\n".join(map(str, range(20)))) == "\n".join(map(str, range(12, 20)))
+
+
+TAKEN = "its pod was taken away: evicted, or deleted by hand"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "words"),
+    [
+        ("Preempted", "by pod 1-2 on node a", "preempted by a pod of higher priority: by pod 1-2 on node a"),
+        ("TaintManagerEviction", "Marking", "taken off its node, which does not answer or has a new taint: Marking"),
+        ("TaintManagerEviction", "Cancelling deletion of Pod a/p", TAKEN),
+        ("Killing", "Stopping container", TAKEN),
+    ],
+)
+def test_a_pod_that_went_between_two_looks_is_judged_by_its_events(
+    watched: tuple, reason: str, message: str, words: str
+) -> None:
+    watch, cluster, _, _ = watched
+    watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)
+    cluster.pod["status"]["phase"] = "Running"
+    assert watch.look(["j"])["j"].state == "running"
+    cluster.pod = None
+    cluster.said = [event("Pod", "other", "Preempted", "not this one"), event("Pod", "p", reason, message)]
+    outcome = watch.look(["j"])["j"]
+    assert (outcome.state, outcome.why, outcome.again) == ("failed", words, True)
+
+
+def test_a_pod_that_went_is_reported_also_while_events_are_not_to_be_had(
+    watched: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> list:
+        raise ApiException(status=500)
+
+    watch, cluster, _, _ = watched
+    watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)
+    cluster.pod["status"]["phase"] = "Running"
+    watch.look(["j"])
+    cluster.pod = None
+    monkeypatch.setattr(cluster, "events", refused)
+    assert watch.look(["j"])["j"].why == TAKEN

@@ -227,3 +227,17 @@ def test_a_file_that_may_not_be_read_is_a_reason(tmp_path: Path):
         found = read_picture(str(file), 5)
         os._exit(0 if getattr(found, "reason", "") == "unreadable" else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_root_whose_real_path_is_no_text_is_refused_before_a_picture_is_read(tmp_path: Path) -> None:
+    """Manifests name files by their real paths, in UTF-8."""
+    real = tmp_path / os.fsdecode(b"r\xffot")
+    real.mkdir()
+    (tmp_path / "root").symlink_to(real)
+    with pytest.raises(VlmflowError, match=r"root: its real path .*r\\udcffot' is no Unicode text"):
+        PictureRoots([str(tmp_path / "root")], "datasets.x.image_roots")
+
+
+def test_where_no_folder_is_named_the_rows_may_be_without_pictures() -> None:
+    with pytest.raises(VlmflowError, match=r"image_roots: no folder is named\n.*say datasets\.x\.modality: text"):
+        PictureRoots([], "datasets.x.image_roots")

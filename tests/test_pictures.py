@@ -1,8 +1,15 @@
 import hashlib
 import io
+import math
+import os
+import re
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from drawn_pictures import drawn, encoded
+from drawn_pictures import drawn, encoded, put
+from roads import ROOT
 from vlmflow.config.data_settings import PictureLimits
+from vlmflow.pictures import check
 from vlmflow.pictures.check import UPRIGHT, Picture, check_picture
 from vlmflow.pictures.manifest import REASONS, Unusable
 
@@ -106,6 +115,87 @@ def test_the_pixel_limit_is_the_one_of_the_configuration():
     """Case 13."""
     assert check_picture(PLAIN["PNG"], PictureLimits(max_pixels=64 * 48 - 1)).reason == "too_many_pixels"
     assert checked(PLAIN["PNG"])
+
+
+def tiled_tiff(side: int) -> bytes:
+    """Give a TIFF of 100 x 100 pixels, cut out of one tile of side x side."""
+    tile = zlib.compressobj(9)
+    content = b"".join(tile.compress(bytes(3 * side)) for _ in range(side)) + tile.flush()
+    fields = {256: 100, 257: 100, 258: 8, 259: 8, 262: 2, 277: 3, 322: side, 323: side, 324: 200, 325: len(content)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields.items())
+    head = b"II*\x00" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4)
+    return head.ljust(200, b"\x00") + content
+
+
+def test_a_tile_is_a_decompression_bomb_too():
+    """Case 13: libtiff decodes a tile whole: 147 MB for a picture of 100 x 100 pixels."""
+    assert checked(tiled_tiff(128))[0].width == 100
+    found = check_picture(tiled_tiff(7_000), LIMITS)
+    assert found == Unusable("too_many_pixels", "tiles of 7000 x 7000 pixels, the limit is 40000000")
+
+
+LARGE = (8_000, 5_000)
+"""As many pixels as the default allows."""
+
+LYING = Image.Exif()
+LYING[0x0112] = 6
+
+LARGEST: dict[str, Callable[[], bytes]] = {
+    "PNG with alpha": lambda: encoded(Image.new("RGBA", LARGE, (9, 9, 9, 9)), "PNG", compress_level=1),
+    "TIFF of floats": lambda: encoded(
+        Image.fromarray(np.arange(math.prod(LARGE), dtype=np.float32).reshape(LARGE) % 999),
+        "TIFF",
+        compression="tiff_lzw",
+    ),
+    "WebP with alpha, lying": lambda: encoded(Image.new("RGBA", LARGE, (9, 9, 9, 9)), "WEBP", method=0, exif=LYING),
+}
+
+CHECK_ONE = """
+import sys
+from pathlib import Path
+from vlmflow.config.data_settings import PictureLimits
+from vlmflow.pictures.check import check_picture
+from vlmflow.pictures.roots import Located
+from vlmflow.pictures.store import PictureStore
+file = sys.argv[1]
+picture, rgb = check_picture(Path(file).read_bytes(), PictureLimits())
+PictureStore(Path(file).parent, "fire").add(Located("a.png", file), picture, rgb)
+print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_a_worker_has_room_for_the_largest_picture(tmp_path: Path, name: str):
+    """Peak memory of a process that checks and writes it, beside what the rule declares for each of its threads."""
+    rule = (ROOT / "rules" / "resolve_images.smk").read_text()
+    threads, mem_mb = (int(re.search(rf"^ +{key}[=:] *([\d_]+)", rule, re.M)[1]) for key in ("threads", "mem_mb"))
+    file = put(tmp_path / "large", LARGEST[name]())
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK_ONE, file],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")},
+    )
+    assert int(done.stdout) * 1024 < mem_mb * 1_000_000 / threads - LIMITS.max_bytes
+
+
+def test_a_picture_is_made_plain_alike_in_strips_of_any_size(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(0)
+    grey = rng.normal(0, 500, (53, 70))
+    alpha = Image.frombytes("RGBA", (70, 53), rng.bytes(70 * 53 * 4))
+    contents = [
+        encoded(alpha, "PNG"),
+        encoded(alpha.convert("LA"), "PNG"),
+        encoded(alpha.convert("RGB").quantize(200), "PNG", transparency=bytes(range(200))),
+        encoded(Image.fromarray(grey.astype(np.float32)), "TIFF"),
+        encoded(Image.fromarray(grey.astype(np.int32)), "TIFF"),
+        encoded(Image.fromarray((grey + 3000).astype(np.uint16)), "PNG", transparency=3000),
+    ]
+    whole = [rgb(content) for content in contents]
+    monkeypatch.setattr(check, "STRIP", 200)
+    for content, pixels in zip(contents, whole, strict=True):
+        assert np.array_equal(rgb(content), pixels)
 
 
 def test_an_oversized_text_chunk_is_refused():

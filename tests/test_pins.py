@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 import make_pins
-from hub_server import REVISION, HubServer, refuses, served_hub, sha256
+from faulty_server import refuses
+from hub_server import REVISION, HubServer, served_hub, sha256
 from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_folder import FileRecord, digest_of
 from vlmflow.fetch.pins import Pin, read_pins, revision_of, write_pins
@@ -33,6 +34,19 @@ def test_every_hub_source_of_the_real_runs_has_a_row():
     sources = [model["source"] for model in config["models"].values()]
     sources += [block[split] for block in config["datasets"].values() for split in ("train", "test") if split in block]
     assert set(sources) <= set(read_pins(TABLE))
+
+
+def test_a_row_for_several_files_becomes_a_row_for_each(server: HubServer, tmp_path: Path):
+    files = [f"data/train-0000{number}-of-00003.parquet" for number in range(3)]
+    server.add("datasets/o/d", {name: name.encode() * number for number, name in enumerate(files, start=1)})
+    table = tmp_path / "pins.yaml"
+    table.write_text(HEAD + "hf://datasets/o/d/data/train-*-of-00003.parquet:\n")
+    make_pins.main(pins=table)
+    pins = read_pins(table)
+    assert list(pins) == [f"hf://datasets/o/d/{name}" for name in files]
+    assert [pin.size for pin in pins.values()] == [len(files[0]) * number for number in (1, 2, 3)]
+    assert {pin.revision for pin in pins.values()} == {REVISION}
+    assert "*" not in table.read_text()
 
 
 def test_writing_what_was_read_changes_nothing(tmp_path: Path):
@@ -62,10 +76,11 @@ def test_digits_alone_stay_text(tmp_path: Path):
         (f"{DATA}:\n  size: -1", rf"pins.yaml: {DATA}.size: -1 is not allowed; .*at least 0"),
         (f"{DATA}:\n  sha256: {'A' * 64}", rf"{DATA}.sha256: 'A+' is not allowed"),
         (f"{DATA}: {REVISION}", rf"{DATA}: 1+ is not allowed"),
+        (f"hf://datasets/o/d@{REVISION}/x.json:", r"pins.yaml: 'hf://.*' names its revision itself"),
         ("raw/train.json:", r"pins.yaml: 'raw/train.json' is not on the hub"),
         ("hf://datasets/o/d:", r"pins.yaml: 'hf://datasets/o/d' is no known form of address"),
         ("[1, 2]", r"pins.yaml"),
-        ("a: b: c", r"pins.yaml: mapping values are not allowed here"),
+        ("a: b: c", r"pins.yaml, line 1, column 5: mapping values are not allowed here"),
     ],
 )
 def test_what_is_wrong_is_one_clear_line(tmp_path: Path, table: str, cause: str):

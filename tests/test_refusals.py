@@ -1,11 +1,13 @@
 """What is refused when the workflow is read, or before its first job, and how that is said."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from roads import ROOT
 
@@ -27,6 +29,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("overlay", "said"),
     [
         ("runs: {qwen3vl-fire: {train: {learning_rat: 1}}}", "runs.qwen3vl-fire.train.learning_rat: unknown key"),
+        ("picture_sources: {own: {archive: 'https://x/y.zip'}}", "picture_sources.own.members: missing; it must be"),
         ("runs: {qwen3vl-fire: {processes: four}}", "'four' is not allowed; it must be a whole number at least 1"),
     ],
 )
@@ -36,9 +39,18 @@ def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Pa
     done = call(tmp_path, "-n", "--configfile", str(file), "--", "merged/qwen3vl-fire")
     output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert f"{file}: " in output
+    assert f"{file}: " in output or "picture_sources.own" in said
     assert said in output
     assert "Traceback" not in output
+
+
+def test_where_a_file_is_no_yaml_stands_in_what_verbose_adds(tmp_path: Path) -> None:
+    """docs/config.md says so: Snakemake reads the file before any of our code."""
+    file = tmp_path / "my-run.yaml"
+    file.write_text("runs:\n  r: {model: m\n  b: [\n")
+    done = call(tmp_path, "-n", "--verbose", "--configfile", str(file), "--", "merged/r")
+    assert done.returncode == 1
+    assert f'in "{file}", line 3, column 4' in done.stdout + done.stderr
 
 
 def test_missing_picture_roots_are_refused_before_the_first_job(tmp_path: Path) -> None:
@@ -52,13 +64,53 @@ def test_missing_picture_roots_are_refused_before_the_first_job(tmp_path: Path) 
     assert not (tmp_path / "raw").exists()
 
 
-def test_a_missing_local_source_is_refused_where_an_older_one_was_converted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "target", "named"),
+    [
+        ("datasets.fire.train", "gone/t.json", "data/fire/stats.json", "is not there"),
+        ("datasets.fire.test", "gone/e.json", "converted/fire/test.jsonl", "is not there"),
+        ("datasets.fire.mended", "gone/m.jsonl", "data/fire/stats.json", "is not there"),
+        ("datasets.fire.train", ".", "data/fire/stats.json", "is a folder"),
+        ("models.qwen3-8b.source", "gone/model", "models/qwen3-8b", "there is no folder"),
+    ],
+)
+def test_a_missing_local_source_is_said_by_its_key(tmp_path: Path, key, value, target, named) -> None:
+    (tmp_path / "t.json").write_text("[]")
     (tmp_path / "raw" / "fire").mkdir(parents=True)
-    (tmp_path / "raw" / "fire" / "train.json").write_text("[]")
-    more = f"datasets={{fire: {{train: {tmp_path}/gone/train.json}}}}"
+    (tmp_path / "raw" / "fire" / "t.json").write_text("[]")  # made of an older one
+    block, name, last = key.split(".")
+    config = {"datasets": {"fire": {"train": "t.json", "test": None}, "alpaca": {"train": "gone/other.parquet"}}}
+    config.setdefault(block, {}).setdefault(name, {})[last] = str(tmp_path / value)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    done = call(tmp_path, "-n", "--configfile", str(tmp_path / "mine.yaml"), "--", target)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert re.search(rf"(?m)^{key}: .*{named}", output), output
+    assert str(tmp_path / value) in output
+    assert "what to do: " in output
+    assert "Traceback" not in output
+    assert "Exception" not in output
+
+
+def test_a_run_without_a_look_at_its_pictures_is_not_planned(tmp_path: Path) -> None:
+    """The texts of its data set still are."""
+    (tmp_path / "t.json").write_text("[]")
+    file = tmp_path / "mine.yaml"
+    file.write_text("datasets: {fire: {train: t.json, test: null, skip_images: true}}")
+    done = call(tmp_path, "-n", "--configfile", str(file), "--", "merged/qwen3vl-fire")
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert re.search(r"(?m)^datasets\.fire\.skip_images: true .* run qwen3vl-fire .*\n  what to do: ", output), output
+    assert "Traceback" not in output
+    done = call(tmp_path, "-n", "--configfile", str(file), "--", "data/fire/stats.json", "reports/data-fire.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_missing_source_of_another_data_set_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("[]")
+    more = "datasets={fire: {train: t.json}, alpaca: {train: gone/other.parquet}}"
     done = call(tmp_path, "-n", "--config", more, "--", "converted/fire/train.jsonl")
-    assert done.returncode != 0
-    assert f"data set fire: there is no file {tmp_path}/gone/train.json" in done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_values_of_the_command_line_lie_on_top(tmp_path: Path) -> None:
@@ -80,24 +132,6 @@ def test_a_run_without_its_gpus_stops_before_the_first_job(tmp_path: Path) -> No
     assert not (tmp_path / "raw").exists()
 
 
-@pytest.mark.parametrize(("target", "kind"), [("merged/qwen3vl-volcano", "volcano"), ("merged/qwen3-alpaca", "alpaca")])
-def test_a_data_set_without_a_converter_says_so_before_the_first_job(tmp_path: Path, target: str, kind: str) -> None:
-    done = call(tmp_path, target)
-    output = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert f"the converter of its kind ({kind}) is not written yet" in output
-    assert not (tmp_path / "raw").exists()
-    words = ["--raw", "r", "--converted", "c", "--rejects", "x", "--kind", kind]
-    stage = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "convert_later.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert stage.returncode == 1
-    assert f"there is no converter for rows of kind {kind} yet" in stage.stderr
-
-
 def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
     more = "datasets={fire: {train: nowhere/FIRE-train-100K.json}}"
     done = call(tmp_path, "--config", more, "--", "raw/fire/FIRE-train-100K.json")
@@ -113,11 +147,16 @@ rule all:
     input: "one", "two"
 rule train:
     output: "{{job}}"
+    params: other=lambda wildcards: {{"one": "two", "two": "one"}}[wildcards.job]
     resources: gpu=2
-    shell: "date +%s.%N > {{output}}; sleep 1.5; date +%s.%N >> {{output}}"
+    shell:
+        "date +%s.%N > {{output}}; "
+        "for try in $(seq {{config[tries]}}); do if [ -s {{params.other}} ]; then break; fi; sleep 0.1; done; "
+        "date +%s.%N >> {{output}}"
 onstart:
     before_start.refuse_what_cannot_end(workflow)
 """
+"""Each job waits a while for the other one to begin."""
 
 
 @pytest.mark.parametrize(("gpus", "together"), [(2, False), (4, True)])
@@ -129,7 +168,7 @@ def test_runs_wait_for_each_others_gpus(tmp_path: Path, gpus: int, together: boo
     driver.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {number}: a card'\n" for number in range(gpus)))
     driver.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "4"],
+        [sys.executable, "-m", "snakemake", "--cores", "4", "--config", f"tries={600 if together else 15}"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -31,6 +31,7 @@ def test_the_clusters_stores_are_absolute() -> None:
         ({"stores": {"runs": "runs"}}, "stores.runs"),
         ({"datasets": {"fire": {"image_roots": ["/cache/a", "b"]}}}, "datasets.fire.image_roots.1"),
         ({"datasets": {"fire": {"test": "sample/test.json"}}}, "datasets.fire.test"),
+        ({"datasets": {"fire": {"train": ["/cache/a.json", "b.json"]}}}, "datasets.fire.train"),
         ({"models": {"qwen3-8b": {"source": "tiny-model"}}}, "models.qwen3-8b.source"),
     ],
 )

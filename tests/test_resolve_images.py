@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drawn_pictures import drawn, encoded, put
+from vlmflow.files import unfinished
 
 SCRIPT = Path(__file__).parents[1] / "scripts/resolve_images.py"
 
@@ -64,12 +66,17 @@ def test_a_split_is_resolved_from_a_shell(data: Path):
 def test_killed_in_the_middle_and_started_again(data: Path):
     """SIGKILL at several moments; what is there then is never taken for a result, and the end is the same."""
     subprocess.run(command(data, "train", "whole"), capture_output=True, check=True)
-    for copies in (1, 20, 50):
-        run = subprocess.Popen(command(data, "train", "out"), stderr=subprocess.DEVNULL)
-        wait_for_copies(data / "out/pictures/.rewritten", copies, run)
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-        assert not (data / "out/images/train.jsonl").exists()
+    (last,) = (data / "whole/pictures").rglob("119.png*")
+    part = unfinished(data / "out/pictures/.rewritten" / last.resolve().name)
+    part.parent.mkdir(parents=True)
+    with part.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as another run that writes the last copy: none ends before it is killed
+        for copies in (1, 20, 50):
+            run = subprocess.Popen(command(data, "train", "out"), stderr=subprocess.DEVNULL)
+            wait_for_copies(part.parent, copies, run)
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+            assert not (data / "out/images/train.jsonl").exists()
     subprocess.run(command(data, "train", "out"), capture_output=True, check=True)
     assert everything(data / "out") == everything(data / "whole")
 

@@ -28,22 +28,35 @@ SOUND = {
 LIMITS = RowLimits(max_turns=6, max_turn_chars=50)
 
 
-def found(**changes: Any) -> str | None:
-    line = json.dumps(SOUND | changes).encode()
-    row = msgspec.json.decode(line, type=ShareGptRow)
-    fault = first_fault(row, LIMITS)
-    assert first_fault(row, LIMITS, marks=may_hold_marks(line)) == fault
-    return fault.reason if fault else None
-
-
 def talk(*values: str, first: str = "human") -> list[dict[str, str]]:
     speakers = ["human", "gpt"] if first == "human" else ["gpt", "human"]
     return [{"from": speakers[number % 2], "value": value} for number, value in enumerate(values)]
 
 
+def found(**changes: Any) -> str | None:
+    line = json.dumps(SOUND | changes).encode()
+    row = msgspec.json.decode(line, type=ShareGptRow)
+    fault = first_fault(row, LIMITS)
+    assert first_fault(row, LIMITS, marks=may_hold_marks(line, len(row.images))) == fault
+    return fault.reason if fault else None
+
+
 def test_a_sound_row_has_no_fault() -> None:
     assert found() is None
     VALIDATOR.validate(SOUND)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": []},
+        {"images": [], "conversations": talk("Q", "a", "f", "b")},
+        {"conversations": [{"from": "system", "value": "Be brief."}, *SOUND["conversations"]]},
+    ],
+)
+def test_rows_without_pictures_scores_or_with_a_system_turn_are_sound(changes: dict[str, Any]) -> None:
+    assert found(**changes) is None
+    VALIDATOR.validate(SOUND | changes)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +76,11 @@ def test_a_sound_row_has_no_fault() -> None:
         ({"conversations": talk("<image>\nQ", "a" * 51, "f", "b")}, "turn_too_long"),
         ({"conversations": talk("<image>\nQ", *"abcdefg")}, "too_many_turns"),
         ({"attempts": [1]}, "schema"),
+        ({"scores": [3]}, "schema"),
+        ({"images": [], "conversations": talk("<image>\nQ", "a", "f", "b")}, "stray_tag"),
+        ({"conversations": [{"from": "system", "value": "x <image>"}, *SOUND["conversations"]]}, "stray_tag"),
+        ({"conversations": [*SOUND["conversations"], {"from": "system", "value": "x"}]}, "alternation"),
+        ({"conversations": [{"from": "system", "value": "x"}] * 2}, "alternation"),
     ],
 )
 def test_rules_that_no_schema_says(changes: dict[str, Any], reason: str) -> None:

@@ -11,8 +11,11 @@ import pytest
 from roads import ROOT, RUN, clone, copy_folder, snakemake, stale_rules
 from vlmflow.pictures.manifest import read_picture_manifest
 
-FROM_TRAINING = {"train_smoke", "train_lora", "merge_lora", "verify_merged"}
-FROM_VALIDATION = {"validate_sharegpt", *FROM_TRAINING}
+FROM_MERGING = {"merge_lora", "verify_merged"}
+FROM_TRAINING = {"train_smoke", "train_lora", *FROM_MERGING}
+FROM_FITTING = {"fit_rows", *FROM_TRAINING}
+FROM_LENGTHS = {"measure_lengths", *FROM_FITTING}
+FROM_VALIDATION = {"validate_sharegpt", *FROM_LENGTHS}
 FROM_CONVERSION = {"convert_fire", *FROM_VALIDATION}
 
 
@@ -88,21 +91,40 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         set(),
     ),
     "another learning rate": (settings(train=", learning_rate: 5e-3"), FROM_TRAINING),
+    "another max_length": (settings(train=", max_length: 400"), FROM_FITTING),
+    "another picture budget": (settings(train=", image_max_tokens: 32"), FROM_LENGTHS),
+    "another template": (settings(train=", swift_args: {template: qwen3_vl}"), FROM_LENGTHS),
+    "another argument of the trainer": (settings(train=", swift_args: {lora_ga_batch_size: 3}"), FROM_TRAINING),
+    "another rule for over-long rows": (settings(more="    over_long: leave_out"), FROM_FITTING),
+    "a cached data set": (settings(more="    cached_dataset: true"), {"cache_dataset", "train_lora", *FROM_MERGING}),
     "another smoke length": (settings(steps=7), FROM_TRAINING),
     "more memory for training": (settings(more="    resources: {train_mem_mb: 9000}"), set()),
-    "more rows to verify": (settings(rows=3), {"merge_lora", "verify_merged"}),
+    "more rows to verify": (settings(rows=3), FROM_MERGING),
     "another share held out": (settings(more="datasets: {fire: {val_share: 0.2}}"), FROM_VALIDATION),
     "another history length": (settings(more="datasets: {fire: {max_history_rounds: 3}}"), FROM_CONVERSION),
     "another picture limit": (
         settings(more="datasets: {fire: {picture_limits: {min_side: 29}}}"),
         {"resolve_images", *FROM_VALIDATION},
     ),
+    "near-duplicates of the test split left out": (
+        settings(more="datasets: {fire: {near_duplicates: {drop: true}}}"),
+        {"hash_pictures", *FROM_VALIDATION},
+    ),
+    "another distance of near-duplicates that stay": (
+        settings(more="datasets: {fire: {near_duplicates: {picture_distance: 6}}}"),
+        set(),
+    ),
+    "a licence": (settings(more="datasets: {fire: {licence: mit}}"), {"merge_lora", "verify_merged"}),
+    "the licence of a picture source": (
+        settings(more="picture_sources: {coco-train2017: {licence: cc-by-4.0}}"),
+        FROM_MERGING,
+    ),
     "another raw test file": (
         add_row,
         {"fetch_fire", "resolve_images", *FROM_CONVERSION},
     ),
     "a function that conversion uses": (
-        edit("scripts/vlmflow/rows/fire.py", "def clean(", "def clean_text("),
+        edit("scripts/vlmflow/rows/fire.py", "def read_score(", "def score_of("),
         {"convert_fire", *FROM_VALIDATION},
     ),
     "a function that validation alone uses": (
@@ -111,7 +133,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     ),
     "a function that merging alone uses": (
         edit("scripts/vlmflow/merging/merge.py", "def _copy_bytes(", "def _copy_span("),
-        {"merge_lora", "verify_merged"},
+        FROM_MERGING,
     ),
     "a function that the trainers run": (
         edit("scripts/vlmflow/training/swift_worker.py", "def _peak_memory(", "def _peak_bytes("),

@@ -56,11 +56,12 @@ def test_inputs_are_links_and_outputs_are_renamed(tmp_path: Path) -> None:
     assert [place for place in run.local.rglob("*") if place.is_file() and not place.is_symlink()] == []
 
     assert "Nothing to be done" in run.run("--config", f"source={source}")
-    before = merged.stat().st_ino
+    before = os.open(merged, os.O_RDONLY)  # while it is open, nothing else gets its number
     source.write_text("second\n")
     run.run("--config", f"source={source}")
     assert (merged / "inner" / "rows").read_text() == "second\n"
-    assert merged.stat().st_ino != before
+    assert merged.stat().st_ino != os.fstat(before).st_ino
+    os.close(before)
     assert {place.name for place in merged.parent.iterdir()} == {"x"}
 
 
@@ -94,6 +95,42 @@ def test_a_pod_that_fails_stores_its_log_alone(tmp_path: Path) -> None:
     assert list(run.local.parent.iterdir()) == []
 
 
+LATE = """
+rule made:
+    output: "made"
+    shell: "echo 'of the next attempt' > {config[target]}; exit 3"
+"""
+
+
+def test_a_pod_that_fails_late_leaves_the_target_of_the_next_attempt(tmp_path: Path) -> None:
+    """A lost node came back: its pod is told to end after the job was tried again elsewhere, and made."""
+    run = make_run(tmp_path, LATE)
+    target = run.targets / "made"
+    target.write_text("of an earlier call")
+    run.call(run.as_pod("made", "--config", f"target={target}"), ends_well=False)
+    assert target.read_text() == "of the next attempt\n"
+
+
+def test_a_pod_that_fails_leaves_no_target_of_an_earlier_call(tmp_path: Path) -> None:
+    """It would be taken for what the call that failed was to make."""
+    run = make_run(tmp_path, POD)
+    (run.targets / "given").mkdir()
+    (run.targets / "given" / "rows").write_text("rows")
+    run.call(run.as_pod("made"))
+    run.call(run.as_pod("made", "--config", "fails=3"), ends_well=False)
+    assert not (run.targets / "made").exists()
+
+
+SLOW = """
+if config.get("slow"):
+    import time
+    from harness.storage import in_place
+    sync = in_place.sync
+    in_place.sync = lambda place: (time.sleep(0.5), sync(place))
+"""
+"""Half a second for each file that is copied: a kill comes in the middle for certain."""
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
     with other_file_system(tmp_path) as folder:
@@ -102,11 +139,12 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhere: Path) -> None:
     """The target is not there; the next pod makes it, and removes what the first one left."""
-    run = make_run(tmp_path, POD, local=elsewhere)
+    run = make_run(tmp_path, SLOW + POD, local=elsewhere)
     (run.targets / "given").mkdir()
     for number in range(50):
         (run.targets / "given" / str(number)).write_bytes(b"w" * 2_000_000)
-    pod = subprocess.Popen(run.as_pod("made"), **run.place(), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    slow = run.as_pod("made", "--config", "slow=1")
+    pod = subprocess.Popen(slow, **run.place(), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     while not (parts := list(run.targets.glob(".made.*.part"))):
         assert pod.poll() is None
         time.sleep(0.0005)

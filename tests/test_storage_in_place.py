@@ -119,9 +119,11 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
 
 
 WRITE = """
-import sys
+import sys, time
 from pathlib import Path
 from harness.storage import in_place
+sync = in_place.sync
+in_place.sync = lambda place: (time.sleep(float(sys.argv[3])), sync(place))
 print(flush=True)
 in_place.move(Path(sys.argv[1]), Path(sys.argv[2]))
 """
@@ -134,8 +136,9 @@ def test_a_kill_leaves_the_name_whole_or_not_there(tmp_path: Path, elsewhere: Pa
     source.mkdir()
     for number in range(30):
         (source / str(number)).write_bytes(b"w" * 1_000_000)
+    pause = "1" if moment == 0.0 else "0"  # after each file: that one is to be killed in the middle for certain
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITE, source, target], stdout=subprocess.PIPE, env={"PYTHONPATH": str(SCRIPTS)}
+        [sys.executable, "-c", WRITE, source, target, pause], stdout=subprocess.PIPE, env={"PYTHONPATH": str(SCRIPTS)}
     )
     writer.stdout.readline()
     if moment is not None:

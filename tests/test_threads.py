@@ -32,14 +32,14 @@ def test_a_failing_task_ends_the_work() -> None:
 
     def task(number: int) -> None:
         begun.append(number)
-        time.sleep(0.1)
+        time.sleep(2 * number)  # time to call off the third
         raise ValueError(f"task {number}")
 
     before = threading.active_count()
     with pytest.raises(ValueError, match="task 0"):
         list(run_in_order((partial(task, number) for number in range(1000)), 1))
-    # The second began when the first had failed; the third, handed out already, did not.
-    assert begun == [0, 1]
+    # The second may have begun when the first had failed; the third, handed out already, did not.
+    assert begun in ([0], [0, 1])
     assert threading.active_count() == before
 
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,10 +7,13 @@ import msgspec
 import pytest
 
 from fire_rows import digest, fire_row, split_files
-from vlmflow.config.data_settings import RowLimits
+from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.errors import VlmflowError
+from vlmflow.raw_rows import open_rows
 from vlmflow.rows import row_check
-from vlmflow.rows.validate import SplitRules, validate
+from vlmflow.rows.convert import convert
+from vlmflow.rows.forms import form_rows
+from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.5, row_limits=RowLimits())
 
@@ -65,6 +69,17 @@ def test_rows_in_are_rows_kept_and_rejects_by_reason(tmp_path: Path) -> None:
     assert quarantined[10]["raw"] == '{"bad": NaN}'
     assert quarantined[12]["raw"] == train[12]
     assert "nowhere" in quarantined[11]["detail"]
+
+
+def test_what_a_row_puts_into_a_detail_is_cut(tmp_path: Path) -> None:
+    """A path of megabytes would stand in the quarantine twice, and on the data page."""
+    long = "x" * 1_000_000
+    train = [*some_rows(9), fire_row(long)]
+    run(tmp_path, train, TEST, pictures={long: {"reason": "path_invalid", "detail": "longer than 500 bytes"}})
+    (row,) = lines(tmp_path / "out" / "quarantine.jsonl")
+    assert row["detail"].startswith("xxx")
+    assert row["detail"].endswith("x: longer than 500 bytes")
+    assert len(row["detail"]) == 203
 
 
 def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
@@ -130,6 +145,7 @@ def test_too_many_rejects_stop_the_road(tmp_path: Path) -> None:
     ) as e:
         run(tmp_path, train, TEST)
     assert "unbalanced_turns: row 3" in str(e.value)
+    assert f"look at {tmp_path / 'out' / 'quarantine.jsonl.part'};" in str(e.value)
     left = [path.name for path in (tmp_path / "out").iterdir()]
     assert all(name.endswith(".part") for name in left)
     assert len(lines(tmp_path / "out" / "quarantine.jsonl.part")) == 4
@@ -145,7 +161,7 @@ def test_zero_kept_rows_is_an_error(tmp_path: Path, empty: str) -> None:
 
 def test_converted_files_of_another_raw_file_are_noticed(tmp_path: Path) -> None:
     files = [split_files(tmp_path, "train", some_rows(9)), split_files(tmp_path, "test", TEST)]
-    raw = files[0].raw
+    (raw,) = files[0].raw
     raw.write_bytes(raw.read_bytes()[:-2] + b',{"more": 1}]')
     with pytest.raises(VlmflowError, match="10 rows in, 9 kept, 0 rejected: they do not add up"):
         validate(files, tmp_path / "out", RULES, 1)
@@ -178,3 +194,78 @@ def test_a_picture_with_its_own_name_takes_the_quick_way_to_the_same_line() -> N
     assert row_check._training_line(usual, row, "a.jpg") == expected
     assert row_check._training_line(other, row, "a.jpg") == expected
     assert row_check._training_line(usual, row, "a.rgb.png") == expected.replace(b"a.jpg", b"a.rgb.png")
+
+
+def text_files(folder: Path, prompts: list[str], answers: list[str]) -> SplitFiles:
+    """Convert rows of a prompt and a completion, without pictures."""
+    raw = folder / "train.jsonl"
+    folder.mkdir(parents=True)
+    rows = [{"prompt": prompt, "completion": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = SplitFiles("train", [raw], folder / "converted", folder / "rejects")
+    make = form_rows("prompt_completion", "text", {}, None, "Be brief.")
+    with open_rows([raw], "train") as opened:
+        convert(opened, files.converted, files.rejects, "train", make, RowChoice(), processes=1)
+    return files
+
+
+def test_rows_without_pictures_are_split_by_prompt(tmp_path: Path) -> None:
+    """Rows of one prompt stay together; test is taken before val, and the same seed takes the same."""
+    prompts = [f"question {number % 50}" for number in range(200)]
+    files = text_files(tmp_path / "in", prompts, [f"answer {number}" for number in range(200)])
+    held_out = []
+    for name, seed, val_share in (("a", 1, 0.1), ("b", 1, 0.2), ("c", 2, 0.1)):
+        rules = SplitRules(val_share, seed, 0.0, RowLimits(), test_share=0.2, modality="text")
+        stats = validate([files], tmp_path / name, rules, 1)
+        parts = {
+            split: {row["conversations"][1]["value"] for row in lines(tmp_path / name / f"{split}.jsonl")}
+            for split in ("train", "val", "test")
+        }
+        assert not parts["train"] & parts["val"] | parts["train"] & parts["test"] | parts["val"] & parts["test"]
+        assert len(parts["test"]) == 10
+        assert len(parts["val"]) == 40 * val_share
+        assert sum(stats["examples"].values()) == stats["train"]["kept"] == 200
+        held_out.append(parts["test"])
+    assert held_out[0] == held_out[1] != held_out[2]
+
+
+@pytest.mark.parametrize("modality", ["text", "image"])
+def test_what_is_held_out_is_drawn_from_rows_that_can_be_used(
+    tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fifth row is rejected: whatever the seed draws, test and val have a row; also where workers share one."""
+    monkeypatch.setattr("vlmflow.rows.row_check.SHARD_BYTES", 500)
+    if modality == "text":
+        answers = ["<|im_end|>" if number % 5 == 0 else "fine" for number in range(30)]
+        files = text_files(tmp_path / "in", [f"question {number}" for number in range(30)], answers)
+    else:
+        train = some_rows(30)
+        for number in range(0, 30, 5):  # the last of two attempts; the first by itself could be used
+            train[number]["conversations"][2]["value"] = "<|im_end|>"
+        files = split_files(tmp_path / "in", "train", train, "timestep")
+    for seed in range(12):
+        rules = SplitRules(0.02, seed, 0.5, RowLimits(), test_share=0.02, modality=modality)
+        stats = validate([files], tmp_path / str(seed), rules, 1 + seed % 2)
+        assert stats["train"]["kept"] == 24
+        assert len({row["id"][:13] for row in lines(tmp_path / str(seed) / "test.jsonl")}) == 1
+        assert len({row["id"][:13] for row in lines(tmp_path / str(seed) / "val.jsonl")}) == 1
+
+
+def test_where_the_prompt_is_always_the_same_the_answer_decides(tmp_path: Path) -> None:
+    """Else all rows of kind text would be one group."""
+    files = text_files(tmp_path / "in", ["Say something."] * 40, [f"answer {number % 39}" for number in range(40)])
+    rules = SplitRules(0.1, 1, 0.0, RowLimits(), test_share=0.1, modality="text")
+    with pytest.raises(VlmflowError, match=r"train\.jsonl would be empty"):
+        validate([files], tmp_path / "one", rules, 1)
+    stats = validate([files], tmp_path / "out", replace(rules, whole_rows=True), 1)
+    assert stats["train"]["rejected"] == {"duplicate": 1}
+    assert min(stats["examples"].values()) >= 4
+
+
+def test_rows_with_and_without_pictures_are_never_in_one_file(tmp_path: Path) -> None:
+    """Case 12, whatever the converter wrote."""
+    files = text_files(tmp_path / "in", ["a", "b"], ["c", "d"])
+    with pytest.raises(
+        VlmflowError, match=r"schema: row 0 \(line 1, byte 0\): 0 pictures in a data set of modality image"
+    ):
+        validate([files], tmp_path / "out", RULES, 1)

@@ -24,6 +24,12 @@ from pathlib import Path
 
 RUN = Path.cwd().parent / "run"
 WANTED, STOP, ENDED, OUTPUT = (RUN / name for name in ("wanted.json", "stop", "ended.json", "output.log"))
+SERVING = RUN / "serving"
+"""Locked by the process that serves: a controller on a node that was given up for lost may still live."""
+KILLS = 3
+"""How often a Snakemake that somebody killed (the kernel, for memory) is started again."""
+STARTED = "Job stats:"
+"""What Snakemake prints when it has ended what an earlier call left."""
 POLL = 0.5
 """Seconds between two looks at the folder."""
 BUSY = 3
@@ -36,15 +42,34 @@ leaving = False
 def serve() -> int:
     """Run what is wanted until SIGTERM; then interrupt Snakemake, which ends its Jobs, and leave the run wanted."""
     signal.signal(signal.SIGTERM, _leave)
-    while not leaving:
-        if _is_on():
-            _run(json.loads(WANTED.read_text()))
-        time.sleep(POLL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Snakemake would inherit that we ignore it (nohup, &)
+    RUN.mkdir(parents=True, exist_ok=True)
+    with SERVING.open("w") as lock:
+        while not leaving and not _locked(lock):
+            time.sleep(POLL)
+        kills = 0
+        while not leaving:
+            if _is_on():
+                kills = kills + 1 if _run(json.loads(WANTED.read_text()), kills < KILLS) else 0
+            time.sleep(POLL)
     return 0
 
 
-def _run(command: list[str]) -> None:
+def _locked(file: object) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _run(command: list[str], again: bool) -> bool:
+    """Run Snakemake to its end.
+
+    again: whether it stays wanted when somebody killed it. Tells whether that was so.
+    """
     with OUTPUT.open("a") as output:
+        begun = output.tell()
         if output.tell():
             print("\nThe controller came back: the run goes on.\n", file=output)
         print(f"$ {shlex.join(command)}", file=output, flush=True)
@@ -55,19 +80,26 @@ def _run(command: list[str]) -> None:
         except OSError as error:
             print(f"it could not be started: {error}", file=output, flush=True)
             _write(ENDED, 127)
-            return
-        interrupted = False
+            return False
+        interrupted, late = False, STOP.exists()  # a stop that the pod's end interrupted: first the old Jobs end
         while snakemake.poll() is None:
-            if (leaving or STOP.exists()) and not interrupted:
+            late = late and STARTED not in OUTPUT.read_text(errors="replace")[begun:]
+            if (leaving or STOP.exists()) and not interrupted and not late:
                 snakemake.send_signal(signal.SIGINT)  # on SIGTERM Snakemake waits until its running jobs are done
                 interrupted = True
             time.sleep(POLL)
         if leaving and not STOP.exists():
             print("The controller's pod is ending; the run goes on when it comes back.", file=output)
+        elif snakemake.returncode < 0 and again and not STOP.exists():
+            print(
+                f"Snakemake was killed (signal {-snakemake.returncode}). It is started again.", file=output, flush=True
+            )
+            return True
         else:
             code = snakemake.returncode if snakemake.returncode >= 0 else 128 - snakemake.returncode
             print(f"Snakemake ended with code {code}.", file=output, flush=True)
             _write(ENDED, code)
+    return False
 
 
 def _leave(number: int, frame: object) -> None:

@@ -27,13 +27,13 @@ def refuse_relative_stores(workflow: Any, settings: Config) -> None:
 
 def relative_places(settings: Config) -> list[tuple[str, str]]:
     """Give key and value of every relative path in the configuration that stages read or write besides targets."""
-    places = {f"stores.{name}": place for name, place in settings.stores}
-    for name, model in settings.models.items():
-        places[f"models.{name}.source"] = model.source
+    places = [(f"stores.{name}", place) for name, place in settings.stores]
+    places += [(f"models.{name}.source", model.source) for name, model in settings.models.items()]
     for name, dataset in settings.datasets.items():
-        places |= {f"datasets.{name}.image_roots.{number}": root for number, root in enumerate(dataset.image_roots)}
-        places |= {f"datasets.{name}.{split}": getattr(dataset, split) for split in ("train", "test")}
-    return [(key, place) for key, place in places.items() if place and _is_relative(place)]
+        places += [(f"datasets.{name}.image_roots.{number}", root) for number, root in enumerate(dataset.image_roots)]
+        for split in ("train", "test"):
+            places += [(f"datasets.{name}.{split}", address) for address in dataset.addresses(split)]
+    return [(key, place) for key, place in places if _is_relative(place)]
 
 
 def _is_relative(place: str) -> bool:

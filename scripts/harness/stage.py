@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pydantic
 import yaml
@@ -34,7 +34,7 @@ FAILURE = "the stage failed: "
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
 
-PARAMS_FOR_SNAKEMAKE = {"code", "revision", "size"}
+PARAMS_FOR_SNAKEMAKE = {"code", "revision", "state"}
 """Params that only tell Snakemake what is stale."""
 
 
@@ -52,7 +52,7 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
     try:
         pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
     except VlmflowError as error:
-        _fail(str(error), log)
+        _fail(_named(str(error), job), log)
     except pydantic.ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}" for fault in error.errors())
         _fail("\n".join(faults) + "\n  what to do: --help says what this script takes", log)
@@ -98,6 +98,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _named(text: str, job: Any) -> str:
+    """Put the names that a rule works for into the keys of a message: the library does not know them."""
+    names = dict(job.wildcards.items()) if job else {}
+    for block, wildcard in (("datasets", "dataset"), ("runs", "run")):
+        if wildcard in names:
+            text = text.replace(f"{block}.NAME", f"{block}.{names[wildcard]}")
+    return text
+
+
 def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path | None]:
     module = sys.modules[main.__module__].__doc__ or ""
     parser = argparse.ArgumentParser(
@@ -109,13 +118,27 @@ def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path 
         required = parameter.default is inspect.Parameter.empty
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            type=str if parameter.annotation in (str, Path) else yaml.safe_load,
+            type=_reader(parameter.annotation),
             required=required,
             default=None if required else parameter.default,
             metavar=getattr(parameter.annotation, "__name__", "value").upper(),
         )
     values = vars(parser.parse_args())
     return values, values.pop("log")
+
+
+def _reader(annotation: Any) -> Callable[[str], Any]:
+    """Give what reads an option: paths and texts as they are, all else as YAML; one value alone is a list of one."""
+    if annotation in (str, Path):
+        return str
+    if get_origin(annotation) is not list:
+        return yaml.safe_load
+
+    def read_list(text: str) -> Any:
+        value = yaml.safe_load(text)
+        return value if isinstance(value, list) else [value]
+
+    return read_list
 
 
 def _log_to(log: Path | None) -> None:

@@ -1,19 +1,41 @@
-"""Which file targets a data set and a run need: input functions for the rules."""
+"""Which file targets a data set needs: functions for the rules; run_targets has those of a run.
+
+What they refuse, they refuse by ending the process: Snakemake shows an exception of theirs with a traceback.
+"""
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from snakemake.exceptions import WorkflowError
-
 from harness.storage.volume_inputs import as_inputs
+from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import Config
 from vlmflow.config.source import parse_source
+from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_folder import local_files
+from vlmflow.fetch.pins import revision_of
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, gives file names."""
+
+
+def names_of(settings: Config) -> dict[str, str]:
+    """Give the constraints of all wildcards that several rules have: the configuration's names, and the raw splits."""
+    return {
+        "run": one_of(settings.runs),
+        "model": one_of(settings.models),
+        "dataset": one_of(settings.datasets),
+        "split": "train|test",
+    }
+
+
+def everything(settings: Config) -> list[str]:
+    """Give what `rule all` asks for: the weights of all runs, and the pages of their data and of its lengths."""
+    datasets = dict.fromkeys(run.dataset for run in settings.runs.values())
+    pages = [*(f"data-{dataset}" for dataset in datasets), *(f"lengths-{run}" for run in settings.runs)]
+    return [*(f"merged/{run}" for run in settings.runs), *(f"reports/{page}.html" for page in pages)]
 
 
 def splits_of(settings: Config, dataset: str) -> list[str]:
@@ -21,51 +43,66 @@ def splits_of(settings: Config, dataset: str) -> list[str]:
     return ["train", "test"] if settings.datasets[dataset].test else ["train"]
 
 
-def raw_file(settings: Config, dataset: str, split: str) -> str:
-    """Give the target that holds a data set's raw split: `raw/DATASET/NAME OF THE SOURCE FILE`."""
-    return f"raw/{dataset}/{parse_source(getattr(settings.datasets[dataset], split)).name}"
+def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:
+    """Give the targets that hold a data set's raw split, `raw/DATASET/NAME OF THE SOURCE FILE`, with their sources."""
+    addresses = settings.datasets[dataset].addresses(split)
+    return {f"raw/{dataset}/{parse_source(address).name}": address for address in addresses}
 
 
 def raw_source(settings: Config) -> InputFunction:
     """Params function: the source of the raw file of wildcards `dataset` and `file`."""
-
-    def source(wildcards: Any) -> str:
-        for split in splits_of(settings, wildcards.dataset):
-            if raw_file(settings, wildcards.dataset, split) == f"raw/{wildcards.dataset}/{wildcards.file}":
-                return getattr(settings.datasets[wildcards.dataset], split)
-        raise WorkflowError(
-            f"raw/{wildcards.dataset}/{wildcards.file}: data set {wildcards.dataset} has no such raw file; it has "
-            + ", ".join(
-                raw_file(settings, wildcards.dataset, split) for split in splits_of(settings, wildcards.dataset)
-            )
-        )
-
-    return source
+    return lambda wildcards: _raw_source(settings, wildcards)[1]
 
 
-def local_data(workflow: Any, source: str, dataset: str) -> list[Any]:
+def local_raw_of(workflow: Any, settings: Config) -> InputFunction:
+    """Input function: the source of the raw file of wildcards `dataset` and `file`, where it is a local file."""
+
+    def local_raw(wildcards: Any) -> list[Any]:
+        key, source = _raw_source(settings, wildcards)
+        return _local_file(workflow, key, source)
+
+    return local_raw
+
+
+def _raw_source(settings: Config, wildcards: Any) -> tuple[str, str]:
+    """Give the key and the address of a raw file; end the process where the data set has no such file."""
+    files: dict[str, tuple[str, str]] = {}
+    for split in ("train", "test"):
+        key = f"datasets.{wildcards.dataset}.{split}"
+        files |= {raw: (key, source) for raw, source in raw_files(settings, wildcards.dataset, split).items()}
+    wanted = f"raw/{wildcards.dataset}/{wildcards.file}"
+    if wanted not in files:
+        sys.exit(f"{wanted}: data set {wildcards.dataset} has no such raw file; it has {', '.join(files)}")
+    return files[wanted]
+
+
+def _local_file(workflow: Any, key: str, source: str) -> list[Any]:
     """Give a local data file as an input of its rule; what the hub has is none.
 
-    Raises WorkflowError where there is no such file: Snakemake itself would go on with what is in raw/, made of
-    another file.
+    Ends the process where there is no such file: Snakemake itself would go on with what is in raw/, made of another
+    file.
     """
     place = parse_source(source)
     if not isinstance(place, Path):
         return []
     if not place.is_file() and _sees_all_volumes(workflow):
-        raise WorkflowError(f"data set {dataset}: there is no file {place}; mend its source (datasets.{dataset})")
+        what = "is a folder, not a file" if place.is_dir() else "is not there"
+        sys.exit(f"{key}: {place.absolute()} {what}\n  what to do: give the path of the file")
     return as_inputs(workflow, [place])
 
 
 def local_model(workflow: Any, source: str, model: str) -> list[Any]:
     """Give the files of a local model folder as inputs of its rule; what the hub has is none.
 
-    Raises VlmflowError where there is no such folder, or no model in it.
+    Ends the process where there is no such folder, or no model in it.
     """
     place = parse_source(source)
     if isinstance(place, Path) and not place.is_dir() and not _sees_all_volumes(workflow):
         return []
-    return as_inputs(workflow, map(Path, local_files(source, f"models.{model}.source")))
+    try:
+        return as_inputs(workflow, map(Path, local_files(source, f"models.{model}.source")))
+    except VlmflowError as error:
+        sys.exit(str(error))
 
 
 def _sees_all_volumes(workflow: Any) -> bool:
@@ -73,23 +110,133 @@ def _sees_all_volumes(workflow: Any) -> bool:
     return workflow.storage_registry.default_storage_provider is None
 
 
-def local_size(source: str) -> int:
-    """Give the bytes of a local source, 0 for what is not here: a file that is moved here may have an old time."""
+def local_state(source: str) -> list[list[int]]:
+    """Give bytes and time of a local data file, or of every file of a local model; nothing for what is not here.
+
+    Snakemake itself reruns for a newer file alone, and one that is moved here may be old. Times are in whole seconds:
+    every way of copying that keeps times keeps these.
+    """
     place = parse_source(source)
-    return place.stat().st_size if isinstance(place, Path) and place.is_file() else 0
+    if not isinstance(place, Path) or not place.exists():
+        return []
+    files = map(Path, local_files(source, source)) if place.is_dir() else [place]
+    return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]
 
 
-def raw_of(settings: Config) -> InputFunction:
-    """Input function: the raw file of wildcards `dataset` and `split`."""
-    return lambda wildcards: raw_file(settings, wildcards.dataset, wildcards.split)
+def raw_of(settings: Config, split: str | None = None) -> InputFunction:
+    """Input function: the raw files of wildcard `dataset`, and of `split` or else the wildcard of that name."""
+    return lambda wildcards: list(raw_files(settings, wildcards.dataset, split or wildcards.split))
+
+
+def fetched_of(settings: Config) -> InputFunction:
+    """Input function: the account of the fetched pictures of wildcards `dataset` and `split`, where it fetches any."""
+    return lambda wildcards: (
+        [f"images/{wildcards.dataset}/{wildcards.split}.fetched.json"]
+        if settings.datasets[wildcards.dataset].fetch_images
+        else []
+    )
+
+
+def picture_roots(settings: Config) -> InputFunction:
+    """Params function: the picture roots of wildcard `dataset`, the store of fetched pictures the last of them."""
+
+    def roots(wildcards: Any) -> list[str]:
+        dataset = settings.datasets[wildcards.dataset]
+        return [*dataset.image_roots, *([settings.stores.fetched_pictures] if dataset.fetch_images else [])]
+
+    return roots
+
+
+def picture_revisions(settings: Config) -> InputFunction:
+    """Params function: where the known sources' pictures lie, for Snakemake to see that this has changed."""
+
+    def revisions(wildcards: Any) -> list[list[Any]]:
+        return [
+            [name, source.members, source.archive, source.one_by_one, source.archive and revision_of(source.archive)]
+            for name, source in read_sources(settings.picture_sources).items()
+        ]
+
+    return revisions
+
+
+def part_suffix(settings: Config) -> str:
+    """Give what stands in the names of a stage's results where several pods share it: `.{part}-of-4`, else nothing."""
+    parts = settings.cluster.pods_per_stage
+    return f".{{part}}-of-{parts}" if parts > 1 else ""
+
+
+def part_of(settings: Config) -> InputFunction:
+    """Params function: which part of how many wildcard `part` is (see `parts.Part`); the whole without it."""
+    return lambda wildcards: [int(wildcards.get("part", 1)), settings.cluster.pods_per_stage]
+
+
+def parts_of(settings: Config, pattern: str) -> list[str]:
+    """Give `pattern` for every part, with its other wildcards as they are."""
+    return [pattern.replace("{part}", str(number)) for number in range(1, settings.cluster.pods_per_stage + 1)]
 
 
 def per_split(settings: Config, pattern: str) -> InputFunction:
     """Input function: `pattern` for every raw split of wildcard `dataset`, in the order of `splits_of`."""
     return lambda wildcards: [
-        pattern.format(dataset=wildcards.dataset, split=split, raw=raw_file(settings, wildcards.dataset, split))
-        for split in splits_of(settings, wildcards.dataset)
+        pattern.format(dataset=wildcards.dataset, split=split) for split in splits_of(settings, wildcards.dataset)
     ]
+
+
+def manifests_of(settings: Config) -> InputFunction:
+    """Input function: the image manifests of wildcard `dataset`, one per raw split; none where it has no pictures."""
+    manifests = per_split(settings, "images/{dataset}/{split}.jsonl")
+    return lambda wildcards: manifests(wildcards) if settings.datasets[wildcards.dataset].has_manifests else []
+
+
+def mended_of(workflow: Any, settings: Config) -> InputFunction:
+    """Input function: the files of mended rows of wildcard `dataset`, in their order; none where there are no such."""
+
+    def mended(wildcards: Any) -> list[Any]:
+        dataset = wildcards.dataset
+        key, files = f"datasets.{dataset}.mended", settings.datasets[dataset].mended_files
+        return [path for file in files for path in _local_file(workflow, key, file)]
+
+    return mended
+
+
+def choice_of(settings: Config) -> InputFunction:
+    """Params function: which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
+    return lambda wildcards: settings.datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
+
+
+def read_columns_of(settings: Config) -> InputFunction:
+    """Params function: the columns that are read of wildcard `dataset`, where it is parquet; null for all."""
+    return lambda wildcards: settings.datasets[wildcards.dataset].read_columns
+
+
+def hashes_of(settings: Config) -> InputFunction:
+    """Input function: the picture hashes of every raw split of wildcard `dataset`; none without pictures or test split.
+
+    Where test is taken from the raw train split, the hashes of train hold its pictures too.
+    """
+    tables = per_split(settings, "images/{dataset}/{split}.hashes.jsonl")
+
+    def hashes(wildcards: Any) -> list[str]:
+        dataset = settings.datasets[wildcards.dataset]
+        return tables(wildcards) if dataset.has_manifests and (dataset.test or dataset.test_share) else []
+
+    return hashes
+
+
+def hashes_to_drop_by(settings: Config) -> InputFunction:
+    """Input function: the same, where wildcard `dataset` leaves near-duplicates of its test split out."""
+    hashes = hashes_of(settings)
+    return lambda wildcards: hashes(wildcards) if settings.datasets[wildcards.dataset].near_duplicates.drop else []
+
+
+def distance_to_drop_by(settings: Config) -> InputFunction:
+    """Params function: the distance of what is left out; 0 where nothing is, so that it makes nothing stale."""
+
+    def distance(wildcards: Any) -> int:
+        near = settings.datasets[wildcards.dataset].near_duplicates
+        return near.picture_distance if near.drop else 0
+
+    return distance
 
 
 def datasets_of_kind(settings: Config, *kinds: str) -> str:
@@ -100,41 +247,3 @@ def datasets_of_kind(settings: Config, *kinds: str) -> str:
 def one_of(names: Iterable[str]) -> str:
     """Give a wildcard constraint: any of the names, or nothing at all where there are none."""
     return "|".join(map(re.escape, names)) or "$^"
-
-
-def model_of(settings: Config) -> InputFunction:
-    """Input function: the model folder of wildcard `run`."""
-    return lambda wildcards: f"models/{settings.runs[wildcards.run].model}"
-
-
-def data_of(settings: Config, name: str) -> InputFunction:
-    """Input function: one file of the data set of wildcard `run`."""
-    return lambda wildcards: f"data/{settings.runs[wildcards.run].dataset}/{name}"
-
-
-def train_pictures_of(settings: Config) -> InputFunction:
-    """Input function: the image manifest of the train split of wildcard `run`."""
-    return lambda wildcards: f"images/{settings.runs[wildcards.run].dataset}/train.jsonl"
-
-
-def model_type_of(settings: Config) -> InputFunction:
-    """Params function: ms-swift's name for the architecture of wildcard `run`'s model."""
-    return lambda wildcards: settings.models[settings.runs[wildcards.run].model].model_type
-
-
-def gpus_of(settings: Config) -> InputFunction:
-    """Resource function: one GPU per process of wildcard `run`, none where it trains on the CPU."""
-    runs = settings.runs
-    return lambda wildcards: runs[wildcards.run].processes if runs[wildcards.run].device == "cuda" else 0
-
-
-def verify_gpus_of(settings: Config) -> InputFunction:
-    """Resource function: the GPUs for comparing logits; none where the tensor proof alone is asked for."""
-    gpus = gpus_of(settings)
-    return lambda wildcards: gpus(wildcards) if settings.runs[wildcards.run].verify.logits else 0
-
-
-def pod_template_of(settings: Config, gpus: Callable[[Config], InputFunction]) -> InputFunction:
-    """Resource function: the pod template of a rule that needs torch, by whether wildcard `run` has GPUs there."""
-    count = gpus(settings)
-    return lambda wildcards: "gpu" if count(wildcards) else "train"

@@ -5,7 +5,8 @@ class VlmflowError(Exception):
     """A failure that a person can act on.
 
     cause: what is wrong, with the file, row, key and value it concerns.
-    next_step: what to do about it, as an instruction.
+    next_step: what to do about it, as an instruction. Keys stand with their whole path; `datasets.NAME` and `runs.NAME`
+    are those of the stage that fails, which has the name.
     """
 
     def __init__(self, cause: str, next_step: str) -> None:

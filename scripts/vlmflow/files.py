@@ -3,12 +3,14 @@
 import fcntl
 import filecmp
 import hashlib
+import io
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,8 +23,8 @@ UNFINISHED = ".part"
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same name."""
 
-WRITE_BUFFER = 1 << 20
-"""Bytes gathered before they go to the disk: rows are written one by one, a few KB each."""
+BUFFER = 1 << 20
+"""Bytes that are read or written at a time: rows are a few KB each."""
 
 
 def unfinished(path: Path) -> Path:
@@ -31,20 +33,44 @@ def unfinished(path: Path) -> Path:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError that names no file name this one: a write to an open file does not know it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+class _NamedFile(io.FileIO):
+    """A file opened by its descriptor, whose failed writes name it."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        super().__init__(descriptor, "w")
+        self._path = path
+
+    def write(self, content: Any) -> int:
+        with naming(self._path):
+            return super().write(content)
+
+
+@contextmanager
 def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open `path` for writing; it takes its name, synced to disk, only when the block ends without error.
 
-    Raises VlmflowError where another process writes it, and goes on doing so.
+    mode: "wb", or "w" for text. Raises VlmflowError where another process writes it, and goes on doing so.
     """
     part = unfinished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    encoding = None if "b" in mode else "utf-8"
     descriptor = _own(part, lambda: os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-    with open(descriptor, mode, buffering=WRITE_BUFFER, encoding=encoding) as file:
+    content = io.BufferedWriter(_NamedFile(descriptor, part), BUFFER)
+    with content if mode == "wb" else io.TextIOWrapper(content, encoding="utf-8") as file:
         file.truncate(0)
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        with naming(part):
+            os.fsync(descriptor)
     part.replace(path)
 
 
@@ -147,6 +173,12 @@ def sha256_of(path: Path) -> str:
     """Give the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def count_lines(path: Path) -> int:
+    """Give the number of lines of a file, at the speed at which it is read."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(partial(file.read, BUFFER), b""))
 
 
 def require_free_disk(folder: Path, needed: int, purpose: str) -> None:

@@ -80,5 +80,7 @@ def _call(item: Item, place: int) -> int | bytes:
 
 def _result(shared: mmap, future: Future[int | bytes], place: int) -> Result:
     given = future.result()
-    packed = given if isinstance(given, bytes) else shared[place : place + given]
-    return pickle.loads(packed)  # noqa: S301 (our own process packed it)
+    if isinstance(given, bytes):
+        return pickle.loads(given)  # noqa: S301 (our own process packed it)
+    with memoryview(shared) as view, view[place : place + given] as packed:
+        return pickle.loads(packed)  # noqa: S301

@@ -8,15 +8,17 @@ from pathlib import Path
 INTERVAL = 0.05
 
 
-def peak_anonymous(process: subprocess.Popen) -> int:
+def peak_anonymous(process: subprocess.Popen, interval: float = INTERVAL) -> int:
     """Look at a running process until it ends; gives the peak in bytes.
+
+    interval: seconds between two looks.
 
     A page that a fork shares with its parent counts in both, so the figure is never too small.
     """
     peak = 0
     while process.poll() is None:
         peak = max(peak, anonymous(process.pid))
-        time.sleep(INTERVAL)
+        time.sleep(interval)
     return peak
 
 

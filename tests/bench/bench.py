@@ -1,6 +1,6 @@
 """Measure what docs/benchmarks.md says: each way beside its yardstick, in one run, on an otherwise idle machine.
 
-    python tests/bench/bench.py [rows] [pictures] [merge] [road]
+    python tests/bench/bench.py [rows] [volcano] [pictures] [fetch] [lengths] [merge] [road] [change]
 
 Prints a table per part in Markdown; without names, all of them. It takes 14 GB in runs/ for a while.
 """
@@ -13,18 +13,26 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench_change import bench_change
+from bench_fetch import bench_fetch
+from bench_lengths import bench_lengths
 from bench_merge import bench_merge
 from bench_pictures import bench_pictures
 from bench_road import bench_road
 from bench_rows import bench_rows
+from bench_volcano import bench_volcano
 
 SCRATCH = Path(__file__).resolve().parents[2] / "runs"
 CORES = len(os.sched_getaffinity(0))
 PARTS = {
     "rows": lambda folder: bench_rows(folder, CORES),
+    "volcano": lambda folder: bench_volcano(folder, CORES),
     "pictures": lambda folder: bench_pictures(folder, CORES),
+    "fetch": bench_fetch,
+    "lengths": lambda folder: bench_lengths(folder, CORES),
     "merge": lambda folder: bench_merge(folder, CORES),
     "road": bench_road,
+    "change": bench_change,
 }
 
 

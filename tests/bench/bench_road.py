@@ -21,12 +21,9 @@ def bench_road(folder: Path) -> dict[str, Any]:
     Gives its wall time, the time in which at least one script ran (Snakemake's benchmark files say how long each
     took, and when it ended), and the share of the rest, of which 0.25 is allowed.
     """
-    python("make_sample.py", "--folder", str(folder / "sample"))
-    text = json.dumps([str(folder / "sample" / "FIRE-train-100K.json")])
-    python("make_tiny_model.py", "--folder", str(folder / "tiny-model"), "--text", text)
-    command = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/demo"]
+    command = demo_command(folder)
     begun = time.perf_counter()
-    quietly([*command, "--directory", str(folder), f"merged/{RUN}"])
+    quietly([*command, f"merged/{RUN}"])
     wall = time.perf_counter() - begun
     busy = covered([script_interval(path) for path in folder.glob("benchmarks/**/*.tsv")])
     return {
@@ -34,6 +31,14 @@ def bench_road(folder: Path) -> dict[str, Any]:
         "in_scripts_seconds": round(busy, 1),
         "overhead_share": round((wall - busy) / wall, 3),
     }
+
+
+def demo_command(folder: Path) -> list[str]:
+    """Put sample and tiny model into `folder`, and give the command line of the demo there, without targets."""
+    python("make_sample.py", "--folder", str(folder / "sample"))
+    text = json.dumps([str(folder / "sample" / "FIRE-train-100K.json")])
+    python("make_tiny_model.py", "--folder", str(folder / "tiny-model"), "--text", text)
+    return [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/demo", "--directory", str(folder)]
 
 
 def script_interval(benchmark: Path) -> tuple[float, float]:
@@ -57,11 +62,12 @@ def python(script: str, *options: str) -> None:
     quietly([sys.executable, str(ROOT / "scripts" / script), *options])
 
 
-def quietly(command: list[str]) -> None:
-    """Run a command; what it said is shown when it fails."""
+def quietly(command: list[str]) -> str:
+    """Run a command and give what it said; that is shown when it fails."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{command[0]} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout + done.stderr
 
 
 if __name__ == "__main__":

@@ -105,7 +105,8 @@ def start_fake_nodes(cluster: Cluster) -> None:
         "manage-all-nodes": "false",
         "manage-nodes-with-annotation-selector": selector,
         "node-ip": ADDRESS,
-        "node-lease-duration-seconds": 40,
+        # Renewed every quarter of it: well within the grace that the cluster's nodes have.
+        "node-lease-duration-seconds": 12,
     }
     words = (f"--{key}={value}" for key, value in flags.items())
     cluster.node.start_part("kwok", binary("kwok"), *words, env={"HOME": str(home)})

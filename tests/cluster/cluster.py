@@ -1,7 +1,9 @@
 """The tests' own cluster: one control plane and up to two nodes, started in seconds and left without a trace."""
 
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from cluster import certificates, control_plane, image_layers, image_store, machine, network
 from cluster.binaries import COMPONENTS, binary
@@ -82,12 +84,27 @@ class Cluster(Kubectl):
         stays = (f"--field-selector=spec.nodeName={name}", "--force", "--grace-period=0", "--ignore-not-found")
         self.kubectl("delete", "pods", "--all-namespaces", *stays)
 
+    @contextmanager
+    def cordoned(self, node: Node) -> Iterator[None]:
+        """Keep new pods off a node while the block runs."""
+        self.kubectl("cordon", node.name)
+        try:
+            yield
+        finally:
+            self.kubectl("uncordon", node.name)
+
     def carry_in(self, image: str) -> None:
         """Bring an image of buildah's store (images.project_image) to every node that runs."""
         with alone("image-stores"):
             for node in (self.node, self.second_node):
                 if node.running():
                     image_layers.carry_image(node, image)
+
+    def kill(self, pod: dict) -> None:
+        """Kill all that runs in a pod's container, as a crash would: the API server hears of it afterwards."""
+        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        node = next(each for each in (self.node, self.second_node) if each.name == pod["spec"]["nodeName"])
+        node.ctr("tasks", "kill", "--signal", "SIGKILL", "--all", container)
 
     def start(self, part: str) -> None:
         """Start a part of the control plane (control_plane.PARTS) again, and wait until the API server answers."""
@@ -98,6 +115,10 @@ class Cluster(Kubectl):
     def stop(self, part: str) -> None:
         """End a part of the control plane (control_plane.PARTS); the others go on."""
         self.node.stop_part(part)
+
+    def _forget(self, names: list[str]) -> None:
+        if self.running():  # the last tests take it down
+            super()._forget(names)
 
     def _wait_until_ready(self, node: Node) -> None:
         def ready() -> bool:
@@ -111,6 +132,7 @@ class Cluster(Kubectl):
             return
         with ThreadPoolExecutor() as pool:
             list(pool.map(Node.stop, (self.second_node, self.node)))
+        network.disconnect()
         if MADE_KUBELET_FOLDER.exists():
             KUBELET_FOLDER.rmdir()
         shutil.rmtree(STATE)

@@ -15,19 +15,33 @@ import yaml
 from cluster.binaries import binary
 from cluster.cluster import Cluster
 from cluster.deployment import PODS_USER
+from cluster.shell import wait_for
 from roads import QUICK, ROOT, RUN, copy_folder
 
 DEMO = "/cache/demo"
 """Where the pods find sample and tiny model."""
 
+TWO_CORES = ("train_smoke", "train_lora", "verify_merged")
+"""Rules whose pods ask for both cores of the second node; the pods of all others ask for one, and run side by side."""
+
+ONE_CORE = (
+    *("fetch_model", "resolve_images", "convert_fire", "validate_sharegpt"),
+    *("measure_lengths", "fit_rows", "merge_lora"),
+)
+THREADS = ["--max-threads", "2", "--set-threads", *(f"{rule}=1" for rule in ONE_CORE)]
+
 
 @dataclass
 class ClusterRoad:
-    """A namespace with the project in it. volumes: the folder of its two volumes, as this machine sees them."""
+    """A namespace with the project in it.
+
+    volumes: the folder of its two volumes, as this machine sees them; checkout: a person's, from which they ask.
+    """
 
     cluster: Cluster
     namespace: str
     volumes: Path
+    checkout: Path
     pods: dict[str, dict] = field(default_factory=dict)
     """Every pod of a rule that was seen, by name, as the API had it last."""
 
@@ -51,13 +65,14 @@ class ClusterRoad:
             os.chown(file, PODS_USER, PODS_USER, follow_symlinks=False)
 
     def words(self, *more: str) -> list[str]:
-        """Give Snakemake's arguments for the demo: its settings, and a thread per pod, since the node has two cores."""
+        """Give Snakemake's arguments for the demo, with its settings."""
         files = ["profiles/kubernetes/stores.yaml", f"{DEMO}/run.yaml", f"{DEMO}/quick.yaml"]
-        return ["--configfile", *files, "--max-threads", "1", *more, "--", f"merged/{RUN}"]
+        return ["--configfile", *files, *THREADS, *more, "--", f"merged/{RUN}"]
 
     def ask(self, *action: str) -> list[str]:
         """Give the command line of scripts/cluster_controller.py, which `make cluster-run` calls."""
-        return [sys.executable, str(ROOT / "scripts/cluster_controller.py"), "--namespace", self.namespace, *action]
+        script = self.checkout / "scripts/cluster_controller.py"
+        return [sys.executable, str(script), "--namespace", self.namespace, *action]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -95,6 +110,12 @@ class ClusterRoad:
                 seen.seek(0)
                 for pod in whole_objects(seen.read()):
                     self.pods[pod["metadata"]["name"]] = pod
+
+    def forget_pods(self) -> None:
+        """Forget the pods that were seen, once those of earlier calls are gone: the next watch would see them again."""
+        of_rules = {"namespace": self.namespace, "labels": "vlmflow/rule"}
+        wait_for("pods of an earlier call go", lambda: not self.cluster.get("pods", **of_rules)["items"], 120)
+        self.pods.clear()
 
     def rules(self) -> dict[str, list[dict]]:
         """Give the pods that were seen, by their rule."""

@@ -8,17 +8,17 @@ import pytest
 
 from cluster import everything, machine
 from cluster.cluster import Cluster
-from cluster.cluster_road import ClusterRoad
-from cluster.deployment import deployed
-from cluster.images import project_image
+from cluster.cluster_road import THREADS, ClusterRoad
+from cluster.deployment import deployed_on_first_node
 from cluster.kubectl import Kubectl
 from cluster.paths import KUBECONFIG, STATE
-from roads import RUN, copy_folder, make_demo_folder, snakemake
+from roads import RUN, checkout, copy_folder, make_demo_folder, snakemake
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep for the end the tests that take the cluster down: what others put on it is gone then."""
-    items.sort(key=lambda item: item.path.name == "test_left_clean.py")
+    """Put first the tests of faults, which leave room for the local run, and last those that take the cluster down."""
+    order = {"test_executor.py": -1, "test_left_clean.py": 1}
+    items.sort(key=lambda item: order.get(item.path.name, 0))
 
 
 @pytest.fixture(scope="session")
@@ -57,19 +57,15 @@ def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo(fresh_demo: Path) -> Path:
     """Give a demo folder in which the road was walked on this machine."""
     folder = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
-    snakemake(folder, "--max-threads", "1", f"merged/{RUN}")
+    snakemake(folder, *THREADS, "--", f"merged/{RUN}")  # how many threads add up a sum is seen in its last bits
     return folder
 
 
 @pytest.fixture(scope="session")
-def project(cluster: Cluster, fresh_demo: Path) -> Iterator[ClusterRoad]:
+def project(cluster: Cluster, fresh_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRoad]:
     """Give the project on the cluster, with the demo's sample and model on its cache volume."""
-    cluster.add_node()  # pods that ask for a core each run side by side
-    for target in ("data", "train"):
-        cluster.carry_in(project_image(target))
     volumes = STATE / "volumes" / "vlmflow"
-    with deployed(cluster, "vlmflow", volumes):
-        road = ClusterRoad(cluster, "vlmflow", volumes)
+    with deployed_on_first_node(cluster, "vlmflow", volumes, images=["data", "train"]):
+        road = ClusterRoad(cluster, "vlmflow", volumes, checkout(tmp_path_factory.mktemp("person") / "checkout"))
         road.bring(fresh_demo)
-        cluster.kubectl("--namespace=vlmflow", "rollout", "status", "deployment/controller", "--timeout=120s")
         yield road

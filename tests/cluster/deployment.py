@@ -2,14 +2,17 @@
 
 import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import yaml
 
 from cluster.binaries import binary
 from cluster.cluster import Cluster
+from cluster.images import project_image
 from cluster.kubectl import Kubectl
 from cluster.shell import run
 
@@ -28,14 +31,27 @@ def _text(folder: Path) -> str:
     return run(binary("kubectl"), "kustomize", folder)
 
 
-def in_namespace(cluster: Kubectl, namespace: str, volumes: Path) -> list[dict]:
+def without_podtemplates(objects: list[dict]) -> list[dict]:
+    """Give the objects as they are for who administers a namespace and not the cluster."""
+    name = "without-podtemplates"
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(K8S / "transformers" / name, Path(folder, name))
+        Path(folder, "objects.yaml").write_text(yaml.safe_dump_all(objects))
+        kustomization = {"resources": ["objects.yaml"], "transformers": [name]}
+        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        return list(yaml.safe_load_all(run(binary("kubectl"), "kustomize", folder)))
+
+
+def in_namespace(cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True) -> list[dict]:
     """Give the objects of overlays/local for another namespace.
 
     volumes: a folder, in which this machine's cluster gets one for each claim; another cluster uses its default
-    storage class.
+    storage class. podtemplates: whether pod templates are PodTemplates, or within CronJobs.
     """
     own = isinstance(cluster, Cluster)
     objects = [one for one in rendered(K8S / "overlays/local") if own or one["kind"] != "PersistentVolume"]
+    if not podtemplates:
+        objects = without_podtemplates(objects)
     for one in objects:
         metadata, kind = one["metadata"], one["kind"]
         if "namespace" in metadata:
@@ -57,19 +73,44 @@ def in_namespace(cluster: Kubectl, namespace: str, volumes: Path) -> list[dict]:
 
 
 @contextmanager
-def deployed(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[dict]]:
-    """Make the objects of overlays/local in a namespace, and take them away in the end. Gives the objects."""
+def having_given(cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True) -> Iterator[list[dict]]:
+    """Have what belongs to no namespace, and the namespace, as a cluster's administrator gives them.
+
+    volumes, podtemplates: as `in_namespace` takes them. Gives the objects that belong into the namespace.
+    """
     for name in ("cache", "outputs"):
         (volumes / name).mkdir(parents=True, exist_ok=True)
         os.chown(volumes / name, PODS_USER, PODS_USER)
-    objects = in_namespace(cluster, namespace, volumes)
-    cluster.apply([one for one in objects if one["kind"] == "Namespace"])
-    try:
+    objects = in_namespace(cluster, namespace, volumes, podtemplates)
+    with cluster.having(*(one for one in objects if "namespace" not in one["metadata"])):
+        yield [one for one in objects if "namespace" in one["metadata"]]
+
+
+@contextmanager
+def deployed(cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True) -> Iterator[list[dict]]:
+    """Make the objects of overlays/local in a namespace, and take them away in the end. Gives those within it.
+
+    volumes, podtemplates: as `in_namespace` takes them.
+    """
+    with having_given(cluster, namespace, volumes, podtemplates) as objects:
         cluster.apply(objects)
         yield objects
-    finally:
-        if not isinstance(cluster, Cluster) or cluster.running():  # the last tests take it down
-            cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found")
-            for one in objects:
-                if "namespace" not in one["metadata"] and one["kind"] != "Namespace":
-                    cluster.kubectl("delete", one["kind"], one["metadata"]["name"], "--ignore-not-found")
+
+
+@contextmanager
+def deployed_on_first_node(
+    cluster: Cluster, namespace: str, volumes: Path, images: list[str], podtemplates: bool = True
+) -> Iterator[list[dict]]:
+    """Do the same with two nodes: the controller runs on the first one, and the second one's cores are for rules.
+
+    images: the Dockerfile's targets that the nodes get. Gives the objects once the controller runs.
+    """
+    second = cluster.add_node()
+    for target in images:
+        cluster.carry_in(project_image(target))
+    with ExitStack() as stack:
+        with cluster.cordoned(second):
+            objects = stack.enter_context(deployed(cluster, namespace, volumes, podtemplates))
+            words = ("rollout", "status", "deployment/controller", "--timeout=240s")
+            cluster.kubectl(f"--namespace={namespace}", *words)
+        yield objects

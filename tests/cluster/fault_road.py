@@ -1,5 +1,6 @@
 """A small workflow of faults in a namespace of its own, called in the controller as a person does."""
 
+import copy
 import json
 import shutil
 import subprocess
@@ -8,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.cluster import Cluster
-from cluster.deployment import PODS_USER, deployed
-from cluster.images import image_name, project_image
+from cluster.deployment import PODS_USER, deployed_on_first_node
+from cluster.images import image_name
+from cluster.jobs import job
+from cluster.node import Node
 from cluster.paths import STATE
 from cluster.shell import wait_for
 from roads import ROOT
@@ -44,10 +47,10 @@ exec setsid --fork sh -c 'sh -c '"'"'echo $$ > "$0.pid"; exec snakemake "$@"'"'"
 class Call:
     """One call of Snakemake in the controller."""
 
-    def __init__(self, road: "FaultRoad", name: str, targets: tuple[str, ...]) -> None:
+    def __init__(self, road: "FaultRoad", name: str, targets: tuple[str, ...], options: dict[str, str]) -> None:
         self.road = road
         self._file = road.folder / name
-        options = [word for key, value in OPTIONS.items() for word in (f"--{key}", value)]
+        options = [word for key, value in (OPTIONS | options).items() for word in (f"--{key}", value)]
         words = ["env", "--unset=SNAKEMAKE_PROFILE", "sh", "-c", DETACHED, PLACE, name, *options, "--keep-going"]
         road.in_controller(*words, "--", *targets)
 
@@ -56,7 +59,7 @@ class Call:
         """What it has said so far."""
         return self._file.with_suffix(".log").read_text(errors="replace")
 
-    def wait_for(self, words: str, limit: float = 90.0) -> None:
+    def wait_for(self, words: str, limit: float = 180.0) -> None:
         """Wait until it has said something. Raises VlmflowError where it has not."""
         wait_for(f"{self._file.name} says {words!r}", lambda: words in self.said, limit, pause=0.5)
 
@@ -84,16 +87,16 @@ class FaultRoad:
         """Run a command in the controller's container."""
         self.cluster.kubectl(f"--namespace={NAMESPACE}", "exec", "deployment/controller", "--", *command)
 
-    def call(self, name: str, *targets: str) -> Call:
-        """Start Snakemake for some targets."""
-        return Call(self, name, targets)
+    def call(self, name: str, *targets: str, **options: str) -> Call:
+        """Start Snakemake for some targets. options: laid over OPTIONS, with _ for -."""
+        return Call(self, name, targets, {key.replace("_", "-"): value for key, value in options.items()})
 
     def pods(self, rule: str, phase: str = "Running") -> list[dict]:
         """Give a rule's pods of a phase that are not told to end."""
         found = self.cluster.get("pods", namespace=NAMESPACE, labels=f"vlmflow/rule={rule}")["items"]
         return [pod for pod in found if pod["status"]["phase"] == phase and "deletionTimestamp" not in pod["metadata"]]
 
-    def running(self, rule: str, limit: float = 90.0) -> dict:
+    def running(self, rule: str, limit: float = 180.0) -> dict:
         """Wait until a rule's pod runs, and give it."""
         return wait_for(f"{rule} runs", lambda: self.pods(rule), limit, pause=0.5)[0]
 
@@ -102,6 +105,22 @@ class FaultRoad:
         pods = self.cluster.get("pods", namespace=NAMESPACE, labels="vlmflow/rule")["items"]
         others = [self.cluster.get(kind, namespace=NAMESPACE)["items"] for kind in ("jobs", "secrets")]
         return [each["metadata"]["name"] for found in (pods, *others) for each in found]
+
+    @contextmanager
+    def urgent_pod(self, gpus: int) -> Iterator[None]:
+        """Have a pod that goes before all others, and preempts them for its GPUs, while the block runs."""
+        priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}}
+        self.cluster.apply(priority | {"value": 1000})
+        urgent = job("urgent", ["sleep", "600"], image_name("data"), {"nvidia.com/gpu": str(gpus)})
+        urgent["spec"]["template"]["spec"]["priorityClassName"] = "urgent"
+        self.cluster.apply(urgent, "default")
+        try:
+            ready = ("job", "urgent", "default")
+            wait_for("the urgent pod runs", lambda: self.cluster.get(*ready)["status"].get("ready"), 180)
+            yield
+        finally:
+            self.cluster.kubectl("delete", "job", "urgent", "--namespace=default")
+            self.cluster.kubectl("delete", "priorityclass", "urgent")
 
     def evict(self, pod: dict) -> None:
         """Ask the eviction API, as `kubectl drain` does."""
@@ -113,35 +132,62 @@ class FaultRoad:
 
 @contextmanager
 def fault_road(cluster: Cluster) -> Iterator[FaultRoad]:
-    """Make the namespace with the project's objects and the small workflow, and take it away in the end."""
-    cluster.carry_in(project_image("data"))
+    """Make the namespace with the project's objects and the small workflow, and take it away in the end.
+
+    Pod templates are within CronJobs here, as a namespace's administrator has them; the demo's are PodTemplates.
+    """
     volumes = STATE / "volumes" / NAMESPACE
-    with deployed(cluster, NAMESPACE, volumes) as objects:
-        cluster.apply([_quick(found) for found in objects if found["kind"] == "PodTemplate"])
+    with deployed_on_first_node(cluster, NAMESPACE, volumes, images=["data"], podtemplates=False) as objects:
+        templates = [_quick(found) for found in objects if found["kind"] == "CronJob"]
+        cluster.apply([_rather_on(template, cluster.node) for template in templates])
         default = next(found for found in objects if found["metadata"]["name"] == "default")
-        cluster.apply(_with_image(default, "unpulled", "none.invalid/vlmflow/data:0"))
+        unpulled = _with_image(default, "unpulled", "none.invalid/vlmflow/data:0")
+        cluster.apply([unpulled, _soon_given_up(_rather_on(_renamed(default, "second-node"), cluster.second_node))])
         road = FaultRoad(cluster, volumes)
         shutil.rmtree(road.folder, ignore_errors=True)
         shutil.copytree(Path(__file__).parent / "faults", road.folder)
         shutil.copytree(ROOT / "scripts", road.folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         subprocess.run(["chown", "-R", f"{PODS_USER}:{PODS_USER}", road.folder], check=True)
-        cluster.kubectl(f"--namespace={NAMESPACE}", "rollout", "status", "deployment/controller", "--timeout=120s")
         yield road
 
 
+def _pod_of(template: dict) -> dict:
+    """Give the spec of the pods that a CronJob would make."""
+    return template["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+
+
 def _quick(template: dict) -> dict:
-    """Use the small image for all, and give lost nodes and ending pods less time than on a real cluster."""
-    spec = template["template"]["spec"]
-    spec["terminationGracePeriodSeconds"] = 15
+    """Use the small image for all, and give ending pods less time than on a real cluster."""
+    spec = _pod_of(template)
+    spec["terminationGracePeriodSeconds"] = 8
     spec["containers"][0]["image"] = image_name("data")
-    for toleration in spec["tolerations"]:
+    return template
+
+
+def _soon_given_up(template: dict) -> dict:
+    """Give a lost node less time than on a real cluster; the first node is not to lose its pods while it is slow."""
+    for toleration in _pod_of(template)["tolerations"]:
         if "tolerationSeconds" in toleration:
             toleration["tolerationSeconds"] = 5
     return template
 
 
+def _rather_on(template: dict, node: Node) -> dict:
+    """Have the scheduler take a node while it is there."""
+    there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node.name]}
+    preferred = [{"weight": 100, "preference": {"matchExpressions": [there]}}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    _pod_of(template)["affinity"] = affinity
+    return template
+
+
 def _with_image(template: dict, name: str, image: str) -> dict:
-    copy = json.loads(json.dumps(template))
-    copy["metadata"]["name"] = name
-    copy["template"]["spec"]["containers"][0] |= {"image": image, "imagePullPolicy": "IfNotPresent"}
-    return copy
+    copied = _renamed(template, name)
+    _pod_of(copied)["containers"][0] |= {"image": image, "imagePullPolicy": "IfNotPresent"}
+    return copied
+
+
+def _renamed(template: dict, name: str) -> dict:
+    copied = copy.deepcopy(template)
+    copied["metadata"]["name"] = name
+    return copied

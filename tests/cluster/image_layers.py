@@ -31,7 +31,7 @@ def carry_image(node: Node, name: str) -> None:
     identity = images.image_id(name)
     if before["identity"] == identity:
         return
-    have = set(re.findall(r"^sha256:\S+", node.ctr("snapshots", "list"), re.MULTILINE))
+    have = layers_in(node)
     chains: list[str] = []
     for layer in images.layers(name):
         parent = chains[-1] if chains else ""
@@ -46,6 +46,11 @@ def carry_image(node: Node, name: str) -> None:
     stale = [*before["stale"], *(chain for chain in before["chains"] if chain not in chains)]
     record.write_text(json.dumps({"identity": identity, "chains": chains, "stale": stale}))
     record.write_text(json.dumps({"identity": identity, "chains": chains, "stale": _remove_stale(node, stale)}))
+
+
+def layers_in(node: Node) -> set[str]:
+    """Give the names of the layers that a node has, whoever uses them."""
+    return set(re.findall(r"^sha256:\S+", node.ctr("snapshots", "list"), re.MULTILINE))
 
 
 def _record(node: Node, name: str) -> Path:

@@ -98,9 +98,12 @@ def _is_built(target: str) -> bool:
     return record.exists() and json.loads(record.read_text()) == wanted
 
 
+LOCKS = [PROJECT / "envs" / f"{name}.lock" for name in ("uv", "data", "train")]
+
+
 def _sources() -> str:
     """Give the digest of all that .dockerignore lets into a build, the Dockerfile, and the base's recipe."""
     digest = hashlib.sha256(base_image.recipe().encode())
-    for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *sorted((PROJECT / "envs").glob("*.lock"))]:
+    for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *LOCKS]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -49,7 +49,7 @@ def with_volume(made: dict, claim: str, path: str) -> dict:
     return made
 
 
-def run(cluster: Kubectl, made: dict, namespace: str = "default", limit: float = 60.0) -> str:
+def run(cluster: Kubectl, made: dict, namespace: str = "default", limit: float = 180.0) -> str:
     """Create a Job, wait for its end, and give its pod's log.
 
     Raises VlmflowError with the pod's status and log where it fails or takes longer than limit seconds.

@@ -3,12 +3,18 @@
 import functools
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
+
+
+def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:
+    """Give a namespace as an object."""
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
 
 
 class Kubectl:
@@ -47,6 +53,23 @@ class Kubectl:
         items = [objects] if isinstance(objects, dict) else list(objects)
         listed = {"apiVersion": "v1", "kind": "List", "items": items}
         self.kubectl(*words, "--filename=-", input=json.dumps(listed))
+
+    @contextmanager
+    def having(self, *objects: dict) -> Iterator[None]:
+        """Have objects that belong to no namespace, or namespaces themselves, while the block runs.
+
+        They are made anew, and deleted in the end without waiting for it: a namespace with pods takes 16 s.
+        """
+        names = [f"{one['kind']}/{one['metadata']['name']}" for one in objects]
+        self.kubectl("delete", *names, "--ignore-not-found")  # what an earlier call left, or what still ends of it
+        self.apply(objects)
+        try:
+            yield
+        finally:
+            self._forget(names)
+
+    def _forget(self, names: list[str]) -> None:
+        self.kubectl("delete", *names, "--ignore-not-found", "--wait=false")
 
     def set_capacity(self, node: str, resources: dict[str, str]) -> None:
         """Let a node report resources (`{"nvidia.com/gpu": "4"}`) that it does not have, until its kubelet's restart.

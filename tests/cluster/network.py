@@ -4,6 +4,7 @@ Each node has a bridge `pods`; the first node's is joined to the machine by the 
 machine itself gets one link, and no bridge, rule or sysctl: it reaches every pod, and pods reach only its address.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from cluster.paths import (
     POD_RANGES,
     SERVICE_NETWORK,
 )
-from cluster.shell import run
+from cluster.shell import run, wait_for
 from vlmflow.errors import VlmflowError
 
 BRIDGE = "pods"
@@ -51,9 +52,32 @@ def connect(node: str, pid: int, first_pid: int) -> None:
         run("ip", "link", "set", LINK, "up")
         _in(pid, "ip", "link", "set", "machine", "master", BRIDGE, "up")
     else:
+        _forget_link(first_pid, node)
         _in(first_pid, "ip", "link", "add", node, "type", "veth", "peer", "name", "node-a", "netns", pid)
         _in(first_pid, "ip", "link", "set", node, "master", BRIDGE, "up")
         _in(pid, "ip", "link", "set", "node-a", "master", BRIDGE, "up")
+
+
+def disconnect() -> None:
+    """Remove the machine's link, nothing where it is gone.
+
+    The kernel takes it away with the last namespace it leads to, but some time after that one's last process ended
+    (network_namespaces(7) promises no moment): the next test, or cluster, would still find it.
+    """
+    with contextlib.suppress(VlmflowError):  # gone, or going at this moment
+        run("ip", "link", "delete", LINK)
+    wait_for(f"the link {LINK} is gone", lambda: not Path("/sys/class/net", LINK).exists(), pause=0.01)
+
+
+def _forget_link(pid: int, link: str) -> None:
+    """Remove the link to a node that was here before: like the machine's, it outlives that one's last process."""
+
+    def gone() -> bool:
+        with contextlib.suppress(VlmflowError):
+            _in(pid, "ip", "link", "delete", link)
+        return link not in [each["ifname"] for each in json.loads(_in(pid, "ip", "-j", "link"))]
+
+    wait_for(f"the link {link} is gone", gone, pause=0.01)
 
 
 def write_pod_network(node: str, folder: Path) -> None:
@@ -77,5 +101,5 @@ def write_pod_network(node: str, folder: Path) -> None:
     (folder / "network" / "pods.conflist").write_text(json.dumps(plugins))
 
 
-def _in(pid: int, *argv: object) -> None:
-    run("nsenter", "--target", pid, "--net", *argv)
+def _in(pid: int, *argv: object) -> str:
+    return run("nsenter", "--target", pid, "--net", *argv)

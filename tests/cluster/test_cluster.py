@@ -8,6 +8,7 @@ import pytest
 
 from cluster import addons, images, jobs
 from cluster.cluster import Cluster
+from cluster.kubectl import a_namespace
 from cluster.node import Node
 from cluster.paths import MACHINE_ADDRESS
 from cluster.shell import wait_for
@@ -20,12 +21,9 @@ IMAGE = images.image_name("data")
 @pytest.fixture(scope="module", autouse=True)
 def namespace(cluster: Cluster) -> Iterator[None]:
     cluster.carry_in(images.project_image("data"))
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    wait_for("a service account", lambda: cluster.get("serviceaccount", "default", NAMESPACE))
-    yield
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")
-    # A volume remembers the claim that it was bound to, and would take no other of that name.
-    cluster.kubectl("delete", "persistentvolume", f"{NAMESPACE}-shared", "--ignore-not-found")
+    with cluster.having(a_namespace(NAMESPACE)):
+        wait_for("a service account", lambda: cluster.get("serviceaccount", "default", NAMESPACE))
+        yield
 
 
 @pytest.fixture
@@ -63,19 +61,23 @@ def test_a_job_that_fails_is_said_to_with_its_log(cluster: Cluster) -> None:
 
 
 def test_memory_over_the_limit_is_killed(cluster: Cluster) -> None:
-    hog = jobs.job("hog", ["python", "-c", "b = b'x' * 300_000_000"], IMAGE, {"memory": "64Mi"})
+    # A child, as in a rule's pod: where process 1 is killed, its end may be told before the reason is.
+    command = "python -c \"b = b'x' * 300_000_000\"; code=$?; sleep 1; exit $code"
+    hog = jobs.job("hog", ["sh", "-c", command], IMAGE, {"memory": "64Mi"})
     with pytest.raises(VlmflowError, match="OOMKilled"):
         jobs.run(cluster, hog, NAMESPACE)
 
 
 def test_a_volume_is_shared_by_nodes(cluster: Cluster, second_node: Node, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    cluster.apply(jobs.shared_volume("shared", tmp_path / "shared", NAMESPACE))
-    # A pod that names its node passes by the scheduler, which would have waited for the claim.
-    wait_for("the claim is bound", lambda: cluster.get("pvc", "shared", NAMESPACE)["status"]["phase"] == "Bound")
-    for node in ("node-a", "node-b"):
-        line = jobs.job(f"on-{node}", ["sh", "-c", f"echo {node} >> /shared/lines"], IMAGE, nodeName=node)
-        jobs.run(cluster, jobs.with_volume(line, "shared", "/shared"), NAMESPACE)
+    volume, claim = jobs.shared_volume("shared", tmp_path / "shared", NAMESPACE)
+    with cluster.having(volume):
+        cluster.apply(claim)
+        # A pod that names its node passes by the scheduler, which would have waited for the claim.
+        wait_for("the claim is bound", lambda: cluster.get("pvc", "shared", NAMESPACE)["status"]["phase"] == "Bound")
+        for node in ("node-a", "node-b"):
+            line = jobs.job(f"on-{node}", ["sh", "-c", f"echo {node} >> /shared/lines"], IMAGE, nodeName=node)
+            jobs.run(cluster, jobs.with_volume(line, "shared", "/shared"), NAMESPACE)
     assert (tmp_path / "shared" / "lines").read_text() == "node-a\nnode-b\n"
 
 
@@ -91,15 +93,15 @@ def test_a_pod_reaches_a_service_by_its_name_on_another_node_and_nothing_outside
     cluster.apply([server, {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service}], NAMESPACE)
     code = """
 import time, urllib.request
-for _ in range(50):
+end = time.monotonic() + 90
+while True:
     try:
         print(urllib.request.urlopen("http://server/", timeout=2).status)
         break
-    except OSError as error:
-        last = error
+    except OSError:
+        if time.monotonic() > end:
+            raise
         time.sleep(0.2)
-else:
-    raise last
 try:
     urllib.request.urlopen("http://192.0.2.1/", timeout=5)
 except OSError as error:
@@ -148,21 +150,6 @@ def test_the_api_server_comes_back_with_what_it_knew(cluster: Cluster) -> None:
         cluster.get("nodes")
     cluster.start("kube-apiserver")
     assert cluster.get("namespace", NAMESPACE)["status"]["phase"] == "Active"
-
-
-def test_a_lost_node_is_noticed(cluster: Cluster, second_node: Node) -> None:
-    cluster.apply(jobs.job("lost", ["sleep", "1000"], IMAGE, nodeName="node-b"), NAMESPACE)
-    pod = jobs.pod_of(cluster, "lost", NAMESPACE)["metadata"]["name"]
-    wait_for("it runs", lambda: jobs.phase(cluster, pod, NAMESPACE) == "Running")
-    second_node.kill()
-
-    def unreachable() -> bool:
-        taints = cluster.get("node", "node-b")["spec"].get("taints", ())
-        return any(taint["key"] == "node.kubernetes.io/unreachable" for taint in taints)
-
-    wait_for("the node is known to be lost", unreachable, 30)
-    cluster.remove_node()
-    cluster.kubectl("delete", "pod", pod, f"--namespace={NAMESPACE}", "--force", "--ignore-not-found")
 
 
 def test_the_machine_is_reached_from_pods_at_one_address(cluster: Cluster) -> None:

@@ -1,29 +1,33 @@
 """The whole road in pods, through the controller: every rule of the demo, from raw rows to verified merged weights."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cluster.cluster_road import ClusterRoad
+from cluster.cluster_road import TWO_CORES, ClusterRoad
 from cluster.paths import STATE
 from harness.kubernetes.waiting import quantity
 from roads import ROOT, RUN
 from vlmflow.files import sha256_of
 
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
-ONE_JOB_EACH = {"fetch_model", "validate_sharegpt", "train_smoke", "train_lora", "merge_lora", "verify_merged"}
+ONE_JOB_EACH = {
+    *("fetch_model", "validate_sharegpt", "measure_lengths", "fit_rows"),
+    *("train_smoke", "train_lora", "merge_lora", "verify_merged"),
+}
 ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
 
 
 @pytest.fixture(scope="module")
 def road(project: ClusterRoad) -> ClusterRoad:
     """The project on the cluster, with the demo's road finished in it."""
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf-token"}, "stringData": {"HF_TOKEN": TOKEN}}
-    project.cluster.apply(secret, project.namespace)
+    (project.checkout / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
+    subprocess.run(project.ask("token"), env=project.environment, check=True)
     # Four GPUs that are none: the pods are placed by them, and train on the CPU inside.
-    project.cluster.set_capacity(project.cluster.node.name, {"nvidia.com/gpu": "4"})
+    project.cluster.set_capacity(project.cluster.second_node.name, {"nvidia.com/gpu": "4"})
     gpus = ["--set-resources", "train_lora:gpu=4", "train_lora:pod_template=gpu"]
     (STATE / "said.txt").write_text(project.run(*project.words(*gpus)))
     return project
@@ -48,7 +52,7 @@ def declared(rule: str, resource: str) -> int:
     """Read what a rule file declares: a number, or a key of the run's settings."""
     text = (ROOT / "rules" / f"{rule}.smk").read_text()
     found = re.search(
-        rf"^ +{resource}=(?:([\d_]+)|lookup\(dpath=\"runs/{{run}}/resources/(\w+)\".*),$", text, re.MULTILINE
+        rf"^ +{resource}=(?:([\d_]+)|lookup\(dpath=\"runs/{{run}}/resources/(\w+)\".*),(?:  #.*)?$", text, re.MULTILINE
     )
     demo = yaml.safe_load((ROOT / "profiles" / "demo" / "run.yaml").read_text())["runs"][RUN]["resources"]
     return int(found[1]) if found[1] else int(demo[found[2]])
@@ -59,7 +63,7 @@ def test_requests_and_limits_are_what_the_rules_declare(road: ClusterRoad) -> No
         for pod in pods:
             container = next(each for each in pod["spec"]["containers"] if each["name"] == "snakemake")
             wanted = {
-                "cpu": 1,
+                "cpu": 2 if rule in TWO_CORES else 1,
                 "memory": declared(rule, "mem_mb") * 1e6,
                 "ephemeral-storage": declared(rule, "disk_mb") * 1e6,
             }
@@ -69,7 +73,7 @@ def test_requests_and_limits_are_what_the_rules_declare(road: ClusterRoad) -> No
                 given = {name: quantity(amount) for name, amount in container["resources"][kind].items()}
                 assert given == wanted, (rule, kind)
             assert pod["spec"]["activeDeadlineSeconds"] == declared(rule, "runtime") * 60
-            image = "train" if rule.startswith(("train_", "merge_", "verify_")) else "data"
+            image = "train" if rule.startswith(("measure_", "fit_", "train_", "merge_", "verify_")) else "data"
             assert container["image"].startswith(f"vlmflow/{image}:"), rule
 
 
@@ -86,7 +90,7 @@ def test_the_token_is_in_no_file_log_or_object(road: ClusterRoad) -> None:
 
 
 def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(road: ClusterRoad) -> None:
-    road.pods.clear()
+    road.forget_pods()
     assert "Nothing to be done" in road.run(*road.words())
     assert road.pods == {}
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"

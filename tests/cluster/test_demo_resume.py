@@ -1,8 +1,11 @@
-"""A training in a pod is told to end, and its controller is killed: it goes on from its checkpoints, both times."""
+"""A training in a pod meets another trainer, is told to end, and loses its controller: it goes on, each time."""
 
 import json
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,6 +16,15 @@ from roads import RUN
 STEPS = 60
 LONG = f"runs={{qwen3vl-fire: {{train: {{max_steps: {STEPS}, checkpoint_steps: 6, learning_rate: 5e-3}}}}}}"
 """Another training than test_demo's, long enough to be met twice in its middle."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What was said of it: by Snakemake, and by another trainer that met the first pod, `first`, in its run folder."""
+
+    said: str
+    first: str
+    another: str
 
 
 def steps(project: ClusterRoad) -> list[int]:
@@ -35,42 +47,74 @@ def trainer(project: ClusterRoad) -> str:
     return pod["metadata"]["name"]
 
 
+@contextmanager
+def another_trainer(project: ClusterRoad, first: str) -> Iterator[str]:
+    """Have a second pod do what a trainer's pod does, and give what it says once it has met the first one."""
+    in_namespace = f"--namespace={project.namespace}"
+    spec = project.cluster.get("pod", first, project.namespace)["spec"]
+    kept = {key: value for key, value in spec.items() if key not in ("nodeName", "tolerations")}
+    asked = {"memory": "2G", "ephemeral-storage": "1G"}
+    kept["containers"][0]["resources"] = {"requests": asked | {"cpu": "100m"}, "limits": asked | {"cpu": "2"}}
+    again = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "another-trainer"}, "spec": kept}
+    project.cluster.apply(again, project.namespace)
+    log = ("logs", "another-trainer", in_namespace)
+
+    def met() -> str:
+        said = project.cluster.kubectl(*log)
+        return said if "to end its training" in said else ""
+
+    try:
+        yield wait_for("the second trainer meets the first", met, 120, pause=1)
+    finally:
+        project.cluster.kubectl("delete", "pod", "another-trainer", in_namespace)
+
+
 def has_restarted(project: ClusterRoad) -> bool:
     status = pods(project, "app.kubernetes.io/name=controller")[0]["status"]["containerStatuses"][0]
     return status["restartCount"] > 0 and status["ready"]
 
 
 @pytest.fixture(scope="module")
-def said(project: ClusterRoad) -> str:
-    """What Snakemake says of a training whose pod is deleted, and whose controller is killed later."""
+def training(project: ClusterRoad) -> Training:
+    """A training whose pod is deleted, and whose controller is killed later."""
     in_namespace = f"--namespace={project.namespace}"
     files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
-    words = [*files, "--config", LONG, "--", f"checkpoints/{RUN}/full"]
+    project.run(*files, "--", f"checkpoints/{RUN}/smoke")  # another number of steps needs no smoke run of its own here
+    words = [*files, "--config", LONG, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full"]
     asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=subprocess.DEVNULL)
     first = trainer(project)
+    with another_trainer(project, first) as another:
+        before = len(steps(project))
+        wait_for("the first trains on", lambda: len(steps(project)) > before, 120, pause=0.5)
     project.cluster.kubectl(in_namespace, "delete", "pod", first)  # waits for its end: SIGTERM, then the checkpoint
     trainer(project)
-    project.in_controller("python", "-c", "import os, signal; os.kill(-1, signal.SIGKILL)")  # all but itself and init
+    project.cluster.kill(pods(project, "app.kubernetes.io/name=controller")[0])
     assert asked.wait(60) != 0  # it followed the output in the same container
     wait_for("the controller is there again", lambda: has_restarted(project), 120, pause=1)
     done = subprocess.run(project.ask("log"), env=project.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
-    return done.stdout
+    return Training(done.stdout, first, another)
 
 
-def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(said: str, project: ClusterRoad) -> None:
+def test_a_second_trainer_keeps_out_of_the_run_folder(training: Training) -> None:
+    assert re.search(rf"waiting for process \d+ on {training.first} to end its training", training.another)
+
+
+def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(
+    training: Training, project: ClusterRoad
+) -> None:
     log = (project.targets / "logs" / "train_lora" / f"{RUN}.log").read_text()
     assert re.search(r"going on from step \d+ of 60", log)
-    assert "its Job" not in said.partition("The controller came back")[0].split("Error in rule")[0]
+    assert "its Job" not in training.said.partition("The controller came back")[0].split("Error in rule")[0]
 
 
-def test_a_killed_controller_goes_on_with_the_run(said: str) -> None:
-    before, back, after = said.partition("The controller came back: the run goes on.")
+def test_a_killed_controller_goes_on_with_the_run(training: Training) -> None:
+    before, back, after = training.said.partition("The controller came back: the run goes on.")
     assert back
     assert before.count("Error in rule train_lora") == 1
     assert "An earlier call left work behind. Ending 1 Job(s), whose pods save their work first: train_lora" in after
     assert "Error in rule" not in after
 
 
-def test_no_step_was_trained_twice(said: str, project: ClusterRoad) -> None:
+def test_no_step_was_trained_twice(training: Training, project: ClusterRoad) -> None:
     assert steps(project) == list(range(1, STEPS + 1))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster.addons import S3, start_s3
-from cluster.cluster_road import DEMO, ClusterRoad
-from roads import RUN, clone
+from cluster.cluster_road import DEMO, THREADS, ClusterRoad
+from roads import RUN, checkout
 from vlmflow.files import sha256_of
 
 BUCKET = "vlmflow-targets"
@@ -26,7 +26,7 @@ class Laptop:
 
     def run(self, *words: str) -> str:
         """Run Snakemake with the S3 profile to its end and give what it said."""
-        call = [sys.executable, "-m", "snakemake", "--profile", "profiles/kubernetes-s3", "--max-threads", "1"]
+        call = [sys.executable, "-m", "snakemake", "--profile", "profiles/kubernetes-s3", *THREADS]
         call += ["--configfile", "profiles/kubernetes/stores.yaml", "my-run.yaml", "quick.yaml"]
         call += ["--config", "stores={runs: /outputs/runs-s3, pictures: /cache/pictures-s3}", *words]
         done = subprocess.run(
@@ -47,26 +47,24 @@ def laptop(project: ClusterRoad, tmp_path_factory: pytest.TempPathFactory) -> La
     server: S3 = start_s3(project.cluster)
     bucket = server.folder / BUCKET
     bucket.mkdir()
-    checkout = clone(tmp_path_factory.mktemp("laptop") / "clone")
+    laptops = checkout(tmp_path_factory.mktemp("laptop") / "checkout")
     for name, target in (("run.yaml", "my-run.yaml"), ("quick.yaml", "quick.yaml")):
-        (checkout / target).write_bytes((project.volumes / "cache" / Path(DEMO).name / name).read_bytes())
-    for command in (["init", "--quiet"], ["add", "--all"]):
-        subprocess.run(["git", *command], cwd=checkout, check=True)
+        (laptops / target).write_bytes((project.volumes / "cache" / Path(DEMO).name / name).read_bytes())
     keys = {
         "VLMFLOW_BUCKET": BUCKET,
         "SNAKEMAKE_STORAGE_S3_ENDPOINT_URL": server.endpoint,
         "SNAKEMAKE_STORAGE_S3_ACCESS_KEY": server.access_key,
         "SNAKEMAKE_STORAGE_S3_SECRET_KEY": server.secret_key,
     }
-    return Laptop(checkout, bucket, project.environment | keys)
+    return Laptop(laptops, bucket, project.environment | keys)
 
 
 def test_the_road_from_a_laptop_gives_the_same_weights(project: ClusterRoad, laptop: Laptop, demo: Path) -> None:
-    project.pods.clear()
+    project.forget_pods()
     with project.watched():
         said = laptop.run()
-    assert "12 of 12 steps" in said
-    assert len(project.pods) == 12
+    assert "14 of 14 steps" in said
+    assert len(project.pods) == 14
     here, there = demo / "merged" / RUN, laptop.bucket / "merged" / RUN
     manifest = json.loads((there / ".manifest.json").read_text())
     assert manifest

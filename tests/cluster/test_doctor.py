@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.deployment import deployed
+from cluster.deployment import deployed, having_given
 from cluster.kubectl import Kubectl
 from cluster.paths import STATE
+from cluster.shell import wait_for
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"
+GIVEN = {"ResourceQuota", "LimitRange"}
+"""What a namespace gets from the cluster's administrators, as the namespace itself."""
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,23 @@ def cpu_run(tmp_path: Path) -> Path:
     return file
 
 
-def doctor(cluster: Kubectl, *options: object) -> tuple[int, dict[str, dict]]:
+def as_account(cluster: Kubectl, namespace: str, name: str, kubeconfig: Path) -> Path:
+    """Write a kubeconfig with which one is a service account."""
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    token = cluster.kubectl("create", "token", name, f"--namespace={namespace}").strip()
+    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    kubeconfig.write_text(yaml.safe_dump(config))
+    return kubeconfig
+
+
+def controller_stands(cluster: Kubectl, namespace: str) -> None:
+    words = ("rollout", "status", "deployment/controller", "--timeout=240s")
+    cluster.kubectl(f"--namespace={namespace}", *words)
+
+
+def doctor(cluster: Kubectl, *options: object, namespace: str = NAMESPACE) -> tuple[int, dict[str, dict]]:
     """Run the doctor; gives its exit code, and its checks by what they are of."""
-    command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", NAMESPACE, "--json", *map(str, options)]
+    command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", namespace, "--json", *map(str, options)]
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.stdout.startswith("{"), ended.stderr
@@ -57,7 +75,7 @@ def doctor(cluster: Kubectl, *options: object) -> tuple[int, dict[str, dict]]:
 
 
 def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volumes: Path) -> None:
-    ready.kubectl("wait", f"--namespace={NAMESPACE}", "--for=condition=Available", "deployment/controller")
+    controller_stands(ready, NAMESPACE)
     code, checks = doctor(ready, "--configfile", cpu_run, "--run", "qwen3vl-fire")
     assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
     assert {check["state"] for check in checks.values()} <= {"ok", "warn"}
@@ -68,6 +86,28 @@ def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volum
     assert list((volumes / "outputs").glob(".doctor*")) == []
     left = ready.get("jobs", namespace=NAMESPACE, labels="app.kubernetes.io/component=doctor")["items"]
     assert [job for job in left if "deletionTimestamp" not in job["metadata"]] == []
+
+
+def test_who_administers_the_namespace_alone_is_ready_too(
+    any_cluster: Kubectl, cpu_run: Path, volumes: Path, tmp_path: Path
+) -> None:
+    """With Kubernetes' own ClusterRole `admin` there, without a right to nodes or PodTemplates."""
+    namespace = f"{NAMESPACE}-admin"
+    with having_given(any_cluster, namespace, volumes.with_name(namespace), podtemplates=False) as objects:
+        any_cluster.apply([one for one in objects if one["kind"] in GIVEN])
+        words = ("--clusterrole=admin", f"--serviceaccount={namespace}:researcher", f"--namespace={namespace}")
+        any_cluster.kubectl("create", "serviceaccount", "researcher", f"--namespace={namespace}")
+        any_cluster.kubectl("create", "rolebinding", "researcher", *words)
+        researcher = Kubectl(as_account(any_cluster, namespace, "researcher", tmp_path / "kubeconfig"))
+        wait_for("the role is known", lambda: researcher.get("cronjobs", namespace=namespace))
+        researcher.apply([one for one in objects if one["kind"] not in GIVEN])
+        controller_stands(researcher, namespace)
+        code, checks = doctor(researcher, "--configfile", cpu_run, "--run", "qwen3vl-fire", namespace=namespace)
+    assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
+    assert "you may not look" in checks["GPUs"]["found"]
+    assert checks["rights, controller"]["found"].startswith("all 10 that the executor uses")
+    assert checks["pod templates"]["found"] == "default, fetch, gpu, train"
+    assert "2 processes on CPU over gloo" in checks["training together"]["found"]
 
 
 def test_what_is_broken_is_named(ready: Kubectl, volumes: Path, cluster: Cluster) -> None:

@@ -2,18 +2,19 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster.cluster import Cluster
 from cluster.fault_road import NAMESPACE, Call, FaultRoad, fault_road
-from cluster.images import project_image
 from cluster.locks import alone
 from cluster.shell import wait_for
 
 AWAY_SECONDS = 120
-TARGETS = ("deleted", "evicted", "healthy", "hungry", "glutton", "full", "unpulled", "refused", "four_gpus")
 FAILED = {"glutton", "full", "unpulled", "refused"}
+HEALED = ("stranded", "deleted", "evicted", "preempted", "vanished", "hungry", "healthy", "four_gpus")
+TARGETS = (*HEALED, *sorted(FAILED))
 
 
 @pytest.fixture(scope="module")
@@ -23,35 +24,52 @@ def road(cluster: Cluster) -> Iterator[FaultRoad]:
 
 
 @pytest.fixture(scope="module")
-def storm(road: FaultRoad) -> Call:
-    """All faults in one call: a Job deleted, a pod evicted, too few GPUs, an API server that is away for minutes."""
-    node = road.cluster.node.name
+def storm(road: FaultRoad, request: pytest.FixtureRequest) -> Call:
+    """All faults in one call: a Job deleted, a pod evicted or preempted, a kubelet stopped, an API server away."""
+    node, second = road.cluster.node.name, road.cluster.second_node
     road.cluster.set_capacity(node, {"nvidia.com/gpu": "2"})
     call = road.call("storm", *(f"{name}.txt" for name in TARGETS))
+    assert road.running("stranded")["spec"]["nodeName"] == second.name
+    second.stop_kubelet()  # its pods go on, unseen
     deleted = road.running("deleted")
     road.cluster.kubectl(
         f"--namespace={NAMESPACE}", "delete", "job", deleted["metadata"]["labels"]["job-name"], "--wait=false"
     )
     road.evict(road.running("evicted"))
-    call.wait_for("four_gpus has waited", 120)
+    road.running("preempted")
+    with road.urgent_pod(gpus=2):
+        call.wait_for("four_gpus has waited")
+        call.wait_for("taken off its node")
+    wait_for("another attempt makes it elsewhere", (road.targets / "stranded.txt").exists, 180, pause=0.5)
+    second.start_kubelet()  # it ends what is left of the first attempt
     road.cluster.set_capacity(node, {"nvidia.com/gpu": "4"})
     call.wait_for("healthy: step 1/2")
     with alone("cluster"):  # to others it looks like a cluster that a killed run left
         road.cluster.stop("kube-apiserver")
-        time.sleep(AWAY_SECONDS)
+        back = time.monotonic() + AWAY_SECONDS
+        (road.folder / "away").touch()
+        vanished = road.targets / "vanished.txt"
+        wait_for("a target that goes again", vanished.exists, 60, pause=0.5)
+        vanished.unlink()
+        request.getfixturevalue("demo")  # the local run that other tests compare with needs none of the cluster
+        time.sleep(max(0.0, back - time.monotonic()))
         road.cluster.start("kube-apiserver")
-    assert call.end(400) == 1, call.said[-4000:]
+    assert call.end(600) == 1, call.said[-4000:]
     return call
 
 
 def errors_of(call: Call, rule: str) -> list[str]:
-    """Give the error reports of a rule, each with the lines that follow it."""
-    return [part[:3000] for part in call.said.split("Error in rule ")[1:] if part.startswith(f"{rule}:")]
+    """Give the executor's error reports of a rule, each with the lines that follow it.
+
+    The end of a pod's log, which they hold, may have reports of the pod's own Snakemake in it.
+    """
+    parts = call.said.split("Error in rule ")[1:]
+    return [part[:3000] for part in parts if part.startswith(f"{rule}:\n    message: {rule}: ")]
 
 
 def test_all_that_can_end_well_does(storm: Call, road: FaultRoad) -> None:
     made = {name for name in TARGETS if (road.targets / f"{name}.txt").exists()}
-    assert made == set(TARGETS) - FAILED
+    assert made == set(HEALED), storm.said[-12_000:]
     assert errors_of(storm, "healthy") == []
 
 
@@ -69,6 +87,22 @@ def test_a_deleted_job_is_tried_again(storm: Call) -> None:
 def test_an_evicted_pod_is_tried_again(storm: Call) -> None:
     assert len(errors_of(storm, "evicted")) == 1
     assert "evicted" in errors_of(storm, "evicted")[0].partition("message: evicted: ")[2].splitlines()[0]
+
+
+def test_a_preempted_pod_is_tried_again(storm: Call) -> None:
+    assert len(errors_of(storm, "preempted")) == 1
+    assert "preempted by a pod of higher priority" in errors_of(storm, "preempted")[0]
+
+
+def test_a_job_whose_kubelet_stopped_runs_on_another_node(storm: Call) -> None:
+    assert len(errors_of(storm, "stranded")) == 1
+    assert "taken off its node, which does not answer" in errors_of(storm, "stranded")[0]
+
+
+def test_a_target_that_is_not_there_is_made_again(storm: Call) -> None:
+    assert len(errors_of(storm, "vanished")) == 1
+    words = "it ended well, but /outputs/faults/targets/vanished.txt (missing in storage) after 5 s"
+    assert words in errors_of(storm, "vanished")[0]
 
 
 def test_out_of_memory_gets_more_of_it(storm: Call) -> None:
@@ -116,6 +150,26 @@ def test_progress_is_shown(storm: Call) -> None:
     assert "healthy: step 1/2 · loss 1.000" in storm.said
 
 
+def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(road: FaultRoad) -> None:
+    """Its local folder lies on another disk than the targets, so that a store takes its time."""
+    target = road.targets / "bulky"
+    call = road.call("bulky", "bulky", remote_job_local_storage_prefix="/scratch/pods")
+    pod = road.running("bulky")
+
+    def half() -> list[Path]:
+        return list(road.targets.glob(".bulky.*.part/1"))
+
+    wait_for("the store has begun", half, 120, pause=0.005)
+    road.cluster.kill(pod)
+    assert not target.exists()
+    assert sum(file.stat().st_size for file in half()[0].parent.iterdir()) < 3 * 700 * 2**20
+    assert call.end(240) == 0, call.said[-4000:]
+    assert len(errors_of(call, "bulky")) == 1
+    assert "ended with exit code 137 (signal 9)" in errors_of(call, "bulky")[0]
+    assert {file.name: file.stat().st_size for file in target.glob("[0-9]")} == dict.fromkeys("123", 700 * 2**20)
+    assert half() == []
+
+
 def begins(road: FaultRoad, pod: dict) -> str:
     """Wait until the counting in a pod has begun, and give what it said."""
     name = pod["metadata"]["name"]
@@ -124,14 +178,17 @@ def begins(road: FaultRoad, pod: dict) -> str:
         lines = road.cluster.kubectl(f"--namespace={NAMESPACE}", "logs", name).splitlines()
         return next((line for line in lines if line.startswith("begins at")), "")
 
-    return wait_for("the counting begins", said, 60, pause=0.5)
+    return wait_for("the counting begins", said, 120, pause=0.5)
 
 
 def stop(road: FaultRoad, call: Call, signal: str, lost: tuple[str, ...] = ()) -> None:
     call.signal(signal)
-    assert call.end(60) == 1
+    assert call.end(120) == 1
     assert "Stopping. Ending 1 Job(s), whose pods save their work first: counts." in call.said
-    assert road.left() == list(lost)
+    if lost:  # beside a pod that cannot go, others are known to have ended, and not waited for until they are gone
+        wait_for("all else goes", lambda: road.left() == list(lost))
+    else:
+        assert road.left() == []
 
 
 def saved(road: FaultRoad) -> int:
@@ -159,37 +216,41 @@ def test_after_a_kill_the_next_call_ends_the_old_job_and_goes_on(road: FaultRoad
     old = road.running("counts")
     begins(road, old)
     call.signal("KILL")
-    assert call.end(30) != 0
+    assert call.end(60) != 0
     assert [pod["metadata"]["name"] for pod in road.pods("counts")] == [old["metadata"]["name"]]
+    name = road.folder / ".snakemake/auxiliary/kubernetes-owner"
+    ours = name.read_text()
+    name.write_text("another")
+    stranger = road.call("stranger", "counts.txt")
+    assert stranger.end(120) != 0
+    assert "1 Job(s) of another working directory make the same targets: counts" in stranger.said
+    name.write_text(ours)
     again = road.call("again", "counts.txt")
-    again.wait_for("An earlier call left work behind. Ending 1 Job(s)", 30)
+    again.wait_for("An earlier call left work behind. Ending 1 Job(s)")
 
     def new() -> list[dict]:
         return [pod for pod in road.pods("counts") if pod["metadata"]["name"] != old["metadata"]["name"]]
 
-    pod = wait_for("another pod runs", new, 90, pause=0.5)[0]
+    pod = wait_for("another pod runs", new, 180, pause=0.5)[0]
     kept = saved(road)
     assert kept > before
     assert begins(road, pod).startswith(f"begins at {kept} ")
-    stop(road, again, "TERM")
+    stop(road, again, "HUP")  # its terminal is closed
 
 
 def test_a_lost_nodes_job_runs_on_another(road: FaultRoad, cluster: Cluster) -> None:
-    second = cluster.add_node()
+    second = cluster.second_node
     try:
-        cluster.kubectl("cordon", cluster.node.name)
-        cluster.carry_in(project_image("data"))
-        call = road.call("lost", "counts.txt")
-        pod = road.running("counts")
-        assert pod["spec"]["nodeName"] == second.name
-        begins(road, pod)
-        cluster.kubectl("uncordon", cluster.node.name)
+        with cluster.cordoned(cluster.node):
+            call = road.call("lost", "counts.txt")
+            pod = road.running("counts")
+            assert pod["spec"]["nodeName"] == second.name
+            begins(road, pod)
         second.kill()
-        call.wait_for("Trying to restart job", 180)
+        call.wait_for("Trying to restart job")
         assert "taken off its node, which does not answer" in call.said
         assert road.running("counts")["spec"]["nodeName"] == cluster.node.name
         # The API keeps a lost node's pod until the node is deleted; all else is gone.
         stop(road, call, "TERM", lost=(pod["metadata"]["name"],))
     finally:
-        cluster.kubectl("uncordon", cluster.node.name)
         cluster.remove_node()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.deployment import K8S, OVERLAYS, rendered
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, a_namespace
 from vlmflow.errors import VlmflowError
 
-WORKLOADS = {"Deployment", "PodTemplate"}
+WORKLOADS = {"Deployment", "PodTemplate", "CronJob"}
 NAMESPACE = "vlmflow-manifests"
 
 
@@ -17,14 +17,15 @@ NAMESPACE = "vlmflow-manifests"
 def namespace(any_cluster: Kubectl) -> Iterator[str]:
     """A namespace with the labels of k8s/base."""
     labels = next(one for one in rendered(K8S / "base") if one["kind"] == "Namespace")["metadata"]["labels"]
-    any_cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
-    yield NAMESPACE
-    any_cluster.kubectl("delete", "namespace", NAMESPACE)
+    with any_cluster.having(a_namespace(NAMESPACE, labels)):
+        yield NAMESPACE
 
 
 def pod_of(workload: dict) -> dict:
-    """Give the pod of a Deployment or PodTemplate, as an object of its own."""
-    template = workload["template"] if workload["kind"] == "PodTemplate" else workload["spec"]["template"]
+    """Give the pod of a workload, as an object of its own."""
+    kind = workload["kind"]
+    spec = workload["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else workload.get("spec")
+    template = workload["template"] if kind == "PodTemplate" else spec["template"]
     name = f"{workload['kind']}-{workload['metadata']['name']}".lower()
     spec = template["spec"] | {"restartPolicy": "Never"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
@@ -87,11 +88,25 @@ def test_pod_security_rejects_a_pod_that_could_do_more(
         any_cluster.kubectl("create", f"--namespace={namespace}", "--filename=-", input=json.dumps(pod))
 
 
+def test_a_shared_clusters_overlay_makes_what_a_namespaces_administrator_may(any_cluster: Kubectl) -> None:
+    """Kubernetes' ClusterRole `admin`; test_doctor.py applies such objects with it."""
+    may = {
+        resource
+        for rule in any_cluster.get("clusterrole", "admin")["rules"]
+        if "create" in rule["verbs"]
+        for resource in rule.get("resources", [])
+    }
+    kinds = {one["kind"].lower() for one in rendered(K8S / "overlays/nautilus")}
+    plurals = {kind.removesuffix("y") + ("ies" if kind.endswith("y") else "s") for kind in kinds}
+    assert plurals - may == set()
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_whole(overlay: str) -> None:
     objects = rendered(K8S / "overlays" / overlay)
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    assert {("PodTemplate", name) for name in ("default", "fetch", "train", "gpu")} <= names
+    kind = "CronJob" if overlay == "nautilus" else "PodTemplate"
+    assert {(kind, name) for name in ("default", "fetch", "train", "gpu")} <= names
     assert {("PersistentVolumeClaim", name) for name in ("cache", "outputs")} <= names
     assert ("Secret", "hf-token") not in names
     assert all(one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "vlmflow" for one in objects)

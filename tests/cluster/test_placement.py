@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,14 @@ from cluster.addons import fake_node, start_fake_nodes
 from cluster.cluster import Cluster
 from cluster.deployment import K8S, rendered
 from cluster.jobs import shared_volume
+from cluster.kubectl import a_namespace
 from cluster.paths import STATE
 from cluster.shell import wait_for
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.templates import Template, check
 from harness.kubernetes.waiting import explain
+from vlmflow.cluster.pod_templates import pod_templates
+from vlmflow.errors import VlmflowError
 
 NAMESPACE = "vlmflow-placement"
 A100 = "nvidia.com/a100"
@@ -63,17 +67,15 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
 def template(cluster: Cluster) -> Iterator[Template]:
     """The overlay's template for GPU rules, in a namespace that its pods can be made in."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "vlmflow-job"}}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    cluster.apply([account, *rendered_templates()], NAMESPACE)
-    for claim in ("cache", "outputs"):
-        cluster.apply(shared_volume(claim, STATE / "volumes" / NAMESPACE / claim, NAMESPACE))
-    yield check(cluster.get("podtemplate", "gpu", NAMESPACE))
-    cluster.kubectl("delete", "namespace", NAMESPACE)
-    cluster.kubectl("delete", "persistentvolume", *(f"{NAMESPACE}-{claim}" for claim in ("cache", "outputs")))
+    stored = [shared_volume(name, STATE / "volumes" / NAMESPACE / name, NAMESPACE) for name in ("cache", "outputs")]
+    with cluster.having(a_namespace(NAMESPACE), *(volume for volume, _ in stored)):
+        cluster.apply([account, *rendered_templates(), *(claim for _, claim in stored)], NAMESPACE)
+        found = pod_templates(lambda kind: cluster.get(Path(kind).name, namespace=NAMESPACE)["items"], VlmflowError)
+        yield next(template for template in map(check, found) if template.name == "gpu")
 
 
 def rendered_templates() -> list[dict]:
-    found = [one for one in rendered(K8S / "overlays" / "nautilus") if one["kind"] == "PodTemplate"]
+    found = [one for one in rendered(K8S / "overlays" / "nautilus") if one["kind"] == "CronJob"]
     for one in found:
         one["metadata"]["namespace"] = NAMESPACE
     return found
@@ -103,11 +105,13 @@ def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
     cluster.apply([gpu_pod(name, template) for name in names], NAMESPACE)
 
     def placed() -> list[dict]:
+        """Give the pods when all for which there is room are placed: at first their claims may not be bound yet."""
         pods = cluster.get("pods", namespace=NAMESPACE)["items"]
         settled = [pod for pod in pods if pod["spec"].get("nodeName") or pod["status"].get("conditions")]
-        return pods if len(settled) == len(names) else []
+        full = sum("nodeName" in pod["spec"] for pod in pods) >= sum(room.values())
+        return pods if full and len(settled) == len(names) else []
 
-    pods = wait_for("every pod is placed or refused", placed, 60)
+    pods = wait_for("every pod is placed or refused", placed, 120)
     there = Counter(nodes[pod["spec"]["nodeName"]] for pod in pods if pod["spec"].get("nodeName"))
     assert there == room
 

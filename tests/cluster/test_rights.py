@@ -7,7 +7,7 @@ import pytest
 from kubernetes.client.rest import ApiException
 
 from cluster.deployment import K8S, rendered
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, a_namespace
 from cluster.shell import wait_for
 from harness.kubernetes.namespace import Namespace
 from vlmflow.cluster import rights
@@ -50,9 +50,9 @@ def account(any_cluster: Kubectl) -> Iterator[list[dict]]:
     for one in objects:
         for named in [one["metadata"], *one.get("subjects", [])]:
             named["namespace"] = NAMESPACE
-    any_cluster.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, *objects])
-    yield objects
-    any_cluster.kubectl("delete", "namespace", NAMESPACE)
+    with any_cluster.having(a_namespace(NAMESPACE)):
+        any_cluster.apply(objects)
+        yield objects
 
 
 def client_of(cluster: Kubectl, name: str) -> kubernetes.client.ApiClient:
@@ -71,7 +71,8 @@ def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiCl
 
 def test_the_role_suffices_for_all_that_the_executor_does(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_of(any_cluster, "vlmflow-controller")
-    assert rights.missing(Api(client, NAMESPACE), EXECUTOR) == []
+    # The API server learns of roles as everybody does, a moment after they were made.
+    wait_for("all rights are there", lambda: rights.missing(Api(client, NAMESPACE), EXECUTOR) == [])
     assert [name for name, call in CALLS.items() if refused(call, client)] == []
 
 

@@ -12,10 +12,11 @@ from transformers import AutoProcessor
 from vlmflow.demo.sample import FAULTS_FILE, PICTURES, TRAIN_FILE
 from vlmflow.files import read_json
 from vlmflow.json_rows import JsonRows
-from vlmflow.rows.fire import read_trajectory, row_id, trajectory_row
+from vlmflow.rows.fire import read_trajectory, trajectory_row
+from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.training.lengths import chat_text
+from vlmflow.training.chat_form import ChatForm
 
 ANSWER_BEGINS = "<|im_start|>assistant\n"
 ANSWER_ENDS = "<|im_end|>"
@@ -74,7 +75,7 @@ def batches(rows: Sequence[ShareGptRow], sample: Path, model: Path, size: int) -
 
 
 def _batch(rows: Sequence[ShareGptRow], pictures: Path, processor: Any) -> Batch:
-    texts = [chat_text(row) for row in rows]
+    texts = [ChatForm().text(row) for row in rows]
     images = [[Image.open(pictures / name).convert("RGB") for name in row.images] for row in rows]
     inputs = dict(processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt"))
     trained = _trained(inputs["input_ids"], processor.tokenizer)

@@ -4,11 +4,11 @@ Upstream builds the Job and formats its command; here are the template, the pati
 what became of each Job, and the clean end.
 """
 
-import hashlib
-import os
 import signal
-import subprocess
+import sys
+import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,19 +17,22 @@ from typing import Any
 from kubernetes.client import CoreV1Api
 from kubernetes.client.rest import ApiException
 from snakemake.exceptions import WorkflowError
+from snakemake.io import wait_for_files
 from snakemake_executor_plugin_kubernetes import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from harness.kubernetes import templates
-from harness.kubernetes.clean_end import end_all
-from harness.kubernetes.job_shape import INVOCATION, WORKDIR, RuleJob, shape
+from harness.kubernetes.clean_end import end_all, refuse_strangers
+from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.namespace import FAILURES, Namespace, message_of, reason_of
 from harness.kubernetes.outcome import Outcome
+from harness.kubernetes.ownership import commit_of, owner_of
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.progress import cause
 from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
+from vlmflow.cluster.pod_templates import LABEL
 from vlmflow.errors import VlmflowError
 
 POLL_SECONDS = 2
@@ -38,15 +41,30 @@ POLL_SECONDS = 2
 MORE_MEMORY = 1.5
 """What an attempt gets after one that was killed for its memory, times what that one had."""
 
+BLIND_SECONDS = 300.0
+"""How long the API may refuse to show the Jobs (rights taken away, a login that ran out), or show what nobody
+understands, before the call ends."""
+
 LOG_LINES = 2_000
 """How much of a failed pod's log is kept."""
 
 
 def install(workflow: Any, settings: Any) -> None:
-    """Put the hardened executor in the plugin's place; in pods, which run Snakemake too, nothing is to be done."""
-    if workflow.is_main_process:
-        HardenedExecutor.max_mem_mb = settings.cluster.max_mem_mb
-        ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
+    """Put the hardened executor in the plugin's place; in pods, which run Snakemake too, nothing is to be done.
+
+    Ends the process where a pod template of the checkout is wrong; an exception would bring a traceback of the
+    Snakefile with it. Those that the cluster has are checked when the executor starts, before the first job.
+    """
+    if not workflow.is_main_process:
+        return
+    HardenedExecutor.max_mem_mb = settings.cluster.max_mem_mb
+    ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
+    # Snakemake does not say yet which executor it will use, but that none shares a file system with this process.
+    if not workflow.storage_settings.shared_fs_usage:
+        try:
+            templates.check_files(Path(workflow.basedir) / "k8s" / "templates")
+        except VlmflowError as error:
+            sys.exit(str(error))
 
 
 class HardenedExecutor(Executor):
@@ -60,13 +78,14 @@ class HardenedExecutor(Executor):
     def __post_init__(self) -> None:
         """Connect, end what an earlier call left, and check the templates, before the first job."""
         self._ending = False
+        self._blind_since: float | None = None
         self._after_oom: dict[str, int] = {}
         commit = commit_of(Path(self.workflow.basedir))
         self._env = {"VLMFLOW_COMMIT": commit} if commit else {}
         try:
             self._api = connect(self._say)
             super().__post_init__()
-            found = self.cluster.pod_templates(templates.SELECTOR)
+            found = self.cluster.pod_templates(LABEL)
             self._templates = templates.check_all(found, self.namespace)
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
@@ -83,27 +102,28 @@ class HardenedExecutor(Executor):
         self.kubeapi = CoreV1Api(self._api)
         self.batchapi = SimpleNamespace(create_namespaced_job=self._create)
         self.cluster = Namespace(self.namespace, self._api)
-        prefix = f"{self.namespace} {self.workflow.storage_settings.default_storage_prefix}"
-        self._owner = {INVOCATION: self.run_namespace, WORKDIR: hashlib.sha256(prefix.encode()).hexdigest()[:16]}
-        self._ours = f"{INVOCATION}={self.run_namespace}"
-        self._watch = Watch(self.cluster, self._ours, self._say)
-        end_all(self.cluster, f"{WORKDIR}={self._owner[WORKDIR]}", "An earlier call left work behind.", self._say)
+        kept = self.workflow.persistence.aux_path
+        kept.mkdir(parents=True, exist_ok=True)
+        targets = f"{self.namespace} {self.workflow.storage_settings.default_storage_prefix}"
+        self._owner = owner_of(self.run_namespace, kept, targets)
+        self._watch = Watch(self.cluster, self._owner.ours, self._say)
+        refuse_strangers(self.cluster, self._owner.strangers)
+        self._end(self._owner.earlier, "An earlier call left work behind.")
         self._has_secret = False
-        self._secret_record = self.workflow.persistence.aux_path / "kubernetes-secret"
+        self._secret_record = kept / "kubernetes-secret"
         self.unregister_secret()  # that of an earlier call, which was killed
 
     def unregister_secret(self) -> None:
         """Delete the Secret with the storage's keys, where there is one."""
         if self._secret_record.is_file():
             name = self._secret_record.read_text()
-            self._try(lambda: self.cluster.delete_secret(name), f"Secret {name} stays")
-            self._secret_record.unlink()
+            if self._try(lambda: self.cluster.delete_secret(name), f"Secret {name} stays until the next call"):
+                self._secret_record.unlink()
 
     def _make_secret(self) -> None:
         """Make the Secret with the storage's keys before the first Job; a call with nothing to do needs none."""
         if not self.envvars() or self._has_secret:
             return
-        self._secret_record.parent.mkdir(parents=True, exist_ok=True)
         self._secret_record.write_text(self.run_namespace)
         try:
             super().register_secret()
@@ -114,17 +134,27 @@ class HardenedExecutor(Executor):
 
     def run_job(self, job: Any) -> None:
         """Create the Job of one job; what the API refuses fails this job alone."""
-        # On SIGTERM Snakemake would wait until all is done; a controller that is stopped has only seconds.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # On SIGTERM Snakemake would wait until all is done; a controller that is stopped has only seconds. A terminal
+        # that is closed would kill it, and leave its Jobs.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, signal.default_int_handler)
         self._rule_job = self._rule_job_of(job)
         try:
             self._make_secret()
             super().run_job(job)
         except (VlmflowError, WorkflowError, *FAILURES) as error:
-            away = isinstance(error, FAILURES) and getattr(error, "status", 500) >= 500
             why = message_of(error) if isinstance(error, FAILURES) else str(error)
+            away = isinstance(error, FAILURES) and (getattr(error, "status", 500) >= 500 or "exceeded quota" in why)
             outcome = Outcome("failed", why=f"its Job could not be created: {why}", again=away)
             self._report_failure(SubmittedJobInfo(job), outcome)
+
+    def get_job_args(self, job: Any) -> str:
+        """Have a pod whose job fails remove no target: it has stored none.
+
+        What has their names by then is another attempt's, where the pod's node came back after it was given up.
+        """
+        return f"{super().get_job_args(job)} --keep-incomplete"
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Report the jobs that have ended, and yield the others: one that nothing is known of is one of them."""
@@ -134,22 +164,26 @@ class HardenedExecutor(Executor):
             if outcome is None or outcome.state not in ("succeeded", "failed"):
                 yield info
             elif outcome.state == "succeeded":
-                self.logger.info(f"Job {info.external_jobid} succeeded.")
-                self.report_job_success(info)
-                self._clean_up(info)
+                missing = await self._missing_targets(info.job)
+                if missing:
+                    self._report_failure(info, replace(outcome, why=f"it ended well, but {missing}"))
+                else:
+                    self.logger.info(f"Job {info.external_jobid} succeeded.")
+                    self.report_job_success(info)
+                    self._clean_up(info)
             else:
                 self._report_failure(info, outcome)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """End all Jobs of this call, also one whose creation was interrupted and that is in no list here."""
         self._ending = True
-        self._try(lambda: end_all(self.cluster, self._ours, "Stopping.", self._say), "Jobs may go on")
+        self._try(lambda: self._end(self._owner.ours, "Stopping."), "Jobs may go on")
 
     def shutdown(self) -> None:
         """Leave nothing behind: no Secret, and no Job but those that are to be kept (--kubernetes-omit-job-cleanup)."""
         self._ending = True
         if not self.workflow.executor_settings.omit_job_cleanup:
-            self._try(lambda: end_all(self.cluster, self._ours, "Stopping.", self._say), "Jobs may go on")
+            self._try(lambda: self._end(self._owner.ours, "Stopping."), "Jobs may go on")
         super().shutdown()
 
     def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
@@ -160,7 +194,7 @@ class HardenedExecutor(Executor):
         """Create upstream's Job in its template's shape."""
         template = templates.choose(self._templates, self._rule_job.template, self._rule_job.gpus)
         plain = self._api.sanitize_for_serialization(body)
-        job = shape(plain, template, self._rule_job, self._owner, self._env)
+        job = shape(plain, template, self._rule_job, self._owner.labels, self._env)
         self.cluster.create_job(job)
         self._watch.follow(job["metadata"]["name"], self._rule_job, template.pending_limit)
 
@@ -178,21 +212,43 @@ class HardenedExecutor(Executor):
         )
         return replace(rule_job, mem_mb=self._after_oom.get(rule_job.words, rule_job.mem_mb))
 
+    async def _missing_targets(self, job: Any) -> str:
+        """Say which of a job's targets are not there, in words; Snakemake itself would end the whole call for one."""
+        try:
+            seconds = self.workflow.execution_settings.latency_wait
+            await wait_for_files(job.products(include_logfiles=False), seconds, ignore_pipe_or_service=True)
+        except OSError as error:
+            return f"{error}".partition("\n")[2].replace("\n", "; ") + f" after {seconds} s"
+        except WorkflowError as error:  # the storage does not answer
+            return f"whether its targets are there is not known: {error}"
+        return ""
+
     def _look(self, names: list[str]) -> dict[str, Outcome]:
         if not names or self._ending:
             return {}
         try:
-            return self._watch.look(names)
-        except FAILURES as error:
+            outcomes = self._watch.look(names)
+        except Exception as error:
+            # Whatever it is, it is no fault of the Jobs; from here it would end the whole call at once.
+            self._blind_since = self._blind_since or time.monotonic()
+            blind = time.monotonic() - self._blind_since
+            away = isinstance(error, FAILURES) and getattr(error, "status", 500) not in (401, 403)
+            if not away and blind > BLIND_SECONDS:
+                what = f"for {blind / 60:.0f} minutes the cluster has not shown the Jobs: {message_of(error)}"
+                next_step = "log in again, or see what `make doctor` says of rights; then run the same command again"
+                raise WorkflowError(str(VlmflowError(what, next_step))) from None
             self.logger.warning(f"The state of {len(names)} Job(s) is not known: {message_of(error)}; looking again.")
             return {}
+        self._blind_since = None
+        return outcomes
 
     def _report_failure(self, info: SubmittedJobInfo, outcome: Outcome) -> None:
         job, rule_job = info.job, self._rule_job_of(info.job)
         log = self.cluster.log_end(outcome.pod, templates.CONTAINER, LOG_LINES) if outcome.pod else ""
         kept = self.log_path / f"{info.external_jobid}.log"
         if log:
-            kept.write_text(log)
+            with suppress(OSError):  # a full disk here is no fault of the jobs that go on
+                kept.write_text(log)
         why, again = outcome.why, outcome.again
         if outcome.out_of_memory:
             more = min(int(rule_job.mem_mb * MORE_MEMORY), self.max_mem_mb)
@@ -210,32 +266,30 @@ class HardenedExecutor(Executor):
         text = f"{rule_job.words}: {why}" + (f"\n{cause(log)}" if log else "")
         self.report_job_error(info, msg=f"{text}\n", aux_logs=[str(kept)] if log else [])
         self._clean_up(info)
-        prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
-        if outcome.pod and prefix:
-            pod_folder.remove_of(Path(prefix), outcome.pod)
+        if outcome.pod:
+            self._remove_folder_of(outcome.pod)
 
     def _clean_up(self, info: SubmittedJobInfo) -> None:
         name = info.external_jobid
         if name and not self.workflow.executor_settings.omit_job_cleanup:
             self._try(lambda: self.cluster.delete_job(name), f"Job {name} stays until its time to live is over")
 
-    def _try(self, call: Callable[[], None], else_: str) -> None:
+    def _end(self, selector: str, why: str) -> None:
+        for pod in end_all(self.cluster, selector, why, self._say):
+            self._remove_folder_of(pod)
+
+    def _remove_folder_of(self, pod: str) -> None:
+        prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
+        if prefix:
+            pod_folder.remove_of(Path(prefix), pod)
+
+    def _try(self, call: Callable[[], None], else_: str) -> bool:
         try:
             call()
         except FAILURES as error:
             self.logger.warning(f"{else_}: {message_of(error)}")
+            return False
+        return True
 
     def _say(self, text: str) -> None:
         self.logger.info(text)
-
-
-def commit_of(checkout: Path) -> str:
-    """Name the commit of a checkout, for provenance; VLMFLOW_COMMIT says it where the checkout has no history."""
-    given = os.environ.get("VLMFLOW_COMMIT")
-    if given:
-        return given
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except FileNotFoundError:
-        return ""

@@ -18,7 +18,8 @@ WEEK = 7 * 24 * 3600
 KEPT_SECONDS = WEEK
 """How long a finished Job is kept for a controller that is away."""
 
-INVOCATION, WORKDIR, RULE, WILDCARDS = "vlmflow/invocation", "vlmflow/workdir", "vlmflow/rule", "vlmflow/wildcards"
+INVOCATION, WORKDIR, TARGETS = "vlmflow/invocation", "vlmflow/workdir", "vlmflow/targets"
+RULE, WILDCARDS = "vlmflow/rule", "vlmflow/wildcards"
 
 OUTLIVE_SIGTERM = "trap : TERM; "
 """tini sends SIGTERM to all; a shell that died of it would end the pod before what it runs has saved its work."""
@@ -54,7 +55,8 @@ def shape(
 ) -> Object:
     """Give the final Job.
 
-    job: as the plugin built it. owner: labels that say whose it is (INVOCATION, WORKDIR). env: variables for the rule.
+    job: as the plugin built it. owner: labels that say whose it is (INVOCATION, WORKDIR, TARGETS). env: variables for
+    the rule.
     """
     job = deepcopy(job)
     plugins_pod = job["spec"]["template"]["spec"]

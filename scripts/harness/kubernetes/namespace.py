@@ -1,7 +1,7 @@
 """What the executor asks of one namespace, in plain dicts as the API gives them.
 
 Each verb here is a line in the controller's Role (k8s/base): jobs create, list, delete; pods list; pods/log get;
-events list; podtemplates list; secrets create, delete; and, where the cluster grants it, nodes list.
+events list; podtemplates list, or cronjobs list; secrets create, delete; and, where the cluster grants it, nodes list.
 """
 
 import json
@@ -10,6 +10,9 @@ from typing import Any
 import urllib3
 from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client.rest import ApiException
+
+from vlmflow.cluster import pod_templates
+from vlmflow.cluster.api import path_of
 
 Object = dict[str, Any]
 """A Kubernetes object as its JSON says it."""
@@ -31,19 +34,19 @@ class Namespace:
 
     def jobs(self, selector: str) -> list[Object]:
         """List Jobs by their labels."""
-        return self._list(f"/apis/batch/v1/namespaces/{self.name}/jobs", selector)
+        return self._list(self._path("batch/v1/jobs"), selector)
 
     def pods(self, selector: str = "") -> list[Object]:
         """List pods by their labels."""
-        return self._list(f"/api/v1/namespaces/{self.name}/pods", selector)
+        return self._list(self._path("pods"), selector)
 
     def events(self) -> list[Object]:
         """List what the cluster's parts said lately."""
-        return self._list(f"/api/v1/namespaces/{self.name}/events")
+        return self._list(self._path("events"))
 
     def pod_templates(self, selector: str) -> list[Object]:
-        """List PodTemplates by their labels."""
-        return self._list(f"/api/v1/namespaces/{self.name}/podtemplates", selector)
+        """List the pod templates by their labels."""
+        return pod_templates.pod_templates(lambda kind: self._list(self._path(kind), selector), ApiException)
 
     def nodes(self) -> list[Object] | None:
         """List the cluster's nodes; None where that is not granted."""
@@ -58,7 +61,7 @@ class Namespace:
 
     def create_job(self, job: Object) -> None:
         """Create a Job; one of the same name is this one, created by a try whose answer was lost."""
-        self._create(f"/apis/batch/v1/namespaces/{self.name}/jobs", job)
+        self._create(self._path("batch/v1/jobs"), job)
 
     def delete_job(self, name: str, after_its_pods: bool = False) -> None:
         """Delete a Job, whose pods get SIGTERM and their grace where they still run; fine if it is gone.
@@ -66,15 +69,15 @@ class Namespace:
         after_its_pods: the Job itself goes last, so that its absence tells that its pods are gone.
         """
         policy = "Foreground" if after_its_pods else "Background"
-        self._delete(f"/apis/batch/v1/namespaces/{self.name}/jobs/{name}", {"propagationPolicy": policy})
+        self._delete(f"{self._path('batch/v1/jobs')}/{name}", {"propagationPolicy": policy})
 
     def delete_pod(self, name: str) -> None:
         """Delete a pod, which gets SIGTERM and its grace where it still runs; fine if it is gone."""
-        self._delete(f"/api/v1/namespaces/{self.name}/pods/{name}", {})
+        self._delete(f"{self._path('pods')}/{name}", {})
 
     def delete_secret(self, name: str) -> None:
         """Delete a Secret; fine if it is gone."""
-        self._delete(f"/api/v1/namespaces/{self.name}/secrets/{name}", {})
+        self._delete(f"{self._path('secrets')}/{name}", {})
 
     def log_end(self, pod: str, container: str, lines: int) -> str:
         """Give the last lines of a pod's log; nothing where there is none to be had."""
@@ -91,6 +94,9 @@ class Namespace:
             return found.data.decode(errors="replace")
         except FAILURES:
             return ""
+
+    def _path(self, kind: str) -> str:
+        return path_of(kind, self.name)
 
     def _list(self, path: str, selector: str = "") -> list[Object]:
         query = [("labelSelector", selector)] if selector else []

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from harness.kubernetes.events import latest, message_of
 from harness.kubernetes.namespace import Object
 from harness.kubernetes.templates import CONTAINER
 
@@ -22,12 +23,17 @@ DISRUPTIONS = {
 """Reasons of the pod condition DisruptionTarget:
 https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions"""
 
+EVENTS = {"Preempted": "PreemptionByScheduler", "TaintManagerEviction": "DeletionByTaintManager"}
+"""The events of a pod that tell of the same, as the scheduler and the taint manager name them. What a kubelet ends
+stays until it is deleted, with the reason in its status."""
+
 
 @dataclass(frozen=True)
 class Outcome:
     """state: ending means that it has failed or is deleted, and its pod still saves its work.
 
     why: of a failure or an end, in words. again: may another attempt help. pod: the newest pod's name, if any.
+    unseen: the pod went between two looks with what its conditions would have said; its events may say it (taken_by).
     """
 
     state: Literal["waiting", "running", "ending", "succeeded", "failed"]
@@ -35,6 +41,7 @@ class Outcome:
     why: str = ""
     again: bool = True
     out_of_memory: bool = False
+    unseen: bool = False
 
 
 def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
@@ -51,7 +58,9 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     failed = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget") or (pod is not None and not alive)
     if not alive and failed:
         if job is not None and pod is not None and not pods and not is_over(pod, now):
-            return Outcome("failed", name, _why_taken(pod) or "its pod was taken away: evicted, or deleted by hand")
+            why = _why_taken(pod)
+            taken = "its pod was taken away: evicted, or deleted by hand"
+            return Outcome("failed", name, why or taken, unseen=not why)
         return failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
         return Outcome("ending", name, _why_taken(alive[0]) or "deleted")
@@ -92,6 +101,14 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
     if job is None:
         return Outcome("failed", name, "its Job was deleted")
     return Outcome("failed", name, f"{status.get('reason') or _condition_words(job)} {message}".strip())
+
+
+def taken_by(pod: str, events: list[Object]) -> str:
+    """Say why a pod that is gone was taken away, from the namespace's events; nothing where they do not tell."""
+    # The taint manager has one reason for its deletions and for those that it calls off.
+    carried_out = [event for event in events if not (event.get("message") or "").startswith("Cancelling deletion")]
+    event = latest(carried_out, "Pod", pod, EVENTS)
+    return f"{DISRUPTIONS[EVENTS[event['reason']]]}: {message_of(event)}".strip(": ") if event else ""
 
 
 def newest(pods: list[Object]) -> Object | None:

@@ -106,7 +106,7 @@ class PatientRest(RESTClientObject):
 
 def _retry_after(error: Exception) -> float | None:
     seconds = (getattr(error, "headers", None) or {}).get("Retry-After", "")
-    return min(float(seconds), 60.0) if seconds.isdigit() else None
+    return min(max(float(seconds), FIRST_PAUSE), 60.0) if seconds.isdigit() else None
 
 
 def _words(error: Exception) -> str:

@@ -23,5 +23,6 @@ def newest_progress(log: str) -> str:
 def cause(log: str) -> str:
     """Give what the stage says of its failure, or else the log's last lines."""
     if FAILURE in log:
-        return "\n".join(log[log.rindex(FAILURE) :].strip().splitlines()[:12])
+        said = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # what Snakemake says of it in the pod
+        return "\n".join(said.strip().splitlines()[:12])
     return "\n".join(log.strip().splitlines()[-8:])

@@ -14,8 +14,9 @@ from harness.kubernetes.namespace import FAILURES, Namespace, Object, message_of
 from harness.kubernetes.outcome import judge, newest, now_utc, read_time
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.progress import LINES, newest_progress
-from harness.kubernetes.templates import CONTAINER, SELECTOR
+from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import explain
+from vlmflow.cluster.pod_templates import LABEL
 from vlmflow.errors import VlmflowError
 from vlmflow.progress import clock
 
@@ -42,7 +43,7 @@ def main() -> None:
 
 def table(cluster: Namespace, now: datetime) -> list[str]:
     """Give the lines, in columns, the oldest Job first; none where there is no Job."""
-    jobs = sorted(cluster.jobs(f"{SELECTOR},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
+    jobs = sorted(cluster.jobs(f"{LABEL},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
     if not jobs:
         return []
     pods, events, nodes = cluster.pods(), cluster.events(), cluster.nodes()

@@ -1,4 +1,4 @@
-"""The pod templates of k8s/templates, as the cluster's overlay made them: PodTemplate objects of the namespace.
+"""The pod templates of k8s/templates, as the cluster's overlay made them: objects of the namespace.
 
 A template's own labels and annotations go to the Job (a queue's label belongs there), those of its `template` to the
 pod. Annotations of its own that are for the executor:
@@ -8,12 +8,15 @@ pod. Annotations of its own that are for the executor:
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from harness.kubernetes.namespace import Object
+from vlmflow.cluster.pod_templates import LABEL, REMOVE_ONE_KIND, twice
 from vlmflow.errors import VlmflowError
 
-SELECTOR = "app.kubernetes.io/part-of=vlmflow"
 DEFAULT, GPU, NEEDED = "default", "gpu", ("default", "fetch", "gpu", "train")
 CONTAINER = "snakemake"
 """The container that runs the rule, by the name that the plugin gives it."""
@@ -40,22 +43,49 @@ class Template:
     pending_limit: float | None = None
 
 
+def check_files(folder: Path) -> None:
+    """Check a checkout's own templates, as they are before an overlay lays its patches over them.
+
+    Raises VlmflowError for one that is wrong, with its file.
+    """
+    for file in sorted(folder.glob("*.yaml")):
+        try:
+            for found in yaml.safe_load_all(file.read_text()):
+                if found["kind"] == "PodTemplate":
+                    check(found)
+        except VlmflowError as error:
+            raise VlmflowError(f"{file}: {error.cause}", error.next_step) from None
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            raise VlmflowError(f"{file}: {error}", "mend the YAML") from None
+        except (AttributeError, KeyError, TypeError) as error:
+            raise VlmflowError(
+                f"{file}: is no list of Kubernetes objects as `kubectl explain podtemplate` shows them ({error!r})",
+                NEXT,
+            ) from None
+
+
 def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
-    """Give the checked templates by name. Raises VlmflowError for one that is wrong or missing."""
+    """Give the checked templates by name. Raises VlmflowError for one that is wrong, missing, or there twice."""
+    if names := twice(objects):
+        raise VlmflowError(
+            f"namespace {namespace} has two pod templates of one name: {', '.join(names)}, as a PodTemplate and in a "
+            "CronJob",
+            REMOVE_ONE_KIND,
+        )
     templates = {template.name: template for template in map(check, objects)}
     missing = [name for name in NEEDED if name not in templates]
     if missing:
         raise VlmflowError(
-            f"namespace {namespace} has no PodTemplate {', '.join(missing)} (with the label {SELECTOR})",
+            f"namespace {namespace} has no pod template {', '.join(missing)} (with the label {LABEL})",
             "`kubectl apply -k k8s/overlays/NAME` makes them",
         )
     return templates
 
 
 def check(found: Object) -> Template:
-    """Give one PodTemplate object as a template. Raises VlmflowError where it says what only the rule can say."""
+    """Give one object as a template. Raises VlmflowError where it says what only the rule can say."""
     metadata = found["metadata"]
-    where = f"PodTemplate {metadata['name']}"
+    where = f"pod template {metadata['name']}"
     template = found.get("template") or {}
     spec = template.get("spec") or {}
     _check_container(where, spec)
@@ -82,7 +112,7 @@ def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Temp
     if name not in templates:
         raise VlmflowError(
             f"the rule's resource pod_template is {name!r}, which the namespace has not; it has {', '.join(templates)}",
-            f"name one of these, or make a PodTemplate of that name, with the label {SELECTOR}",
+            f"name one of these, or add it to the overlay, with the label {LABEL}, and apply that again",
         )
     return templates[name]
 

@@ -1,12 +1,12 @@
 """Why a Job's pod does not run yet, in words, from what the scheduler, the kubelet and the controllers said."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
+from harness.kubernetes.events import latest, message_of
 from harness.kubernetes.namespace import Object
 from harness.kubernetes.outcome import newest
 
@@ -61,18 +61,27 @@ def explain(job: Object, pods: list[Object], events: list[Object], nodes: list[O
 
 
 def _no_pod(job: str, events: list[Object]) -> Waiting:
-    said = _latest(events, "Job", job, {"FailedCreate"})
+    said = message_of(latest(events, "Job", job, {"FailedCreate"}))
     if not said:
         return Waiting("its pod is not made yet")
     message = said.partition(": ")[2] if said.startswith("Error creating") else said
     quota = re.search(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)", message)
     if quota:
+        asked, limits = _amounts(quota[2]), _amounts(quota[4])
+        beyond = [name for name in asked if asked[name] > limits.get(name, float("inf"))]
+        if beyond:
+            return Waiting(f"quota {quota[1]} never allows it: it asks for {quota[2]} of {quota[4]} in all", 0.0)
         return Waiting(
             f"quota {quota[1]} is used up: it asks for {quota[2]}, {quota[3]} is in use of {quota[4]}; it begins "
             "when others end"
         )
     hopeless = 0.0 if "violates PodSecurity" in message else IMAGE_SECONDS
     return Waiting(f"its pod is refused: {message}", hopeless)
+
+
+def _amounts(words: str) -> dict[str, float]:
+    """Read what a quota says: `pods=1,requests.memory=4Gi`."""
+    return {name: quantity(text) for name, _, text in (each.partition("=") for each in words.split(","))}
 
 
 def _container(pod: Object) -> Waiting | None:
@@ -104,7 +113,7 @@ def _unscheduled(
         unbound = [
             f"claim {claim} is not bound ({words})"
             for claim in claims
-            if (words := _latest(events, "PersistentVolumeClaim", claim, CLAIM))
+            if (words := message_of(latest(events, "PersistentVolumeClaim", claim, CLAIM)))
         ]
         return "; ".join(unbound) or f"a claim of it is not bound or not there ({', '.join(claims)}): {said}"
     short = [_shortage(name, pod, pods, nodes) for name in re.findall(r"Insufficient (\S+?)[,.;]?(?=\s|$)", message)]
@@ -132,25 +141,13 @@ def _shortage(resource: str, pod: Object, pods: list[Object], nodes: list[Object
 
 def _starting(pod: Object, events: list[Object]) -> str:
     node, name = pod["spec"]["nodeName"], pod["metadata"]["name"]
-    trouble = _latest(events, "Pod", name, MOUNT)
+    trouble = message_of(latest(events, "Pod", name, MOUNT))
     if trouble:
         return f"node {node} cannot prepare it: {trouble}"
-    pulling = _latest(events, "Pod", name, {"Pulling", "Pulled", "Created", "Started"})
+    pulling = message_of(latest(events, "Pod", name, {"Pulling", "Pulled", "Created", "Started"}))
     if pulling.startswith("Pulling"):
         return f"node {node}: {pulling[0].lower()}{pulling[1:]}"
     return f"node {node} starts it"
-
-
-def _latest(events: Iterable[Object], kind: str, name: str, reasons: set[str]) -> str:
-    mine = [
-        event
-        for event in events
-        if event["involvedObject"].get("kind") == kind
-        and event["involvedObject"].get("name") == name
-        and event.get("reason") in reasons
-    ]
-    latest = max(mine, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", default=None)
-    return (latest.get("message") or "").strip() if latest else ""
 
 
 def _holds(pod: Object, node: str) -> bool:

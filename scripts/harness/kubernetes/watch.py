@@ -1,16 +1,17 @@
 """All Jobs of one invocation, looked at together: what became of each, why it waits, how far it has come.
 
-One look is two calls of the API, however many Jobs there are; a waiting Job adds two every ten seconds, a running one
-a look at its log every half minute.
+One look is two calls of the API, however many Jobs there are; waiting Jobs add three every ten seconds, a running one
+a look at its log every half minute, and pods that vanished one more together.
 """
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import Namespace, Object
-from harness.kubernetes.outcome import Outcome, judge, newest, now_utc
+from harness.kubernetes.namespace import FAILURES, Namespace, Object
+from harness.kubernetes.outcome import Outcome, judge, newest, now_utc, taken_by
 from harness.kubernetes.progress import LINES, newest_progress
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import Waiting, explain
@@ -81,9 +82,20 @@ class Watch:
             outcome = judge(jobs.get(name), own, each.pod, now_utc())
             each.pod = newest(own) or each.pod
             outcomes[name] = self._tell(each, jobs.get(name), own, outcome)
-            if outcomes[name].state in ("succeeded", "failed"):
+        self._say_who_took(outcomes)
+        for name, outcome in outcomes.items():
+            if outcome.state in ("succeeded", "failed"):
                 del self._followed[name]
         return outcomes
+
+    def _say_who_took(self, outcomes: dict[str, Outcome]) -> None:
+        """Put into words, from events, why pods are gone that no look has seen end."""
+        unseen = {name: outcome for name, outcome in outcomes.items() if outcome.unseen}
+        if unseen:
+            with suppress(*FAILURES):  # it is words alone
+                events = self._cluster.events()
+                for name, outcome in unseen.items():
+                    outcomes[name] = replace(outcome, why=taken_by(outcome.pod or "", events) or outcome.why)
 
     def _tell(self, each: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
         if outcome.state == "waiting" and job is not None:

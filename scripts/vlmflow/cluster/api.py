@@ -80,8 +80,13 @@ class Api:
         self.call("DELETE", f"{self._path(kind)}/{name}", propagationPolicy="Background")
 
     def _path(self, kind: str) -> str:
-        group, _, plural = kind.rpartition("/")
-        return f"/{'apis/' + group if group else 'api/v1'}/namespaces/{self.namespace}/{plural}"
+        return path_of(kind, self.namespace)
+
+
+def path_of(kind: str, namespace: str) -> str:
+    """Give the API's path of a kind's objects in a namespace. kind: `secrets`, `apps/v1/deployments`."""
+    group, _, plural = kind.rpartition("/")
+    return f"/{'apis/' + group if group else 'api/v1'}/namespaces/{namespace}/{plural}"
 
 
 def _message(error: ApiException) -> str:

@@ -8,6 +8,7 @@ import kubernetes
 from vlmflow.cluster import inside, needs, objects, rights
 from vlmflow.cluster.api import Api, Object, Refused
 from vlmflow.cluster.checks import Check
+from vlmflow.cluster.pod_templates import LABEL, pod_templates
 from vlmflow.config.model import Config
 
 ACCOUNTS = "system:serviceaccount:{namespace}:{name}"
@@ -94,7 +95,7 @@ class Doctor:
         return objects.check_claim(self._api.get("persistentvolumeclaims", name), name)
 
     def _read_templates(self) -> list[Check]:
-        templates = self._api.list("podtemplates", "app.kubernetes.io/part-of=vlmflow")
+        templates = pod_templates(lambda kind: self._api.list(kind, LABEL), Refused)
         check = objects.check_templates(templates)
         if check.state == "ok":
             self._templates = {template["metadata"]["name"]: template for template in templates}
@@ -115,7 +116,9 @@ class Doctor:
         return [needs.check_quota(self._api.list("resourcequotas"), resource, self._needs)]
 
     def _look_inside(self) -> Iterator[Check]:
-        gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"]))
+        # Where nodes may not be listed, the run's own number is tried: a pod for it finds a place, or tells why not.
+        wanted = max((need.gpus for need in self._needs), default=0)
+        gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"])) if self._nodes else wanted
         images = {"default": self._locks / "data.lock", "train": self._locks / "train.lock"}
         probes = []
         try:

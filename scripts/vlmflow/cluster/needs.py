@@ -47,8 +47,8 @@ def hub_sources(settings: Config, runs: list[str]) -> list[str]:
     """Give what some runs fetch from the hub."""
     models = [settings.models[settings.runs[run].model].source for run in runs]
     datasets = [settings.datasets[settings.runs[run].dataset] for run in runs]
-    sources = [*models, *(source for dataset in datasets for source in (dataset.train, dataset.test) if source)]
-    return sorted({source for source in sources if isinstance(parse_source(source), HubSource)})
+    files = [address for dataset in datasets for split in ("train", "test") for address in dataset.addresses(split)]
+    return sorted({source for source in [*models, *files] if isinstance(parse_source(source), HubSource)})
 
 
 def gpu_resource(template: Object) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmflow.cluster.checks import Check
+from vlmflow.cluster.pod_templates import REMOVE_ONE_KIND, twice
 
 Object = dict[str, Any]
 APPLY = "kubectl apply -k k8s/overlays/NAME"
@@ -51,7 +52,10 @@ def check_claim(claim: Object | None, name: str) -> Check:
 
 
 def check_templates(templates: list[Object]) -> Check:
-    """Check that the pod templates are there, with the container that runs the rule."""
+    """Check that the pod templates are there, each once, with the container that runs the rule."""
+    if names := twice(templates):
+        found = f"both a PodTemplate and in a CronJob: {', '.join(names)}"
+        return Check("pod templates", "fail", found, REMOVE_ONE_KIND)
     present = {template["metadata"]["name"]: template for template in templates}
     faults = [f"{name} is not there" for name in TEMPLATES if name not in present]
     for name, template in sorted(present.items()):

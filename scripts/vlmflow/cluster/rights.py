@@ -8,19 +8,22 @@ from vlmflow.cluster.checks import Check
 
 @dataclass(frozen=True)
 class Right:
-    """One verb on one resource. purpose: what fails without it."""
+    """One verb on one resource. purpose: what fails without it. instead: another that serves it as well."""
 
     group: str
     resource: str
     verb: str
     purpose: str
+    instead: "Right | None" = None
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}"
 
 
+CRON_JOBS = Right("batch", "cronjobs", "list", "what pods look like, where PodTemplates may not be had")
+
 EXECUTOR = (
-    Right("", "podtemplates", "list", "what pods look like"),
+    Right("", "podtemplates", "list", "what pods look like", instead=CRON_JOBS),
     Right("batch", "jobs", "create", "starting a job"),
     Right("batch", "jobs", "list", "how jobs stand, and which an earlier Snakemake left"),
     Right("batch", "jobs", "delete", "taking away what has ended or was interrupted"),
@@ -37,7 +40,7 @@ NODES = Right("", "nodes", "list", "how much is short where; belongs to no names
 
 def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
     """Ask the API server which of the rights one does not have (SelfSubjectAccessReview)."""
-    return [right for right in rights if not _may(api, right)]
+    return [right for right in rights if not _may(api, right) and not (right.instead and _may(api, right.instead))]
 
 
 def check_rights(api: Api, who: str) -> list[Check]:

@@ -11,24 +11,42 @@ from pathlib import Path
 
 
 def unpack(folder: Path) -> None:
-    """Make `folder` the checkout that standard input holds; files that git does not know (of a run) stay."""
-    before = _known(folder) if (folder / ".git").is_dir() else set()
-    shutil.rmtree(folder / ".git", ignore_errors=True)
-    received = set()
+    """Make `folder` the checkout that standard input holds; files that git does not know (of a run) stay.
+
+    All of it arrives beside first: a stream that is cut off changes nothing.
+    """
+    new = folder / ".arriving"
+    shutil.rmtree(new, ignore_errors=True)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         # Python 3.11.2, which Debian 12 has, knows no filters yet: https://docs.python.org/3/library/tarfile.html
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
-        for member in archive:
-            archive.extract(member, folder)
-            received.add(member.name)
-    for name in before - received:
+        archive.extractall(new)  # noqa: S202
+    subprocess.run(["git", "add", "--all"], cwd=new, check=True)
+    for name in _known(folder) - _known(new):
         (folder / name).unlink(missing_ok=True)
-    subprocess.run(["git", "add", "--all"], cwd=folder, check=True)
+    for name in _known(new):
+        _clear_the_way(folder, name)
+        (new / name).replace(folder / name)
+    shutil.rmtree(folder / ".git", ignore_errors=True)
+    (new / ".git").rename(folder / ".git")
+    shutil.rmtree(new)
 
 
 def _known(folder: Path) -> set[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, check=True, capture_output=True, text=True)
+    """Name the files that git knows; none where there is no checkout, or half of one."""
+    own = ["git", f"--git-dir={folder / '.git'}", f"--work-tree={folder}", "ls-files", "-z"]
+    listed = subprocess.run(own, check=False, capture_output=True, text=True)
     return set(filter(None, listed.stdout.split("\0")))
+
+
+def _clear_the_way(folder: Path, name: str) -> None:
+    """Make room for a file: a folder of its name goes, and a file in the place of one of its folders."""
+    for above in reversed(Path(name).parents):
+        if (folder / above).is_file() or (folder / above).is_symlink():
+            (folder / above).unlink()
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    if (folder / name).is_dir() and not (folder / name).is_symlink():
+        shutil.rmtree(folder / name)
 
 
 if __name__ == "__main__":

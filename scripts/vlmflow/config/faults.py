@@ -31,7 +31,7 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
         cause = str(fault["ctx"]["error"])
         return f"{where}: {cause}" if path else f"{_origin([cause.split('.')[0]], contents)}: {cause}"
     if "[key]" in fault["loc"]:
-        return f"{where}: the name is not allowed; letters, digits, '.', '_' and '-' are"
+        return f"{where}: the name is not allowed; letters, digits, '.', '_' and '-' are, up to 100"
     if fault["type"] == "extra_forbidden":
         known = list(_schema_at(schema, path[:-1]).get("properties", {}))
         near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
@@ -86,7 +86,8 @@ def _schema_at(schema: Schema, path: list[Any]) -> Schema:
     for key in path:
         named = here.get("patternProperties", {}).values()
         inner = here.get("properties", {}).get(key) or next(iter(named), None)
-        here = inner or here.get("additionalProperties") or here.get("items") or {}
+        listed = [branch["items"] for branch in [here, *here.get("anyOf", [])] if "items" in branch]
+        here = inner or here.get("additionalProperties") or next(iter(listed), {})
         if "$ref" in here:
             here = schema["$defs"][here["$ref"].rsplit("/", 1)[-1]]
     return here

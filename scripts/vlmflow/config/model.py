@@ -8,12 +8,16 @@ from pydantic import field_validator, model_validator
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
-from vlmflow.config.run_settings import Positive, RunSettings
-from vlmflow.config.settings import Name, Settings
-from vlmflow.config.source import parse_source
+from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import Name, Positive, Settings
+from vlmflow.config.source import NO_COUNT, HubSource, parse_source, refuse_path
 from vlmflow.errors import VlmflowError
 
-TARGETS = ("raw", "models", "images", "converted", "data", "checkpoints", "work", "merged", "logs", "benchmarks")
+TARGETS = (
+    *("raw", "models", "images", "converted", "data", "lengths", "fitted", "cached"),
+    *("checkpoints", "work", "merged", "reports", "logs", "benchmarks"),
+)
 """The folders of the workflow's own files in the working directory."""
 
 
@@ -32,12 +36,16 @@ class StoreSettings(Settings):
     pictures: str = "stores/pictures"
     """One folder per data set, with a link or a rewritten copy for every picture that a row names."""
 
+    fetched_pictures: str = "stores/fetched-pictures"
+    """Pictures that fetch_images brought, under the paths that the rows name; a picture root like any other."""
+
     runs: str = "stores/runs"
     """Run folders: working checkpoints and finished adapters, by run and digest of data and settings."""
 
     @field_validator("*")
     @classmethod
     def _folder(cls, folder: str) -> str:
+        refuse_path(folder)
         if not folder:
             raise ValueError("'' is no folder")
         return str(Path(folder).expanduser())
@@ -47,17 +55,22 @@ class ModelSettings(Settings):
     """One base model."""
 
     source: str
-    """hf://OWNER/NAME (pinned in pins.yaml), file:///PATH, or the path of a local folder."""
+    """hf://OWNER/NAME (pinned in pins.yaml, or by itself: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a local
+    folder."""
 
     model_type: str
     """ms-swift's name of the architecture: a local folder alone does not tell it."""
 
 
 class ClusterSettings(Settings):
-    """What a Kubernetes cluster can give to one pod."""
+    """What a Kubernetes cluster can give."""
 
     max_mem_mb: Positive = 512_000
     """A pod that ran out of memory is tried again with half as much more, up to this many MB: a large node's."""
+
+    pods_per_stage: Positive = 1
+    """How many pods share the pictures of one raw split in the stages that decode every one of them (resolve_images,
+    hash_pictures); their results are the same bytes for any number. Another number makes these stages run again."""
 
 
 class Config(Settings):
@@ -71,6 +84,9 @@ class Config(Settings):
     datasets: dict[Name, DatasetSettings]
     """Data sets, by name; validated into `data/NAME`."""
 
+    picture_sources: dict[Name, PictureSource] = {}
+    """Sources of pictures, by name: laid over the rows of picture_sources.yaml, key by key, or new ones."""
+
     runs: dict[Name, RunSettings]
     """Runs, by name; `merged/NAME` is the target."""
 
@@ -80,6 +96,16 @@ class Config(Settings):
             for key, known in (("model", self.models), ("dataset", self.datasets)):
                 if (wanted := getattr(run, key)) not in known:
                     raise ValueError(f"runs.{name}.{key}: {wanted!r} stands not under {key}s: {_names(known)}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_history_is_shortened(self) -> Self:
+        for name, run in self.runs.items():
+            if run.over_long == "shorten" and self.datasets[run.dataset].form != "timestep":
+                raise ValueError(
+                    f"runs.{name}.over_long: 'shorten' drops earlier attempts, which data set {run.dataset} trains; "
+                    "it needs a data set with form: timestep, or leave_out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -94,15 +120,25 @@ class Config(Settings):
             _source(f"models.{name}.source", model.source)
         for name, dataset in self.datasets.items():
             for number, root in enumerate(dataset.image_roots):
+                refuse_path(root, f"datasets.{name}.image_roots.{number}")
                 store = Path(self.stores.pictures).resolve()
                 if Path(root).expanduser().resolve().is_relative_to(store):
                     raise ValueError(f"datasets.{name}.image_roots.{number}: {root!r} lies in stores.pictures")
-            train = _source(f"datasets.{name}.train", dataset.train)
-            if dataset.test and _source(f"datasets.{name}.test", dataset.test).name == train.name:
-                raise ValueError(
-                    f"datasets.{name}.test: {dataset.test} and {dataset.train} would both become "
-                    f"raw/{name}/{train.name}; give one of the files another name"
-                )
+            for file in dataset.mended_files:
+                if not isinstance(_file(f"datasets.{name}.mended", file), Path):
+                    raise ValueError(f"datasets.{name}.mended: {file!r} is no file of this machine")
+            files: dict[str, str] = {}
+            for split in ("train", "test"):
+                for address in dataset.addresses(split):
+                    source = _file(f"datasets.{name}.{split}", address)
+                    _refuse_no_count(f"datasets.{name}.{split}", address, source)
+                    file = source.name
+                    if file in files:
+                        raise ValueError(
+                            f"datasets.{name}.{split}: {address} and {files[file]} would both become "
+                            f"raw/{name}/{file}; give one of the files another name, or make two data sets of them"
+                        )
+                    files[file] = address
         return self
 
 
@@ -121,11 +157,30 @@ def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
         raise VlmflowError(lines, "mend the configuration; docs/config.md lists every key") from None
 
 
-def _source(where: str, text: str) -> Any:
+def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None:
+    """Refuse `#0` or `#abc` behind an address, where no file is called so."""
+    found = NO_COUNT.search(address)
+    if found and not (isinstance(source, Path) and source.is_file()):
+        raise ValueError(
+            f"{where}: {address!r}: behind '#' stands how many rows to draw, a whole number at least 1, "
+            f"not {found[1]!r}"
+        )
+
+
+def _file(where: str, text: str) -> HubSource | Path:
+    source = _source(where, text)
+    if source.name in ("", ".."):
+        raise ValueError(f"{where}: {text!r} is a folder; name the file")
+    return source
+
+
+def _source(where: str, text: str) -> HubSource | Path:
+    refuse_path(text, where)
     try:
         source = parse_source(text)
     except VlmflowError as error:
         raise ValueError(f"{where}: {error.cause}; {error.next_step}") from None
+    refuse_path(str(source), where)
     if isinstance(source, Path):
         _refuse_target(where, source)
     return source

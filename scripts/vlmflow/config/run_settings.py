@@ -4,9 +4,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Seed, Settings, Share
+from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
 
-Positive = Annotated[int, Field(ge=1), EXPONENT_FORM]
+TEXT_ARGS = (
+    *("template", "template_backend", "use_chat_template", "agent_template", "system"),
+    *("response_prefix", "enable_thinking", "preserve_thinking", "add_non_thinking_prefix"),
+    *("disable_ignore_empty_think", "max_pixels", "norm_bbox"),
+)
+"""ms-swift's arguments (4.6, TemplateArguments) that change what a row's text and pictures become."""
+
+
+def _text_arg(name: str) -> str | None:
+    """Give which of TEXT_ARGS is meant: the parser takes - for _, and the beginning of a name for the name."""
+    plain = name.strip("-").replace("-", "_")
+    return plain if plain in TEXT_ARGS else next((known for known in TEXT_ARGS if known.startswith(plain)), None)
 
 
 class LoraSettings(Settings):
@@ -65,7 +76,8 @@ class TrainSettings(Settings):
     """Forward passes per optimizer step. Rows per step = processes × per_device_batch_size × this."""
 
     max_length: Positive = 8192
-    """Tokens that a row may have, picture tokens included; a longer one fails the smoke gate, by name."""
+    """Tokens that a row may have, picture tokens included; over_long says what becomes of a longer one.
+    `lengths/RUN/summary.json` recommends a value, which 99.9 % of the rows fit: the others need over_long, too."""
 
     image_max_tokens: Positive = 1024
     """Tokens that one picture may take (Qwen3-VL: one per 32 × 32 pixels); larger pictures are scaled down."""
@@ -95,6 +107,12 @@ class TrainSettings(Settings):
 
     swift_args: dict[str, str | int | float | bool] = {}
     """Further ms-swift arguments, without the dashes; one that the workflow sets itself is refused."""
+
+    @property
+    def text_args(self) -> dict[str, str | int | float | bool]:
+        """Those of swift_args that change the text of a row, and so its length, under ms-swift's own names."""
+        named = ((_text_arg(name), value) for name, value in self.swift_args.items())
+        return {name: value for name, value in named if name}
 
 
 class SmokeSettings(Settings):
@@ -152,6 +170,16 @@ class RunSettings(Settings):
     strategy: Literal["ddp", "zero2", "zero3"] = "ddp"
     """ddp: every process holds the whole model. zero2, zero3: DeepSpeed shards gradients and optimizer, or
     the weights too."""
+
+    over_long: Literal["refuse", "leave_out", "shorten"] = "refuse"
+    """What becomes of rows with more than train.max_length tokens, before a GPU is asked for. refuse: the run stops
+    and names them. leave_out: they are not trained; `fitted/RUN/over_long.jsonl` names each. shorten (timestep form
+    alone): their oldest attempts are dropped until they fit, and those that never fit are left out. None is cut."""
+
+    cached_dataset: bool = False
+    """Have ms-swift read all rows and pictures once in a pod without GPUs, and train from what it made of them. It
+    pays where every length is needed before the first step: with the swift_args packing or group_by_length each start
+    would read all pictures, and with a text model tokenize all rows, while the GPUs wait."""
 
     train: TrainSettings = TrainSettings()
     smoke: SmokeSettings = SmokeSettings()

@@ -32,6 +32,9 @@ def _whole(value: Any) -> Any:
 EXPONENT_FORM = BeforeValidator(_whole)
 """Lets a whole number be written in exponent form; it stands last in an annotation, after the bounds."""
 
+Positive = Annotated[int, Field(ge=1), EXPONENT_FORM]
+"""A whole number from 1 on."""
+
 Seed = Annotated[int, Field(ge=0, lt=2**32), EXPONENT_FORM]
 """What decides over random choices; 32 bits are what every library takes."""
 
@@ -41,5 +44,5 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole, 0 to 1."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""A name that becomes part of file names: letters, digits, '.', '_' and '-'."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+"""A name that becomes part of file names: letters, digits, '.', '_' and '-', at most 100 of them."""

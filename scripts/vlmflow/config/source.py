@@ -1,36 +1,76 @@
 """Where a file or a model comes from: an address on the hub, or a path on this machine."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from vlmflow.errors import VlmflowError
 
-HUB_FORMS = "hf://datasets/OWNER/NAME/FILE, hf://OWNER/NAME (a model), file:///PATH, or a path"
+HUB_FORMS = "hf://datasets/OWNER/NAME/FILE, hf://OWNER/NAME (a model), NAME@COMMIT in both, file:///PATH, or a path"
+
+SHARDS = re.compile(r"\*-of-(0*[1-9]\d*)")
+"""How the files of one split are named on the hub: train-00000-of-00004.parquet to train-00003-of-00004.parquet."""
+
+NO_COUNT = re.compile(r"#((?![^#]*\.[A-Za-z])[^#/]*)$")
+"""What stands behind the `#` of an address without being the rest of a file's name: no folder, no `.json`."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+NOT_IN_PATHS = re.compile(r"[{}\x00-\x1f\x7f\ud800-\udfff]")
+"""What no path may hold: Snakemake takes braces for its wildcards, and half of a surrogate pair is no text."""
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Something on the Hugging Face hub, without its revision: that one is pinned in `pins.yaml`.
+    """Something on the Hugging Face hub.
 
     repo_type: "dataset" or "model".
     repo: "OWNER/NAME".
     path: the file inside a data set; None for a whole model.
+    revision: the commit that its address names; None where `pins.yaml` does.
     """
 
     repo_type: str
     repo: str
     path: str | None
+    revision: str | None = None
 
     def __str__(self) -> str:
-        return f"hf://{'datasets/' if self.repo_type == 'dataset' else ''}{self.repo}" + (
-            f"/{self.path}" if self.path else ""
-        )
+        kind = "datasets/" if self.repo_type == "dataset" else ""
+        revision = f"@{self.revision}" if self.revision else ""
+        path = f"/{self.path}" if self.path else ""
+        return f"hf://{kind}{self.repo}{revision}{path}"
 
     @property
     def name(self) -> str:
         """The last part of the address: a file's name, or a model's."""
         return (self.path or self.repo).rsplit("/", 1)[-1]
+
+
+def split_sample(text: str) -> tuple[str, int | None]:
+    """Give an address without the `#N` behind it, and how many rows that asks for; None where there is no such."""
+    address, mark, count = text.rpartition("#")
+    return (address, int(count)) if mark and count.isdecimal() and int(count) > 0 else (text, None)
+
+
+def files_of(address: str) -> list[str]:
+    """Give the addresses of all files that one address stands for: `train-*-of-00004.parquet` is four files.
+
+    The number of files stands in the name, so that neither the hub nor a disk has to be asked which they are.
+    """
+    count = SHARDS.search(address)
+    if count is None:
+        return [address]
+    digits = len(count[1])
+    return [SHARDS.sub(f"{number:0{digits}}-of-{count[1]}", address, count=1) for number in range(int(count[1]))]
+
+
+def refuse_path(path: str, where: str = "") -> None:
+    """Raise ValueError for a path, or an address, that no file may have; where: the key, if the error is to name it."""
+    if found := NOT_IN_PATHS.search(path):
+        what = "a path has no braces, no control characters and no halves of surrogate pairs"
+        raise ValueError(f"{where}{': ' if where else ''}{path!r} holds {found[0]!r}; {what}")
 
 
 def parse_source(text: str) -> HubSource | Path:
@@ -39,13 +79,19 @@ def parse_source(text: str) -> HubSource | Path:
     Raises VlmflowError for any other form.
     """
     if text.startswith("hf://"):
-        parts = text.removeprefix("hf://").split("/")
+        address, revision = _without_revision(text)
+        parts = address.removeprefix("hf://").split("/")
         if any(part in ("", ".", "..") or "@" in part for part in parts):
             raise _unreadable(text)
+        if "*" in text:
+            raise VlmflowError(
+                f"{text!r}: '*' stands for the numbers of files whose number is named, as in train-*-of-00004.parquet",
+                "write so, or name every file",
+            )
         if parts[0] == "datasets" and len(parts) >= 4:
-            return HubSource("dataset", "/".join(parts[1:3]), "/".join(parts[3:]))
+            return HubSource("dataset", "/".join(parts[1:3]), "/".join(parts[3:]), revision)
         if parts[0] != "datasets" and len(parts) == 2:
-            return HubSource("model", "/".join(parts), None)
+            return HubSource("model", "/".join(parts), None, revision)
         raise _unreadable(text)
     if text.startswith("file://"):
         url = urlsplit(text)
@@ -60,7 +106,17 @@ def parse_source(text: str) -> HubSource | Path:
         raise _unreadable(text) from None
 
 
+def _without_revision(text: str) -> tuple[str, str | None]:
+    """Give an address on the hub without the `@COMMIT` behind its repository, and that commit."""
+    before, mark, behind = text.partition("@")
+    revision, slash, path = behind.partition("/")
+    if mark and not COMMIT.fullmatch(revision):
+        raise VlmflowError(
+            f"{text!r}: {revision!r} behind the '@' is no full commit",
+            "write all of its 40 hexadecimal digits (a branch or a tag moves), or leave it out and pin it in pins.yaml",
+        )
+    return before + slash + path, revision or None
+
+
 def _unreadable(text: str) -> VlmflowError:
-    return VlmflowError(
-        f"{text!r} is no known form of address", f"use {HUB_FORMS}; revisions stand in pins.yaml, not here"
-    )
+    return VlmflowError(f"{text!r} is no known form of address", f"use {HUB_FORMS}")

@@ -246,7 +246,7 @@ def _receive(file: HubFile, content: _Content, client: httpx.Client) -> None:
             "look at proxies and HF_ENDPOINT, then run the same command again",
         ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise PassingFault(f"{type(error).__name__} at {hub.host_of(address)}") from None
+        raise hub.broken_off(error, address) from None
     raise PassingFault(f"{hub.host_of(address)} ended the file {content.missing:,} bytes early")
 
 

@@ -31,15 +31,15 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
 
     Raises VlmflowError.
     """
-    revision = _pinned_revision(source, pin)
+    revision = pinned_revision(source, pin)
     target = store_folder(store, source, revision) / source.path
     if target.is_file() and pin.size in (None, target.stat().st_size) and pin.sha256 in (None, sha256_of(target)):
         logger.info("%s: already in the store, %s", source, target)
         return target
     file, _ = retrying(str(source), lambda: hub.look_up(source, revision, source.path))
-    _require_pinned(source, pin, size=file.size, sha256=file.sha256)
+    require_pinned(source, pin, size=file.size, sha256=file.sha256)
     received = bring({target: file}, f"fetching {source.name}", threads=1)
-    _require_pinned(source, pin, sha256=received[target])
+    require_pinned(source, pin, sha256=received[target])
     return target
 
 
@@ -52,16 +52,16 @@ def fetch_model(source: HubSource, pin: Pin | None, store: Path, threads: int) -
 
     Raises VlmflowError.
     """
-    revision = _pinned_revision(source, pin)
+    revision = pinned_revision(source, pin)
     folder = store_folder(store, source, revision)
     if (records := _complete_in_store(folder, pin, threads)) is not None:
         logger.info("%s: already in the store, %s", source, folder)
         return folder, records
     files = {folder / file.path: file for file in model_files(source, revision)}
-    _require_pinned(source, pin, size=sum(file.size for file in files.values()))
+    require_pinned(source, pin, size=sum(file.size for file in files.values()))
     received = bring(files, f"fetching {source.name}", threads)
     records = {file.path: FileRecord(bytes=file.size, sha256=received[target]) for target, file in files.items()}
-    _require_pinned(source, pin, sha256=digest_of(records))
+    require_pinned(source, pin, sha256=digest_of(records))
     return folder, records
 
 
@@ -112,11 +112,13 @@ def _complete_in_store(folder: Path, pin: Pin, threads: int) -> dict[str, FileRe
     return records if digest_of(records) == pin.sha256 else None
 
 
-def _pinned_revision(source: HubSource, pin: Pin | None) -> str:
+def pinned_revision(source: HubSource, pin: Pin | None) -> str:
+    """Give the commit of a source on the hub; raises VlmflowError where pins.yaml does not tell it."""
     if pin is None:
         raise VlmflowError(
             f"{source} does not stand in pins.yaml",
-            f"add a line '{source}:' there, run `make pins`, review it, and run the same command again",
+            f"add a line '{source}:' there, run `make pins`, review it, and run the same command again; or write the "
+            "commit into the address (config: …/NAME@COMMIT)",
         )
     if pin.revision is None:
         raise VlmflowError(
@@ -126,8 +128,8 @@ def _pinned_revision(source: HubSource, pin: Pin | None) -> str:
     return pin.revision
 
 
-def _require_pinned(source: HubSource, pin: Pin, **found: int | str | None) -> None:
-    """Hold what the hub says or gave against the pin, where both are known."""
+def require_pinned(source: HubSource, pin: Pin, **found: int | str | None) -> None:
+    """Hold what the hub says or gave against the pin, where both are known; raises VlmflowError."""
     for key, value in found.items():
         pinned = getattr(pin, key)
         if None not in (pinned, value) and pinned != value:

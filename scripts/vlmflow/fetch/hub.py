@@ -38,6 +38,12 @@ DIGEST = r"[0-9a-f]{40}|[0-9a-f]{64}"
 PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 """HTTP answers that may be others a moment later."""
 
+NO_HUB = (
+    "check this machine's network, its proxy (HTTPS_PROXY) and HF_ENDPOINT, then run the same command again: it goes "
+    "on where it stopped; or give a path on this machine in place of the address (config: models, datasets)"
+)
+"""What to do where the hub could not be reached at all."""
+
 
 @dataclass(frozen=True)
 class HubFile:
@@ -114,6 +120,14 @@ def host_of(address: str) -> str:
     return httpx.URL(address).host
 
 
+def broken_off(error: Exception, address: str) -> PassingFault:
+    """Tell httpx's error at an address as ours; theirs may hold the address, which may be signed."""
+    reason = f"{type(error).__name__} at {host_of(address)}"
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
+        return PassingFault(reason, next_step=NO_HUB)
+    return PassingFault(reason)
+
+
 def headers_for(address: str) -> dict[str, str]:
     """Give the headers of a download: the token is in them only where the address is the hub's own."""
     own = _origin(address) == _origin(constants.ENDPOINT)
@@ -129,7 +143,9 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
     if value.isdecimal():
         return float(value)
     try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+        # By the server's own clock where it tells it: ours may be wrong, or jump.
+        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
+        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
     except (TypeError, ValueError):
         return None
 
@@ -183,7 +199,7 @@ def _in_our_words(name: str, revision: str | None) -> Iterator[None]:
     except httpx.TooManyRedirects:
         raise VlmflowError(f"{name}: the hub's redirects go in a circle", "check HF_ENDPOINT, and proxies") from None
     except httpx.HTTPError as error:
-        raise PassingFault(f"{type(error).__name__} at {host_of(constants.ENDPOINT)}") from None
+        raise broken_off(error, constants.ENDPOINT) from None
     except (AttributeError, KeyError, TypeError, ValueError, httpx.InvalidURL):
         raise _not_the_hub(name) from None
 

@@ -8,9 +8,9 @@ import pydantic
 import yaml
 from pydantic import BeforeValidator, Field
 
-from vlmflow.config.faults import say_faults
 from vlmflow.config.settings import Settings
-from vlmflow.config.source import HubSource, parse_source
+from vlmflow.config.source import HubSource, files_of, parse_source
+from vlmflow.config.table import read_table
 from vlmflow.errors import VlmflowError
 from vlmflow.files import whole_file
 
@@ -44,26 +44,23 @@ _Dumper.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("t
 def read_pins(path: Path) -> dict[str, Pin]:
     """Read the table: pins by address ("hf://datasets/OWNER/NAME/FILE", "hf://OWNER/NAME").
 
+    A row for several files (`train-*-of-00004.parquet`) is taken as one for each of them.
+
     Raises VlmflowError with a line per fault: file, address, key, value, and what is allowed.
     """
-    try:
-        table = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        pins = _TABLE.validate_python(table)
-    except pydantic.ValidationError as error:
-        raise VlmflowError(say_faults(error, _TABLE.json_schema(), table, [path]), "mend the table") from None
-    except yaml.YAMLError as error:
-        raise VlmflowError(f"{path}: {' '.join(str(error).split())}", "mend the table") from None
-    except (OSError, ValueError) as error:
-        raise VlmflowError(f"{path}: {error}", "take the file from the repository again") from None
+    table = read_table(path, _TABLE)
+    pins = {file: pin for address, pin in table.items() for file in files_of(address)}
     for address in pins:
         try:
-            known = isinstance(parse_source(address), HubSource)
+            source = parse_source(address)
         except VlmflowError as error:
             raise VlmflowError(f"{path}: {error.cause}", error.next_step) from None
-        if not known:
+        if not isinstance(source, HubSource):
             raise VlmflowError(
                 f"{path}: {address!r} is not on the hub", "remove the row: only hub addresses are pinned"
             )
+        if source.revision:
+            raise VlmflowError(f"{path}: {address!r} names its revision itself", "write that under the key revision")
     return pins
 
 
@@ -77,11 +74,17 @@ def write_pins(path: Path, pins: Mapping[str, Pin]) -> None:
         yaml.dump(rows, file, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
+def pin_of(address: str, pins: Mapping[str, Pin]) -> Pin | None:
+    """Give what is known of an address: its row in the table, or the revision that it names itself."""
+    revision = parse_source(address).revision if address.startswith("hf://") else None
+    return Pin(revision=revision) if revision else pins.get(address)
+
+
 def revision_of(address: str, path: Path = PINS) -> str | None:
-    """Give the revision to which an address is pinned; None where it is not, or is a local path.
+    """Give the revision to which an address is pinned, by itself or by the table; None for others and local paths.
 
     A size or digest that is filled in later changes nothing about what the revision holds.
     Raises VlmflowError as `read_pins`.
     """
-    pin = read_pins(path).get(address)
+    pin = pin_of(address, read_pins(path))
     return pin.revision if pin else None

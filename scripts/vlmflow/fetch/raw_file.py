@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vlmflow.errors import VlmflowError
 from vlmflow.files import remove, require_free_disk, whole_file
+from vlmflow.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,17 @@ def copy(source: Path, raw: Path) -> None:
     if not source.is_file():
         state = "is no file" if source.exists() else "does not exist"
         raise VlmflowError(f"{source} {state}", "give the path of the data file (config: datasets)")
+    if not source.stat().st_size:
+        raise VlmflowError(f"{source} is empty: it holds no rows", "give another data file (config: datasets)")
     require_free_disk(raw.parent, source.stat().st_size, f"a copy of {source}")
     digest = hashlib.sha256()
+    progress = Progress(f"copying {source}", source.stat().st_size, "bytes")
     try:
-        with source.open("rb") as original, whole_file(raw) as file:
+        with source.open("rb") as original, whole_file(raw) as file, progress:
             while block := original.read(BLOCK_BYTES):
                 digest.update(block)
                 file.write(block)
+                progress.advance(len(block))
     except OSError as error:
         raise VlmflowError(f"{source} to {raw}: {error.strerror}", "mend that and run the same command again") from None
     logger.info("%s: copied %s, %d bytes, sha256 %s", raw, source, raw.stat().st_size, digest.hexdigest())

@@ -18,8 +18,17 @@ FIRST_WAIT = 1.0
 LONGEST_WAIT = 60.0
 """Seconds before the second attempt, doubled before each further one up to the longest."""
 
+TOLD_WAIT = 4
+"""First waits from which on a wait is told to people: that before the fourth attempt, and what a server asks for. Of
+shorter ones a server that breaks a hundredth of its answers would make a line for every hundredth picture."""
+
 LONGEST_ASKED_WAIT = 600.0
 """Seconds that a server may ask us to wait (Retry-After); the hub's rate limits reset within 300."""
+
+AGAIN = "run the same command again later: it goes on where it stopped"
+
+NO_CONNECTION = f"check this machine's network and proxy (HTTPS_PROXY, HTTP_PROXY), then {AGAIN}"
+"""What to do where a server could not be reached at all."""
 
 
 class PassingFault(Exception):
@@ -27,12 +36,14 @@ class PassingFault(Exception):
 
     reason: what happened, with the host but without the address: that one may be signed.
     asked_wait: seconds that the server asks us to wait, where it does.
+    next_step: what to do where it does not pass.
     """
 
-    def __init__(self, reason: str, asked_wait: float | None = None) -> None:
+    def __init__(self, reason: str, asked_wait: float | None = None, next_step: str = AGAIN) -> None:
         super().__init__(reason)
         self.reason = reason
         self.asked_wait = asked_wait
+        self.next_step = next_step
 
 
 class Patience:
@@ -58,10 +69,7 @@ class Patience:
         """
         self._failures += 1
         if self._failures == TRIES:
-            raise VlmflowError(
-                f"{self.what}: {fault.reason}, {TRIES} times in a row",
-                "run the same command again later: it goes on where it stopped",
-            )
+            raise VlmflowError(f"{self.what}: {fault.reason}, {TRIES} times in a row", fault.next_step)
         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 1))
         if fault.asked_wait is not None:
             if fault.asked_wait > LONGEST_ASKED_WAIT:
@@ -70,7 +78,8 @@ class Patience:
                     "run the same command again after that time; a token (HF_TOKEN) widens the limits",
                 )
             seconds = max(seconds, fault.asked_wait)
-        logger.warning("%s: %s; trying again in %.0f s", self.what, fault.reason, seconds)
+        level = logging.WARNING if seconds >= TOLD_WAIT * FIRST_WAIT else logging.DEBUG
+        logger.log(level, "%s: %s; trying again in %.0f s", self.what, fault.reason, seconds)
         self._pause(seconds)
 
 

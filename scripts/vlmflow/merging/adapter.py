@@ -158,7 +158,7 @@ def _refuse_tied(
             raise VlmflowError(
                 f"{adapter.weights.path}: the adapter changes {layer}, which the base ties to {other}: "
                 "one tensor for both (tie_word_embeddings), so that a merge would change both",
-                f"train without {last} (train.lora.target_modules), or untie the base and train again",
+                f"train without {last} (runs.NAME.train.lora.target_modules), or untie the base and train again",
             )
 
 

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import warnings
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -41,6 +42,9 @@ PLAIN_MODES = frozenset({"RGB", "L", "1"})
 WHY_REWRITTEN = {"P": "palette", "CMYK": "cmyk", "I": "32 bit", "F": "32 bit"}
 """Why a mode without alpha is rewritten, where it is not called by its own name in small letters."""
 
+STRIP = 1 << 20
+"""Pixels that are made plain at a time."""
+
 OBJECT_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """What Python writes of an object without a name; it differs from run to run."""
 
@@ -73,11 +77,14 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
     if format is None:
         return Unusable("unknown_format", f"begins with {content[:16]!r}" if content else "the file is empty")
     try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            Image.open(io.BytesIO(content), formats=[format]) as image,
-        ):
-            return _outside_limits(*image.size, limits) or _decode(image, content)
+        found = _decode(content, format, limits)
+        if isinstance(found, Unusable):
+            return found
+        picture, rgb, turn = found  # the decoder and the pixels of the file are gone
+        if turn is not None:
+            rgb = rgb.transpose(turn)
+            picture = msgspec.structs.replace(picture, width=rgb.width, height=rgb.height)
+        return picture, rgb
     except Exception as error:  # hostile bytes make Pillow raise nearly anything
         text = f"{format}, {type(error).__name__}: {error}"
         return Unusable("undecodable", OBJECT_ADDRESS.sub("", text)[:200])
@@ -94,27 +101,41 @@ def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable 
     return None
 
 
-def _decode(image: Image.Image, content: bytes) -> tuple[Picture, Image.Image | None]:
-    sha256 = hashlib.sha256(content).hexdigest()  # before the pixels: the bytes are still in the cache
-    image.load()
-    turn = _turn(image)
-    why = ["exif orientation"] if turn is not None else []
-    if image.has_transparency_data:
-        why.append("alpha")
-    elif image.mode not in PLAIN_MODES:
-        why.append(WHY_REWRITTEN.get(image.mode, "16 bit" if image.mode.startswith("I;16") else image.mode.lower()))
-    rgb = _plain_rgb(image, turn) if why else None
-    width, height = (rgb or image).size
-    picture = Picture(
-        format=image.format,
-        width=width,
-        height=height,
-        mode=image.mode,
-        bytes=len(content),
-        sha256=sha256,
-        rewritten=", ".join(why) or None,
-    )
-    return picture, rgb
+def _huge_tiles(image: Image.Image, limits: PictureLimits) -> Unusable | None:
+    """Refuse a TIFF by its tiles: each is decoded whole, however small the picture is that is cut out of it."""
+    if image.format != "TIFF":
+        return None
+    width, height = (int(image.tag_v2.get(tag, 0)) for tag in (ExifTags.Base.TileWidth, ExifTags.Base.TileLength))
+    if width * height > limits.max_pixels:
+        return Unusable("too_many_pixels", f"tiles of {width} x {height} pixels, the limit is {limits.max_pixels}")
+    return None
+
+
+def _decode(
+    content: bytes, format: str, limits: PictureLimits
+) -> tuple[Picture, Image.Image | None, Image.Transpose | None] | Unusable:
+    """Give the picture, its plain pixels where it must be rewritten, and what then puts them upright."""
+    with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=[format]) as image:
+        if outside := _outside_limits(*image.size, limits) or _huge_tiles(image, limits):
+            return outside
+        sha256 = hashlib.sha256(content).hexdigest()  # before the pixels: the bytes are still in the cache
+        image.load()
+        turn = _turn(image)
+        why = ["exif orientation"] if turn is not None else []
+        if image.has_transparency_data:
+            why.append("alpha")
+        elif image.mode not in PLAIN_MODES:
+            why.append(WHY_REWRITTEN.get(image.mode, "16 bit" if image.mode.startswith("I;16") else image.mode.lower()))
+        picture = Picture(
+            format=image.format,
+            width=image.width,
+            height=image.height,
+            mode=image.mode,
+            bytes=len(content),
+            sha256=sha256,
+            rewritten=", ".join(why) or None,
+        )
+        return picture, _plain_rgb(image) if why else None, turn
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
@@ -125,34 +146,61 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return None
 
 
-def _plain_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+def _plain_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):
-        rgb = _eight_bit(image).convert("RGB")
+        rgb = _in_strips(image, _eight_bit(image))
     elif image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        white.alpha_composite(image.convert("RGBA"))
-        rgb = white.convert("RGB")
+        rgb = _in_strips(image, _on_white)
     else:
         rgb = image.convert("RGB")
-    rgb = rgb if turn is None else rgb.transpose(turn)
     rgb.info.clear()  # or the colour profile of a CMYK picture would be written into its RGB copy
     return rgb
 
 
-def _eight_bit(image: Image.Image) -> Image.Image:
-    """Scale grey levels to 0..255; 16 bit ones by their high byte, as Pillow reads 16 bit colour.
+def _in_strips(image: Image.Image, plain: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Give a picture in RGB that `plain` makes of it strip by strip, so that one copy of all pixels is made at most."""
+    rgb = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        rgb.paste(plain(strip), (0, top))
+    return rgb
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _on_white(strip: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", strip.size, "white")
+    white.alpha_composite(strip.convert("RGBA"))
+    return white.convert("RGB")
+
+
+def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """Give what scales grey levels to 0..255; 16 bit ones by their high byte, as Pillow reads 16 bit colour.
 
     32 bit ones have no agreed range: their own smallest and greatest become black and white.
     """
-    levels = np.asarray(image)
-    if image.mode.startswith("I;16"):
-        grey = levels // 256
-    else:
-        low, high = float(levels.min()), float(levels.max())
-        if not math.isfinite(high - low):
-            raise ValueError("grey levels that are no finite numbers")
-        grey = np.subtract(levels, low, dtype=np.float64) * (255 / ((high - low) or 1))
+    low, factor = 0.0, 1 / 256
+    if not image.mode.startswith("I;16"):
+        low, factor = _range_to_eight_bit(image)
     transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        grey = np.where(levels == transparent, 255, grey)
-    return Image.fromarray(grey.astype(np.uint8))
+
+    def scaled(strip: Image.Image) -> Image.Image:
+        levels = np.asarray(strip)
+        grey = np.subtract(levels, low, dtype=np.float64) * factor
+        if isinstance(transparent, int):
+            grey = np.where(levels == transparent, 255, grey)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+
+    return scaled
+
+
+def _range_to_eight_bit(image: Image.Image) -> tuple[float, float]:
+    """Give the smallest grey level, and by what the distance from it is multiplied."""
+    ends = np.array([(levels.min(), levels.max()) for levels in (np.asarray(strip) for _, strip in _strips(image))])
+    low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
+    if not math.isfinite(high - low):
+        raise ValueError("grey levels that are no finite numbers")
+    return low, 255 / ((high - low) or 1)

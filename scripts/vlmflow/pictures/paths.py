@@ -1,8 +1,13 @@
 """What a row's path says by itself: the picture's name in the store, and the spellings to look for."""
 
 import re
+from functools import lru_cache
 
 from vlmflow.pictures.manifest import Unusable
+
+HOUSEKEEPING = ".archives"
+"""The folder of the store of fetched pictures for zips' directories, whole archives on their way, and locks; no
+picture's path may begin so."""
 
 REWRITTEN_SUFFIX = ".rgb.png"
 """Ends the store name of a rewritten picture, so no other name may end so."""
@@ -26,6 +31,7 @@ COCO_SPLITS = ("train2017", "val2017", "train2014", "val2014")
 BARE_MATHVISTA = re.compile(r"images/[0-9]+\.jpg")
 
 
+@lru_cache(1 << 10)
 def picture_name(path: str) -> str | Unusable:
     r"""Give the store name of a path as rows write it: `\` read as `/`, empty and `.` parts left out."""
     name = "/".join(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
@@ -51,6 +57,7 @@ def picture_name(path: str) -> str | Unusable:
             f"a part over {LONGEST_PART} bytes",
         ),
         (any(part.endswith(REWRITTEN_SUFFIX) for part in name.split("/")), f"{REWRITTEN_SUFFIX} is reserved"),
+        (name.split("/")[0].casefold() == HOUSEKEEPING, f"{HOUSEKEEPING} is reserved"),
     )
     for found, what in invalid:
         if found:
@@ -58,7 +65,8 @@ def picture_name(path: str) -> str | Unusable:
     return name
 
 
-def spellings(name: str) -> list[str]:
+@lru_cache(1 << 10)
+def spellings(name: str) -> tuple[str, ...]:
     """Give the paths under which a picture may lie, its own first.
 
     COCO pictures are looked for by number in 2014 and 2017, with and without the 2014 files' own prefix
@@ -73,7 +81,7 @@ def spellings(name: str) -> list[str]:
             found.append(f"{coco['before']}{split}/{number}")
             if split.endswith("2014"):
                 found.append(f"{coco['before']}{split}/COCO_{split}_{number}")
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
 
 
 def is_text(name: str) -> bool:

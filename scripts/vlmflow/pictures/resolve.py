@@ -1,23 +1,27 @@
 """The pictures that a split names: each found, decoded once over all cores, and put into the store."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
-from vlmflow.config.data_settings import PictureLimits
+from vlmflow.config.data_settings import PictureLimits, RowChoice
 from vlmflow.errors import VlmflowError
 from vlmflow.files import whole_file
-from vlmflow.json_rows import JsonRows
 from vlmflow.parallel import ordered_map
+from vlmflow.parts import joined_lines
 from vlmflow.pictures.account import picture_counts
 from vlmflow.pictures.check import Picture, check_picture
 from vlmflow.pictures.manifest import REASONS, PictureEntry, Unusable
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.progress import Progress
+from vlmflow.raw_rows import open_rows
+from vlmflow.row_choice import left_out, reader
 
 CHUNK = 8
 """Pictures that a worker takes at a time: some 30 ms of decoding, beside which handing over is little."""
@@ -28,26 +32,33 @@ Found = dict[str, Located | Unusable]
 Verdicts = dict[str, Picture | Unusable]
 
 
-class _Row(msgspec.Struct):
-    image: str | None = None
+def named_paths(
+    raw: Sequence[Path],
+    split: str = "train",
+    choice: RowChoice | None = None,
+    mended: Sequence[Path] = (),
+) -> dict[str, int]:
+    """Give every distinct picture path of a raw split, in the order of first appearance, with its rows.
 
+    choice: which rows are used; None for all. mended: see `open_rows`.
 
-def named_paths(raw: Path) -> dict[str, int]:
-    """Give every distinct picture path of a raw file, in the order of first appearance, with its rows.
-
-    A row that is no JSON object, or has no text under "image", names none. Raises VlmflowError where the file
-    as a whole cannot be read.
+    A row that cannot be used, since it is no JSON object, or names several pictures, or what is no text, names none.
+    Raises VlmflowError where a file as a whole cannot be read.
     """
-    decoder = msgspec.json.Decoder(_Row)
     paths: dict[str, int] = {}
-    with JsonRows(raw) as rows:
-        for row in rows:
-            try:
-                path = decoder.decode(row).image
-            except (ValueError, RecursionError):
+    choice = choice or RowChoice()
+    with (
+        open_rows(raw, split, mended, choice.read_columns) as rows,
+        Progress(f"reading {rows}", len(rows), "rows") as progress,
+    ):
+        reason_left_out, read = left_out(rows, choice), reader(choice.names)
+        for number, row in enumerate(rows):
+            progress.advance()
+            if reason_left_out(number):
                 continue
-            if path is not None:
-                paths[path] = paths.get(path, 0) + 1
+            named = read(row)
+            if named is not None and len(named.pictures) == 1:
+                paths[named.pictures[0]] = paths.get(named.pictures[0], 0) + 1
     return paths
 
 
@@ -82,24 +93,41 @@ def write_picture_manifest(manifest: Path, entries: list[PictureEntry]) -> None:
         file.write(msgspec.json.Encoder().encode_lines(entries))
 
 
-def say_what_was_found(entries: list[PictureEntry], key: str) -> None:
+def join_picture_manifests(parts: Sequence[Path], manifest: Path, key: str) -> None:
+    """Write the manifest of a split from those of its parts, and say what was found, as `say_what_was_found` does.
+
+    Raises VlmflowError also where the files are not the parts of one manifest.
+    """
+    with whole_file(manifest) as file:
+        say_what_was_found(_written(joined_lines(parts), file), key)
+
+
+def _written(lines: Iterable[bytes], file: IO[bytes]) -> Iterator[PictureEntry]:
+    decode = msgspec.json.Decoder(PictureEntry).decode
+    for line in lines:
+        file.write(line)
+        yield decode(line)
+
+
+def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     """Log how many pictures are usable, and what is wrong with the others, the missing ones by source.
 
     key: where the configuration names the roots.
 
     Raises VlmflowError where not one of the pictures is usable: the roots are then not what the rows mean.
     """
-    counts = picture_counts(entries)
+    entries = iter(entries)
+    first = next(entries, None)
+    counts = picture_counts(chain([first] if first else [], entries))
     rewritten = sum(counts["rewritten"].values())
     LOGGER.info("%d pictures named, %d usable, %d of these rewritten", counts["named"], counts["usable"], rewritten)
     for reason, cost in counts["unusable"].items():
         LOGGER.info("%d pictures, %d rows: %s (%s)", cost["pictures"], cost["rows"], reason, REASONS[reason])
     for source, cost in counts["missing_by_source"].items():
         LOGGER.info("missing from %s: %d pictures, %d rows", source, cost["pictures"], cost["rows"])
-    if entries and not counts["usable"]:
-        first = entries[0]
+    if first and not counts["usable"]:
         raise VlmflowError(
-            f"not one of {len(entries)} pictures can be used; {first.path!r}: {first.reason}, {first.detail}",
+            f"not one of {counts['named']} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",
             f"name the folders that hold the pictures under the rows' own paths: {key}",
         )
 

@@ -43,7 +43,11 @@ class PictureRoots:
     def __init__(self, roots: Sequence[str], key: str) -> None:
         self._roots = [_readable_root(root, key) for root in roots]
         if not self._roots:
-            raise VlmflowError(f"{key}: no folder is named", f"name the folders that hold the pictures: {key}")
+            raise VlmflowError(
+                f"{key}: no folder is named",
+                f"name the folders that hold the pictures: {key}; where the rows have none, and are of another kind "
+                f"than fire, say {key.removesuffix('image_roots')}modality: text",
+            )
         self._inside = tuple(os.path.join(root, "") for root in self._roots)
         self._folders: dict[tuple[str, str], str | Unusable | None] = {}
         self._folders_by_case: dict[tuple[str, str], list[str]] = {}
@@ -72,7 +76,7 @@ class PictureRoots:
                 return found
         return Unusable("missing", "no root holds a file of this path")
 
-    def _first(self, look: Callable[[str, str], str | Unusable | None], names: list[str]) -> str | Unusable | None:
+    def _first(self, look: Callable[[str, str], str | Unusable | None], names: Sequence[str]) -> str | Unusable | None:
         """Give the first file that `look` finds; else the first refusal, which several roots may outweigh."""
         refused: Unusable | None = None
         for name in names:
@@ -84,16 +88,20 @@ class PictureRoots:
         return refused
 
     def _exact(self, root: str, name: str) -> str | Unusable | None:
-        folder = self._folder(root, _parent(name))
-        return self._file(folder, name.rpartition("/")[2]) if isinstance(folder, str) else folder
+        parent, _, last = name.rpartition("/")
+        folder = self._folder(root, parent)
+        return self._file(folder, last) if isinstance(folder, str) else folder
 
     def _by_case(self, root: str, name: str) -> str | Unusable | None:
-        last = name.rpartition("/")[2]
-        found = [
-            self._file(folder, entry)
-            for folder in self._folders_in_any_case(root, _parent(name))
+        parent, _, last = name.rpartition("/")
+        entries = [
+            (folder, entry)
+            for folder in self._folders_in_any_case(root, parent)
             for entry in self._listing(folder).get(last.casefold(), ())
         ]
+        if not entries:  # as of every picture that is not here yet, under each of its spellings
+            return None
+        found = [self._file(folder, entry) for folder, entry in entries]
         files = sorted({file for file in found if isinstance(file, str)})
         if len(files) > 1:
             return Unusable("ambiguous", f"{len(files)} files differ from it in letter case alone")
@@ -218,6 +226,11 @@ def _readable_root(root: str, key: str) -> str:
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise VlmflowError(f"{key}: {root}: {reason}", f"name a folder that can be read: {key}") from None
+    if not is_text(real):
+        raise VlmflowError(
+            f"{key}: {root}: its real path {real!r} is no Unicode text, and manifests hold such alone",
+            f"rename that folder, or name another: {key}",
+        )
     return real
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from jinja2 import Environment
 
 from vlmflow.pictures.manifest import REASONS as PICTURE_REASONS
-from vlmflow.rows.rejects import REASONS
+from vlmflow.rows.rejects import LEFT_OUT, REASONS
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title><style>
@@ -34,7 +34,7 @@ def gate_page(run: str, gate: dict[str, Any]) -> str:
         ["peak memory of a process, MB", max(gate["peak_memory"], default=0) // 1_000_000],
         ["rows to train on", gate["lengths"]["rows"]],
         ["tokens of the median row", gate["lengths"]["median"]],
-        ["tokens of the longest row", gate["lengths"]["longest"]["tokens"]],
+        ["tokens of the longest row", gate["lengths"]["longest"][0]["tokens"]],
         ["full run", gate["full_run"]["readable"]],
     ]
     checks = [[check["check"], check["passed"], check["detail"]] for check in gate["checks"]]
@@ -43,30 +43,35 @@ def gate_page(run: str, gate: dict[str, Any]) -> str:
         tables=[
             {"title": "Checks", "heads": ["check", "passed", "detail"], "rows": checks},
             {"title": "Measured", "heads": ["figure", "value"], "rows": figures},
+            {
+                "title": "The longest rows that it is trained on",
+                "heads": ["row", "tokens", "of them pictures"],
+                "rows": [[row["id"], row["tokens"], row["picture_tokens"]] for row in gate["lengths"]["longest"]],
+            },
         ],
     )
 
 
 def counts_page(stats: dict[str, Any]) -> str:
     """Give the account of a data set (`stats.json`) as an HTML page."""
-    splits = [name for name in ("train", "test") if name in stats]
-    rows = [
-        [name, stats[name]["rows_in"], stats[name]["kept"], sum(stats[name]["rejected"].values())] for name in splits
-    ]
-    rejected = [
-        [name, reason, count, explain(reason)] for name in splits for reason, count in stats[name]["rejected"].items()
-    ]
+    splits = raw_splits(stats)
+    rows = [[name, *went(stats[name])] for name in splits]
+    rejected, left_out = (
+        [[name, reason, count, explain(reason)] for name in splits for reason, count in reasons(stats[name]).items()]
+        for reasons in (rejects, rows_left_out)
+    )
     examples = [[name, count] for name, count in stats["examples"].items()]
     unusable = [
         [name, reason, cost["pictures"], cost["rows"]]
         for name in splits
-        for reason, cost in stats["pictures"][name]["unusable"].items()
+        for reason, cost in stats["pictures"][name].get("unusable", {}).items()
     ]
     return TEMPLATE.render(
         title=f"{stats['dataset']}: where every row went",
         tables=[
-            {"title": "Raw rows", "heads": ["raw split", "rows in", "kept", "rejected"], "rows": rows},
+            {"title": "Raw rows", "heads": ["raw split", "rows in", "kept", "rejected", "left out"], "rows": rows},
             {"title": "Why rows were rejected", "heads": ["raw split", "reason", "rows", "meaning"], "rows": rejected},
+            {"title": "Why rows were left out", "heads": ["raw split", "reason", "rows", "meaning"], "rows": left_out},
             {"title": "Training rows", "heads": ["split", "lines"], "rows": examples},
             {
                 "title": "Unusable pictures",
@@ -75,6 +80,36 @@ def counts_page(stats: dict[str, Any]) -> str:
             },
         ],
     )
+
+
+def rejects(counts: dict[str, Any]) -> dict[str, int]:
+    """Give the rejected rows of a raw split (its part of `stats.json`) by reason, without those left out on purpose."""
+    return {reason: count for reason, count in counts["rejected"].items() if reason not in LEFT_OUT}
+
+
+def rows_left_out(counts: dict[str, Any]) -> dict[str, int]:
+    """Give the rows of a raw split that the configuration does not ask for, by reason."""
+    return {reason: count for reason, count in counts["rejected"].items() if reason in LEFT_OUT}
+
+
+def went(counts: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Give the rows of a raw split: all, kept, rejected, left out; the first is the sum of the others."""
+    return (
+        counts["rows_in"],
+        counts["kept"],
+        sum(rejects(counts).values()),
+        sum(rows_left_out(counts).values()),
+    )
+
+
+def raw_splits(stats: dict[str, Any]) -> list[str]:
+    """Give the raw splits of which `stats.json` gives an account."""
+    return [name for name in ("train", "test") if name in stats]
+
+
+def form_of(stats: dict[str, Any]) -> str:
+    """Say in a few words what the rows of a data set are made of."""
+    return f"{stats['form']} form" if stats["kind"] == "fire" else f"rows of kind {stats['kind']}"
 
 
 def explain(reason: str) -> str:

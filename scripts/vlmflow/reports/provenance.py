@@ -10,6 +10,8 @@ from typing import Any
 
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.files import read_json, sha256_of
+from vlmflow.reports.pages import form_of, raw_splits, went
+from vlmflow.reports.rights import hub_datasets, rights_section
 
 PACKAGES = (
     "snakemake",
@@ -23,6 +25,9 @@ PACKAGES = (
     "msgspec",
 )
 
+FOLDER = "PATH OF THIS FOLDER"
+QUESTIONS = {"image": "What is in the picture?", "text": "What is a picture?"}
+
 COMMIT_VARIABLE = "VLMFLOW_COMMIT"
 """Names the commit where there is no checkout, as in an image."""
 
@@ -35,19 +40,22 @@ def provenance(
     full: Path,
     merged: Path,
     proofs: dict[str, Any],
+    stated: dict[str, Any],
     code: Path,
 ) -> dict[str, Any]:
     """Gather what the stages left, into the content of `provenance.json`.
 
     stats: the data set's account. manifest: of the base model. smoke, full: the training's folders.
     merged: the folder with the merged weights. proofs: what the verification found.
-    code: the checkout, for its commit. Each stage wrote its own settings into what it left.
+    stated: what `rights.rights` gave. code: the checkout, for its commit. Each stage wrote its own settings into what
+    it left.
     """
     report = read_json(full / "report.json")
     data = read_json(stats)
     return {
         "run": run,
         "data": data,
+        "rights": stated,
         "base_model": {
             "source": manifest.source,
             "revision": manifest.revision,
@@ -57,6 +65,7 @@ def provenance(
         "smoke": read_json(smoke / "gate.json"),
         "training": {key: value for key, value in report.items() if key != "losses"},
         "verification": proofs,
+        "sees_pictures": "vision_config" in read_json(merged / "config.json"),
         "merged": {
             file.relative_to(merged).as_posix(): sha256_of(file)
             for file in sorted(merged.rglob("*"))
@@ -90,33 +99,34 @@ def model_card(facts: dict[str, Any]) -> str:
     """Write the README.md of merged weights from their provenance, with the hub's metadata block on top."""
     data, training, base = facts["data"], facts["training"], facts["base_model"]
     best = training["best"]
-    splits = [name for name in ("train", "test") if name in data]
-    counts = "\n".join(
-        f"| {name} | {data[name]['rows_in']} | {data[name]['kept']} | {sum(data[name]['rejected'].values())} |"
-        for name in splits
-    )
+    counts = "\n".join(f"| {name} | {' | '.join(map(str, went(data[name])))} |" for name in raw_splits(data))
     proofs = [(_tensors_in_words, "tensors"), (_logits_in_words, "logits")]
     checks = "\n".join(
         "- " + in_words(facts["verification"][name]) for in_words, name in proofs if facts["verification"][name]
     )
     base_line = f"base_model: {json.dumps(base['source'].removeprefix('hf://'))}\n" if base["revision"] else ""
+    datasets = hub_datasets(facts["rights"])
+    data_line = f"datasets: {json.dumps(datasets)}\n" if datasets else ""
     return f"""---
 library_name: transformers
-{base_line}tags: [vlmflow, lora, merged]
+{base_line}{data_line}tags: [vlmflow, lora, merged]
 ---
 # {facts["run"]}
 
-{base["source"]} with a LoRA adapter trained on the data set `{data["dataset"]}` ({data["form"]} form), merged
+{base["source"]} with a LoRA adapter trained on the data set `{data["dataset"]}` ({form_of(data)}), merged
 into the weights and verified. Every digest stands in `provenance.json`.
 
 ## Data
 
-| raw split | rows in | kept | rejected |
-|---|---:|---:|---:|
+| raw split | rows in | kept | rejected | left out |
+|---|---:|---:|---:|---:|
 {counts}
 
-Training rows: {data["examples"]["train"]:,} train, {data["examples"]["val"]:,} val; the test split
-({data["examples"]["test"]:,}) was not looked at.
+{_fitted_in_words(facts["smoke"])} The test split ({data["examples"]["test"]:,}) was not looked at.
+
+## Rights
+
+{rights_section(facts["rights"])}
 
 ## Training
 
@@ -131,19 +141,45 @@ step {best["step"]}, with the lowest validation loss: {best["eval_loss"]:.4f}.
 ## Use
 
 ```python
-from transformers import AutoModelForImageTextToText, AutoProcessor
+{how_to_ask(facts["sees_pictures"], data["modality"])}
+```
+"""
 
-processor = AutoProcessor.from_pretrained("PATH OF THIS FOLDER")
-model = AutoModelForImageTextToText.from_pretrained("PATH OF THIS FOLDER", dtype="auto", device_map="auto")
-content = [{{"type": "image", "path": "PICTURE"}}, {{"type": "text", "text": "What is in the picture?"}}]
-inputs = processor.apply_chat_template(
+
+def how_to_ask(sees_pictures: bool, modality: str) -> str:
+    """Give the lines of Python that ask the merged model something.
+
+    sees_pictures: it has a processor for them. modality: of the rows that it was trained on.
+    """
+    if sees_pictures:
+        name, reader, auto = "processor", "AutoProcessor", "AutoModelForImageTextToText"
+        picture = '{"type": "image", "path": "PICTURE"}, ' if modality == "image" else ""
+        content = f'[{picture}{{"type": "text", "text": "{QUESTIONS[modality]}"}}]'
+    else:
+        name, reader, auto = "tokenizer", "AutoTokenizer", "AutoModelForCausalLM"
+        content = f'"{QUESTIONS[modality]}"'
+    return f"""from transformers import {auto}, {reader}
+
+{name} = {reader}.from_pretrained("{FOLDER}")
+model = {auto}.from_pretrained("{FOLDER}", dtype="auto", device_map="auto")
+content = {content}
+inputs = {name}.apply_chat_template(
     [{{"role": "user", "content": content}}],
     add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
 ).to(model.device)
 answer = model.generate(**inputs, max_new_tokens=200)[0, inputs["input_ids"].shape[1] :]
-print(processor.decode(answer, skip_special_tokens=True))
-```
-"""
+print({name}.decode(answer, skip_special_tokens=True))"""
+
+
+def _fitted_in_words(gate: dict[str, Any]) -> str:
+    rows = [f"{count['lengths']['rows']:,} {split}" for split, count in gate["fitted"].items()]
+    left_out, shortened = (sum(count[key] for count in gate["fitted"].values()) for key in ("left_out", "shortened"))
+    lengths = gate["lengths"]
+    share = lengths["picture_tokens"] / lengths["tokens"]
+    pictures = f", {share:.0%}\nof them for pictures" if share else ""
+    return f"""Training rows: {", ".join(rows)}; of the over-long ones {left_out:,} were left out,
+{shortened:,} shortened by their oldest attempts. The train rows have {lengths["tokens"]:,} tokens{pictures};
+the median row has {lengths["median"]:,}, the longest {lengths["longest"][0]["tokens"]:,}."""
 
 
 def _tensors_in_words(proof: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.files import read_json
+from vlmflow.reports.pages import raw_splits, went
 
 
 def summary(folder: Path, run: str) -> str:
@@ -17,19 +18,32 @@ def summary(folder: Path, run: str) -> str:
     data_folder = folder / "data" / data["dataset"]
     full = folder / "checkpoints" / run / "full"
     losses = read_json(full / "report.json")["eval_losses"]
+    pages = (folder / "reports" / f"data-{data['dataset']}.html", folder / "reports" / f"lengths-{run}.html")
     lines = [
-        ("rows", "; ".join(_rows(name, data[name]) for name in ("train", "test") if name in data)),
+        ("rows", "; ".join(_rows(name, data[name]) for name in raw_splits(data))),
         ("", f"why: {data_folder / 'counts.html'}; the rows: {data_folder / 'quarantine.jsonl'}"),
+        ("lengths", _lengths(facts["smoke"])),
         ("smoke gate", f"open: {facts['smoke']['full_run']['readable']} were expected"),
         (
             "validation",
             f"loss {losses[0][1]:.2f} at step {losses[0][0]}, {best['eval_loss']:.2f} at step {best['step']}",
         ),
         ("", f"curve: {full / 'loss.png'}"),
+        ("pages", "; ".join(str(page) for page in pages if page.is_file()) or "not made yet"),
         ("weights", f"{merged} (verified; model card: README.md, origin: provenance.json)"),
     ]
     return "\n".join(["", f"{run} is done.", *(f"  {name:<11} {text}" for name, text in lines), ""])
 
 
+def _lengths(gate: dict[str, Any]) -> str:
+    lengths = gate["lengths"]
+    left_out, shortened = (sum(count[key] for count in gate["fitted"].values()) for key in ("left_out", "shortened"))
+    return (
+        f"{lengths['median']:,} tokens in the middle, {lengths['longest'][0]['tokens']:,} at most; "
+        f"over-long rows: {left_out} left out, {shortened} shortened"
+    )
+
+
 def _rows(split: str, counts: dict[str, Any]) -> str:
-    return f"{split}: {counts['rows_in']} in, {counts['kept']} kept, {sum(counts['rejected'].values())} rejected"
+    rows_in, kept, rejected, left_out = went(counts)
+    return f"{split}: {rows_in} in, {kept} kept, {rejected} rejected" + (f", {left_out} left out" if left_out else "")

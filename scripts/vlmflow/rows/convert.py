@@ -6,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.config.data_settings import RowChoice
 from vlmflow.files import whole_file
-from vlmflow.json_rows import JsonRows
 from vlmflow.parallel import ordered_map
 from vlmflow.progress import Progress
-from vlmflow.rows.fire import Trajectory, read_trajectory, row_id, timestep_rows, trajectory_row
+from vlmflow.raw_rows import RawRows
+from vlmflow.row_choice import Named, left_out, reader
+from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 
@@ -26,59 +28,65 @@ class ConvertedRow(ShareGptRow, gc=False):
     """
 
     raw_row: int
-    score_field_differs: bool
+    score_field_differs: bool = False
 
 
 class RejectedRow(msgspec.Struct):
-    """A raw row that the converter could not use; raw_row: its number, counted from 0."""
+    """A raw row that the converter could not use, or leaves out.
+
+    raw_row: its number, counted from 0. detail: of a row that is left out, its source where that is why.
+    """
 
     raw_row: int
     reason: str
     detail: str
 
 
-Form = Callable[[str, Trajectory], list[ShareGptRow]]
-"""Makes a trajectory's training rows, given the identity of its raw row."""
+MakeRows = Callable[[str, int, bytes], list[ConvertedRow] | Reject]
+"""Makes the training rows of one raw row, given the identity they get, its number and its bytes; never raises."""
 
 
-def training_form(form: str, max_history_rounds: int | None) -> Form:
-    """Give the function of a configured form: "trajectory" or "timestep"."""
-    if form == "timestep":
-        return partial(timestep_rows, max_history_rounds=max_history_rounds)
-    return lambda identity, trajectory: [trajectory_row(identity, trajectory)]
-
-
-def convert_fire(raw: Path, converted: Path, rejects: Path, split: str, form: Form, processes: int) -> None:
-    """Write every raw FIRE row as training rows to `converted`, or with a reason to `rejects`.
+def convert(
+    rows: RawRows, converted: Path, rejects: Path, split: str, make: MakeRows, choice: RowChoice, processes: int
+) -> None:
+    """Write every raw row as training rows to `converted`, or with a reason to `rejects`.
 
     Both are JSON lines (ConvertedRow, RejectedRow) in the order of the raw rows, the same bytes whatever the
-    number of processes. Raises VlmflowError where the raw file as a whole cannot be read.
+    number of processes. Rows that are not chosen are rejected as left out.
     """
     with (
-        JsonRows(raw) as rows,
         whole_file(converted) as good,
         whole_file(rejects) as bad,
-        Progress(f"convert_fire {raw.name}", len(rows), "rows") as progress,
+        Progress(f"converting {rows}", len(rows), "rows") as progress,
     ):
-        convert_shard = partial(_convert_shard, rows, split, form)
+        convert_shard = partial(_convert_shard, rows, split, make, left_out(rows, choice), reader(choice.names))
         for shard, lines, rejected in ordered_map(convert_shard, rows.shards(SHARD_BYTES), processes):
             good.write(lines)
             bad.write(rejected)
             progress.advance(len(shard))
 
 
-def _convert_shard(rows: JsonRows, split: str, form: Form, shard: range) -> tuple[range, bytes, bytes]:
+def _convert_shard(
+    rows: RawRows,
+    split: str,
+    make: MakeRows,
+    reason_left_out: Callable[[int], str],
+    read: Callable[[bytes], Named | None],
+    shard: range,
+) -> tuple[range, bytes, bytes]:
     good: list[ConvertedRow] = []
     bad: list[RejectedRow] = []
-    for number in shard:
-        row = rows[number]
-        trajectory = read_trajectory(row)
-        if isinstance(trajectory, Reject):
-            bad.append(RejectedRow(number, trajectory.reason, trajectory.detail))
+    for number, row in zip(shard, rows.of(shard), strict=True):
+        if reason := reason_left_out(number):
+            bad.append(RejectedRow(number, reason, read(row).source if reason == "source_left_out" else ""))
             continue
-        differs = trajectory.score_field_differs
-        for made in form(row_id(split, number, row), trajectory):
-            fields = (made.id, made.source, made.images, made.attempts, made.scores, made.conversations)
-            good.append(ConvertedRow(*fields, raw_row=number, score_field_differs=differs))
+        if number in rows.faults:
+            bad.append(RejectedRow(number, "bad_table_row", rows.faults[number]))
+            continue
+        made = make(row_id(split, number, row), number, row)
+        if isinstance(made, Reject):
+            bad.append(RejectedRow(number, made.reason, made.detail))
+        else:
+            good.extend(made)
     encoder = msgspec.json.Encoder()
     return shard, encoder.encode_lines(good), encoder.encode_lines(bad)

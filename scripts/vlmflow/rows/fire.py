@@ -7,14 +7,18 @@ The raw form was read from the data set itself (https://huggingface.co/datasets/
 arXiv:2407.11522): students and teachers alternate strictly, the teacher's text says the score.
 """
 
-import hashlib
 import re
-from functools import lru_cache
-from itertools import cycle, pairwise
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from vlmflow.config.data_settings import RowLimits
+from vlmflow.row_choice import source_of
+from vlmflow.rows.convert import ConvertedRow, MakeRows
+from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import IMAGE_TAG, ShareGptRow, Turn
 
@@ -23,10 +27,6 @@ SCORE = re.compile(
     re.IGNORECASE,
 )
 """`Score: 5.`, `Score: 5/10.`, `Score: 5 out of 10`; what looks like another number (5.5, 5-7, 5%) is no score."""
-
-HIGHEST_SCORE = "10"
-SOURCE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
-UNKNOWN_SOURCE = "unknown"
 
 
 class RawTurn(msgspec.Struct, gc=False):
@@ -59,7 +59,7 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
 
     image: the picture's path as the row names it.
     question: the question without any picture tag.
-    score_field_differs: the row's `score` field says other than the feedback's texts, which are the truth.
+    score_field_differs: the row has a `score` field, and it says other than the feedback's texts, which are the truth.
     """
 
     image: str
@@ -93,21 +93,18 @@ def read_trajectory(row: bytes) -> Trajectory | Reject:
     return Trajectory(
         image=raw.image,
         question=question,
-        source=_source(raw.source) if isinstance(raw.source, str) else UNKNOWN_SOURCE,
+        source=source_of(raw.source, [raw.image]),
         attempts=attempts,
-        score_field_differs=raw.score != [attempt.score for attempt in attempts],
+        score_field_differs=raw.score is not None and raw.score != [attempt.score for attempt in attempts],
     )
 
 
-@lru_cache(maxsize=1024)
-def _source(named: str) -> str:
-    return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
-
-
 def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
-    for number, (turn, expected) in enumerate(zip(turns, cycle(("student", "teacher")), strict=False)):
-        if turn.role != expected:
-            return Reject("wrong_role", f"conversations[{number}].role is {turn.role[:40]!r}, not {expected!r}")
+    roles = [turn.role for turn in turns]
+    wanted = (["student", "teacher"] * len(turns))[: len(turns)]
+    if roles != wanted:
+        number, role = next((number, role) for number, role in enumerate(roles) if role != wanted[number])
+        return Reject("wrong_role", f"conversations[{number}].role is {role[:40]!r}, not {wanted[number]!r}")
     if not turns or len(turns) % 2:
         return Reject("unbalanced_turns", f"conversations holds {len(turns)} turns, not answers with feedback")
     texts = [clean(turn.value) for turn in turns]
@@ -127,19 +124,61 @@ def read_score(feedback: str) -> int | None:
     if found is None:
         return None
     score, of = found.groups()
-    if of not in (None, HIGHEST_SCORE) or len(score) > 2 or int(score) > int(HIGHEST_SCORE):
+    if of not in (None, "10") or len(score) > 2 or (number := int(score)) > 10:
         return None
-    return int(score)
+    return number
 
 
-def clean(text: str) -> str:
-    """Give a text with line feeds alone as line ends, and without white space around it."""
-    return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).strip()
+Form = Callable[[str, Trajectory], list[ShareGptRow]]
+"""Makes a trajectory's training rows, given the identity of its raw row."""
 
 
-def row_id(split: str, number: int, row: bytes) -> str:
-    """Make the identity that FIRE's rows lack: split, row number from 0, and a digest of the raw bytes."""
-    return f"{split}-{number:07}-{hashlib.sha256(row).hexdigest()[:12]}"
+def training_form(form: str, max_history_rounds: int | None) -> Form:
+    """Give the function of a configured form: "trajectory" or "timestep"."""
+    if form == "timestep":
+        return partial(timestep_rows, max_history_rounds=max_history_rounds)
+    return lambda identity, trajectory: [trajectory_row(identity, trajectory)]
+
+
+def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
+    """Give the function that makes the training rows of one raw FIRE row.
+
+    limits: of the whole trajectory, whatever of it stands in an example: the timestep form writes a turn many times.
+    """
+    system = [] if system_prompt is None else [Turn("system", system_prompt)]
+
+    def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
+        trajectory = read_trajectory(row)
+        if isinstance(trajectory, Reject):
+            return trajectory
+        turns = 2 * len(trajectory.attempts) + len(system)
+        if turns > limits.max_turns:
+            return Reject("too_many_turns", f"{turns} turns, at most {limits.max_turns} are allowed")
+        if len(row) > limits.max_turn_chars and (longest := _longest_turn(trajectory)) > limits.max_turn_chars:
+            return Reject("turn_too_long", f"a turn has {longest} characters, at most {limits.max_turn_chars}")
+        differs = trajectory.score_field_differs
+        return [
+            ConvertedRow(
+                id=made.id,
+                source=made.source,
+                images=made.images,
+                attempts=made.attempts,
+                scores=made.scores,
+                conversations=system + made.conversations,
+                raw_row=number,
+                score_field_differs=differs,
+            )
+            for made in form(identity, trajectory)
+        ]
+
+    return make
+
+
+def _longest_turn(trajectory: Trajectory) -> int:
+    """Give the characters of the longest turn; the last feedback, which nobody answers, is in no example."""
+    *earlier, last = trajectory.attempts
+    texts = [text for attempt in earlier for text in (attempt.answer, attempt.feedback)]
+    return max(map(len, [trajectory.question, last.answer, *texts]))
 
 
 def trajectory_row(identity: str, trajectory: Trajectory) -> ShareGptRow:

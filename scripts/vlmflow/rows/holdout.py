@@ -1,32 +1,22 @@
-"""Which pictures are held out of the train split to choose checkpoints by."""
+"""Which pictures, or prompts of rows without pictures, are held out of the train split."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable
-
-from vlmflow.pictures.manifest import PictureEntry
+from collections.abc import Mapping
 
 
-def choose_val_pictures(
-    pictures: Iterable[PictureEntry], share: float, seed: int, forbidden: frozenset[bytes]
-) -> frozenset[bytes]:
-    """Give the SHA-256 digests of the pictures whose rows become the val split.
+def hold_out(rows: Mapping[bytes, int], share: float, key: str, forbidden: frozenset[bytes]) -> frozenset[bytes]:
+    """Give the groups (digests of pictures or prompts) whose rows are held out.
 
-    Pictures are drawn in an order that seed and content alone decide, until they carry `share` of the rows;
-    at least one where the share is more than 0. A picture under two names is one picture, so that no picture
-    is in both splits.
+    Groups are drawn in an order that key and content alone decide, until they carry `share` of the rows; at least
+    one where the share is more than 0. A group is held out whole, so that none is in two splits.
 
-    pictures: the manifest of the raw train split, with the rows that name each picture.
-    forbidden: digests that are out of the train split anyway.
+    rows: how many usable rows each group has; one without any would hold nothing out.
+    forbidden: groups that are out of the train split anyway; their rows do not count.
     """
-    rows: Counter[bytes] = Counter()
-    for picture in pictures:
-        if picture.reason is None and (digest := bytes.fromhex(picture.sha256)) not in forbidden:
-            rows[digest] += picture.rows
-    wanted = share * rows.total()
+    free = rows.keys() - forbidden
+    wanted = share * sum(rows[digest] for digest in free)
     chosen: set[bytes] = set()
-    key = str(seed).encode()
-    for digest in sorted(rows, key=lambda digest: hashlib.blake2b(digest, key=key).digest()):
+    for digest in sorted(free, key=lambda digest: hashlib.blake2b(digest, key=key.encode()).digest()):
         if wanted <= 0:
             break
         chosen.add(digest)

@@ -2,10 +2,15 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, groupby, pairwise
 from mmap import ACCESS_READ, mmap
+from operator import attrgetter
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -13,34 +18,88 @@ from vlmflow.config.data_settings import RowLimits
 from vlmflow.errors import VlmflowError
 from vlmflow.parallel import ordered_map
 from vlmflow.pictures.manifest import PictureEntry
+from vlmflow.progress import Progress
 from vlmflow.rows.convert import ConvertedRow
+from vlmflow.rows.questions import question_key, question_of
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.sharegpt import ShareGptRow, first_fault, may_hold_marks
+from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault, may_hold_marks
 
 SHARD_BYTES = 1 << 20
 
 
-class Verdict(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What one converted row is worth by itself.
+class Grouped(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """The first fields of a verdict, which tell of which group a raw row is.
 
     raw_row: number of the raw row it comes from.
     reject: why it cannot be used; None where it can, and only then the rest holds something.
-    picture: name of its picture in the store.
-    picture_digest: SHA-256 of the picture's bytes.
-    content_digest: 16 bytes over the picture and the whole conversation; equal in duplicates.
-    attempts: how many answers it holds.
-    line: the training row as JSON, with the line feed.
+    group: what decides over its split: SHA-256 of the picture's bytes, or of the prompt (see Grouping).
+    question: the same where a row without a picture asks the same in other letters; empty where nobody wants to know.
     """
 
     raw_row: int
     reject: Reject | None
+    group: bytes = b""
+    question: bytes = b""
+
+
+class Verdict(Grouped, array_like=True, gc=False, frozen=True):
+    """What one converted row is worth by itself.
+
+    picture: name of its picture in the store; empty where it has none.
+    content_digest: 16 bytes over the group and the whole conversation; equal in duplicates.
+    attempts: how many answers it holds.
+    line: the training row as JSON, with the line feed.
+    """
+
     source: str = ""
     picture: str = ""
-    picture_digest: bytes = b""
     content_digest: bytes = b""
     attempts: int = 0
     score_field_differs: bool = False
     line: bytes = b""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What decides over a row's split, so that rows that belong together stay together.
+
+    pictures: what `resolve_images` found for every path that the rows name. None where it did not look: then a
+    picture goes by its name, and a row without one by its prompt.
+    modality: "image" or "text": whether every row has a picture, or none.
+    whole_rows: the prompt is always the same: a row without a picture goes by its prompt and answer.
+    near_questions: tell of rows without a picture which of them ask the same.
+    """
+
+    pictures: Mapping[str, PictureEntry] | None
+    modality: str = "image"
+    whole_rows: bool = False
+    near_questions: bool = False
+
+    def question_of(self, row: ShareGptRow) -> bytes:
+        """Give what near questions have in common; nothing for a row with a picture."""
+        if row.images or not self.near_questions:
+            return b""
+        return question_key(question_of(_said(row), self.whole_rows)[1])
+
+    def group_of(self, row: ShareGptRow) -> tuple[str, bytes] | Reject:
+        """Give the name of a row's picture ("" for none) and the digest of its group, or why it cannot be used."""
+        if bool(row.images) != (self.modality == "image"):
+            return Reject("schema", f"{len(row.images)} pictures in a data set of modality {self.modality}")
+        if not row.images:
+            return "", hashlib.sha256("\0".join(_said(row)[: 1 + self.whole_rows]).encode()).digest()
+        path = row.images[0]
+        if self.pictures is None:
+            return path, hashlib.sha256(path.encode()).digest()
+        picture = self.pictures.get(path)
+        if picture is None:
+            return Reject("picture_unresolved", f"{path!r} is not in the manifest")
+        if picture.reason is not None:
+            return Reject(f"picture_{picture.reason}", f"{path}: {picture.detail}")
+        return picture.name, bytes.fromhex(picture.sha256)
+
+
+def _said(row: ShareGptRow) -> list[str]:
+    return [turn.value for turn in row.conversations if turn.speaker != "system"]
 
 
 class _Origin(msgspec.Struct):
@@ -49,9 +108,9 @@ class _Origin(msgspec.Struct):
 
 ROW = msgspec.json.Decoder(ConvertedRow)
 ORIGIN = msgspec.json.Decoder(_Origin)
-ENCODER = msgspec.json.Encoder()
 PACKER = msgspec.msgpack.Encoder()
 VERDICTS = msgspec.msgpack.Decoder(list[Verdict])
+GROUPS = msgspec.msgpack.Decoder(list[Grouped])
 OWN_FIELDS = re.compile(rb',"raw_row":\d+,"score_field_differs":(?:true|false)}$')
 """What a converted row holds beyond a training row, as the converter writes it: at the end, in this order."""
 OWN_FIELDS_LENGTH = 80
@@ -59,21 +118,62 @@ CONVERSATIONS = b',"conversations":['
 """Begins the last field of an encoded training row; inside a text its quotation marks would be escaped."""
 
 
-def check_rows(
-    converted: Path, pictures: Mapping[str, PictureEntry], limits: RowLimits, processes: int
-) -> Iterator[Verdict]:
-    """Yield the verdict over every line of `converted`, in order.
+class CheckedRows:
+    """The verdicts over all lines of a converted file, in order, kept on disk: groups are drawn when all are known.
 
-    pictures: what `resolve_images` found for every path that the rows name.
-
-    Raises VlmflowError where a line tells not even which raw row it comes from.
+    groups: how many raw rows each group has, of those of which no line is rejected.
+    questions: by group what its rows ask, where near questions are wanted (see Grouping).
     """
+
+    def __init__(
+        self, spool: IO[bytes], converted: Path, raw_rows: int, grouping: Grouping, limits: RowLimits, processes: int
+    ) -> None:
+        """Check the lines of `converted`, and write the verdicts into `spool`, an empty file.
+
+        raw_rows: how many raw rows the split has.
+
+        Raises VlmflowError where a line tells not even which raw row it comes from.
+        """
+        self._spool = spool
+        self._ends = [0]
+        shards = _checked_shards(converted, grouping, limits, processes)
+        self.groups: Counter[bytes] = Counter()
+        self.questions: dict[bytes, bytes] = {}
+        with Progress(f"checking {converted}", raw_rows, "rows") as progress:
+            lines = chain.from_iterable(self._spooled(shards, progress))
+            for _, row in groupby(lines, attrgetter("raw_row")):
+                first, *others = row
+                if all(line.reject is None for line in (first, *others)):
+                    self.groups[first.group] += 1
+                    if first.question:
+                        self.questions[first.group] = first.question
+            progress.advance(raw_rows - progress.count)  # the last ones may have become no line
+
+    def _spooled(self, shards: Iterator[bytes], progress: Progress) -> Iterator[list[Grouped]]:
+        for shard in shards:
+            self._spool.write(shard)
+            self._ends.append(self._ends[-1] + len(shard))
+            lines = GROUPS.decode(shard)
+            yield lines
+            progress.advance(lines[-1].raw_row - progress.count)
+        self._spool.flush()
+
+    def __iter__(self) -> Iterator[Verdict]:
+        self._spool.seek(0)
+        for start, end in pairwise(self._ends):
+            yield from VERDICTS.decode(self._spool.read(end - start))
+
+
+def _checked_shards(converted: Path, grouping: Grouping, limits: RowLimits, processes: int) -> Iterator[bytes]:
+    """Yield the verdicts over the lines of each shard, packed."""
     if converted.stat().st_size == 0:
         return
-    with converted.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        check_shard = partial(_check_shard, converted, content, pictures, limits)
-        for verdicts in ordered_map(check_shard, _shards(content), processes):
-            yield from VERDICTS.decode(verdicts)
+    with (
+        converted.open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+    ):
+        check = partial(_check_shard, converted, content, grouping, limits)
+        yield from ordered_map(check, _shards(content), processes)
 
 
 def _shards(content: mmap) -> Iterator[tuple[int, int]]:
@@ -86,16 +186,12 @@ def _shards(content: mmap) -> Iterator[tuple[int, int]]:
 
 
 def _check_shard(
-    converted: Path,
-    content: mmap,
-    pictures: Mapping[str, PictureEntry],
-    limits: RowLimits,
-    shard: tuple[int, int],
+    converted: Path, content: mmap, grouping: Grouping, limits: RowLimits, shard: tuple[int, int]
 ) -> bytes:
     """Give the verdicts packed: a third of what pickling them costs."""
     lines = content[slice(*shard)].splitlines()
     try:
-        return PACKER.encode([_check(line, pictures, limits) for line in lines])
+        return PACKER.encode([_check(line, grouping, limits) for line in lines])
     except msgspec.DecodeError as error:
         raise VlmflowError(
             f"{converted}: a line between bytes {shard[0]} and {shard[1]} is damaged: {error}",
@@ -103,49 +199,40 @@ def _check_shard(
         ) from None
 
 
-def _check(line: bytes, pictures: Mapping[str, PictureEntry], limits: RowLimits) -> Verdict:
+def _check(line: bytes, grouping: Grouping, limits: RowLimits) -> Verdict:
     try:
         row = ROW.decode(line)
     except msgspec.ValidationError as error:
         return Verdict(ORIGIN.decode(line).raw_row, Reject("schema", str(error)))
-    if fault := first_fault(row, limits, marks=may_hold_marks(line)):
+    if fault := first_fault(row, limits, marks=may_hold_marks(line, len(row.images))):
         return Verdict(row.raw_row, fault)
-    picture = pictures.get(row.images[0])
-    if picture is None:
-        return Verdict(row.raw_row, Reject("picture_unresolved", f"{row.images[0]!r} is not in the manifest"))
-    if picture.reason is not None:
-        detail = f"{row.images[0]}: {picture.detail}"
-        return Verdict(row.raw_row, Reject(f"picture_{picture.reason}", detail))
-    picture_digest = bytes.fromhex(picture.sha256)
-    training_line = _training_line(line, row, picture.name)
+    found = grouping.group_of(row)
+    if isinstance(found, Reject):
+        return Verdict(row.raw_row, found)
+    picture, group = found
+    training_line = _training_line(line, row, picture)
     return Verdict(
         raw_row=row.raw_row,
         reject=None,
+        group=group,
+        question=grouping.question_of(row),
         source=row.source,
-        picture=picture.name,
-        picture_digest=picture_digest,
-        content_digest=_content_digest(picture_digest, training_line),
+        picture=picture,
+        content_digest=_content_digest(group, training_line),
         attempts=len(row.attempts),
         score_field_differs=row.score_field_differs,
         line=training_line,
     )
 
 
-def _content_digest(picture_digest: bytes, line: bytes) -> bytes:
+def _content_digest(group: bytes, line: bytes) -> bytes:
     conversations = line[line.index(CONVERSATIONS) :]
-    return hashlib.blake2b(conversations, digest_size=16, key=picture_digest).digest()
+    return hashlib.blake2b(conversations, digest_size=16, key=group).digest()
 
 
 def _training_line(line: bytes, row: ConvertedRow, picture: str) -> bytes:
     """Give the training row as JSON: the converted line without its own fields, where the picture keeps its name."""
-    if picture == row.images[0] and (own := OWN_FIELDS.search(line, max(0, len(line) - OWN_FIELDS_LENGTH))):
+    images = [picture] if picture else []
+    if images == row.images and (own := OWN_FIELDS.search(line, max(0, len(line) - OWN_FIELDS_LENGTH))):
         return line[: own.start()] + b"}\n"
-    made = ShareGptRow(
-        id=row.id,
-        source=row.source,
-        images=[picture],
-        attempts=list(map(int, row.attempts)),
-        scores=list(map(int, row.scores)),
-        conversations=row.conversations,
-    )
-    return ENCODER.encode(made) + b"\n"
+    return as_line(row, images) + b"\n"

@@ -27,6 +27,8 @@ MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_charac
 OTHER_ESCAPE = re.compile(rb'\\[^n"]')
 """A JSON escape that is neither line feed nor quotation mark; a backslash behind a backslash is one too."""
 
+ENCODER = msgspec.json.Encoder()
+
 SPEAKERS = ["human", "gpt"]
 FIRST_LINE = IMAGE_TAG + "\n"
 
@@ -39,27 +41,45 @@ Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
 class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """One turn. from: who speaks. value: the text."""
 
-    speaker: Literal["human", "gpt"] = msgspec.field(name="from")
+    speaker: Literal["system", "human", "gpt"] = msgspec.field(name="from")
     value: Text
 
 
 class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """One training row.
 
-    id: split, raw row number and content digest; in the timestep form the attempt too.
+    id: split, raw row number and checksum; in the timestep form the attempt too.
     source: where the question comes from, as the raw row says.
-    images: names relative to the data set's picture store; exactly one.
-    attempts: the numbers of the attempts whose answers are the gpt turns, counted from 1 in the trajectory.
-    scores: what the teacher gave each of these attempts, 0 to 10.
-    conversations: turns from human and gpt in strict alternation, the first beginning with "<image>\\n".
+    images: names relative to the data set's picture store; one, or none in a data set without pictures.
+    attempts: the numbers of the answers that the gpt turns are, counted from 1 in the raw row.
+    scores: what a teacher gave each of these answers, 0 to 10; empty where nobody scored them.
+    conversations: turns from human and gpt in strict alternation, before which one from system may stand. The first
+    human turn begins with "<image>\\n" where the row has a picture; no turn holds the tag anywhere else.
     """
 
     id: Text
     source: Text
-    images: Annotated[list[Text], Meta(min_length=1, max_length=1)]
+    images: Annotated[list[Text], Meta(max_length=1)]
     attempts: Annotated[list[Counted], Meta(min_length=1)]
-    scores: Annotated[list[Score], Meta(min_length=1)]
+    scores: list[Score]
     conversations: Annotated[list[Turn], Meta(min_length=2)]
+
+
+def as_line(row: ShareGptRow, images: list[str]) -> bytes:
+    """Give a row as it stands in a training file, without the line's end.
+
+    images: the names that it is to have. A row that was read holds its numbers as floats; they are written whole.
+    """
+    return ENCODER.encode(
+        ShareGptRow(
+            id=row.id,
+            source=row.source,
+            images=images,
+            attempts=list(map(int, row.attempts)),
+            scores=list(map(int, row.scores)),
+            conversations=row.conversations,
+        )
+    )
 
 
 def json_schema() -> dict[str, Any]:
@@ -72,14 +92,14 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def may_hold_marks(line: bytes) -> bool:
+def may_hold_marks(line: bytes, tags: int = 1) -> bool:
     """Tell whether a row, as JSON, can hold a tag, a special token or a control character in its texts.
 
     Counting bytes of the line is ten times faster than looking at every turn, and nearly all rows hold nothing:
-    one bracket, that of the first turn's tag, and no escape but those of line feed and quotation mark. In JSON a
+    `tags` brackets, those of the pictures' tags, and no escape but those of line feed and quotation mark. In JSON a
     control character stands as an escape, all but DEL, and a bracket stands as itself or as an escape.
     """
-    return line.count(b"<") > 1 or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
+    return line.count(b"<") > tags or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
 
 
 def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reject | None:
@@ -90,14 +110,17 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
     turns = row.conversations
     if len(turns) > limits.max_turns:
         return Reject("too_many_turns", f"{len(turns)} turns, at most {limits.max_turns} are allowed")
-    if [turn.speaker for turn in turns] != SPEAKERS * (len(turns) // 2):
-        return _wrong_order(turns)
-    if not len(turns) // 2 == len(row.attempts) == len(row.scores):
-        return Reject("schema", f"{len(turns) // 2} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
+    first = 1 if turns[0].speaker == "system" else 0
+    answers = (len(turns) - first) // 2
+    if [turn.speaker for turn in turns[first:]] != SPEAKERS * answers or not answers:
+        return wrong_order(turns, first)
+    if len(row.attempts) != answers or len(row.scores) not in (0, answers):
+        return Reject("schema", f"{answers} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
     texts = [turn.value for turn in turns]
-    if not texts[0].startswith(FIRST_LINE):
-        return Reject("image_tag", f"turn 0 begins with {texts[0][:20]!r}, not with {IMAGE_TAG}")
-    texts[0] = texts[0].removeprefix(FIRST_LINE)
+    if row.images:
+        if not texts[first].startswith(FIRST_LINE):
+            return Reject("image_tag", f"turn {first} begins with {texts[first][:20]!r}, not with {IMAGE_TAG}")
+        texts[first] = texts[first].removeprefix(FIRST_LINE)
     for number, text in enumerate(texts):
         if len(text) > limits.max_turn_chars:
             return Reject("turn_too_long", f"turn {number} has {len(text)} characters, at most {limits.max_turn_chars}")
@@ -109,11 +132,12 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
     return None
 
 
-def _wrong_order(turns: list[Turn]) -> Reject:
-    for number, (turn, expected) in enumerate(zip(turns, cycle(SPEAKERS), strict=False)):
+def wrong_order(turns: list[Turn], first: int) -> Reject:
+    """Say who speaks out of turn from turn number `first` on, or who gets no answer."""
+    for number, (turn, expected) in enumerate(zip(turns[first:], cycle(SPEAKERS), strict=False), start=first):
         if turn.speaker != expected:
             return Reject("alternation", f"turn {number} is from {turn.speaker}, {expected} was to speak")
-    return Reject("alternation", f"turn {len(turns) - 1} is from human and has no answer")
+    return Reject("alternation", f"turn {len(turns) - 1} is from {turns[-1].speaker} and has no answer")
 
 
 def _mark(text: str) -> tuple[str, re.Match[str]] | None:

@@ -1,50 +1,67 @@
 """From converted rows to train, val and test: what no row by itself can tell."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import msgspec
 
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.errors import VlmflowError
-from vlmflow.files import sha256_of, whole_file
-from vlmflow.json_rows import JsonRows
+from vlmflow.files import naming, sha256_of, unfinished, whole_file
 from vlmflow.pictures.account import picture_counts
 from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.pictures.near import Near
 from vlmflow.progress import Progress
+from vlmflow.raw_rows import open_rows
 from vlmflow.rows.account import Account
 from vlmflow.rows.convert import RejectedRow
-from vlmflow.rows.holdout import choose_val_pictures
+from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.row_check import Verdict, check_rows
+from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
+
+log = logging.getLogger("vlmflow")
 
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """What the stages before made of one raw split ("train" or "test")."""
+    """What the stages before made of one raw split ("train" or "test").
+
+    raw: its files, in the order in which their rows are numbered.
+    pictures: the image manifest; None where the pictures were not looked at, or there are none.
+    """
 
     split: str
-    raw: Path
+    raw: list[Path]
     converted: Path
     rejects: Path
-    pictures: Path
+    pictures: Path | None = None
 
 
 @dataclass(frozen=True)
 class SplitRules:
-    """How rows are held out and how many may be lost; see `data_settings.DatasetSettings`."""
+    """How rows are held out and how many may be lost; see `data_settings.DatasetSettings`.
+
+    whole_rows: see `row_check.Grouping`.
+    drop_near_questions: leave out train rows without a picture that ask what a test row asks in other letters.
+    """
 
     val_share: float
     seed: int
     max_reject_share: float
     row_limits: RowLimits
+    test_share: float = 0.0
+    modality: str = "image"
+    whole_rows: bool = False
+    drop_near_questions: bool = False
 
 
 Place = Callable[[Verdict], str | Reject]
@@ -59,13 +76,20 @@ class DatasetWriter:
             name: stack.enter_context(whole_file(folder / f"{name}.jsonl"))
             for name in ("train", "val", "test", "quarantine")
         }
+        self.quarantine = self.files["quarantine"], unfinished(folder / "quarantine.jsonl")
         self.examples = {"train": 0, "val": 0, "test": 0}
         self.pictures: dict[str, bytes] = {}
+        self.test_groups: set[bytes] = set()
+        self.test_questions: set[bytes] = set()
 
     def keep(self, split: str, verdicts: list[Verdict]) -> None:
         """Write the training rows of one raw row."""
         self.examples[split] += len(verdicts)
-        self.pictures[verdicts[0].picture] = verdicts[0].picture_digest
+        if verdicts[0].picture:
+            self.pictures[verdicts[0].picture] = verdicts[0].group
+        if split == "test":
+            self.test_groups.add(verdicts[0].group)
+            self.test_questions.add(verdicts[0].question)
         for verdict in verdicts:
             self.files[split].write(verdict.line)
 
@@ -77,8 +101,24 @@ class DatasetWriter:
         return digest.hexdigest()
 
 
-def validate(splits: list[SplitFiles], folder: Path, rules: SplitRules, processes: int) -> dict[str, Any]:
+NearTest = Callable[[frozenset[bytes]], Mapping[bytes, Near]]
+"""Takes the test split's pictures to the others that look like them, both by SHA-256."""
+
+
+def validate(
+    splits: list[SplitFiles],
+    folder: Path,
+    rules: SplitRules,
+    processes: int,
+    mended: Sequence[Path] = (),
+    near_test: NearTest = lambda test: {},
+    columns: list[str] | None = None,
+) -> dict[str, Any]:
     """Write train, val, test and quarantine as JSON lines into `folder`, and give the account of every row.
+
+    mended: edited quarantine files whose rows took the place of raw rows.
+    near_test: says which pictures the train rows are to do without; without it none.
+    columns: see `open_rows`.
 
     Where a split is refused, the quarantine stays as `quarantine.jsonl.part`, and no other file takes its name.
 
@@ -88,30 +128,69 @@ def validate(splits: list[SplitFiles], folder: Path, rules: SplitRules, processe
     with ExitStack() as stack:
         writer = DatasetWriter(folder, stack)
         accounts = {
-            name: Account(name, stack.enter_context(JsonRows(split.raw)), writer.files["quarantine"])
+            name: Account(name, stack.enter_context(open_rows(split.raw, name, mended, columns)), *writer.quarantine)
             for name, split in files.items()
         }
         if "test" in files:
-            _take(files["test"], accounts["test"], writer, lambda verdict: "test", rules, processes)
-        test_pictures = frozenset(writer.pictures.values())
-        val_pictures = choose_val_pictures(
-            read_picture_manifest(files["train"].pictures), rules.val_share, rules.seed, test_pictures
-        )
-
-        def place_train(verdict: Verdict) -> str | Reject:
-            if verdict.picture_digest in test_pictures:
-                return Reject("in_test_split", f"{verdict.picture} is a picture of the test split")
-            return "val" if verdict.picture_digest in val_pictures else "train"
-
-        _take(files["train"], accounts["train"], writer, place_train, rules, processes)
-        for name in ("train", "val"):
+            checked = _checked(files["test"], accounts["test"], rules, folder, stack, processes)
+            _take(files["test"], accounts["test"], writer, lambda verdict: "test", rules, checked)
+        checked = _checked(files["train"], accounts["train"], rules, folder, stack, processes)
+        place = _place_train("test" in files, checked, writer, rules, near_test)
+        _take(files["train"], accounts["train"], writer, place, rules, checked)
+        kept = accounts["train"].kept
+        for name, share in (("train", 1 - rules.val_share), ("val", rules.val_share)):
             if not writer.examples[name]:
                 raise VlmflowError(
-                    f"{folder}/{name}.jsonl would be empty: {rules.val_share:.1%} of the train split are held out "
-                    f"by picture, and {accounts['train'].kept} rows are left",
-                    "give more rows, or another share (datasets.NAME.val_share)",
+                    f"{folder}/{name}.jsonl would be empty: its share of the train split, taken by picture or prompt, "
+                    f"is {share:.1%}, and {kept} rows are left",
+                    "give more rows, or other shares (datasets.NAME.val_share, test_share)",
                 )
+        if not writer.examples["test"]:
+            log.info("%s: there is no test split and test_share is 0: test.jsonl is empty", folder.name)
     return _stats(files, accounts, writer, folder)
+
+
+def _place_train(
+    has_test: bool, checked: CheckedRows, writer: DatasetWriter, rules: SplitRules, near_test: NearTest
+) -> Place:
+    """Give the function that says where a row of the raw train split goes.
+
+    checked: the verdicts over the split. has_test: whether there is a raw test split.
+    """
+    groups, questions = checked.groups, checked.questions
+    in_test = frozenset(writer.test_groups)
+    test = hold_out(groups, 0.0 if has_test else rules.test_share, f"{rules.seed} test", frozenset())
+    near = near_test(in_test | test)
+    asked = writer.test_questions.union(questions[group] for group in test & questions.keys())
+    asks = {group for group, question in questions.items() if question in asked}
+    val = hold_out(groups, rules.val_share, str(rules.seed), in_test | test | near.keys() | asks)
+
+    def place(verdict: Verdict) -> str | Reject:
+        if verdict.group in in_test:
+            what = f"{verdict.picture} is a picture" if verdict.picture else "its prompt is one"
+            return Reject("in_test_split", f"{what} of the test split")
+        if verdict.group in test:
+            return "test"
+        if found := near.get(verdict.group):
+            like = f"the test split's picture with sha256 {found.sha256.hex()}"
+            return Reject("near_test_picture", f"{verdict.picture} is {found.distance} of 64 bits from {like}")
+        if verdict.group in asks:
+            return Reject("near_test_question", "near_duplicates.jsonl names the test row")
+        return "val" if verdict.group in val else "train"
+
+    return place
+
+
+def _checked(
+    files: SplitFiles, account: Account, rules: SplitRules, folder: Path, stack: ExitStack, processes: int
+) -> CheckedRows:
+    pictures = None
+    if files.pictures is not None:
+        pictures = {entry.path: entry for entry in read_picture_manifest(files.pictures)}
+    grouping = Grouping(pictures, rules.modality, rules.whole_rows, rules.drop_near_questions)
+    with naming(folder):  # the spool has no name of its own
+        spool = stack.enter_context(TemporaryFile(dir=folder))  # noqa: SIM115
+        return CheckedRows(spool, files.converted, len(account.rows), grouping, rules.row_limits, processes)
 
 
 def _take(
@@ -120,17 +199,15 @@ def _take(
     writer: DatasetWriter,
     place: Place,
     rules: SplitRules,
-    processes: int,
+    checked: Iterable[Verdict],
 ) -> None:
-    """Put every row of one raw split where it belongs, each raw row as a whole."""
+    """Put every row of one raw split where it belongs, each raw row as a whole; checked: the verdicts over them."""
     seen: set[bytes] = set()
     for rejected in _converter_rejects(files.rejects):
         account.reject(rejected.raw_row, Reject(rejected.reason, rejected.detail))
-    pictures = {entry.path: entry for entry in read_picture_manifest(files.pictures)}
     with Progress(f"validate_sharegpt {files.converted}", len(account.rows), "rows") as progress:
         progress.start_at(account.rejected.total())
-        rows = groupby(check_rows(files.converted, pictures, rules.row_limits, processes), attrgetter("raw_row"))
-        for number, group in rows:
+        for number, group in groupby(checked, attrgetter("raw_row")):
             verdicts = list(group)
             target = _judge(verdicts, seen, place)
             if isinstance(target, Reject):
@@ -154,7 +231,7 @@ def _judge(verdicts: list[Verdict], seen: set[bytes], place: Place) -> str | Rej
     if len(verdicts) > 1:
         content = hashlib.blake2b(b"".join(verdict.content_digest for verdict in verdicts), digest_size=16).digest()
     if content in seen:
-        return Reject("duplicate", f"{verdicts[0].picture} with this conversation came before")
+        return Reject("duplicate", f"{verdicts[0].picture or 'a row'} with this conversation came before")
     seen.add(content)
     return target
 
@@ -171,17 +248,22 @@ def _stats(
     names = [f"{name}.jsonl" for name in (*writer.examples, "quarantine")]
     with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter
         made = pool.map(sha256_of, [folder / name for name in names])
-        given = pool.map(sha256_of, [split.raw for split in files.values()])
+        given = {name: list(pool.map(_described, split.raw)) for name, split in files.items()}
     return {
         **{name: accounts[name].counts() for name in ("train", "test") if name in accounts},
         "examples": writer.examples,
         "kept_by_source": {name: dict(sorted(account.sources.items())) for name, account in accounts.items()},
         "kept_by_attempts": {name: dict(sorted(account.attempts.items())) for name, account in accounts.items()},
+        "mended_rows": {name: len(account.rows.mended) for name, account in accounts.items()},
         "score_field_differs": {name: account.score_field_differs for name, account in accounts.items()},
-        "pictures": {name: picture_counts(read_picture_manifest(split.pictures)) for name, split in files.items()},
-        "digests": {**dict(zip(names, made, strict=True)), "pictures": writer.pictures_digest()},
-        "raw": {
-            name: {"file": str(split.raw), "bytes": split.raw.stat().st_size, "sha256": digest}
-            for (name, split), digest in zip(files.items(), given, strict=True)
+        "pictures": {
+            name: picture_counts(read_picture_manifest(split.pictures)) if split.pictures else {}
+            for name, split in files.items()
         },
+        "digests": {**dict(zip(names, made, strict=True)), "pictures": writer.pictures_digest()},
+        "raw": given,
     }
+
+
+def _described(raw: Path) -> dict[str, Any]:
+    return {"file": str(raw), "bytes": raw.stat().st_size, "sha256": sha256_of(raw)}

@@ -10,6 +10,9 @@ import msgspec
 from vlmflow.errors import VlmflowError
 from vlmflow.files import read_json, sha256_of
 
+ACCOUNT = "account.json"
+"""What `fit_rows` says of its rows, in their folder; the training stages rely on it."""
+
 PICTURES_NAMED = 5
 """Missing pictures that an error names."""
 
@@ -28,6 +31,11 @@ class TrainingData:
     digest: str
     last_answer_only: bool
 
+    @property
+    def loss_scale(self) -> str:
+        """Which answers are trained, in ms-swift's words."""
+        return "last_round" if self.last_answer_only else "default"
+
 
 class _Images(msgspec.Struct):
     images: list[str]
@@ -38,19 +46,49 @@ def validated_data(train: Path, val: Path, stats: Path, picture_store: Path) -> 
 
     stats: the account that `validate_sharegpt` wrote beside the rows. picture_store: the folder of all stores.
 
-    Raises VlmflowError where the rows changed since, or a picture is gone from the store.
+    Raises VlmflowError where the rows changed since, a picture is gone from the store, or nobody looked at the
+    pictures.
     """
     account = read_json(stats)
-    digests = account["digests"]
+    if account["skip_images"]:
+        raise VlmflowError(
+            f"{stats}: skip_images: the pictures of this data set were never looked at; it is for its texts alone",
+            f"remove datasets.{account['dataset']}.skip_images, and run the same command again",
+        )
     for rows in (train, val):
-        if sha256_of(rows) != digests[rows.name]:
-            raise VlmflowError(
-                f"{rows}: these are not the rows that {stats} vouches for",
-                f"remove {rows} and run the same command again: it is validated anew",
-            )
+        _refuse_others(rows, account["digests"], stats, remedy=f"remove {rows}")
+    return _checked(train, val, account, picture_store)
+
+
+def fitted_data(folder: Path, max_length: int, picture_store: Path) -> TrainingData:
+    """Give the rows that `fit_rows` left in `fitted/RUN`, each of at most `max_length` tokens.
+
+    Raises VlmflowError where they changed since, were fitted to more tokens, or a picture is gone from the store.
+    """
+    account = read_json(folder / ACCOUNT)
+    if account["max_length"] > max_length:
+        raise VlmflowError(
+            f"{folder}: these rows were fitted to {account['max_length']} tokens, the run has {max_length}",
+            f"fit them again: snakemake {folder}",
+        )
+    train, val = folder / "train.jsonl", folder / "val.jsonl"
+    for rows in (train, val):
+        _refuse_others(rows, account["digests"], folder / ACCOUNT, remedy=f"remove {folder}")
+    return _checked(train, val, account, picture_store)
+
+
+def _refuse_others(rows: Path, digests: dict[str, str], account: Path, remedy: str) -> None:
+    if sha256_of(rows) != digests[rows.name]:
+        raise VlmflowError(
+            f"{rows}: these are not the rows that {account} vouches for",
+            f"{remedy} and run the same command again: it is made anew",
+        )
+
+
+def _checked(train: Path, val: Path, account: dict[str, Any], picture_store: Path) -> TrainingData:
     pictures = picture_store / account["dataset"]
     _refuse_missing_pictures([train, val], pictures)
-    digest = digests[train.name] + digests[val.name] + digests["pictures"]
+    digest = "".join(account["digests"][name] for name in (train.name, val.name, "pictures"))
     return TrainingData(train, val, pictures, digest, account["form"] == "timestep")
 
 

@@ -8,29 +8,12 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.errors import VlmflowError
 from vlmflow.progress import clock
 from vlmflow.training.job import TrainJob
+from vlmflow.training.length_account import LengthAccount
 from vlmflow.training.lengths import RowLength
 from vlmflow.training.smoke import SmokeRows
 
-NAMED = 5
-"""Rows that are named where too many are too long."""
-
 EVALUATION_COST = 0.5
 """What a token costs that is only evaluated, beside one that is trained: the forward pass without the backward."""
-
-
-def check_lengths(lengths: list[RowLength], max_length: int) -> None:
-    """Refuse rows that do not fit, before a GPU is touched: none is cut or dropped in silence.
-
-    Raises VlmflowError with their number and the longest of them by name.
-    """
-    over = sorted((row for row in lengths if row.tokens > max_length), key=lambda row: -row.tokens)
-    if over:
-        named = ", ".join(f"{row.id} ({row.tokens} tokens)" for row in over[:NAMED])
-        raise VlmflowError(
-            f"{len(over)} of {len(lengths)} rows have more than train.max_length = {max_length} tokens: {named}",
-            f"raise train.max_length to {over[0].tokens}, lower train.image_max_tokens, "
-            "or use the timestep form, whose history is bounded",
-        )
 
 
 def judge(
@@ -62,7 +45,7 @@ def judge(
         "checks": checks,
         "peak_memory": report["peak_memory"],
         "tokens_per_second": report["tokens_per_second"],
-        "lengths": describe_lengths(train),
+        "lengths": LengthAccount.of(train).describe(),
         "full_run": estimate(train, val, full.settings, processes, work_per_second),
     }
 
@@ -73,7 +56,7 @@ def refuse_failed(gate: dict[str, Any], what: str) -> None:
     if failed:
         raise VlmflowError(
             f"{what}: the gate is closed: " + "; ".join(failed),
-            "mend the run's settings (a lower train.learning_rate most often), or look at the data; "
+            "mend the run's settings (a lower runs.NAME.train.learning_rate most often), or look at the data; "
             "the full training has not begun",
         )
 
@@ -98,19 +81,6 @@ def estimate(
         "evaluated_tokens": evaluated,
         "seconds": seconds,
         "readable": f"{steps} steps, {tokens:,} tokens, {clock(seconds)}",
-    }
-
-
-def describe_lengths(lengths: list[RowLength]) -> dict[str, Any]:
-    """Give rows, sum, quantiles and the longest rows of a train split, in tokens."""
-    tokens = sorted(row.tokens for row in lengths)
-    longest = max(lengths, key=lambda row: row.tokens)
-    return {
-        "rows": len(tokens),
-        "tokens": sum(tokens),
-        "median": tokens[len(tokens) // 2],
-        "p99": tokens[(len(tokens) - 1) * 99 // 100],
-        "longest": {"id": longest.id, "tokens": longest.tokens},
     }
 
 

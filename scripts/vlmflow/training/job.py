@@ -37,7 +37,11 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """A training, whole. processes: trainers side by side; device: "cuda" or "cpu"; strategy: see RunSettings."""
+    """A training, whole. processes: trainers side by side; device: "cuda" or "cpu"; strategy: see RunSettings.
+
+    cached: the folder of `cached_dataset.cache_dataset` to read the data from. It holds the same rows in the same
+    order, and has no part in the digest.
+    """
 
     data: TrainingData
     model: BaseModel
@@ -45,6 +49,7 @@ class TrainJob:
     device: str
     processes: int
     strategy: str
+    cached: Path | None = None
 
     def digest(self) -> str:
         """Give 16 hexadecimal digits that change with the data, the model and every setting, and with no path."""
@@ -79,13 +84,10 @@ class TrainJob:
             # The trainer's parser takes - for _, and the beginning of a name for the name.
             if any(known.startswith(name.strip("-").replace("-", "_")) for known in [*ours, *PATH_ARGUMENTS]):
                 raise VlmflowError(
-                    f"train.swift_args.{name}: the workflow sets this argument itself",
+                    f"runs.NAME.train.swift_args.{name}: the workflow sets this argument itself",
                     "use the key of the configuration that stands for it (docs/config.md)",
                 )
-        arguments: list[str] = []
-        for name, value in {**ours, **self.settings.swift_args}.items():
-            arguments += [f"--{name}", *_words(value)]
-        return arguments
+        return as_words({**ours, **self.settings.swift_args})
 
     def _values(self) -> dict[str, object]:
         settings, lora = self.settings, self.settings.lora
@@ -115,8 +117,9 @@ class TrainJob:
             "per_device_eval_batch_size": settings.per_device_batch_size,
             "gradient_accumulation_steps": settings.gradient_accumulation_steps,
             "max_length": settings.max_length,
+            "truncation_strategy": "delete",  # with strict an error: no row is cut, nor a picture in it
             "strict": True,  # else a broken or over-long row is swapped for a random other one
-            "loss_scale": "last_round" if self.data.last_answer_only else "default",
+            "loss_scale": self.data.loss_scale,
             "seed": settings.seed,
             "data_seed": settings.seed,
             "logging_steps": 1,
@@ -151,7 +154,15 @@ def _refuse_own_code(folder: Path) -> None:
             )
 
 
-PATH_ARGUMENTS = {"model", "dataset", "val_dataset", "output_dir", "resume_from_checkpoint"}
+PATH_ARGUMENTS = {
+    *("model", "dataset", "val_dataset", "cached_dataset", "cached_val_dataset"),
+    *("output_dir", "resume_from_checkpoint"),
+}
+
+
+def as_words(values: dict[str, object]) -> list[str]:
+    """Give ms-swift's arguments as words of a command line."""
+    return [word for name, value in values.items() for word in (f"--{name}", *_words(value))]
 
 
 def _words(value: object) -> list[str]:

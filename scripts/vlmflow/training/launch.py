@@ -19,19 +19,22 @@ import psutil
 from vlmflow.errors import VlmflowError
 from vlmflow.process import bound_to_this_process
 from vlmflow.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
-from vlmflow.training import swift_worker
+from vlmflow.training import swift_process, swift_worker
 from vlmflow.training.job import TrainJob
 from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
 
 FAULTS = [
-    (r"MaxLengthError: (.*)", "raise train.max_length, or lower train.image_max_tokens"),
-    (r"((?:OutOfMemoryError|CUDA out of memory).*)", "lower train.max_length or train.per_device_batch_size"),
+    (r"MaxLengthError: (.*)", "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens"),
+    (
+        r"((?:OutOfMemoryError|CUDA out of memory).*)",
+        "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size",
+    ),
     (r"(not really distributed: .*)", "train with one process, or mend the launcher's environment"),
     (
         r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
-        "mend train.swift_args in the configuration",
+        "mend runs.NAME.train.swift_args in the configuration",
     ),
     (r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)", "look at the trainer's log"),
 ]
@@ -74,10 +77,12 @@ def command(job: TrainJob, folder: RunFolder, resume: Path | None) -> list[str]:
     """Give the torchrun command line of a training."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
     worker = ["-m", swift_worker.__name__, str(folder.progress.absolute()), str(job.processes)]
+    rows = {"dataset": job.data.train, "val_dataset": job.data.val}
+    if job.cached:
+        rows = {"cached_dataset": job.cached / "train", "cached_val_dataset": job.cached / "val"}
     paths = {
         "model": job.model.folder,
-        "dataset": job.data.train,
-        "val_dataset": job.data.val,
+        **rows,
         "output_dir": folder.output,
         **({"resume_from_checkpoint": resume} if resume else {}),
     }
@@ -86,21 +91,9 @@ def command(job: TrainJob, folder: RunFolder, resume: Path | None) -> list[str]:
 
 
 def environment(job: TrainJob, folder: RunFolder, threads: int) -> dict[str, str]:
-    """Give the trainers' environment: offline, with the picture store and budget, caches in the run folder."""
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-        "USE_HF": "1",  # ms-swift asks ModelScope otherwise
-        "ROOT_IMAGE_DIR": str(job.data.pictures.absolute()),
-        "IMAGE_MAX_TOKEN_NUM": str(job.settings.image_max_tokens),
-        # Several processes that each take all cores are 4 to 6 times slower.
-        "OMP_NUM_THREADS": str(max(1, threads // job.processes)),
-        "TOKENIZERS_PARALLELISM": "false",
-        "MODELSCOPE_CACHE": str((folder.path / "cache").absolute()),
-        "HF_DATASETS_CACHE": str((folder.path / "cache" / "datasets").absolute()),
-        "MPLCONFIGDIR": str((folder.path / "cache" / "matplotlib").absolute()),
-    }
+    """Give the trainers' environment: ms-swift's, with its caches in the run folder and the cores shared out."""
+    cores = max(1, threads // job.processes)
+    return swift_process.environment(job.data.pictures, job.settings.image_max_tokens, folder.path / "cache", cores)
 
 
 def end_of_whole_lines(progress: Path) -> int:

@@ -87,7 +87,7 @@ class Lease:
             found = newest(self.folder)
             if found != seen:
                 seen, since, lives = found, time.monotonic(), True
-            silent = time.monotonic() - since > self.silence
+            silent = found is not None and time.monotonic() - since > self.silence
             if found is None or found.released or found.machine == self.machine or silent:
                 if silent:
                     log.info(f"{self.folder}: {found.holder} has been silent for {self.silence:.0f} s; taking over")

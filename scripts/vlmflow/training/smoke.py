@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.errors import VlmflowError
 from vlmflow.files import whole_file
 from vlmflow.training.job import TrainJob
-from vlmflow.training.lengths import RowLength
+from vlmflow.training.lengths import RowLength, lines_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def smoke_job(full: TrainJob, chosen: SmokeRows, smoke: SmokeSettings, folder: P
 
     folder: the rows are written below it, in a folder named by their digest.
     """
-    lines = {"train": _lines(full.data.train, chosen.train), "val": _lines(full.data.val, chosen.val)}
+    lines = {"train": lines_of(full.data.train, chosen.train), "val": lines_of(full.data.val, chosen.val)}
     digest = hashlib.sha256(b"\0".join(lines.values())).hexdigest()
     files = {split: folder / "rows" / digest[:16] / f"{split}.jsonl" for split in lines}
     for split, file in files.items():
@@ -66,8 +65,3 @@ def smoke_job(full: TrainJob, chosen: SmokeRows, smoke: SmokeSettings, folder: P
             update={"max_steps": smoke.steps, "checkpoint_steps": (smoke.steps + 1) // 2}
         ),
     )
-
-
-def _lines(rows: Path, chosen: list[RowLength]) -> bytes:
-    with rows.open("rb") as file:
-        return b"".join(os.pread(file.fileno(), row.end - row.start, row.start) for row in chosen)

@@ -13,11 +13,13 @@ time: seconds since the training began. tokens: those trained on since step 0, p
 
 import hashlib
 import json
+import logging
 import os
 import resource
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,13 @@ def main() -> None:
 
     sft_main(arguments)
     if dist.is_initialized():
-        # A rank that leaves while another still draws its curves is aborted by gloo's threads.
-        dist.barrier()
-        dist.destroy_process_group()
+        with suppress(RuntimeError):  # a rank that failed says so by its own exit code
+            dist.barrier()  # one that leaves while another still draws its curves takes that one's connections away
+        # All is written. Past here Python would take gloo's threads down in any order, and now and then one aborts.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def register_callback(progress: Path, processes: int) -> None:

@@ -1,5 +1,6 @@
-"""FIRE-form files of any size, for benchmarks: the real data's row sizes and rounds, and no faults."""
+"""FIRE-form and Volcano-form files of any size, for benchmarks: the real data's row sizes, and no faults."""
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -16,13 +17,29 @@ ROUNDS = (2,) * 45 + (3,) * 47 + (4,) * 8
 """FIRE's train split has 2.63 rounds a row in the mean."""
 
 
+TEXT_ONLY = 0.043
+"""Share of Volcano's rows that have no picture."""
+
+
 def write_fire_rows(path: Path, rows: int, seed: int) -> None:
     """Write one JSON array of `rows` rows in FIRE's raw form, about 2.1 KB each (FIRE: 224 MB, 104,941 rows).
 
     The 256 pictures that the rows name lie beside the file, in `pictures/`. The same arguments give the
     same bytes; memory does not grow with the rows.
     """
-    rng = Random(seed)  # noqa: S311 (drawn, not secret)
+    _write(path, rows, seed, _row)
+
+
+def write_volcano_rows(path: Path, rows: int, seed: int) -> None:
+    """Write one JSON array of `rows` rows in Volcano's raw form, about 1.4 KB each (Volcano: 1.34 GB, 939,000 rows).
+
+    Pictures, bytes and memory as in `write_fire_rows`.
+    """
+    _write(path, rows, seed, _volcano_row)
+
+
+def _write(path: Path, rows: int, seed: int, make: Callable[[str, str, list[str], Random], Row]) -> None:
+    rng = Random(seed)
     gallery = Gallery(path.parent / PICTURES, PICTURE_COUNT, rng)
     sources = rng.choices(list(PATHS), k=PICTURE_COUNT)
     images = [(gallery.add(source, "train")[0], source) for source in sources]
@@ -31,7 +48,7 @@ def write_fire_rows(path: Path, rows: int, seed: int) -> None:
     with whole_file(path) as file:
         for number in range(rows):
             file.write(b",\n" if number else b"[\n")
-            file.write(encode(_row(*rng.choice(images), sentences, rng)))
+            file.write(encode(make(*rng.choice(images), sentences, rng)))
         file.write(b"\n]\n")
 
 
@@ -71,3 +88,14 @@ def _row(image: str, source: str, sentences: list[str], rng: Random) -> Row:
         "round": rounds,
         "score": scores,
     }
+
+
+def _volcano_row(image: str, source: str, sentences: list[str], rng: Random) -> Row:
+    picture = rng.random() >= TEXT_ONLY
+    turns = []
+    for number in range(rng.choice((1, 2, 2, 3))):
+        question = " ".join(rng.choices(sentences, k=rng.randint(2, 5)))
+        tag = "<image>\n" if picture and not number else ""
+        turns.append({"from": "human", "value": tag + question})
+        turns.append({"from": "gpt", "value": " ".join(rng.choices(sentences, k=rng.randint(8, 15)))})
+    return {"id": f"{rng.getrandbits(48):012x}", **({"image": image} if picture else {}), "conversations": turns}

@@ -1,0 +1,40 @@
+# The rows of a run as ms-swift's cached data set, for runs with cached_dataset.
+#
+# Needs: rows that fit max_length, with their lengths; their pictures in the store, the base model's processor.
+# Makes: cached/{run}/train and cached/{run}/val, what `swift export --to_cached_dataset` makes of them: rows in
+#        ms-swift's form, shuffled with the run's seed, and their lengths, of which packs are made. Pictures stay in
+#        the store.
+# Holds: as many rows as fit_rows handed on, with exactly its lengths; training from it gives the same losses; the same
+#        bytes on any number of cores.
+
+
+rule cache_dataset:
+    """Have ms-swift read all rows and pictures once, without a GPU."""
+    input:
+        rows="fitted/{run}",
+        model=run_targets.model_of(settings),
+    output:
+        cached=directory("cached/{run}"),
+    log:
+        "logs/cache_dataset/{run}.log",
+    benchmark:
+        "benchmarks/cache_dataset/{run}.tsv"
+    params:
+        code=code("cache_dataset"),
+        max_length=lookup(dpath="runs/{run}/train/max_length", within=config),
+        image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
+        seed=lookup(dpath="runs/{run}/train/seed", within=config),
+        dtype=lookup(dpath="runs/{run}/train/dtype", within=config),
+        model_type=run_targets.model_type_of(settings),
+        text_args=run_targets.text_args_of(settings),
+        picture_store=lookup(dpath="stores/pictures", within=config),
+    threads: 8
+    resources:
+        mem_mb=16_000,
+        disk_mb=16_000,
+        runtime=240,
+        pod_template="train",
+    message:
+        "Caching the data set of {wildcards.run}"
+    script:
+        "../scripts/cache_dataset.py"

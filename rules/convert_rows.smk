@@ -1,0 +1,45 @@
+# Raw rows of every other kind to ShareGPT rows: Volcano, Alpaca, and your own (sharegpt, messages,
+# prompt_completion, text; JSON, JSON lines, CSV or parquet).
+#
+# Needs: the raw rows of a split; an edited quarantine, where its rows are to take the place of raw ones.
+# Makes: converted/{dataset}/{split}.jsonl, a training row for each raw row that can be used, in their order, with the
+#        number of the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that cannot be used or are not
+#        asked for (another modality or source, not drawn).
+# Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores; all rows have
+#        a picture, or none has.
+
+from vlmflow.config.data_settings import KEYS_OF_KIND
+
+
+rule convert_rows:
+    """Turn raw conversations into ShareGPT rows."""
+    input:
+        raw=targets.raw_of(settings),
+        mended=targets.mended_of(workflow, settings),
+    output:
+        converted="converted/{dataset}/{split}.jsonl",
+        rejects="converted/{dataset}/{split}.rejects.jsonl",
+    log:
+        "logs/convert_rows/{dataset}.{split}.log",
+    benchmark:
+        "benchmarks/convert_rows/{dataset}.{split}.tsv"
+    wildcard_constraints:
+        dataset=targets.datasets_of_kind(settings, *KEYS_OF_KIND),
+    params:
+        code=code("convert_rows"),
+        split="{split}",
+        kind=lookup(dpath="datasets/{dataset}/kind", within=config),
+        modality=lookup(dpath="datasets/{dataset}/modality", within=config),
+        columns=lookup(dpath="datasets/{dataset}/columns", within=config),
+        prompt=lookup(dpath="datasets/{dataset}/prompt", within=config),
+        system_prompt=lookup(dpath="datasets/{dataset}/system_prompt", within=config),
+        choice=targets.choice_of(settings),
+    threads: 4
+    resources:
+        mem_mb=2_000,
+        disk_mb=8_000,
+        runtime=60,
+    message:
+        "Converting the {wildcards.split} split of {wildcards.dataset}"
+    script:
+        "../scripts/convert_rows.py"

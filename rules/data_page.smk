@@ -1,0 +1,42 @@
+# What a data set holds, for people: one page that needs nothing but itself.
+#
+# Needs: the validated rows, their account, the rejected rows, the near-duplicates, the image manifests, the picture
+#        store.
+# Makes: reports/data-{dataset}.html: where every raw row went and why, what rows and pictures are like, the
+#        near-duplicates of the test split, sample conversations with their pictures, the first rejected rows of every
+#        reason with their place in the file.
+# Holds: the file loads nothing and runs nothing; texts are escaped, pictures are new JPEGs of their pixels; the
+#        same data gives the same page. Nothing else waits for it.
+
+
+rule data_page:
+    """Show a data set: counts, losses, charts, samples, rejects."""
+    input:
+        expand("data/{{dataset}}/{file}.jsonl", file=["train", "val", "test", "quarantine", "near_duplicates"]),
+        stats="data/{dataset}/stats.json",
+        pictures=targets.manifests_of(settings),
+    output:
+        page=report(
+            "reports/data-{dataset}.html",
+            caption="../docs/report/data.rst",
+            category="Data",
+            labels={"data set": "{dataset}", "what": "what it holds"},
+        ),
+    log:
+        "logs/data_page/{dataset}.log",
+    benchmark:
+        "benchmarks/data_page/{dataset}.tsv"
+    params:
+        code=code("data_page"),
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        picture_limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
+        near_duplicates=lookup(dpath="datasets/{dataset}/near_duplicates", within=config),
+    threads: 1
+    resources:
+        mem_mb=4_000,  # one picture of the largest max_pixels at a time
+        disk_mb=1_000,
+        runtime=30,
+    message:
+        "Drawing the data page of {wildcards.dataset}"
+    script:
+        "../scripts/data_page.py"

@@ -1,0 +1,42 @@
+# Pictures from where they lie, for data sets whose configuration says so (fetch_images: true).
+#
+# Needs: the raw rows of a split, mended ones where there are such; picture_sources.yaml, which says where each picture
+#        comes from, and for archives on the hub their rows in pins.yaml.
+# Makes: images/{dataset}/{split}.fetched.json, the account: of every source how many pictures were wanted, had,
+#        fetched and missing, the reasons, the rows that these cost, and the bytes. The pictures go to
+#        stores.fetched_pictures, no declared output, which resolve_images then takes as one more root.
+# Holds: a picture that has its name there is whole, with the size and CRC of its archive's directory; what a root
+#        holds is not fetched; a fetch that was broken off goes on where it stopped. A missing picture fails nothing
+#        here: its rows are rejected later, within max_reject_share.
+
+
+rule fetch_images:
+    """Fetch the pictures that no root holds, the cheapest way that their sources allow."""
+    input:
+        raw=targets.raw_of(settings),
+        mended=targets.mended_of(workflow, settings),
+    output:
+        account="images/{dataset}/{split}.fetched.json",
+    log:
+        "logs/fetch_images/{dataset}.{split}.log",
+    benchmark:
+        "benchmarks/fetch_images/{dataset}.{split}.tsv"
+    params:
+        code=code("fetch_images"),
+        dataset="{dataset}",
+        roots=lookup(dpath="datasets/{dataset}/image_roots", within=config),
+        store=lookup(dpath="stores/fetched_pictures", within=config),
+        limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
+        sources=lookup(dpath="picture_sources", within=config),
+        revision=targets.picture_revisions(settings),
+        choice=targets.choice_of(settings),
+    threads: 2
+    resources:
+        mem_mb=4_000,
+        disk_mb=8_000,
+        runtime=2_880,
+        pod_template="fetch",
+    message:
+        "Fetching the pictures that the {wildcards.split} split of {wildcards.dataset} names"
+    script:
+        "../scripts/fetch_images.py"

@@ -1,0 +1,17 @@
+# Raw data files of every kind but FIRE: as fetch_fire, under a name of its own.
+#
+# Needs: the sources in the configuration (datasets: train, test), and for those on the hub their rows in pins.yaml.
+# Makes: raw/{dataset}/{file}, the file itself.
+# Holds: revision, size and sha256 are the pinned ones, or the file is not there.
+
+from vlmflow.config.data_settings import KEYS_OF_KIND
+
+
+use rule fetch_fire as fetch_rows with:
+    log:
+        "logs/fetch_rows/{dataset}.{file}.log",
+    benchmark:
+        "benchmarks/fetch_rows/{dataset}.{file}.tsv"
+    wildcard_constraints:
+        dataset=targets.datasets_of_kind(settings, *KEYS_OF_KIND),
+        file="[^/]+",

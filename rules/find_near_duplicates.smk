@@ -1,0 +1,35 @@
+# What the train split has in common with the test split, though the bytes differ.
+#
+# Needs: the validated test rows, the converted train rows, the image manifests, the picture hashes.
+# Makes: data/{dataset}/near_duplicates.jsonl: a line for every train picture that looks like one of the test split, and
+#        for every train row without a picture whose question a test row asks too, in other letters.
+# Holds: every train picture within near_duplicates.picture_distance of a test picture is there, with the nearest one.
+#        Nothing is dropped here: near_duplicates.drop has validate_sharegpt leave these rows out.
+
+
+rule find_near_duplicates:
+    """Name the near-duplicates between the train and the test split."""
+    input:
+        test_rows="data/{dataset}/test.jsonl",
+        train_rows="converted/{dataset}/train.jsonl",
+        pictures=targets.manifests_of(settings),
+        hashes=targets.hashes_of(settings),
+    output:
+        pairs="data/{dataset}/near_duplicates.jsonl",
+    log:
+        "logs/find_near_duplicates/{dataset}.log",
+    benchmark:
+        "benchmarks/find_near_duplicates/{dataset}.tsv"
+    params:
+        code=code("find_near_duplicates"),
+        kind=lookup(dpath="datasets/{dataset}/kind", within=config),
+        picture_distance=lookup(dpath="datasets/{dataset}/near_duplicates/picture_distance", within=config),
+    threads: 1
+    resources:
+        mem_mb=4_000,
+        disk_mb=1_000,
+        runtime=60,
+    message:
+        "Looking for near-duplicates between the splits of {wildcards.dataset}"
+    script:
+        "../scripts/find_near_duplicates.py"

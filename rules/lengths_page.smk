@@ -1,0 +1,37 @@
+# How long the rows of a run are, for people: one page that needs nothing but itself.
+#
+# Needs: the lengths of all rows and their account.
+# Makes: reports/lengths-{run}.html: tokens of text and pictures as charts, the max_length that covers 99.9 % of train
+#        and of val, and all rows, how many rows are longer than the run's own, the longest rows by name.
+# Holds: the file loads nothing and runs nothing; the same lengths give the same page. Nothing else waits for it.
+
+
+rule lengths_page:
+    """Show the tokens of a run's rows, and which max_length they need."""
+    input:
+        train="lengths/{run}/train.jsonl",
+        val="lengths/{run}/val.jsonl",
+        summary="lengths/{run}/summary.json",
+    output:
+        page=report(
+            "reports/lengths-{run}.html",
+            caption="../docs/report/lengths.rst",
+            category="Data",
+            labels={"data set": "of {run}", "what": "token lengths"},
+        ),
+    log:
+        "logs/lengths_page/{run}.log",
+    benchmark:
+        "benchmarks/lengths_page/{run}.tsv"
+    params:
+        code=code("lengths_page"),
+        max_length=lookup(dpath="runs/{run}/train/max_length", within=config),
+    threads: 1
+    resources:
+        mem_mb=2_000,
+        disk_mb=1_000,
+        runtime=30,
+    message:
+        "Drawing the lengths page of {wildcards.run}"
+    script:
+        "../scripts/lengths_page.py"

@@ -1,0 +1,43 @@
+# The length of every row in tokens, before any GPU is asked for.
+#
+# Needs: validated rows, the image manifest of the train split where they have pictures, the base model's tokenizer
+#        and picture rule.
+# Makes: lengths/{run}/{train,val}.jsonl, a line per row: id, its bytes in the file, text tokens, picture tokens
+#        after the picture budget; lengths/{run}/summary.json: sums, quantiles, the longest rows, the max_length that
+#        covers 99.9 % of train and of val, and all rows; digests of what was measured, with what, and of the result.
+# Holds: every row is measured; ms-swift's own template gives the same lengths on some rows of every run, the
+#        extremes among them. train.max_length has no part in it: another one measures nothing again.
+
+
+rule measure_lengths:
+    """Count the tokens of every row, text and pictures apart."""
+    input:
+        train_rows=run_targets.data_of(settings, "train.jsonl"),
+        val_rows=run_targets.data_of(settings, "val.jsonl"),
+        stats=run_targets.data_of(settings, "stats.json"),
+        pictures=run_targets.train_pictures_of(settings),
+        model=run_targets.model_of(settings),
+    output:
+        train="lengths/{run}/train.jsonl",
+        val="lengths/{run}/val.jsonl",
+        summary="lengths/{run}/summary.json",
+    log:
+        "logs/measure_lengths/{run}.log",
+    benchmark:
+        "benchmarks/measure_lengths/{run}.tsv"
+    params:
+        code=code("measure_lengths"),
+        image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
+        model_type=run_targets.model_type_of(settings),
+        text_args=run_targets.text_args_of(settings),
+        picture_store=lookup(dpath="stores/pictures", within=config),
+    threads: 8
+    resources:
+        mem_mb=8_000,
+        disk_mb=8_000,
+        runtime=60,
+        pod_template="train",
+    message:
+        "Counting the tokens of every row for {wildcards.run}"
+    script:
+        "../scripts/measure_lengths.py"

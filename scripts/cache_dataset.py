@@ -1,0 +1,46 @@
+"""Have ms-swift read a run's rows and pictures once, on the CPU, into its cached data set."""
+
+from pathlib import Path
+from typing import Any
+
+from harness.stage import run_stage
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.files import whole_folder
+from vlmflow.training.cached_dataset import cache_dataset
+from vlmflow.training.data import fitted_data
+from vlmflow.training.job import BaseModel, TrainJob
+
+
+def main(
+    *,
+    rows: Path,
+    model: Path,
+    cached: Path,
+    max_length: int,
+    image_max_tokens: int,
+    seed: int,
+    dtype: str,
+    model_type: str,
+    text_args: dict[str, Any],
+    picture_store: Path,
+    threads: int = 1,
+) -> None:
+    """Cache the data set of one run.
+
+    rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
+    cached: the folder to write (cached/RUN).
+    max_length, image_max_tokens, seed, dtype, model_type: see docs/config.md.
+    text_args: those of swift_args that change the text.
+    picture_store: the folder that holds all picture stores.
+    """
+    data = fitted_data(rows, max_length, picture_store)
+    settings = TrainSettings(
+        max_length=max_length, image_max_tokens=image_max_tokens, seed=seed, dtype=dtype, swift_args=text_args
+    )
+    job = TrainJob(data, BaseModel.read(model, model_type), settings, device="cpu", processes=1, strategy="ddp")
+    with whole_folder(cached) as folder:
+        cache_dataset(job, rows, folder, threads, f"cache_dataset {cached.name}")
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,44 @@
+"""Turn raw conversations (Volcano, Alpaca, ShareGPT, messages, prompts, texts) into ShareGPT rows."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.data_settings import RowChoice
+from vlmflow.raw_rows import open_rows
+from vlmflow.rows.convert import convert
+from vlmflow.rows.forms import form_rows, refuse_columns
+
+
+def main(
+    *,
+    raw: list[Path],
+    converted: Path,
+    rejects: Path,
+    split: str,
+    kind: str,
+    modality: str,
+    columns: dict[str, str] | None = None,
+    prompt: str | None = None,
+    system_prompt: str | None = None,
+    choice: RowChoice | None = None,
+    mended: list[Path] = [],  # noqa: B006
+    threads: int = 1,
+) -> None:
+    """Convert one split.
+
+    raw: the split's files, each a JSON array, JSON lines, CSV or parquet.
+    converted: JSON lines to write, one training row each.
+    rejects: JSON lines to write, one for each raw row that cannot be used or is left out.
+    split: train or test.
+    kind, modality, columns, prompt, system_prompt: see docs/config.md.
+    choice: which rows are used. mended: files of edited rows.
+    """
+    make = form_rows(kind, modality, columns or {}, prompt, system_prompt)
+    choice = choice or RowChoice()
+    with open_rows(raw, split, mended, choice.read_columns) as rows:
+        refuse_columns(rows, kind, modality, columns or {})
+        convert(rows, converted, rejects, split, make, choice, threads)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,35 @@
+"""Write the page that says what a data set holds, what it lost, and why."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.data_settings import NearDuplicates, PictureLimits
+from vlmflow.files import whole_file
+from vlmflow.reports.data_page import data_page
+
+
+def main(
+    *,
+    stats: Path,
+    page: Path,
+    picture_store: Path,
+    picture_limits: PictureLimits,
+    near_duplicates: NearDuplicates,
+    pictures: list[Path] | None = None,
+) -> None:
+    """Write it.
+
+    stats: the data set's account; its rows, its quarantine and its near-duplicates lie beside it.
+    pictures: the image manifest of every raw split, named after the split; none where no pictures were looked at.
+    page: the HTML file to write. picture_store: the folder that holds all picture stores.
+    picture_limits: those by which they were checked. near_duplicates: how they were looked for, see docs/config.md.
+    """
+    manifests = {file.stem: file for file in pictures or []}
+    store = picture_store / stats.parent.name
+    html = data_page(stats.parent, manifests, store, picture_limits, near_duplicates)
+    with whole_file(page, "w") as file:
+        file.write(html)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

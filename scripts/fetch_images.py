@@ -1,0 +1,53 @@
+"""Fetch the pictures that the rows of a split name and no picture root holds."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.archives.fetch_pictures import PictureFetch
+from vlmflow.archives.sources import PICTURE_SOURCES, read_sources
+from vlmflow.config.data_settings import PictureLimits, RowChoice
+from vlmflow.config.picture_source import PictureSource
+from vlmflow.fetch.pins import PINS, read_pins
+from vlmflow.files import write_json
+from vlmflow.pictures.resolve import named_paths
+from vlmflow.pictures.roots import PictureRoots
+
+
+def main(
+    *,
+    raw: list[Path],
+    account: Path,
+    dataset: str,
+    roots: list[str],
+    store: Path,
+    limits: PictureLimits,
+    sources: dict[str, PictureSource],
+    choice: RowChoice | None = None,
+    mended: list[Path] = [],  # noqa: B006
+    table: Path = PICTURE_SOURCES,
+    pins: Path = PINS,
+) -> None:
+    """Fetch the pictures of one split.
+
+    raw: the files of the split's raw rows.
+    account: the JSON file to write: of every source the pictures had, fetched and missing, and the bytes.
+    dataset: the data set's name in the configuration.
+    roots: folders that hold pictures already.
+    store: the folder to fetch into, under the paths that the rows name; a root like the others.
+    limits: what a picture may be.
+    sources: the configuration's own sources, laid over those of the table.
+    choice: which rows are used. mended: files of edited rows.
+    table: the sources that are known.
+    pins: the table with revision, size and sha256 of every archive on the hub.
+    """
+    store.mkdir(parents=True, exist_ok=True)
+    picture_roots = PictureRoots([*roots, str(store)], f"datasets.{dataset}.image_roots")
+    split = account.name.partition(".")[0]
+    what = f"fetch_images {dataset}/{split}"
+    fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, limits.max_bytes, what)
+    wanted = named_paths(raw, split, choice, mended)
+    write_json(account, fetch.fetch(wanted, picture_roots).as_json())
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,35 @@
+"""Name the near-duplicates between the train and the test split of a data set."""
+
+import logging
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.rows.near_duplicates import find_near_duplicates
+
+log = logging.getLogger("vlmflow")
+
+
+def main(
+    *,
+    test_rows: Path,
+    train_rows: Path,
+    pairs: Path,
+    picture_distance: int,
+    kind: str = "fire",
+    pictures: list[Path] | None = None,
+    hashes: list[Path] | None = None,
+) -> None:
+    """Find them.
+
+    test_rows: the validated rows of the test split. train_rows: the converted rows of the raw train split.
+    pictures: the image manifests of the raw splits, train first. hashes: their picture hashes. None where there are no
+    such.
+    pairs: JSON lines to write. picture_distance, kind: see docs/config.md.
+    """
+    whole = kind == "text"  # every row has the same prompt
+    found = find_near_duplicates(train_rows, test_rows, pictures or [], hashes or [], picture_distance, pairs, whole)
+    log.info("near-duplicates of the test split: %d pictures, %d rows without a picture", found.pictures, found.rows)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,62 @@
+"""Hand on the rows that fit the run's max_length, and say what became of the others, on the CPU."""
+
+import logging
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from harness.stage import run_stage
+from vlmflow.files import read_json, whole_folder
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.training.chat_form import ChatForm
+from vlmflow.training.data import validated_data
+from vlmflow.training.fit import OverLong, fit_rows, in_words
+from vlmflow.training.job import BaseModel
+from vlmflow.training.lengths import TokenCounter
+from vlmflow.training.measure import refuse_other_lengths
+
+
+def main(
+    *,
+    train_rows: Path,
+    val_rows: Path,
+    stats: Path,
+    model: Path,
+    train_lengths: Path,
+    val_lengths: Path,
+    summary: Path,
+    fitted: Path,
+    max_length: int,
+    over_long: OverLong,
+    image_max_tokens: int,
+    model_type: str,
+    text_args: dict[str, Any],
+    picture_store: Path,
+    pictures: list[Path] | None = None,
+) -> None:
+    """Fit the rows of one run.
+
+    train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split, none where
+    rows have no pictures.
+    model: folder with the base model's manifest. train_lengths, val_lengths, summary: what measure_lengths wrote.
+    fitted: the folder to write (fitted/RUN). max_length, over_long, image_max_tokens, model_type: see docs/config.md.
+    text_args: those of swift_args that change the text. picture_store: the folder that holds all picture stores.
+    """
+    account = read_json(stats)
+    lengths = {"train": train_lengths, "val": val_lengths}
+    base = BaseModel.read(model, model_type)
+    refuse_other_lengths(summary, lengths, account, base.folder, image_max_tokens, text_args)
+    data = validated_data(train_rows, val_rows, stats, picture_store)
+
+    def counter() -> TokenCounter:
+        entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
+        form = ChatForm.of(text_args, data.last_answer_only)
+        return TokenCounter(base.folder, entries, image_max_tokens, form)
+
+    with whole_folder(fitted) as folder:
+        outcome = fit_rows(data, account, lengths, counter, max_length, over_long, folder)
+    logging.getLogger("vlmflow").info(f"{fitted.name}: {in_words(outcome)}")
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

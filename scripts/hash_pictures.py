@@ -1,0 +1,23 @@
+"""Hash every usable picture of a split by what it looks like."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.parts import WHOLE, Part
+from vlmflow.pictures.hash_table import hash_pictures
+
+
+def main(
+    *, manifest: Path, hashes: Path, dataset: str, picture_store: Path, part: Part = WHOLE, threads: int = 1
+) -> None:
+    """Hash them.
+
+    manifest: the split's image manifest. hashes: JSON lines to write. dataset: its name.
+    picture_store: the folder that holds all picture stores.
+    part: which part of how many this is, where several pods share the pictures.
+    """
+    hash_pictures(manifest, hashes, picture_store / dataset, threads, part)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,20 @@
+"""Join the perceptual hashes that several pods made of one split."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.files import whole_file
+from vlmflow.parts import joined_lines
+
+
+def main(*, parts: list[Path], hashes: Path) -> None:
+    """Join them.
+
+    parts: the tables of all parts, in their order. hashes: JSON lines to write.
+    """
+    with whole_file(hashes) as file:
+        file.writelines(joined_lines(parts))
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

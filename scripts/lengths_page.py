@@ -1,0 +1,22 @@
+"""Write the page that says how many tokens a run's rows have, and which max_length they need."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.files import whole_file
+from vlmflow.reports.lengths_page import lengths_page
+
+
+def main(*, train: Path, val: Path, summary: Path, page: Path, max_length: int) -> None:
+    """Write it.
+
+    train, val, summary: what measure_lengths wrote (lengths/RUN). page: the HTML file to write.
+    max_length: the run's own, see docs/config.md.
+    """
+    html = lengths_page(summary.parent.name, {"train": train, "val": val}, summary, max_length)
+    with whole_file(page, "w") as file:
+        file.write(html)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

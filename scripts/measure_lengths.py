@@ -1,0 +1,55 @@
+"""Count the tokens of every row of train and val, text and pictures apart, on the CPU."""
+
+import logging
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from harness.stage import run_stage
+from vlmflow.files import write_json
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.training.chat_form import ChatForm
+from vlmflow.training.data import validated_data
+from vlmflow.training.job import BaseModel
+from vlmflow.training.lengths import TokenCounter
+from vlmflow.training.measure import in_words, measure_lengths
+
+
+def main(
+    *,
+    train_rows: Path,
+    val_rows: Path,
+    stats: Path,
+    model: Path,
+    train: Path,
+    val: Path,
+    summary: Path,
+    image_max_tokens: int,
+    model_type: str,
+    text_args: dict[str, Any],
+    picture_store: Path,
+    pictures: list[Path] | None = None,
+    threads: int = 1,
+) -> None:
+    """Measure the rows of one run.
+
+    train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split, none where
+    rows have no pictures.
+    model: folder with the base model's manifest.
+    train, val, summary: the files to write: a line per row (vlmflow.training.lengths.RowLength), and their account.
+    image_max_tokens, model_type: see docs/config.md. text_args: those of swift_args that change the text.
+    picture_store: the folder that holds all picture stores.
+    """
+    data = validated_data(train_rows, val_rows, stats, picture_store)
+    base = BaseModel.read(model, model_type)
+    entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
+    form = ChatForm.of(text_args, data.last_answer_only)
+    counter = TokenCounter(base.folder, entries, image_max_tokens, form)
+    files = {"train": train, "val": val}
+    account = measure_lengths(data, files, counter, base, image_max_tokens, text_args, threads)
+    write_json(summary, account)
+    logging.getLogger("vlmflow").info(f"{summary.parent.name}: {in_words(account)}")
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

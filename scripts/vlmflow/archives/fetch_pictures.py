@@ -1,0 +1,227 @@
+"""The pictures that a split's rows name: those that no root holds are fetched from their sources."""
+
+import errno
+import fcntl
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmflow.archives.account import FetchAccount
+from vlmflow.archives.keep import keep
+from vlmflow.archives.missing import Missing
+from vlmflow.archives.opening import require_pins
+from vlmflow.archives.progress import FetchProgress
+from vlmflow.archives.side_by_side import side_by_side
+from vlmflow.archives.source_fetch import SourceFetch
+from vlmflow.archives.sources import Place, Places
+from vlmflow.config.picture_source import PictureSource
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch.pins import Pin
+from vlmflow.pictures.manifest import Unusable
+from vlmflow.pictures.paths import HOUSEKEEPING, picture_name
+from vlmflow.pictures.roots import PictureRoots
+
+logger = logging.getLogger(__name__)
+
+TRY_ELSEWHERE = {"no_member", "refused"}
+"""Reasons after which the next source that may have the picture is asked."""
+
+
+@dataclass
+class Wish:
+    """A picture that rows name and no root holds.
+
+    rows: how many. places: where it may be fetched, those not tried yet.
+    """
+
+    rows: int
+    places: list[Place]
+
+
+class PictureFetch:
+    """One fetch for one split.
+
+    sources: by name. pins: of archives on the hub. store: where pictures go, under paths by which rows find them.
+    max_bytes: of a picture. what: names the work to people.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, PictureSource],
+        pins: Mapping[str, Pin],
+        store: Path,
+        max_bytes: int,
+        what: str,
+    ) -> None:
+        self._sources = sources
+        self._pins = pins
+        self._store = store
+        self._max_bytes = max_bytes
+        self._what = what
+        self._account = FetchAccount(sources)
+        self._failures: list[VlmflowError] = []
+
+    def fetch(self, paths: Mapping[str, int], roots: PictureRoots) -> FetchAccount:
+        """Fetch what the roots lack, and give the account.
+
+        paths: distinct paths as rows write them, with the number of rows. roots: the store is one of them.
+
+        Raises VlmflowError where an archive is not pinned, before anything is fetched; where the disk is full; and
+        where servers failed too often, after all else has come.
+        """
+        wishes = self._wishes(paths, roots)
+        asked = {place.source for wish in wishes.values() for place in wish.places}
+        require_pins({name: self._sources[name] for name in sorted(asked)}, self._pins)
+        try:
+            with FetchProgress(self._what) as progress:
+                progress.total_pictures = len(wishes)
+                while wishes:
+                    wishes = self._round(wishes, progress)
+        except OSError as error:
+            next_step = "free some space there, or put stores.fetched_pictures on a larger disk"
+            raise VlmflowError(
+                f"{error.filename or self._store}: {error.strerror}",
+                f"{next_step if error.errno == errno.ENOSPC else 'mend that'}, and run the same command again: "
+                "what has come is kept",
+            ) from None
+        self._account.say()
+        if self._failures:
+            raise VlmflowError(
+                "\n".join(error.cause for error in self._failures),
+                "; ".join(dict.fromkeys(error.next_step for error in self._failures)),
+            )
+        return self._account
+
+    def _wishes(self, paths: Mapping[str, int], roots: PictureRoots) -> dict[str, Wish]:
+        """Give what is to be fetched, by path; what is here, or cannot be, is accounted for."""
+        places = Places(self._sources)
+        named: dict[str, Wish] = {}
+        here: set[str] = set()
+        for path, rows in paths.items():
+            found = roots.locate(path)
+            if isinstance(found, Unusable) and found.reason != "missing":
+                continue  # resolve_images says why
+            name = picture_name(path)
+            if name not in named:
+                named[name] = Wish(0, places.of(name))
+            named[name].rows += rows
+            if not isinstance(found, Unusable):
+                here.add(name)
+        wishes = {}
+        for name, wish in named.items():
+            source = wish.places[0].source if wish.places else None
+            if name in here:
+                self._account.of(source).had += 1
+            elif reachable := [place for place in wish.places if _can_be_fetched(self._sources[place.source])]:
+                wishes[name] = Wish(wish.rows, reachable)
+            elif source is None:
+                missing = Missing("no_source", "add one to picture_sources (config), or a root to image_roots")
+                self._account.miss(None, name, wish.rows, missing)
+            else:
+                how = self._sources[source].by_hand or "no address of it is known"
+                self._account.miss(source, name, wish.rows, Missing("by_hand", how))
+        return wishes
+
+    def _round(self, wishes: Mapping[str, Wish], progress: FetchProgress) -> dict[str, Wish]:
+        """Ask the likeliest source for every wish; give the wishes that are left for other sources."""
+        by_source: dict[str, dict[str, list[str]]] = {}
+        for name, wish in wishes.items():
+            place = wish.places[0]
+            by_source.setdefault(place.source, {}).setdefault(place.member, []).append(name)
+        with ExitStack() as locks:
+            for source in sorted(by_source):
+                locks.enter_context(_own(self._store / HOUSEKEEPING / f"{source}.lock"))
+            fetches = {}
+            for source, members in sorted(by_source.items()):
+                in_store = {member: wishes[names[0]].places[0].name for member, names in members.items()}
+                fetches[source] = self._fetch_of(source, in_store, progress)
+            self._plan(list(fetches.values()))
+            sizes = [fetch.way.bytes for fetch in fetches.values() if fetch.way]
+            progress.total = 0 if None in sizes else progress.count + sum(sizes)
+            left: dict[str, Wish] = {}
+            for source, fetch in fetches.items():
+                with self._failing(fetch):
+                    fetch.run(self._pins)
+                account = self._account.of(source)
+                account.bytes_wanted += fetch.bytes_wanted
+                account.bytes_transferred += fetch.bytes_transferred
+                for member, names in by_source[source].items():
+                    for name in names:
+                        self._settle(name, wishes[name], fetch, member, left)
+        return left
+
+    def _fetch_of(self, source: str, in_store: Mapping[str, str], progress: FetchProgress) -> SourceFetch:
+        """Give the fetch from one source; in_store: by name in the archive, the path in the store."""
+        wanted = [member for member, name in in_store.items() if not (self._store / name).is_file()]
+        return SourceFetch(
+            source,
+            self._sources[source],
+            wanted,
+            lambda member, content: keep(self._store / in_store[member], content),
+            self._store / HOUSEKEEPING,
+            self._max_bytes,
+            progress,
+        )
+
+    def _plan(self, fetches: Sequence[SourceFetch]) -> None:
+        """Plan all sources side by side: of servers that do not answer none waits for another's end."""
+
+        def plan(fetch: SourceFetch) -> None:
+            with self._failing(fetch):
+                fetch.plan(self._pins)
+
+        def stop() -> None:
+            for fetch in fetches:
+                fetch.stop()
+
+        side_by_side(fetches, plan, len(fetches), stop)
+        for fetch in fetches:
+            if fetch.way:
+                self._account.plan(fetch.name, fetch.way, len(fetch.wanted))
+
+    def _settle(self, name: str, wish: Wish, fetch: SourceFetch, member: str, left: dict[str, Wish]) -> None:
+        missing = fetch.missing.get(member)
+        if missing is None:
+            if member in fetch.fetched:
+                self._account.of(fetch.name).fetched += 1
+            else:  # another process brought it while this one waited
+                self._account.of(fetch.name).had += 1
+        elif missing.reason in TRY_ELSEWHERE and len(wish.places) > 1:
+            left[name] = Wish(wish.rows, wish.places[1:])
+        else:
+            self._account.miss(fetch.name, name, wish.rows, missing)
+
+    @contextmanager
+    def _failing(self, fetch: SourceFetch) -> Iterator[None]:
+        """Keep a failure for the end: one source's server must not cost what the others have."""
+        try:
+            yield
+        except VlmflowError as error:
+            logger.warning("%s", error.cause)
+            self._failures.append(error)
+            fetch.miss_the_rest(Missing("failed", error.cause))
+
+
+def _can_be_fetched(source: PictureSource) -> bool:
+    return source.by_hand is None and (source.archive or source.one_by_one) is not None
+
+
+@contextmanager
+def _own(lock: Path) -> Iterator[None]:
+    """Have a source to this process alone: the other split's fetch then finds what this one brought."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    logger.info("%s: another process fetches from it; waiting for that one", lock.stem)
+                told = True
+                time.sleep(1.0)
+        yield

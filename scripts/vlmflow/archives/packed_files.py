@@ -1,0 +1,100 @@
+"""Pictures out of tar and parquet files on this disk: read once, from the first byte to the last."""
+
+import tarfile
+from collections.abc import Iterator, Set
+from pathlib import Path
+
+from vlmflow.archives.missing import Missing, Refused
+
+Content = tuple[str, bytes | Missing]
+
+ROWS_AT_A_TIME = 16
+
+LARGEST_HEADER = 1 << 20
+"""Bytes of a header that extends another one (a long name, pax records): it is read as a whole, whatever it claims."""
+
+EXTENDED = {
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+}
+
+
+class BoundedHeader(tarfile.TarInfo):
+    """A tar's header that takes no more memory than it should; no picture is stored as a sparse file.
+
+    Raises tarfile.ReadError for one that would.
+    """
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Read what follows this header by its type: tarfile's own place for subclasses to step in."""
+        if self.type in EXTENDED and self.size > LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("a sparse file")
+        return super()._proc_member(archive)
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise tarfile.ReadError("a sparse file")
+
+
+def tar_members(archive: Path, wanted: Set[str], max_bytes: int) -> Iterator[Content]:
+    """Yield name and content of the wanted regular files in a tar, packed or not, as they come.
+
+    Raises Refused where it is no tar, or broken.
+    """
+    try:
+        with tarfile.open(archive, "r|*", tarinfo=BoundedHeader) as files:
+            for entry in files:
+                files.members.clear()  # it would keep them all
+                name = entry.name.removeprefix("./")
+                if name not in wanted or not entry.isreg():
+                    continue
+                if entry.size > max_bytes:
+                    yield name, Missing("too_large", f"{entry.size:,} bytes, the limit is {max_bytes:,}")
+                    continue
+                content = files.extractfile(entry).read()
+                whole = len(content) == entry.size
+                yield name, content if whole else Missing("damaged", "it is cut")
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise Refused("unreadable", f"no tar, or broken: {error}") from None
+
+
+def parquet_members(
+    table: Path, wanted: Set[str], max_bytes: int, picture_column: str, name_column: str | None
+) -> Iterator[Content]:
+    """Yield name and content of the wanted pictures of a parquet file, a few rows at a time.
+
+    picture_column: holds the bytes, or a struct of `bytes` and `path`, as the hub's data sets do.
+    name_column: holds their names; None takes the struct's `path`.
+
+    Raises Refused where it is no parquet file, or has no such columns.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(table) as file:
+            columns = [picture_column, *([name_column] if name_column else [])]
+            if lacking := set(columns) - set(file.schema_arrow.names):
+                names = ", ".join(file.schema_arrow.names)
+                raise Refused("unreadable", f"no column {', '.join(lacking)}; there are {names}")
+            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=columns):
+                for row in batch.to_pylist():
+                    picture = row[picture_column]
+                    picture = picture if isinstance(picture, dict) else {"bytes": picture}
+                    name = row[name_column] if name_column else picture.get("path")
+                    content = picture.get("bytes")
+                    if name not in wanted or not isinstance(content, bytes):
+                        continue
+                    too_large = len(content) > max_bytes
+                    limit = Missing("too_large", f"{len(content):,} bytes, the limit is {max_bytes:,}")
+                    yield name, limit if too_large else content
+    except (pyarrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise Refused("unreadable", f"no parquet file, or broken: {' '.join(str(error).split())[:200]}") from None

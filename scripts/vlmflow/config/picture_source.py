@@ -1,0 +1,97 @@
+"""What is known of one place from which pictures can be fetched."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from vlmflow.config.settings import EXPONENT_FORM, Settings
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.errors import VlmflowError
+
+FORMS = {".zip": "zip", ".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "parquet"}
+"""What an archive is, by the end of its address."""
+
+WEB = ("http://", "https://")
+
+
+class PictureSource(Settings):
+    """One source of pictures: a row of picture_sources.yaml, or what lies over it; null is as it stands there."""
+
+    members: dict[str, str] | None = None
+    """By the beginning of the rows' paths, the name in the archive: `{rest}` is the path behind that beginning,
+    `{name}` its last part. The longest beginning decides."""
+
+    archive: str | None = None
+    """The .zip, .tar, .tar.gz or .parquet that holds them: https://…, http://…, or hf://datasets/OWNER/NAME/FILE,
+    pinned in pins.yaml; `*` in a .parquet FILE stands for all that fit."""
+
+    one_by_one: str | None = None
+    """The address (https://… or http://…), up to the name in the archive, under which each picture can be read by
+    itself; a source may have this alone, without an archive."""
+
+    size: Annotated[int, Field(ge=1), EXPONENT_FORM] | None = None
+    """Bytes of the archive."""
+
+    md5: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
+    """MD5 of the archive, where its owner gives one."""
+
+    pictures: Annotated[int, Field(ge=1), EXPONENT_FORM] | None = None
+    """Pictures in the archive."""
+
+    picture_column: str | None = None
+    """Parquet: the column of the pictures; `image` where nothing stands here."""
+
+    name_column: str | None = None
+    """Parquet: the column with their names; where nothing stands here, the name that the picture column holds."""
+
+    licence: str | None = None
+    """The licence, as its owner names it; the model card lists it beside the pictures whose paths begin so. A
+    changed one merges and verifies every run with pictures anew, which trains nothing."""
+
+    by_hand: str | None = None
+    """How to get them where no program may: they are not fetched, and this is said."""
+
+    @model_validator(mode="after")
+    def _members_are_patterns(self) -> Self:
+        for beginning, pattern in (self.members or {}).items():
+            if set("{}") & set(pattern.replace("{rest}", "").replace("{name}", "")) or not pattern:
+                raise ValueError(
+                    f"members: {pattern!r} (of {beginning!r}) is not allowed; it must be the name in the archive, in "
+                    "which {rest} and {name} alone stand in braces"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _addresses_are_readable(self) -> Self:
+        if self.archive is not None:
+            if not self.archive.startswith(WEB) and not isinstance(_parsed(self.archive), HubSource):
+                raise ValueError(f"archive: {self.archive!r} is none of https://…, http://… and hf://datasets/…")
+            if self.form is None:
+                raise ValueError(f"archive: {self.archive!r} ends with none of {', '.join(FORMS)}")
+        if self.one_by_one is not None and not self.one_by_one.startswith(WEB):
+            raise ValueError(f"one_by_one: {self.one_by_one!r} is neither https://… nor http://…")
+        return self
+
+    @property
+    def lacks(self) -> str | None:
+        """The key without which nothing can be made of this source, and what it must be; None where nothing is missing.
+
+        Of rows that lie over others this holds of the result.
+        """
+        if not self.members:
+            return "members: missing; it must be a block with one beginning of the rows' paths or more"
+        if not (self.archive or self.one_by_one or self.by_hand or self.licence):
+            return "archive: missing; it, one_by_one, by_hand or licence must be given"
+        return None
+
+    @property
+    def form(self) -> str | None:
+        """What the archive is: zip, tar or parquet."""
+        return next((form for end, form in FORMS.items() if (self.archive or "").lower().endswith(end)), None)
+
+
+def _parsed(address: str) -> object:
+    try:
+        return parse_source(address)
+    except VlmflowError as error:
+        raise ValueError(f"archive: {error.cause}") from None

@@ -1,0 +1,91 @@
+"""The perceptual hashes of a split's pictures: made over all cores, kept by the pictures' SHA-256."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from PIL import Image
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import whole_file
+from vlmflow.parallel import ordered_map
+from vlmflow.parts import WHOLE, Part, items_of
+from vlmflow.pictures.check import MAGIC
+from vlmflow.pictures.manifest import MAKE_AGAIN, PictureEntry, read_picture_manifest
+from vlmflow.pictures.perceptual_hash import SIDE, perceptual_hash
+from vlmflow.progress import Progress
+
+CHUNK = 16
+"""Pictures that a worker takes at a time."""
+
+
+class PictureHash(msgspec.Struct):
+    """One line of the table. sha256: of the original file. hash: 16 hexadecimal digits; null for a plain colour."""
+
+    sha256: str
+    hash: str | None
+
+
+def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part: Part = WHOLE) -> None:
+    """Write a PictureHash for every usable picture of a manifest, once each, in its order.
+
+    store: the data set's picture store. part: which of these pictures, where several pods share them.
+
+    Raises VlmflowError where a picture is not what the manifest says any more.
+    """
+    usable = {entry.sha256: entry for entry in read_picture_manifest(manifest) if entry.reason is None}
+    entries = list(items_of(part, usable.values()))
+    encoder = msgspec.json.Encoder()
+    with (
+        whole_file(table) as file,
+        Progress(f"hash_pictures {table}", len(entries), "pictures") as progress,
+    ):
+        for hashes in ordered_map(partial(_hash_chunk, store), _chunks(entries), processes):
+            file.write(encoder.encode_lines(hashes))
+            progress.advance(len(hashes))
+
+
+def read_hashes(tables: Iterable[Path]) -> dict[bytes, int]:
+    """Give the hashes of several tables by SHA-256, without those of plain colours.
+
+    Raises VlmflowError where a line is damaged.
+    """
+    decoder = msgspec.json.Decoder(PictureHash)
+    hashes: dict[bytes, int] = {}
+    for table in tables:
+        with table.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    entry = decoder.decode(line)
+                    if entry.hash is not None:
+                        hashes[bytes.fromhex(entry.sha256)] = int(entry.hash, 16)
+                except ValueError as error:
+                    raise VlmflowError(f"{table}, line {number}: {error}", MAKE_AGAIN) from None
+    return hashes
+
+
+def _chunks(entries: list[PictureEntry]) -> Iterator[list[PictureEntry]]:
+    for first in range(0, len(entries), CHUNK):
+        yield entries[first : first + CHUNK]
+
+
+def _hash_chunk(store: Path, entries: list[PictureEntry]) -> list[PictureHash]:
+    return [PictureHash(entry.sha256, _hash(store, entry)) for entry in entries]
+
+
+def _hash(store: Path, entry: PictureEntry) -> str | None:
+    """Hash a picture as training sees it; a JPEG is decoded at an eighth of its size, which is enough here."""
+    file = store / entry.name
+    try:
+        with Image.open(file, formats=list(MAGIC)) as image:
+            if image.size != (entry.width, entry.height):
+                raise ValueError(f"{image.size[0]} x {image.size[1]} pixels")
+            image.draft("L", (2 * SIDE, 2 * SIDE))
+            found = perceptual_hash(image)
+    except Exception as error:  # hostile bytes make Pillow raise nearly anything
+        raise VlmflowError(
+            f"{file}: no more the picture that was checked ({entry.width} x {entry.height} pixels): {error}",
+            f"put it back, or resolve the pictures anew: make refresh-pictures DATASET={store.name}",
+        ) from None
+    return None if found is None else f"{found:016x}"

@@ -1,0 +1,120 @@
+"""What the data page tells, gathered from a data set's files line by line: memory does not grow with the rows."""
+
+import hashlib
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlmflow.files import count_lines
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.progress import Progress
+from vlmflow.reports.histogram import Histogram
+from vlmflow.reports.pages import raw_splits
+from vlmflow.rows.account import QuarantinedRow
+from vlmflow.rows.data_rows import Row, lines_of
+
+FILES = ("train", "val", "test")
+"""The data files of a data set, without their suffix."""
+
+SAMPLES = {"train": 9, "test": 3}
+"""How many conversations of a file the page shows."""
+
+REJECTS_PER_REASON = 3
+
+
+@dataclass
+class RowFacts:
+    """What the rows of one data file are like.
+
+    turns: per row. characters: of all turns of a row together. answers: characters of every gpt turn.
+    scores: one per scored answer, 0 to 10.
+    samples: rows drawn by their identity, the same in every run.
+    """
+
+    turns: Histogram = field(default_factory=Histogram)
+    characters: Histogram = field(default_factory=Histogram)
+    answers: Histogram = field(default_factory=Histogram)
+    scores: Histogram = field(default_factory=Histogram)
+    samples: list[Row] = field(default_factory=list)
+
+
+def row_facts(rows: Path, samples: int) -> RowFacts:
+    """Read one data file.
+
+    samples: how many rows to draw, of as many sources as possible.
+
+    Raises VlmflowError where a line is no row.
+    """
+    facts = RowFacts()
+    drawn: dict[str, list[tuple[str, Row]]] = {}
+    for row in lines_of(rows, Row):
+        facts.turns.add(sum(turn.speaker != "system" for turn in row.conversations))
+        facts.characters.add(sum(len(turn.value) for turn in row.conversations))
+        for turn in row.conversations:
+            if turn.speaker == "gpt":
+                facts.answers.add(len(turn.value))
+        for score in row.scores:
+            facts.scores.add(int(score))
+        if samples:
+            _draw(drawn, row, samples)
+    facts.samples = _mixed(drawn, samples)
+    return facts
+
+
+def _draw(drawn: dict[str, list[tuple[str, Row]]], row: Row, samples: int) -> None:
+    """Hold, of each of at most `samples` sources, at most `samples` rows: those whose identities hash lowest."""
+    order = hashlib.blake2b(row.id.encode(), digest_size=8).hexdigest()
+    if row.source not in drawn and len(drawn) == samples:
+        last = max(drawn, key=lambda source: drawn[source][0][0])
+        if order > drawn[last][0][0]:
+            return
+        del drawn[last]
+    held = drawn.setdefault(row.source, [])
+    held.append((order, row))
+    held.sort(key=lambda pair: pair[0])
+    del held[samples:]
+
+
+def _mixed(drawn: dict[str, list[tuple[str, Row]]], samples: int) -> list[Row]:
+    """Give the first row of every source, then the second ones, until there are enough."""
+    ranked = ((rank, order, row) for held in drawn.values() for rank, (order, row) in enumerate(held))
+    return [row for _, _, row in heapq.nsmallest(samples, ranked, key=lambda item: item[:2])]
+
+
+def longer_sides(manifest: Path) -> Histogram:
+    """Count the usable pictures of an image manifest by their longer side, in pixels."""
+    sides = Histogram()
+    with Progress(f"reading {manifest}", count_lines(manifest), "pictures") as progress:
+        for entry in read_picture_manifest(manifest):
+            if entry.reason is None:
+                sides.add(max(entry.width, entry.height))
+            progress.advance()
+    return sides
+
+
+def first_rejects(quarantine: Path) -> dict[str, list[QuarantinedRow]]:
+    """Give the first rejected rows of every reason, and read on to the end.
+
+    Raises VlmflowError where a line is no rejected row.
+    """
+    found: dict[str, list[QuarantinedRow]] = {}
+    for row in lines_of(quarantine, QuarantinedRow):
+        examples = found.setdefault(row.reason, [])
+        if len(examples) < REJECTS_PER_REASON:
+            row.raw = row.raw.copy()  # or the whole line would be held
+            examples.append(row)
+    return found
+
+
+def by_reason(stats: dict[str, Any], reasons: Callable[[dict[str, Any]], dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Give for every reason the lost rows of each raw split that has some, the costliest reason first.
+
+    reasons: takes a split's part of `stats.json` to its lost rows by reason.
+    """
+    table: dict[str, dict[str, int]] = {}
+    for split in raw_splits(stats):
+        for reason, count in reasons(stats[split]).items():
+            table.setdefault(reason, {})[split] = count
+    return dict(sorted(table.items(), key=lambda item: (-sum(item[1].values()), item[0])))

@@ -1,0 +1,104 @@
+"""Whose data a model was trained on, and under which licence: stated, or unknown, and never guessed."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.pictures.paths import REWRITTEN_SUFFIX, spellings
+from vlmflow.rows.data_rows import Row, lines_of
+
+UNKNOWN = "unknown"
+SHOWN = 40
+"""Sources of a kind that the model card lists, the largest first."""
+
+
+def rights(
+    dataset: str,
+    addresses: Iterable[str],
+    licence: str | None,
+    source_licences: Mapping[str, str],
+    picture_licences: Mapping[str, str],
+    rows: Path,
+) -> dict[str, Any]:
+    """Gather what is stated of the data that a run was trained on, for `provenance.json`.
+
+    addresses: the data set's sources in the configuration. licence, source_licences: see docs/config.md.
+    picture_licences: those of picture_sources, by the beginnings of the pictures' paths; source_licences go first.
+    rows: the training rows.
+
+    Gives licence and addresses of the data set, and by source of questions and of pictures (the first folder of
+    their paths) the training rows with the licence, the largest first; a folder stands once for each of its licences.
+    Raises VlmflowError where a line is no row.
+    """
+    beginnings = sorted(picture_licences.items(), key=lambda item: -len(item[0]))
+
+    def of_picture(name: str) -> tuple[str, str]:
+        folder = name.partition("/")[0] if "/" in name else "."
+        return folder, source_licences.get(folder) or _stated(name, beginnings)
+
+    questions: Counter[tuple[str, str]] = Counter()
+    pictures: Counter[tuple[str, str]] = Counter()
+    for row in lines_of(rows, Row):
+        questions[row.source, source_licences.get(row.source) or UNKNOWN] += 1
+        pictures.update(set(map(of_picture, row.images)))
+    return {
+        "dataset": dataset,
+        "sources": [_public(address) for address in addresses],
+        "licence": licence or UNKNOWN,
+        "questions": _listed(questions),
+        "pictures": _listed(pictures),
+    }
+
+
+def _stated(name: str, beginnings: list[tuple[str, str]]) -> str:
+    """Give the licence of the longest beginning that a picture's path has, in any of its spellings."""
+    for spelling in spellings(name.removesuffix(REWRITTEN_SUFFIX)) if beginnings else ():
+        for beginning, licence in beginnings:
+            if spelling.startswith(beginning):
+                return licence
+    return UNKNOWN
+
+
+def _public(address: str) -> str:
+    """Give an address on the hub as it is, and of a file of this machine the name alone."""
+    source = parse_source(address)
+    return str(source) if isinstance(source, HubSource) else source.name
+
+
+def _listed(counts: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [{"source": name, "rows": count, "licence": licence} for (name, licence), count in ranked]
+
+
+def rights_section(rights: dict[str, Any]) -> str:
+    """Write the model card's section of what `rights` gave, as Markdown."""
+    head = "| what | training rows | licence |\n|---|---:|---|"
+    lines = [f"| data set {_code(rights['dataset'])} | | {_cell(rights['licence'])} |"]
+    for kind, what in (("questions", "questions from"), ("pictures", "pictures of")):
+        for one in rights[kind][:SHOWN]:
+            lines.append(f"| {what} {_code(one['source'])} | {one['rows']:,} | {_cell(one['licence'])} |")
+        if rest := rights[kind][SHOWN:]:
+            lines.append(f"| {what} {len(rest):,} more | {sum(one['rows'] for one in rest):,} | see provenance.json |")
+    sources = ", ".join(map(_code, rights["sources"]))
+    return f"""The data set was made from {sources}. A licence that nobody stated to the workflow is {UNKNOWN}: that is
+no permission. The base model has its own.
+
+{head}
+""" + "\n".join(lines)
+
+
+def hub_datasets(rights: dict[str, Any]) -> list[str]:
+    """Give the hub's names of the data sets, for a model card's metadata."""
+    sources = (parse_source(source) for source in rights["sources"])
+    return sorted({source.repo for source in sources if isinstance(source, HubSource)})
+
+
+def _code(text: str) -> str:
+    """Give a text of the data's as code in a table's cell; nothing in it is Markdown any more."""
+    return f"`{_cell(text).replace('`', chr(39))}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

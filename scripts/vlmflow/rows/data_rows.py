@@ -1,0 +1,46 @@
+"""The lines of a data set's files, read by those that look at them afterwards: memory does not grow with the rows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import count_lines
+from vlmflow.pictures.manifest import MAKE_AGAIN
+from vlmflow.progress import Progress
+
+Line = TypeVar("Line")
+
+
+class Turn(msgspec.Struct):
+    """One turn of a row. speaker: who speaks."""
+
+    speaker: str = msgspec.field(name="from")
+    value: str
+
+
+class Row(msgspec.Struct):
+    """What is read of a training row, whatever else it holds."""
+
+    id: str
+    conversations: list[Turn]
+    source: str = ""
+    images: list[str] = []
+    scores: list[float] = []
+
+
+def lines_of(file: Path, form: type[Line]) -> Iterator[Line]:
+    """Yield every line of a file, decoded; says how far it has come.
+
+    Raises VlmflowError where one is not of this form.
+    """
+    decoder = msgspec.json.Decoder(form)
+    with file.open("rb") as lines, Progress(f"reading {file}", count_lines(file), "rows") as progress:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield decoder.decode(line)
+            except ValueError as error:
+                raise VlmflowError(f"{file}, line {number}: {error}", MAKE_AGAIN) from None
+            progress.advance()

@@ -1,0 +1,143 @@
+"""What train rows have in common with the test split, though no bytes are the same: pictures, and questions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from vlmflow.files import whole_file
+from vlmflow.pictures.hash_table import read_hashes
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.pictures.near import Near, near_pictures
+from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.questions import question_key, question_of
+
+
+class NearDuplicate(msgspec.Struct):
+    """One line of near_duplicates.jsonl.
+
+    kind: "picture": a picture of train rows looks like one of the test split; "question": a train row without a
+    picture asks what a test row without one asks.
+    train, test: names in the picture store; of questions the rows' identities.
+    distance: bits between the pictures' hashes, of 64; 0 for questions.
+    rows: how many train rows the picture has; 1 for questions.
+    same_questions: how many of them ask what a row of the test picture asks.
+    question: the first such question, normalised; null where there is none.
+    """
+
+    kind: Literal["picture", "question"]
+    train: str
+    test: str
+    distance: int
+    rows: int = 1
+    same_questions: int = 0
+    question: str | None = None
+
+
+@dataclass
+class Found:
+    """How many near-duplicates there are: pictures of train rows, and train rows without a picture."""
+
+    pictures: int = 0
+    rows: int = 0
+
+
+def find_near_duplicates(
+    train: Path,
+    test: Path,
+    manifests: list[Path],
+    tables: Iterable[Path],
+    distance: int,
+    pairs: Path,
+    whole_rows: bool = False,
+) -> Found:
+    """Write a NearDuplicate for every picture, then for every question, in the order of the train rows.
+
+    train: rows that name pictures by the paths of the first of `manifests`. test: validated rows, which name them as
+    the store does. tables: the pictures' hashes. distance: in bits.
+    whole_rows: all questions are the same: rows are compared by question and answer.
+
+    A train row without a picture whose question stands in the test split to the letter is not named: it is a test row
+    itself, or `validate_sharegpt` left it out. Held in memory are a hash per picture and sixteen bytes per test row
+    without one, not the rows.
+
+    Raises VlmflowError where a line of an input is damaged.
+    """
+    digests, names = _pictures(manifests)
+    test_pictures = {digests[name] for row in lines_of(test, Row) for name in row.images if name in digests}
+    near = near_pictures(read_hashes(tables), test_pictures, distance)
+    named = (entry for manifest in manifests[:1] for entry in read_picture_manifest(manifest))
+    paths = {entry.path: digests[entry.name] for entry in named if entry.reason is None}
+    wanted = {found.sha256 for found in near.values()}
+    asked, alone, known = _test_questions(test, digests, wanted, whole_rows)
+    pictures: dict[bytes, NearDuplicate] = {}
+    questions: list[NearDuplicate] = []
+    for row in lines_of(train, Row):
+        to_the_letter, question = _asked(row, whole_rows)
+        if not row.images:
+            same = alone.get(question_key(question))
+            if same is not None and question_key(to_the_letter) not in known:
+                questions.append(NearDuplicate("question", row.id, same, 0, 1, 1, question))
+            continue
+        digest = paths.get(row.images[0])
+        if digest in near:
+            _count(pictures, digest, near[digest], names, question, asked)
+    with whole_file(pairs) as file:
+        file.write(msgspec.json.Encoder().encode_lines([*pictures.values(), *questions]))
+    return Found(len(pictures), len(questions))
+
+
+def _asked(row: Row, whole_rows: bool) -> tuple[str, str]:
+    return question_of([turn.value for turn in row.conversations if turn.speaker != "system"], whole_rows)
+
+
+def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]]:
+    """Give the usable pictures' SHA-256 by name in the store, and the first name by SHA-256."""
+    digests: dict[str, bytes] = {}
+    names: dict[bytes, str] = {}
+    for manifest in manifests:
+        for entry in read_picture_manifest(manifest):
+            if entry.reason is None:
+                digests[entry.name] = bytes.fromhex(entry.sha256)
+                names.setdefault(digests[entry.name], entry.name)
+    return digests, names
+
+
+def _test_questions(
+    test: Path, digests: dict[str, bytes], wanted: set[bytes], whole_rows: bool
+) -> tuple[dict[bytes, set[bytes]], dict[bytes, str], set[bytes]]:
+    """Give the questions asked of the pictures in `wanted`, and those asked without one.
+
+    The latter with their rows, and once more to the letter.
+    """
+    asked: dict[bytes, set[bytes]] = {}
+    alone: dict[bytes, str] = {}
+    known: set[bytes] = set()
+    for row in lines_of(test, Row):
+        to_the_letter, question = _asked(row, whole_rows)
+        key = question_key(question)
+        if not row.images:
+            alone.setdefault(key, row.id)
+            known.add(question_key(to_the_letter))
+        elif (digest := digests.get(row.images[0])) in wanted:
+            asked.setdefault(digest, set()).add(key)
+    return asked, alone, known
+
+
+def _count(
+    pictures: dict[bytes, NearDuplicate],
+    digest: bytes,
+    near: Near,
+    names: dict[bytes, str],
+    question: str,
+    asked: dict[bytes, set[bytes]],
+) -> None:
+    pair = pictures.get(digest)
+    if pair is None:
+        pair = pictures[digest] = NearDuplicate("picture", names[digest], names[near.sha256], near.distance, 0)
+    pair.rows += 1
+    if question_key(question) in asked[near.sha256]:
+        pair.same_questions += 1
+        pair.question = pair.question or question

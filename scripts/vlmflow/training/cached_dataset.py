@@ -1,0 +1,72 @@
+"""A run's rows as ms-swift's cached data set: read, brought into its form and measured once, before a GPU is held."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import count_lines
+from vlmflow.progress import Progress
+from vlmflow.training.job import TrainJob, as_words
+from vlmflow.training.lengths import read_lengths
+from vlmflow.training.swift_process import environment, run_module
+
+SWIFT_EXPORT = "swift.cli.export"
+
+
+def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what: str) -> None:
+    """Write the cached data set of a run into the folder `cached`: train/ and val/, for `--cached_dataset`.
+
+    What ms-swift 4.6 caches are rows in its own form and their lengths, in the order in which the plain way shuffles
+    them: training from it gives the same losses. Pictures stay in the store, and are scaled by the trainers' workers.
+    rows: the folder of `fit_rows`. what: the stage and run, for messages.
+    processes: read pictures side by side, two at least; whatever their number, the bytes are the same.
+
+    Raises VlmflowError where ms-swift fails, or where its rows or lengths are not those of `rows`.
+    """
+    with tempfile.TemporaryDirectory(prefix="vlmflow-cached-") as scratch:
+        folder = Path(scratch)
+        env = environment(job.data.pictures, job.settings.image_max_tokens, folder / "cache", 1)
+        with Progress(what, count_lines(job.data.train) + count_lines(job.data.val), "rows") as progress:
+            run_module(SWIFT_EXPORT, arguments(job, cached, processes), folder, env, folder / "log", what)
+            progress.advance(progress.total)
+    for split in ("train", "val"):
+        _refuse_other_rows(cached / split, rows / f"{split}.lengths.jsonl")
+
+
+def arguments(job: TrainJob, cached: Path, processes: int) -> list[str]:
+    """Give the arguments of `swift export`: of the run's settings those that decide over rows, order and lengths."""
+    settings = job.settings
+    return as_words(
+        {
+            "model": job.model.folder.absolute(),
+            "model_type": job.model.model_type,
+            "dataset": job.data.train.absolute(),
+            "val_dataset": job.data.val.absolute(),
+            "max_length": settings.max_length,
+            "strict": True,
+            "loss_scale": job.data.loss_scale,
+            "seed": settings.seed,
+            "data_seed": settings.seed,
+            "torch_dtype": settings.dtype,
+            "dataset_num_proc": max(2, processes),  # with one alone another state.json is written
+            "to_cached_dataset": True,
+            "exist_ok": True,  # the folder is ours and empty
+            "output_dir": cached.absolute(),
+            **settings.text_args,
+        }
+    )
+
+
+def _refuse_other_rows(cached: Path, lengths: Path) -> None:
+    """Compare every length that ms-swift wrote with ours; the order is its own."""
+    from datasets import load_from_disk
+
+    theirs = Counter(length for row in load_from_disk(str(cached))["lengths"] for length in row)
+    ours = Counter(row.tokens for row in read_lengths(lengths))
+    if theirs != ours:
+        raise VlmflowError(
+            f"{cached}: ms-swift cached {theirs.total()} rows of {(+(theirs - ours)).total()} other lengths; "
+            f"{lengths} has {ours.total()} rows",
+            "run the stages before again: snakemake --forcerun measure_lengths",
+        )

@@ -1,0 +1,141 @@
+"""A server of archives and pictures on this machine, which gives ranges, and faults on demand."""
+
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler
+from urllib.parse import unquote
+
+import pytest
+
+from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
+from hub_server import sha256
+from vlmflow.archives import wire
+from vlmflow.fetch import retry
+
+
+def strong_etag(content: bytes) -> str:
+    return f'"{sha256(content)[:16]}"'
+
+
+@dataclass
+class Seen:
+    path: str
+    range: str | None
+    if_range: str | None
+    sent: int = 0
+    """Bytes of body that were sent."""
+
+    def count(self, sent: int) -> None:
+        self.sent += sent
+
+
+class ArchiveServer(FaultyServer):
+    """Serves `files`, by path, until the block ends.
+
+    faults: by path, what befalls the next answers, one each; None in the list is an answer without a fault.
+    always: by path, what befalls all others.
+    ranges: whether parts are given at all. etag_of: gives the ETag of a file's bytes; None for no ETag.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.etag_of: Callable[[bytes], str | None] = strong_etag
+        self.faults: dict[str, list[Fault | None]] = {}
+        self.always: dict[str, Fault] = {}
+        self.ranges = True
+        self.seen: list[Seen] = []
+        super().__init__()
+        self.base = f"http://127.0.0.1:{self.port}"
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        return _handler_for(self)
+
+    def change(self, path: str, content: bytes, after: int) -> Fault:
+        """Give a fault: the answer ends after so many bytes, and from then on the file is another one."""
+
+        def fault(answer: Answer) -> Answer:
+            self.files[path] = content
+            return replace(answer, stop_after=after, end="close")
+
+        return fault
+
+    def sent(self, path: str) -> int:
+        """Bytes of a file that were sent, over all requests."""
+        return sum(seen.sent for seen in self.seen if seen.path == path)
+
+    def ranges_of(self, path: str) -> list[str | None]:
+        return [seen.range for seen in self.seen if seen.path == path]
+
+
+def _handler_for(server: ArchiveServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(FaultyHandler):
+        def do_GET(self) -> None:
+            path = unquote(self.path.partition("?")[0]).lstrip("/")
+            seen = Seen(path, self.headers.get("Range"), self.headers.get("If-Range"))
+            with server.lock:
+                server.seen.append(seen)
+                waiting = server.faults.get(path)
+                fault = waiting.pop(0) if waiting else server.always.get(path)
+            answer = self._answer(path)
+            self.send(fault(answer) if fault else answer, server.pace, seen.count)
+
+        def _answer(self, path: str) -> Answer:
+            content = server.files.get(path)
+            if content is None:
+                return Answer(404, {}, b"no such file")
+            etag = server.etag_of(content)
+            headers = {"Content-Type": "application/octet-stream", **({"ETag": etag} if etag else {})}
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            if not wanted or not server.ranges or self.headers.get("If-Range", etag) != etag:
+                return Answer(200, headers, content, content)
+            start, end = int(wanted[1]), min(int(wanted[2] or len(content) - 1), len(content) - 1)
+            if start > end:
+                return Answer(416, {"Content-Range": f"bytes */{len(content)}"})
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+            return Answer(206, headers, content[start : end + 1], content)
+
+    return Handler
+
+
+@contextmanager
+def served_archives(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
+    """Serve, with waits between attempts that are short enough for tests, here alone.
+
+    A server that pauses is borne for 10 s: longer than a busy machine takes, so that no request is made twice.
+    """
+    with ArchiveServer() as server:
+        monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
+        monkeypatch.setattr(retry, "LONGEST_WAIT", 0.05)
+        monkeypatch.setattr(wire, "READ_TIMEOUT", 10)
+        yield server
+
+
+class _Unseekable(io.BytesIO):
+    """A pipe, to `zipfile`: it then writes data descriptors behind the members."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *_: object) -> int:
+        raise OSError
+
+    def tell(self) -> int:
+        raise OSError
+
+
+def zip_of(
+    members: Mapping[str, bytes], deflate: bool = False, zip64: bool = False, descriptors: bool = False
+) -> bytes:
+    """Give a zip. zip64: sizes and places stand in extra fields. descriptors: and behind the members."""
+    file = _Unseekable() if descriptors else io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name)
+            info.compress_type = zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED
+            with archive.open(info, "w", force_zip64=zip64) as member:
+                member.write(content)
+    return file.getvalue()

@@ -1,0 +1,151 @@
+"""Token lengths of rows by arithmetic, beside ms-swift's own encode of every row.
+
+Run alone: python tests/bench/bench_lengths.py [CORES]
+
+The plain way is what ms-swift does where it needs lengths (`swift export --to_cached_dataset`, packing): it reads and
+scales every picture and tokenizes every row. Both ways run in turns; the best of each counts. Seconds are those of
+the work, without imports. Memory is measured in runs of their own, since looking costs time.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from anonymous_memory import anonymous, peak_anonymous
+from bench_rows import prepare, resolve, script, stages
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.training.lengths import TokenCounter, measure_rows
+from vlmflow.training.swift_process import environment
+
+ROUNDS = 3
+ROWS = 20_000
+PLAIN_ROWS = 300
+SIZE = (640, 480)
+"""Pixels of the pictures: COCO's."""
+
+IMAGE_MAX_TOKENS = 1024
+MODEL, TRAIN, LARGE, PLAIN = "model", "data/train.jsonl", "data/ten-times.jsonl", "data/plain.jsonl"
+
+
+def bench_lengths(folder: Path, cores: int) -> dict[str, Any]:
+    """Measure rows per second of both ways, and our peak memory at two sizes.
+
+    folder: an empty folder, to be filled.
+
+    Gives rates, the ratio of one core to one core, and peaks above an idle process that has tokenizer and picture
+    manifest loaded. That both ways give the same lengths is checked.
+    """
+    _prepare(folder, cores)
+    ours, plain = {1: [], cores: []}, []
+    for _ in range(ROUNDS):
+        for processes, outcomes in ours.items():
+            outcomes.append(_said(_run("measure", folder, TRAIN, processes), folder))
+        plain.append(_said(_run("plain", folder), folder))
+    if plain[0]["lengths"] != ours[1][0]["lengths"]:
+        sys.exit("the two ways give different lengths")
+    one, all_cores, swift = (
+        max(run["rows"] / run["seconds"] for run in runs) for runs in (ours[1], ours[cores], plain)
+    )
+    return {
+        "rows": ours[1][0]["rows"],
+        "cores": cores,
+        "rows_per_second": round(all_cores),
+        "rows_per_second_one_core": round(one),
+        "plain_rows_per_second_one_core": round(swift, 1),
+        "ratio_one_core": round(one / swift, 1),
+        "memory_mb": _peak(folder, TRAIN, cores),
+        "memory_mb_at_ten_times_the_rows": _peak(folder, LARGE, cores),
+    }
+
+
+def _prepare(folder: Path, cores: int) -> None:
+    """Write raw rows with pictures of COCO's size, convert and validate them, and make a tiny model."""
+    prepare(folder, ROWS, cores)
+    for picture in (folder / "pictures").rglob("*.*"):
+        Image.open(picture).convert("RGB").resize(SIZE).save(picture)
+    resolve(folder, cores)
+    tiny = script("make_tiny_model", folder=folder / MODEL, text=f"[{folder / 'train.json'}]")
+    for command in [*stages(folder, cores).values(), tiny]:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    rows = (folder / TRAIN).read_bytes()
+    (folder / PLAIN).write_bytes(b"".join(islice(rows.splitlines(keepends=True), PLAIN_ROWS)))
+    (folder / LARGE).write_bytes(rows * 10)
+
+
+def _run(way: str, folder: Path, *words: object) -> list[str]:
+    return [sys.executable, __file__, way, str(folder), *map(str, words)]
+
+
+def _said(command: list[str], folder: Path) -> Any:
+    """Run one of the two ways in a process of its own, and give what it says in its last line: JSON."""
+    env = environment(folder / "store" / "bench", IMAGE_MAX_TOKENS, folder / "cache", 1)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(folder: Path, name: str, processes: int) -> None:
+    """Be our way: measure all rows of a file; says the seconds, and the first lengths."""
+    counter = _counter(folder)
+    begun = time.perf_counter()
+    lengths = measure_rows(folder / name, counter, processes)
+    first = [row.tokens for row in islice(lengths, PLAIN_ROWS)]
+    rows = len(first) + sum(1 for _ in lengths)
+    print(json.dumps({"seconds": time.perf_counter() - begun, "rows": rows, "lengths": first}))
+
+
+def plain_way(folder: Path) -> None:
+    """Be ms-swift: encode every row of a file, its picture included."""
+    from swift import get_processor, get_template
+    from swift.dataset import load_dataset
+
+    template = get_template(get_processor(str(folder / MODEL), model_type="qwen3_vl"), max_length=1 << 30)
+    template.set_mode("train")
+    dataset, _ = load_dataset([str(folder / PLAIN)], strict=True)
+    begun = time.perf_counter()
+    lengths = [len(template.encode(row)["input_ids"]) for row in dataset]
+    print(json.dumps({"seconds": time.perf_counter() - begun, "rows": len(lengths), "lengths": lengths}))
+
+
+def _counter(folder: Path) -> TokenCounter:
+    return TokenCounter(folder / MODEL, read_picture_manifest(folder / "images.jsonl"), IMAGE_MAX_TOKENS)
+
+
+def _peak(folder: Path, name: str, processes: int) -> int:
+    """Give the peak of anonymous memory in MB above that of a process which has only loaded what it needs."""
+    with subprocess.Popen(_run("idle", folder), stdout=subprocess.PIPE) as idle:
+        idle.stdout.readline()
+        before = anonymous(idle.pid)
+        idle.kill()
+    with subprocess.Popen(_run("measure", folder, name, processes), stdout=subprocess.DEVNULL) as process:
+        return round((peak_anonymous(process) - before) / 1e6)
+
+
+def main(way: str, folder: Path, *words: str) -> None:
+    """Be one of the processes that are measured."""
+    if way == "measure":
+        measure(folder, words[0], int(words[1]))
+    elif way == "plain":
+        plain_way(folder)
+    else:
+        counter = _counter(folder)
+        print(counter, flush=True)
+        time.sleep(9)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    else:
+        with tempfile.TemporaryDirectory(dir=".") as scratch:
+            cores = int(sys.argv[1]) if len(sys.argv) > 1 else len(os.sched_getaffinity(0))
+            print(json.dumps(bench_lengths(Path(scratch).resolve(), cores), indent=1))

@@ -1,0 +1,150 @@
+"""A real browser, for tests of pages: Debian's Chromium without a window, told what to do over a pipe."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from filelock import FileLock
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # root has no sandbox; the pages are the tests' own
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+
+PATIENCE = 60.0
+"""Seconds to wait for one message."""
+
+
+def chromium() -> str:
+    """Give the browser's path; installed from Debian where it is missing and we are root.
+
+    Without one the test is skipped, and fails where CI decides over a change.
+    """
+    if not shutil.which("chromium") and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        # Tests run side by side, and apt-get ends at once where another one is at work.
+        with FileLock(Path(tempfile.gettempdir()) / "vlmflow-chromium.lock"):
+            for words in (["update"], ["install", "--yes", "--no-install-recommends", "chromium"]):
+                if not shutil.which("chromium"):
+                    subprocess.run(["apt-get", *words], capture_output=True, env=quiet, check=False)
+    if found := shutil.which("chromium"):
+        return found
+    reason = "there is no Chromium: apt install chromium"
+    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+class Browser:
+    """One page in a browser of its own (the Chrome DevTools Protocol over its pipe).
+
+    profile: an empty folder for what the browser writes.
+    requests: every address that the page asked for, data addresses left out. complaints: what it wrote to the
+    console, threw, or was refused.
+    """
+
+    def __init__(self, profile: Path) -> None:
+        to_browser, from_us = os.pipe()
+        to_us, from_browser = os.pipe()
+        # The browser reads from descriptor 3 and writes to 4; the shell puts ours there, whatever their numbers are.
+        shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
+        words = [chromium(), *FLAGS, f"--user-data-dir={profile}"]
+        self._process = subprocess.Popen(
+            ["bash", "-c", shell, "bash", *words],
+            pass_fds=(to_browser, from_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._out, self._in = os.fdopen(from_us, "wb", buffering=0), os.fdopen(to_us, "rb")
+        self._waiting = b""
+        self._number = 0
+        self._session: str | None = None
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._out.close()
+        self._in.close()
+
+    def open(self, page: Path, width: int = 1280, dark: bool = False) -> None:
+        """Show a file, and wait until everything in it is loaded."""
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self._call("Emulation.setEmulatedMedia", features=scheme)
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self._call("Page.navigate", url=page.as_uri())
+        self.evaluate(
+            "new Promise(done => document.readyState == 'complete' ? done() : addEventListener('load', done))"
+        )
+
+    def evaluate(self, script: str) -> Any:
+        """Give the value of a JavaScript expression in the page."""
+        said = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in said, said
+        return said["result"].get("value")
+
+    def screenshot(self, file: Path) -> None:
+        """Write the whole page as PNG."""
+        said = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(said["data"]))
+
+    def _call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        self._out.write(json.dumps(message).encode() + b"\0")
+        while True:
+            said = self._next()
+            if said.get("id") == self._number:
+                assert "error" not in said, said
+                return said["result"]
+            self._note(said)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._waiting:
+            ready, _, _ = select.select([self._in], [], [], PATIENCE)
+            assert ready, "the browser says nothing any more"
+            more = os.read(self._in.fileno(), 1 << 20)
+            assert more, "the browser has ended"
+            self._waiting += more
+        message, _, self._waiting = self._waiting.partition(b"\0")
+        return json.loads(message)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        match event.get("method"), event.get("params"):
+            case "Network.requestWillBeSent", {"request": {"url": url}} if not url.startswith("data:"):
+                self.requests.append(url)
+            case "Log.entryAdded", {"entry": entry}:
+                self.complaints.append(entry["text"])
+            case "Runtime.consoleAPICalled" | "Runtime.exceptionThrown", params:
+                self.complaints.append(json.dumps(params))

@@ -1,0 +1,41 @@
+"""One rule of the workflow by itself, in a folder of its own."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from roads import ROOT
+
+SNAKEFILE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, f"{workflow.basedir}/scripts")
+from harness import code_digest, targets
+from vlmflow.config.model import check_config
+configfile: "config.yaml"
+settings = check_config(config, [])
+config = settings.model_dump(mode="json")
+code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
+"""
+
+
+def one_rule(folder: Path, rule: str, **settings: object) -> Callable[..., str]:
+    """Make a workflow of one rule in a folder; gives what calls Snakemake there with some words, and what it says.
+
+    settings: the configuration, of which what is not named is empty.
+    """
+    (folder / "Snakefile").write_text(f'{SNAKEFILE}include: "rules/{rule}.smk"\n')
+    for name in ("rules", "scripts"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"models": {}, "datasets": {}, "runs": {}} | settings))
+
+    def snakemake(*words: str) -> str:
+        call = [sys.executable, "-m", "snakemake", *words, "--cores=2"]
+        call += ["--rerun-triggers", "mtime", "params", "input"]
+        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    return snakemake

@@ -1,0 +1,256 @@
+"""The data page, as a browser shows it."""
+
+import base64
+import io
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+
+import msgspec
+import pytest
+from PIL import Image
+
+from browser import Browser
+from drawn_pictures import drawn, encoded, put
+from fire_rows import fire_row, split_files
+from vlmflow.config.data_settings import NearDuplicates, PictureLimits, RowLimits
+from vlmflow.errors import VlmflowError
+from vlmflow.files import write_json
+from vlmflow.reports.data_page import data_page
+from vlmflow.reports.pages import counts_page
+from vlmflow.reports.thumbnails import thumbnail
+from vlmflow.rows.near_duplicates import NearDuplicate
+from vlmflow.rows.validate import SplitRules, validate
+
+LIMITS = PictureLimits()
+HOSTILE = (
+    "<script>document.title='taken'</script><img src=http://127.0.0.1:8/x onerror=document.title='taken'>\u202e&amp;"
+)
+"""As text of a turn; the row check refuses no angle brackets but those of tags that the trainer knows."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a data set of 40 train and 6 test rows with pictures, and rejected ones of several kinds."""
+    folder = tmp_path_factory.mktemp("page")
+    train = [fire_row(f"gqa/{n}.jpg", f"question {n}", 1 + n % 3, source=f"s{n % 4}") for n in range(40)]
+    train[3]["question"]["value"] = HOSTILE
+    train[3]["source"] = "<b>'\"s"
+    train += [
+        fire_row("gqa/gone.jpg"),
+        fire_row("gqa/0.jpg", conversations=[]),
+        b'{"image": "<script>", NaN}',
+        train[5],
+    ]
+    test = [fire_row(f"gqa/{n}.jpg", f"question {n}") for n in range(100, 106)]
+    usable = {f"gqa/{n}.jpg": {"width": 64 + 8 * (n % 9), "height": 48} for n in (*range(40), *range(100, 106))}
+    gone = {"gqa/gone.jpg": {"reason": "missing", "detail": "no root holds <i>a file</i>", "name": None}}
+    files = [
+        split_files(folder, name, rows, pictures=usable | gone) for name, rows in (("train", train), ("test", test))
+    ]
+    data = folder / "data" / "fire"
+    stats = validate(files, data, SplitRules(0.1, 1, 0.5, RowLimits()), 1)
+    write_json(data / "stats.json", {"dataset": "fire", "kind": "fire", "form": "trajectory", **stats})
+    for path, entry in usable.items():
+        put(folder / "store" / path, encoded(drawn(entry["width"], entry["height"]), "JPEG"))
+    pairs = [
+        NearDuplicate("picture", "gqa/1.jpg", "gqa/101.jpg", 3, 2, 1, "what is <b>this</b>"),
+        NearDuplicate("question", "train-7", "test-9", 0, 1, 1, "who"),
+    ]
+    put(data / "near_duplicates.jsonl", msgspec.json.Encoder().encode_lines(pairs))
+    return folder
+
+
+def page_of(folder: Path) -> str:
+    manifests = {name: folder / f"{name}.i" for name in ("train", "test")}
+    return data_page(folder / "data" / "fire", manifests, folder / "store", LIMITS, NearDuplicates())
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_shows_the_page_without_asking_for_anything(
+    folder: Path, browser: Browser, tmp_path: Path, dark: bool
+) -> None:
+    """Bars have sizes, pictures are decoded, nothing is loaded, nothing runs; screenshots stay in the test's folder."""
+    page = tmp_path / "page.html"
+    page.write_text(page_of(folder))
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(page, dark=dark)
+    browser.screenshot(tmp_path / f"{'dark' if dark else 'light'}.png")
+    assert browser.requests == [page.as_uri()]
+    assert browser.complaints == []
+    assert browser.evaluate("document.title") == "fire: the data"
+    pictures = browser.evaluate("[...document.images].map(i => i.naturalWidth)")
+    assert len(pictures) == 14
+    assert min(pictures) >= 48
+    tall = "[...document.querySelectorAll('.bin i.some')].map(i => [i.offsetWidth, i.offsetHeight])"
+    sizes = browser.evaluate(tall)
+    assert len(sizes) > 10
+    assert min(min(size) for size in sizes) > 0
+    assert max(height for _, height in sizes) > 100
+    for bars in ("#lost table:not(:has(.wide)) .bar i", ".bar i.train", ".track i"):
+        widths = browser.evaluate(f"[...document.querySelectorAll('{bars}')].map(i => i.offsetWidth)")
+        assert min(widths) > 0
+        assert max(widths) > 60
+    ink, paper = browser.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+        ".map(c => c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0))"
+    )
+    assert (ink > paper + 300) if dark else (paper > ink + 300)
+    for width in (1280, 380):
+        browser.open(page, width=width)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_browser_would_notice_a_request_and_a_script(browser: Browser, tmp_path: Path) -> None:
+    """The instrument itself: the same hostile text, put in as it is."""
+    page = put(tmp_path / "bad.html", f"<!DOCTYPE html><title>own</title><body>{HOSTILE}".encode())
+    browser.requests.clear()
+    browser.open(page)
+    assert browser.requests[1:] == ["http://127.0.0.1:8/x"]
+    assert browser.evaluate("document.title") == "taken"
+
+
+def test_hostile_texts_are_shown_as_texts(folder: Path, browser: Browser, tmp_path: Path) -> None:
+    page = put(tmp_path / "page.html", page_of(folder).encode())
+    browser.open(page)
+    assert browser.evaluate("document.scripts.length") == 0
+    assert browser.evaluate("document.querySelectorAll('main b img, main i b, main section i i').length") == 0
+    text = browser.evaluate("document.body.innerText")
+    assert HOSTILE in text
+    assert "no root holds <i>a file</i>" in text
+    assert "<b>'\"s" in text
+    assert "what is <b>this</b>" in text
+
+
+def test_every_count_of_the_account_stands_on_the_page(folder: Path, browser: Browser, tmp_path: Path) -> None:
+    page = put(tmp_path / "page.html", page_of(folder).encode())
+    browser.open(page)
+    tiles = browser.evaluate("[...document.querySelectorAll('.tile')].map(t => t.innerText.split('\\n'))")
+    shown = {tile[0]: tile[1] for tile in tiles}
+    stats = json.loads((folder / "data" / "fire" / "stats.json").read_text())
+    assert shown["raw rows in"] == "50"
+    assert shown["rejected"] == str(sum(stats["train"]["rejected"].values())) == "4"
+    assert {name: shown[f"{name}.jsonl"] for name in stats["examples"]} == {
+        name: str(count) for name, count in stats["examples"].items()
+    }
+    reasons = browser.evaluate("[...document.querySelectorAll('.reason')].map(r => [r.id, r.innerText])")
+    assert {name for name, _ in reasons} == {f"reason-{reason}" for reason in stats["train"]["rejected"]}
+    rejected = {json.loads(line)["reason"]: json.loads(line) for line in quarantine(folder)}
+    for name, said in reasons:
+        row = rejected[name.removeprefix("reason-")]
+        assert f"row {row['row']}" in said
+        assert f"bytes {row['start']:,}–{row['end']:,}" in said
+        assert row["file"] in said
+
+
+def test_rows_left_out_are_told_from_rejected_ones(folder: Path, browser: Browser, tmp_path: Path) -> None:
+    """In tiles, bars, tables and the other pages alike: rows in = kept + rejected + left out."""
+    data = copytree(folder / "data" / "fire", tmp_path / "fire")
+    stats = json.loads((data / "stats.json").read_text())
+    stats["train"]["rows_in"] += 30
+    stats["train"]["rejected"] |= {"text_only": 10, "not_sampled": 20}
+    write_json(data / "stats.json", stats)
+    manifests = {name: folder / f"{name}.i" for name in ("train", "test")}
+    html = data_page(data, manifests, folder / "store", LIMITS, NearDuplicates())
+    browser.open(put(tmp_path / "page.html", html.encode()))
+    tiles = browser.evaluate("[...document.querySelectorAll('.tile')].map(t => t.innerText.split('\\n'))")
+    shown = {tile[0]: tile[1] for tile in tiles}
+    assert [shown[name] for name in ("raw rows in", "kept", "rejected", "left out")] == ["80", "46", "4", "30"]
+    assert "Rows in = rows kept + rows rejected + rows left out" in html
+    tables = browser.evaluate(
+        "[...document.querySelectorAll('#lost h3 + .scroll')].map(t => [t.previousElementSibling.innerText, "
+        "[...t.querySelectorAll('tbody th')].map(h => h.innerText)])"
+    )
+    reasons = dict(tables)
+    assert set(reasons["Why rows were rejected"]) == {"bad_json", "duplicate", "picture_missing", "unbalanced_turns"}
+    assert reasons["Why rows were left out"] == ["not_sampled", "text_only"]
+    assert browser.evaluate("[...document.querySelectorAll('a')].every(a => document.querySelector(a.hash))")
+    assert browser.evaluate("document.querySelectorAll('.reason').length") == 4
+    parts = browser.evaluate("document.querySelector('.track + .key').innerText.split('\\n')")
+    assert {"1 rejected as duplicates or leaks", "30 not asked for, left out"} <= set(parts)
+    page = counts_page(stats)
+    heads = "".join(f"<th>{head}</th>" for head in ("raw split", "rows in", "kept", "rejected", "left out"))
+    assert heads in page
+    assert re.search(
+        r'<td>train</td>\s*<td class="n">74</td>\s*<td class="n">40</td>\s*<td class="n">4</td>'
+        r'\s*<td class="n">30</td>',
+        page,
+    )
+
+
+def quarantine(folder: Path) -> list[bytes]:
+    return (folder / "data" / "fire" / "quarantine.jsonl").read_bytes().splitlines()
+
+
+def test_the_same_data_give_the_same_page(folder: Path) -> None:
+    assert page_of(folder) == page_of(folder)
+
+
+def test_a_picture_that_is_gone_or_changed_leaves_its_place_empty(folder: Path, tmp_path: Path) -> None:
+    """The store may have changed since the rows were validated: no broken page, no other file's bytes."""
+    page = page_of(folder)
+    kept = {path: path.read_bytes() for path in (folder / "store").rglob("*.jpg")}
+    for number, path in enumerate(kept):
+        path.unlink() if number % 2 else path.write_bytes(b"<html>")
+    try:
+        assert page.count("cannot be shown") == 0
+        assert page_of(folder).count("cannot be shown") == 14
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+
+
+def test_a_damaged_line_is_named(folder: Path) -> None:
+    rows = folder / "data" / "fire" / "val.jsonl"
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[:-20])
+    try:
+        with pytest.raises(VlmflowError, match=rf"{rows}, line {len(whole.splitlines())}: "):
+            page_of(folder)
+    finally:
+        rows.write_bytes(whole)
+
+
+def test_pictures_on_the_page_hold_nothing_but_pixels(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "a secret"
+    file = put(tmp_path / "a.jpg", encoded(drawn(900, 300), "JPEG", exif=exif, comment=b"a secret"))
+    url = thumbnail(file, 300, LIMITS)
+    content = base64.b64decode(url.removeprefix("data:image/jpeg;base64,"))
+    assert b"secret" in file.read_bytes()
+    assert b"secret" not in content
+    assert Image.open(io.BytesIO(content)).size == (300, 100)
+
+
+def test_a_picture_beyond_the_default_limits_is_shown_where_they_were_raised(tmp_path: Path) -> None:
+    """A rewritten copy may be larger than any file that was taken: it is shown too."""
+    file = put(tmp_path / "a.jpg", encoded(Image.new("L", (8_000, 5_001)), "JPEG"))
+    assert thumbnail(file, 300, LIMITS) is None
+    assert thumbnail(file, 300, PictureLimits(max_pixels=50_000_000)) is not None
+    noise = Image.frombytes("RGB", (64, 48), random.Random(0).randbytes(64 * 48 * 3))
+    copy = put(tmp_path / "b.png", encoded(noise, "PNG"))
+    tight = PictureLimits(max_pixels=64 * 48, max_bytes=5_000)
+    assert copy.stat().st_size > tight.max_bytes
+    assert thumbnail(copy, 300, tight) is not None
+
+
+def test_near_duplicates_stand_on_the_page_with_what_became_of_them(folder: Path) -> None:
+    page = page_of(folder)
+    assert "(perceptual hashes within 4 of 64 bits): 1. Train rows that name them: 2, of which ask" in page
+    assert "what the test split asks: 1. These rows stay (near_duplicates.drop is off)." in page
+    asked = "Train rows without a picture that ask what a test row asks: 1. These rows "
+    assert asked + "stay (near_duplicates.drop is off)." in page
+    manifests = {name: folder / f"{name}.i" for name in ("train", "test")}
+    dropped = data_page(folder / "data" / "fire", manifests, folder / "store", LIMITS, NearDuplicates(drop=True))
+    assert "what the test split asks: 1. These rows were rejected (near_duplicates.drop)." in dropped
+    assert asked + "were rejected (near_duplicates.drop)." in dropped

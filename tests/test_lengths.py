@@ -1,0 +1,155 @@
+"""Token lengths: the picture arithmetic, their account, and the check against ms-swift that every run makes."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from qwen_vl_utils.vision_process import smart_resize
+from swift.arguments.base_args.template_args import TemplateArguments
+
+from roads import ROOT, RUN, snakemake
+from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
+from vlmflow.errors import VlmflowError
+from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
+from vlmflow.rows.sharegpt import ShareGptRow, Turn
+from vlmflow.training.data import TrainingData
+from vlmflow.training.job import BaseModel
+from vlmflow.training.length_account import NAMED, LengthAccount, max_lengths
+from vlmflow.training.length_check import DRAWN, CheckedRows, check_lengths
+from vlmflow.training.lengths import RowLength, TokenCounter, measure_rows, picture_tokens_of, read_lengths, squares
+
+side = st.integers(28, 8_000)
+
+
+@given(width=side, height=side, factor=st.sampled_from([28, 32]), most=st.integers(4, 4_096))
+def test_picture_arithmetic_is_qwens_own(width: int, height: int, factor: int, most: int) -> None:
+    if max(width, height) > 200 * min(width, height):
+        return  # such a picture is rejected by resolve_images
+    high, wide = smart_resize(height, width, factor, 4 * factor**2, most * factor**2)
+    assert squares(width, height, factor, most) == (high // factor) * (wide // factor)
+
+
+@pytest.fixture
+def model(road: Path) -> Path:
+    return road / "tiny-model"
+
+
+def row(*turns: str, images: list[str] | None = None) -> ShareGptRow:
+    speakers = ["human", "gpt"] * (len(turns) // 2)
+    spoken = [Turn(speaker, text) for speaker, text in zip(speakers, turns, strict=True)]
+    return ShareGptRow("r", "s", images or [], [1], [1], spoken)
+
+
+def test_a_row_without_a_picture_has_no_picture_tokens(model: Path) -> None:
+    (text, picture), (more, none) = TokenCounter(model, [], 64).count([row("Why?", "So."), row("Why?", "So.\n\n")])
+    assert (picture, none) == (0, 0)
+    assert more > text > 4
+
+
+def test_text_and_picture_tokens_are_counted_apart(model: Path) -> None:
+    entries = [PictureEntry(path="p", rows=1, name="p.png", width=320, height=96)]
+    counter = TokenCounter(model, entries, 64)
+    (text, none), (with_marks, picture) = counter.count(
+        [row("Why?", "So."), row("<image>Why?", "So.", images=["p.png"])]
+    )
+    assert (none, picture) == (0, picture_tokens_of(model, 64)(320, 96)) == (0, 30)
+    assert with_marks == text + 2, "the marks before and behind a picture"
+
+
+def test_a_picture_that_the_manifest_lacks_is_named(model: Path) -> None:
+    with pytest.raises(VlmflowError, match=r"row r: the image manifest has no picture 'p\.png'"):
+        TokenCounter(model, [], 64).count([row("<image>\nWhy?", "So.", images=["p.png"])])
+
+
+def test_lengths_are_the_same_on_any_number_of_cores(road: Path, model: Path) -> None:
+    entries = list(read_picture_manifest(road / "images" / "fire" / "train.jsonl"))
+    rows = road / "data" / "fire" / "train.jsonl"
+    counter = TokenCounter(model, entries, 64)
+    lengths = list(measure_rows(rows, counter, 1))
+    assert lengths == list(measure_rows(rows, counter, 3))
+    assert lengths == list(read_lengths(road / "lengths" / RUN / "train.jsonl"))
+    content = rows.read_bytes()
+    assert [json.loads(content[length.start : length.end])["id"] for length in lengths] == [row.id for row in lengths]
+
+
+def test_of_rows_of_one_length_the_first_are_named() -> None:
+    account = LengthAccount.of(RowLength(str(number), 0, 0, 7) for number in range(100))
+    assert [row.id for row in account.longest] == [str(number) for number in range(NAMED)]
+
+
+def test_the_account_knows_what_a_max_length_covers() -> None:
+    rows = [RowLength(f"r{tokens}", 0, 0, tokens - 10, 10) for tokens in range(101, 1_101)]
+    account = LengthAccount.of([*rows, RowLength("huge", 0, 0, 5_000)])
+    described = account.describe()
+    assert described["rows"] == 1_001
+    assert described["tokens"] == sum(range(101, 1_101)) + 5_000
+    assert described["picture_tokens"] == 10_000
+    assert (described["median"], described["p99"]) == (601, 1_091)
+    assert described["longest"][0] == {"id": "huge", "tokens": 5_000, "picture_tokens": 0}
+    assert [row["id"] for row in described["longest"][1:3]] == ["r1100", "r1099"]
+    assert len(described["longest"]) == NAMED
+    assert max_lengths([account]) == {"covers_99.9_percent": 1_152, "covers_all": 5_056}
+    val = LengthAccount.of(RowLength(str(tokens), 0, 0, tokens) for tokens in (9, 6_000))
+    assert max_lengths([account, val]) == {"covers_99.9_percent": 6_016, "covers_all": 6_016}, "val has to fit, too"
+
+
+def test_the_check_sees_the_extremes_and_a_draw() -> None:
+    chosen = CheckedRows()
+    rows = [RowLength(str(number), number, number + 1, 50 + number, number % 7) for number in range(5_000)]
+    for length in [*rows, RowLength("no picture", 6_000, 6_001, 5, 0), RowLength("large", 7_000, 7_001, 60, 99)]:
+        chosen.see(length)
+    ids = [length.id for length in chosen.rows()]
+    assert {"4999", "no picture", "large"} <= set(ids)
+    assert DRAWN <= len(ids) == len(set(ids)) <= DRAWN + 4
+
+
+def test_a_length_that_ms_swift_does_not_give_is_an_error(road: Path, model: Path) -> None:
+    """The check that every run makes: a model with another chat form or picture rule does not get by."""
+    val = road / "data" / "fire" / "val.jsonl"
+    right = list(read_lengths(road / "lengths" / RUN / "val.jsonl"))[:3]
+    pictures = road / "stores" / "pictures" / "fire"
+    data, base = TrainingData(val, val, pictures, "digest", False), BaseModel(model, "qwen3_vl", "digest")
+    assert check_lengths({val: right}, data, base, 64, {}, 2) == 3
+    off = [*right[:2], msgspec.structs.replace(right[2], text_tokens=right[2].text_tokens + 1)]
+    with pytest.raises(
+        VlmflowError, match=rf"1 of 3 .*: {right[2].id} \({off[2].tokens}, ms-swift {right[2].tokens}\)"
+    ):
+        check_lengths({val: off}, data, base, 64, {}, 2)
+
+
+def test_ms_swifts_refusal_is_told(road: Path, model: Path, tmp_path: Path) -> None:
+    val = road / "data" / "fire" / "val.jsonl"
+    right = list(read_lengths(road / "lengths" / RUN / "val.jsonl"))[:1]
+    data = TrainingData(val, val, tmp_path / "no-pictures", "digest", False)
+    with pytest.raises(VlmflowError, match=r"the check of token lengths: \w+Error: "):
+        check_lengths({val: right}, data, BaseModel(model, "qwen3_vl", "digest"), 64, {}, 2)
+
+
+def test_swift_args_that_change_the_text_are_known() -> None:
+    """All of ms-swift's template arguments, but for those that the workflow sets and those that change no length."""
+    ours = {"max_length", "loss_scale"}
+    others = {"truncation_strategy", "padding_side", "padding_free", "sequence_parallel_size", "is_binary_loss_scale"}
+    assert set(TEXT_ARGS) == {field.name for field in dataclasses.fields(TemplateArguments)} - ours - others
+    settings = TrainSettings(swift_args={"--add-non-thinking": False, "template": "qwen3", "packing": True})
+    assert settings.text_args == {"add_non_thinking_prefix": False, "template": "qwen3"}
+
+
+@pytest.mark.parametrize("rule", ["measure_lengths", "fit_rows", "cache_dataset"])
+def test_lengths_are_known_without_a_gpu(rule: str) -> None:
+    """The rules' pods have the trainers' image, and no GPU."""
+    text = (ROOT / "rules" / f"{rule}.smk").read_text()
+    assert 'pod_template="train"' in text
+    assert "gpu" not in text.partition("resources:")[2]
+
+
+def test_another_max_length_measures_nothing_again_and_another_picture_budget_does(road: Path) -> None:
+    def planned(setting: str) -> str:
+        return snakemake(road, "-n", f"fitted/{RUN}", "--config", f"runs={{{RUN}: {{train: {{{setting}}}}}}}")
+
+    assert "measure_lengths" not in planned("max_length: 600")
+    assert "fit_rows" in planned("max_length: 600")
+    assert "measure_lengths" in planned("image_max_tokens: 32")

@@ -1,0 +1,54 @@
+"""A local source that is replaced: what was made of the one before is stale, whatever the time of the new one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roads import ROOT
+
+TARGETS = {"rows.jsonl": "data/x/stats.json", "model/model.safetensors": "models/m"}
+
+
+def snakemake(folder: Path, *words: str) -> str:
+    call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
+    call += ["--configfile", str(folder / "mine.yaml"), "--cores", "1", *words]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [{"prompt": f"q{number:02}", "completion": f"a{number:02}"} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(200_000))
+    config = {
+        "datasets": {"x": {"kind": "prompt_completion", "modality": "text", "train": "rows.jsonl"}},
+        "models": {"m": {"source": "model", "model_type": "qwen3"}},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_older_file_of_the_same_size_is_another_file(folder: Path, name: str) -> None:
+    """Moved into the place of the one that was used; a copy that keeps its time is the same file."""
+    place, target = folder / name, TARGETS[name]
+    snakemake(folder, target)
+    found = place.stat()
+    copy = folder / "copy"
+    copy.write_bytes(place.read_bytes())
+    os.utime(copy, (found.st_atime, int(found.st_mtime)))
+    copy.replace(place)
+    assert "Nothing to be done" in snakemake(folder, "-n", target)
+    other = folder / "other"
+    other.write_bytes(place.read_bytes().replace(b"q", b"Q").replace(b"\0", b"\1"))
+    os.utime(other, (1_577_836_800, 1_577_836_800))
+    other.replace(place)
+    assert "Nothing to be done" not in snakemake(folder, "-n", target)

@@ -1,0 +1,121 @@
+"""Memory does not grow with the rows, but for the few bytes of each that docs/design.md names."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.anonymous_memory import peak_anonymous
+from hub_server import command
+from vlmflow.fetch.model_folder import hash_files, write_manifest
+from vlmflow.files import sha256_of, write_json
+from vlmflow.training.lengths import RowLength
+
+ROWS = (8_000, 64_000)
+"""Rows of two runs that are compared: all buffers are full in the smaller one."""
+
+TEXT = "It says so. " * 170
+"""2 KB in every row: much more than a stage may hold of one."""
+
+HELD = {"convert_rows": 50, "validate_sharegpt": 400, "fit_rows": 50}
+"""Bytes of a row that a stage may hold: its place (16); digests of its group and of itself (280); nothing. The rest is
+room for buffers that fill up."""
+
+
+def make_rows(folder: Path, count: int) -> None:
+    """Write raw rows, and a model of which nothing but its manifest is read."""
+    with (folder / "raw.jsonl").open("w") as file:
+        for number in range(count):
+            file.write(json.dumps({"prompt": f"What does {number} say?", "completion": f"{number}: {TEXT}"}) + "\n")
+    names = ["tokenizer.json", "model.safetensors"]
+    (folder / "files").mkdir()
+    for name in names:
+        (folder / "files" / name).write_text("{}")
+    write_manifest(folder / "model", "m", "/m", None, folder / "files", hash_files(folder / "files", names, 1))
+
+
+def measure_rows(folder: Path) -> None:
+    """Write lengths of the rows as `measure_lengths` would; all rows but every eighth are over-long."""
+    data, lengths = folder / "data", folder / "lengths"
+    lengths.mkdir()
+    encode = msgspec.json.Encoder().encode
+    for split in ("train", "val"):
+        start = 0
+        with (data / f"{split}.jsonl").open("rb") as rows, (lengths / f"{split}.jsonl").open("wb") as file:
+            for number, line in enumerate(rows):
+                length = RowLength(f"{split}-{number}", start, start + len(line) - 1, 200 if number % 8 else 100)
+                file.write(encode(length) + b"\n")
+                start += len(line)
+    names = ["train.jsonl", "val.jsonl"]
+    digests = {
+        "rows": {name: sha256_of(data / name) for name in names},
+        "lengths": {name: sha256_of(lengths / name) for name in names},
+        "model": {"tokenizer.json": sha256_of(folder / "files" / "tokenizer.json")},
+    }
+    write_json(lengths / "summary.json", {"digests": digests, "image_max_tokens": 64, "text_args": {}})
+
+
+def peak(folder: Path, stage: str, **values: object) -> int:
+    """Run a stage on one core; give its largest anonymous memory in bytes."""
+    process = subprocess.Popen(command(stage, **values), stderr=(folder / f"{stage}.said").open("w"))
+    found = peak_anonymous(process, interval=0.005)
+    assert process.returncode == 0, (folder / f"{stage}.said").read_text()
+    return found
+
+
+def peaks(folder: Path, count: int) -> dict[str, int]:
+    """Convert, validate and fit `count` rows, each stage in a process of its own, and give what they took."""
+    folder.mkdir()
+    make_rows(folder, count)
+    raw, data, lengths = folder / "raw.jsonl", folder / "data", folder / "lengths"
+    converted = {"converted": folder / "converted", "rejects": folder / "rejects"}
+    what = {"kind": "prompt_completion", "modality": "text"}
+    found = {"convert_rows": peak(folder, "convert_rows", raw=raw, split="train", **what, **converted)}
+    found["validate_sharegpt"] = peak(
+        folder,
+        "validate_sharegpt",
+        raw_train=raw,
+        converted=[str(converted["converted"])],
+        rejects=[str(converted["rejects"])],
+        stats=data / "stats.json",
+        counts=folder / "counts.html",
+        form="trajectory",
+        max_history_rounds=None,
+        val_share=0.1,
+        seed=1,
+        max_reject_share=0,
+        row_limits={},
+        **what,
+    )
+    measure_rows(folder)
+    found["fit_rows"] = peak(
+        folder,
+        "fit_rows",
+        train_rows=data / "train.jsonl",
+        val_rows=data / "val.jsonl",
+        stats=data / "stats.json",
+        model=folder / "model",
+        train_lengths=lengths / "train.jsonl",
+        val_lengths=lengths / "val.jsonl",
+        summary=lengths / "summary.json",
+        fitted=folder / "fitted",
+        max_length=150,
+        over_long="leave_out",
+        image_max_tokens=64,
+        model_type="qwen3",
+        text_args={},
+        picture_store=folder / "store",
+    )
+    assert sum(1 for _ in (folder / "fitted" / "over_long.jsonl").open()) == pytest.approx(count * 7 / 8, abs=2)
+    return found
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    # Of a run that is over soon, a busy machine may show too little; of the longer one no look shows too much.
+    short = [peaks(tmp_path / f"few-{number}", ROWS[0]) for number in range(2)]
+    few = {stage: max(found[stage] for found in short) for stage in short[0]}
+    many = peaks(tmp_path / "many", ROWS[1])
+    held = {stage: (many[stage] - few[stage]) / (ROWS[1] - ROWS[0]) for stage in few}
+    assert {stage: found for stage, found in held.items() if found > HELD[stage]} == {}

@@ -1,0 +1,94 @@
+"""Whose data it is: what the model card says of sources and licences."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from drawn_pictures import put
+from harness.run_targets import picture_licences_of
+from vlmflow.config.model import check_config
+from vlmflow.errors import VlmflowError
+from vlmflow.reports.rights import hub_datasets, rights, rights_section
+
+HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
+
+
+def row(source: str, *images: str) -> dict[str, object]:
+    return {"id": "x", "source": source, "images": list(images), "conversations": [{"from": "human", "value": "q"}]}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    all_rows = [row("vqav2", "coco/train2017/1.jpg"), row("llava", "coco/train2017/2.jpg"), row("vqav2", "gqa/3.jpg")]
+    all_rows += [row("a|b`c`\n# x", "4.jpg"), row("text")]
+    return put(tmp_path / "train.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in all_rows))
+
+
+def test_what_is_stated_is_listed_and_what_is_not_is_unknown(rows: Path) -> None:
+    licences = {"gqa": "cc-by-4.0", "llava": "mit"}
+    stated = rights("fire", [HUB, "/home/me/FIRE-test.json"], "cc-by-4.0", licences, {}, rows)
+    assert stated["sources"] == [HUB, "FIRE-test.json"]  # no path of this machine
+    assert stated["licence"] == "cc-by-4.0"
+    assert {(one["source"], one["rows"], one["licence"]) for one in stated["pictures"]} == {
+        ("coco", 2, "unknown"),
+        ("gqa", 1, "cc-by-4.0"),
+        (".", 1, "unknown"),
+    }
+    assert stated["questions"][0] == {"source": "vqav2", "rows": 2, "licence": "unknown"}
+    assert {one["source"]: one["licence"] for one in stated["questions"]}["llava"] == "mit"
+    assert hub_datasets(stated) == ["PengxiangLi/FIRE"]
+
+
+def licences_of(dataset: dict[str, object], picture_sources: dict[str, object]) -> dict[str, str]:
+    merged = {
+        "models": {"m": {"source": "hf://a/m", "model_type": "qwen3_vl"}},
+        "datasets": {"d": {"kind": "messages", "train": HUB, **dataset}},
+        "runs": {"r": {"model": "m", "dataset": "d"}},
+        "picture_sources": picture_sources,
+    }
+    return picture_licences_of(check_config(merged, []))(SimpleNamespace(run="r"))
+
+
+def test_the_licence_of_a_picture_source_reaches_the_card(tmp_path: Path) -> None:
+    """The longest beginning decides, COCO's pictures are known by their number, and the data set's own word is last."""
+    stated = licences_of({}, {"coco-train2017": {"licence": "cc-by-4.0"}, "gqa": {"licence": "a"}})
+    assert stated["chartqa/"] == "cc-by-nc-4.0"  # from picture_sources.yaml
+    stated["chartqa/own/"] = "mine"
+    names = ["chartqa/train/1.png", "chartqa/2.png.rgb.png", "chartqa/own/3.png", "gqa/images/4.jpg", "sam/5.jpg"]
+    names.append("coco/train2014/COCO_train2014_000000000009.jpg.rgb.png")
+    lines = b"".join(json.dumps(row("s", name)).encode() + b"\n" for name in names)
+    found = rights("d", [HUB], None, {"gqa": "b"}, stated, put(tmp_path / "train.jsonl", lines))
+    assert [(one["source"], one["rows"], one["licence"]) for one in found["pictures"]] == [
+        ("chartqa", 2, "cc-by-nc-4.0"),
+        ("chartqa", 1, "mine"),
+        ("coco", 1, "cc-by-4.0"),
+        ("gqa", 1, "b"),
+        ("sam", 1, "unknown"),
+    ]
+    assert "| pictures of `chartqa` | 2 | cc-by-nc-4.0 |" in rights_section(found)
+
+
+def test_rows_without_pictures_wait_for_no_picture_licence() -> None:
+    assert licences_of({"modality": "text"}, {"gqa": {"licence": "a"}}) == {}
+
+
+def test_the_section_is_a_table_whatever_the_sources_are_called(rows: Path) -> None:
+    section = rights_section(rights("fire", [HUB], None, {}, {}, rows))
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    assert "| data set `fire` | | unknown |" in table
+    assert "| pictures of `coco` | 2 | unknown |" in table
+    assert r"| questions from `a\|b'c' # x` | 1 | unknown |" in table
+    assert {line.replace(r"\|", "").count("|") for line in table} == {4}
+
+
+def test_a_long_list_ends_with_a_sum(tmp_path: Path) -> None:
+    lines = b"".join(json.dumps(row(f"s{number:03}")).encode() + b"\n" for number in range(50))
+    section = rights_section(rights("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", lines)))
+    assert "| questions from 10 more | 10 | see provenance.json |" in section
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match=r"t\.jsonl, line 1: "):
+        rights("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", b"{"))

@@ -1,0 +1,92 @@
+"""What a person is told where too many rows are lost: the way out of the reason that leads, and where the rows are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmflow.config.data_settings import DatasetSettings, RowLimits
+from vlmflow.errors import VlmflowError
+from vlmflow.raw_rows import open_rows
+from vlmflow.rows.convert import convert
+from vlmflow.rows.forms import form_rows
+from vlmflow.rows.validate import SplitFiles, SplitRules, validate
+
+TEXT = {"prompt": "q", "completion": "a", "source": "beta"}
+PICTURE = TEXT | {"image": "alpha/1.jpg", "source": "alpha"}
+BROKEN = '{"prompt": 1'
+
+
+def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) -> str:
+    """Convert and validate rows, a file for each list, of a data set of the folder's name; give the error."""
+    raw = []
+    for number, content in enumerate([rows, *more]):
+        raw.append(folder / f"rows-{number}.jsonl")
+        raw[-1].write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in content))
+    dataset = DatasetSettings(kind="prompt_completion", train=list(map(str, raw)), max_reject_share=0.1, **settings)
+    files = SplitFiles("train", raw, folder / "good", folder / "bad")
+    make = form_rows(dataset.kind, dataset.modality, {}, None, None)
+    with open_rows(raw, "train") as opened:
+        convert(opened, files.converted, files.rejects, "train", make, dataset.choice("train"), 1)
+    rules = SplitRules(0.1, 1, dataset.max_reject_share, RowLimits(), modality=dataset.modality)
+    (folder / "mine").mkdir()
+    with pytest.raises(VlmflowError) as error:
+        validate([files], folder / "mine", rules, 1)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "advice"),
+    [
+        ([TEXT] * 40 + [BROKEN] * 2, {}, "say datasets.mine.modality: text; where a picture stands under another key"),
+        ([PICTURE] * 40, {"modality": "text"}, "say datasets.mine.modality: image, and name datasets.mine.image_roots"),
+        (
+            [TEXT] * 30 + [TEXT | {"source": "gamma"}] * 9,
+            {"modality": "text", "sources": ["nosuch"]},
+            "name sources that the rows are of, beta (30), gamma (9), or take this key away: datasets.mine.sources",
+        ),
+        (
+            [TEXT | {"source": f"s{n:02}"} for n in range(12)],
+            {"modality": "text", "sources": ["nosuch"]},
+            "s09 (1) and 2 more, or take",
+        ),
+        (
+            [{"input": "q", "output": "a"}] * 44 + [BROKEN],
+            {"modality": "text"},
+            "datasets.mine.kind; or say what its keys are called in your file: datasets.mine.columns",
+        ),
+        (
+            [{"input": "q"}] * 40 + [TEXT] * 3,
+            {"modality": "text", "max_samples": 30},
+            "keys of these rows: datasets.mine.kind",
+        ),
+    ],
+)
+def test_the_advice_follows_the_reason_that_leads(
+    tmp_path: Path, rows: list[Any], settings: dict[str, Any], advice: str
+) -> None:
+    said = refusal(tmp_path, rows, **settings)
+    assert advice in said
+    assert "max_reject_share:" not in said.partition("what to do")[2]
+
+
+def test_single_rows_are_to_be_mended(tmp_path: Path) -> None:
+    sound = [TEXT | {"prompt": f"q{n}"} for n in range(20)]
+    said = refusal(tmp_path, [*sound, BROKEN, *sound[:9], *[{"prompt": "x"}] * 4], modality="text")
+    part = tmp_path / "mine" / "quarantine.jsonl.part"
+    assert (
+        f"look at {part}; mend the rows in a copy of it (datasets.mine.mended), or the picture roots, or allow more "
+        "rejects (datasets.mine.max_reject_share)" in said
+    )
+    assert "rows are counted from 0, lines from 1" in said
+
+
+def test_a_row_and_a_byte_can_be_found_in_the_file(tmp_path: Path) -> None:
+    """By line and byte of the very file, blank lines and all."""
+    said = refusal(tmp_path, [TEXT, TEXT], ["", TEXT, '{"prompt": x}', "[", BROKEN], modality="text")
+    content = (tmp_path / "rows-1.jsonl").read_bytes()
+    start = content.index(b'{"prompt": x}')
+    assert f"bad_json: row 3 (rows-1.jsonl, line 3, byte {start}): JSON is malformed: invalid character " in said
+    assert f"(byte {content.index(b'x')} of the file)" in said
+    assert f"row 4 (rows-1.jsonl, line 4, byte {content.index(b'[')})" in said
