@@ -174,6 +174,16 @@ def test_a_probe_is_the_template_with_another_command() -> None:
     assert TEMPLATES["train"]["template"]["spec"]["containers"][0]["command"] != ["python"]
 
 
+def test_a_probe_whose_pod_is_refused_for_a_moment_waits() -> None:
+    def refused(message: str, job: str = "j") -> dict:
+        return {"involvedObject": {"name": job}, "reason": "FailedCreate", "message": message}
+
+    modified = 'Operation cannot be fulfilled on resourcequotas "vlmflow": the object has been modified'
+    passing = [refused(f"Error creating: {modified}"), refused("exceeded quota", job="another")]
+    assert probe.refusal(passing, "j") == ""
+    assert probe.refusal([*passing, refused("exceeded quota: vlmflow")], "j") == "exceeded quota: vlmflow"
+
+
 def test_why_a_probe_does_not_start_is_in_the_clusters_words() -> None:
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
     assert probe.why_not_running({"status": {"conditions": [unscheduled]}}) == "0/1 nodes are available"

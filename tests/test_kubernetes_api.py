@@ -127,9 +127,12 @@ def test_a_create_whose_answer_was_lost_is_done_once(cluster: Namespace, server:
     server.answers = [(None, {}, {}), refusal(409, "AlreadyExists")]
     cluster.create_job({"metadata": {"name": "j"}})
     assert len(server.asked) == 2
-    server.answers = [refusal(409, "Conflict")]
-    with pytest.raises(ApiException, match="409"):
-        cluster.create_job({"metadata": {"name": "j"}})
+
+
+def test_a_create_that_met_another_in_the_quota_is_tried_again(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [refusal(409, "Conflict"), refusal(409, "Conflict"), (201, {"kind": "Job"}, {})]
+    cluster.create_job({"metadata": {"name": "j"}})
+    assert server.asked == ["POST /apis/batch/v1/namespaces/here/jobs"] * 3
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
+from vlmflow.errors import VlmflowError
 
 
 def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:
@@ -48,11 +49,11 @@ class Kubectl:
         """Apply an object, some objects, or a file of them."""
         words = ["apply", *([f"--namespace={namespace}"] if namespace else [])]
         if isinstance(objects, Path):
-            self.kubectl(*words, f"--filename={objects}")
+            self._apply(*words, f"--filename={objects}")
             return
         items = [objects] if isinstance(objects, dict) else list(objects)
         listed = {"apiVersion": "v1", "kind": "List", "items": items}
-        self.kubectl(*words, "--filename=-", input=json.dumps(listed))
+        self._apply(*words, "--filename=-", input=json.dumps(listed))
 
     @contextmanager
     def having(self, *objects: dict) -> Iterator[None]:
@@ -67,6 +68,16 @@ class Kubectl:
             yield
         finally:
             self._forget(names)
+
+    def _apply(self, *words: object, input: str | None = None) -> None:
+        for tries_left in (3, 2, 1, 0):
+            try:
+                self.kubectl(*words, input=input)
+            except VlmflowError as error:  # another pod was counted into the namespace's quota at the same moment
+                if not tries_left or "the object has been modified" not in str(error):
+                    raise
+            else:
+                return
 
     def _forget(self, names: list[str]) -> None:
         self.kubectl("delete", *names, "--ignore-not-found", "--wait=false")

@@ -10,6 +10,7 @@ import kubernetes
 import urllib3
 from kubernetes.client.rest import ApiException, RESTClientObject
 
+from harness.kubernetes.namespace import reason_of
 from vlmflow.errors import VlmflowError
 
 PATIENCE = 600.0
@@ -101,7 +102,9 @@ class PatientRest(RESTClientObject):
             return self._well_since > 0 and time.monotonic() - self._well_since < WAKING_SECONDS
         if error.status == 0:  # the client's way to say that TLS failed
             return "CERTIFICATE_VERIFY_FAILED" not in str(error.reason)
-        return error.status in FOR_NOW
+        # A Conflict, for requests that name no version of what they change, is another request's fault: the server
+        # gave up counting this one into a quota that the other's changed meanwhile, and did nothing.
+        return error.status in FOR_NOW or reason_of(error) == "Conflict"
 
 
 def _retry_after(error: Exception) -> float | None:

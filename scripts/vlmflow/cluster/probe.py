@@ -17,6 +17,9 @@ POLL = 1.0
 LIFETIME = 900
 """Seconds after which the cluster itself takes a probe away, should we be gone."""
 
+PASSING = ("Operation cannot be fulfilled", "status unknown for quota")
+"""Refusals that the Job controller outlives by itself: two pods met in one quota, or a quota is not counted yet."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -72,8 +75,8 @@ class Probe:
             phase = pod.get("status", {}).get("phase")
             if phase in ("Succeeded", "Failed"):
                 break
-            if not pod and (refusal := self._refusal()):
-                return Answer(self._image, fault=f"its pod is refused: {refusal}")
+            if not pod and (why := refusal(self._api.list("events"), self._name)):
+                return Answer(self._image, fault=f"its pod is refused: {why}")
             if time.monotonic() > until or image_fails(pod):
                 return Answer(self._image, fault=f"its pod does not start: {why_not_running(pod)}")
             time.sleep(POLL)
@@ -83,12 +86,15 @@ class Probe:
         fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
         return Answer(self._image, self._made, self._api.clock, said, fault)
 
-    def _refusal(self) -> str:
-        """Say why the Job controller cannot make the pod: a quota, or Pod Security."""
-        for event in self._api.list("events"):
-            if event["involvedObject"].get("name") == self._name and event.get("reason") == "FailedCreate":
-                return event.get("message", "")
-        return ""
+
+def refusal(events: list[Object], job_name: str) -> str:
+    """Say why the Job controller cannot make a Job's pod (a quota, Pod Security); empty while nothing is against it."""
+    for event in events:
+        if event["involvedObject"].get("name") == job_name and event.get("reason") == "FailedCreate":
+            message = event.get("message", "")
+            if not any(words in message for words in PASSING):
+                return message
+    return ""
 
 
 def job(name: str, template: Object, command: list[str], resources: dict[str, str]) -> Object:
