@@ -13,10 +13,9 @@ configfile: Path(workflow.basedir) / "config.yaml"
 container: "docker://vlmflow/train:0.1.0"  # for --sdm apptainer alone; else the environment, or the pod's image
 
 
-settings = read_config.read(workflow, config)
+settings = start.before_rules(workflow, read_config.read(workflow, config))
 config = settings.model_dump(mode="json")
 code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
-start.before_rules(workflow, settings)
 
 
 wildcard_constraints:
@@ -50,6 +49,7 @@ include: "rules/train_smoke.smk"
 include: "rules/train_lora.smk"
 include: "rules/merge_lora.smk"
 include: "rules/verify_merged.smk"
+include: "rules/publish_merged.smk"
 
 
 onstart:

@@ -25,7 +25,7 @@ rule merge_lora:
     threads: 4
     resources:
         mem_mb=4_000,
-        disk_mb=lookup(dpath="runs/{run}/resources/weights_mb", within=config),
+        disk_mb=run_targets.weights_disk_of(workflow, settings),
         runtime=120,
         pod_template="train",
     message:

@@ -37,7 +37,7 @@ rule train_lora:
         model_type=run_targets.model_type_of(settings),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
-    threads: 8
+    threads: run_targets.train_threads_of(settings)
     resources:
         gpu=run_targets.gpus_of(settings),
         gpu_manufacturer="nvidia",

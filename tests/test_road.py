@@ -120,6 +120,16 @@ def test_merged_weights_load_offline_and_know_where_they_come_from(road: Path) -
     assert not (road / "work" / RUN / "merged").exists()
 
 
+def test_published_weights_are_the_proven_ones_and_take_no_more_disk(road: Path) -> None:
+    verified, merged = road / "verified" / RUN, road / "merged" / RUN
+    proof = read(verified / "proof.json")
+    weights = {name for name in proof["files"] if name.endswith(".safetensors")}
+    assert weights
+    assert all((verified / name).samefile(merged / name) for name in weights)
+    names = {file.name for file in merged.iterdir()} - {".snakemake_timestamp"}
+    assert names == {*proof["files"], "README.md", "provenance.json"}
+
+
 def test_the_summary_says_where_everything_is(road: Path) -> None:
     said = summary(road, RUN)
     for word in said.split():

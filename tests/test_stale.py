@@ -11,7 +11,8 @@ import pytest
 from roads import ROOT, RUN, clone, copy_folder, snakemake, stale_rules
 from vlmflow.pictures.manifest import read_picture_manifest
 
-FROM_MERGING = {"merge_lora", "verify_merged"}
+PUBLISHING = {"publish_merged"}
+FROM_MERGING = {"merge_lora", "verify_merged", *PUBLISHING}
 FROM_TRAINING = {"train_smoke", "train_lora", *FROM_MERGING}
 FROM_FITTING = {"fit_rows", *FROM_TRAINING}
 FROM_LENGTHS = {"measure_lengths", *FROM_FITTING}
@@ -114,10 +115,10 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         settings(more="datasets: {fire: {near_duplicates: {picture_distance: 6}}}"),
         set(),
     ),
-    "a licence": (settings(more="datasets: {fire: {licence: mit}}"), {"merge_lora", "verify_merged"}),
+    "a licence": (settings(more="datasets: {fire: {licence: mit}}"), PUBLISHING),
     "the licence of a picture source": (
         settings(more="picture_sources: {coco-train2017: {licence: cc-by-4.0}}"),
-        FROM_MERGING,
+        PUBLISHING,
     ),
     "another raw test file": (
         add_row,
@@ -134,6 +135,10 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     "a function that merging alone uses": (
         edit("scripts/vlmflow/merging/merge.py", "def _copy_bytes(", "def _copy_span("),
         FROM_MERGING,
+    ),
+    "another text of the model card": (
+        edit("scripts/vlmflow/reports/provenance.py", "## Verification", "## What was verified"),
+        PUBLISHING,
     ),
     "a function that the trainers run": (
         edit("scripts/vlmflow/training/swift_worker.py", "def _peak_memory(", "def _peak_bytes("),

@@ -8,6 +8,9 @@ from harness.targets import InputFunction
 from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import Config
 
+LOGS_MB = 1_000
+"""Disk for logs and temporary files."""
+
 
 def model_of(settings: Config) -> InputFunction:
     """Input function: the model folder of wildcard `run`."""
@@ -98,6 +101,21 @@ def verify_gpus_of(settings: Config) -> InputFunction:
     """Resource function: the GPUs for comparing logits; none where the tensor proof alone is asked for."""
     gpus = gpus_of(settings)
     return lambda wildcards: gpus(wildcards) if settings.runs[wildcards.run].verify.logits else 0
+
+
+def train_threads_of(settings: Config) -> InputFunction:
+    """Threads function: the trainers of wildcard `run`, and the processes that load rows for each of them."""
+    runs = settings.runs
+    return lambda wildcards: runs[wildcards.run].processes * (1 + runs[wildcards.run].train.dataloader_workers)
+
+
+def weights_disk_of(workflow: Any, settings: Config) -> InputFunction:
+    """Resource function: the MB of a pod's own disk that a stage needs which reads or writes merged weights.
+
+    In object storage a pod brings them and takes them away; on a volume they stay there, and the disk holds logs.
+    """
+    in_objects = workflow.storage_settings.default_storage_provider == "s3"
+    return lambda wildcards: settings.runs[wildcards.run].resources.weights_mb if in_objects else LOGS_MB
 
 
 def pod_template_of(settings: Config, gpus: Callable[[Config], InputFunction]) -> InputFunction:

@@ -14,13 +14,17 @@ from harness.storage.stored_text import text_of
 from vlmflow.config.model import Config
 
 
-def before_rules(workflow: Any, settings: Config) -> None:
-    """Prepare Snakemake for the rules: storage, executor, locks, and the stages' tie to this process."""
+def before_rules(workflow: Any, settings: Config) -> Config:
+    """Prepare Snakemake for the rules: storage, executor, locks, and the stages' tie to this process.
+
+    Gives `settings` back.
+    """
     min_version("9.27")
     stale_lock.clear(workflow)
     stage.let_stages_end_with_this_process()
     whole_targets.install(workflow)
     executor.install(workflow, settings)
+    return settings
 
 
 def before_jobs(workflow: Any, settings: Config) -> None:

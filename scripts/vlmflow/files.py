@@ -130,7 +130,10 @@ def _own(part: Path, open_it: Callable[[], int]) -> int:
 def _same_files(one: Path, other: Path) -> bool:
     names = [sorted(place.relative_to(folder) for place in folder.rglob("*")) for folder in (one, other)]
     return names[0] == names[1] and all(
-        (one / name).is_dir() or filecmp.cmp(one / name, other / name, shallow=False) for name in names[0]
+        (one / name).is_dir()
+        or (one / name).samefile(other / name)
+        or filecmp.cmp(one / name, other / name, shallow=False)
+        for name in names[0]
     )
 
 

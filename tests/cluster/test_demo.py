@@ -16,7 +16,7 @@ from vlmflow.files import sha256_of
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
 ONE_JOB_EACH = {
     *("fetch_model", "validate_sharegpt", "measure_lengths", "fit_rows"),
-    *("train_smoke", "train_lora", "merge_lora", "verify_merged"),
+    *("train_smoke", "train_lora", "merge_lora", "verify_merged", "publish_merged"),
 }
 ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
 
@@ -95,4 +95,4 @@ def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_s
     assert road.pods == {}
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
     road.run(*road.words("--config", more))
-    assert set(road.rules()) == {"merge_lora", "verify_merged"}
+    assert set(road.rules()) == {"merge_lora", "verify_merged", "publish_merged"}

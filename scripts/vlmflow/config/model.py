@@ -16,7 +16,7 @@ from vlmflow.errors import VlmflowError
 
 TARGETS = (
     *("raw", "models", "images", "converted", "data", "lengths", "fitted", "cached"),
-    *("checkpoints", "work", "merged", "reports", "logs", "benchmarks"),
+    *("checkpoints", "work", "verified", "merged", "reports", "logs", "benchmarks"),
 )
 """The folders of the workflow's own files in the working directory."""
 

@@ -1,35 +1,16 @@
 """Where merged weights come from: digests of everything from the raw file to the weights, and how to read it."""
 
-import importlib.metadata
 import json
-import os
-import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from vlmflow.fetch.model_folder import ModelManifest
-from vlmflow.files import read_json, sha256_of
+from vlmflow.files import read_json
 from vlmflow.reports.pages import form_of, raw_splits, went
 from vlmflow.reports.rights import hub_datasets, rights_section
 
-PACKAGES = (
-    "snakemake",
-    "ms-swift",
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "pillow",
-    "msgspec",
-)
-
 FOLDER = "PATH OF THIS FOLDER"
 QUESTIONS = {"image": "What is in the picture?", "text": "What is a picture?"}
-
-COMMIT_VARIABLE = "VLMFLOW_COMMIT"
-"""Names the commit where there is no checkout, as in an image."""
 
 
 def provenance(
@@ -38,23 +19,20 @@ def provenance(
     manifest: ModelManifest,
     smoke: Path,
     full: Path,
-    merged: Path,
-    proofs: dict[str, Any],
+    proof: dict[str, Any],
     stated: dict[str, Any],
-    code: Path,
+    sees_pictures: bool,
 ) -> dict[str, Any]:
     """Gather what the stages left, into the content of `provenance.json`.
 
     stats: the data set's account. manifest: of the base model. smoke, full: the training's folders.
-    merged: the folder with the merged weights. proofs: what the verification found.
-    stated: what `rights.rights` gave. code: the checkout, for its commit. Each stage wrote its own settings into what
-    it left.
+    proof: what `proof.read_proof` gave. stated: what `rights.rights` gave.
+    sees_pictures: the merged model has a processor for them. Each stage wrote its own settings into what it left.
     """
     report = read_json(full / "report.json")
-    data = read_json(stats)
     return {
         "run": run,
-        "data": data,
+        "data": read_json(stats),
         "rights": stated,
         "base_model": {
             "source": manifest.source,
@@ -64,35 +42,16 @@ def provenance(
         },
         "smoke": read_json(smoke / "gate.json"),
         "training": {key: value for key, value in report.items() if key != "losses"},
-        "verification": proofs,
-        "sees_pictures": "vision_config" in read_json(merged / "config.json"),
+        "verification": proof["checks"],
+        "sees_pictures": sees_pictures,
         "merged": {
-            file.relative_to(merged).as_posix(): sha256_of(file)
-            for file in sorted(merged.rglob("*"))
-            if file.is_file() and file != merged / "README.md"  # the model card of these facts replaces it
+            name: file["sha256"]
+            for name, file in proof["files"].items()
+            if name != "README.md"  # the model card of these facts replaces it
         },
-        "git_commit": git_commit(code),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "git_commit": proof["git_commit"],
+        "versions": proof["versions"],
     }
-
-
-def git_commit(code: Path) -> str | None:
-    """Give the commit of the checkout `code`, marked "+changes" where files differ; None where there is none."""
-    if commit := os.environ.get(COMMIT_VARIABLE):
-        return commit
-    try:
-        head = _git(code, "rev-parse", "HEAD")
-        return head + ("+changes" if _git(code, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _git(code: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(code), *words], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _versions() -> dict[str, str]:
-    return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
 def model_card(facts: dict[str, Any]) -> str:

@@ -77,6 +77,11 @@ def fitted_data(folder: Path, max_length: int, picture_store: Path) -> TrainingD
     return _checked(train, val, account, picture_store)
 
 
+def pictures_of(fitted: Path, picture_store: Path) -> Path:
+    """Give the picture store of the rows in `fitted` (fitted/RUN), in the folder of all stores."""
+    return picture_store / read_json(fitted / ACCOUNT)["dataset"]
+
+
 def _refuse_others(rows: Path, digests: dict[str, str], account: Path, remedy: str) -> None:
     if sha256_of(rows) != digests[rows.name]:
         raise VlmflowError(

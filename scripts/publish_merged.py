@@ -1,0 +1,49 @@
+"""Give proven weights their name, with the model card and where they come from."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.files import read_json, remove, whole_folder, write_json
+from vlmflow.merging.proof import PROOF, read_proof, take_over
+from vlmflow.reports.provenance import model_card, provenance
+from vlmflow.reports.rights import rights
+
+
+def main(
+    *,
+    verified: Path,
+    full: Path,
+    smoke: Path,
+    model: Path,
+    rows: Path,
+    stats: Path,
+    published: Path,
+    data_sources: list[str],
+    licence: str | None,
+    source_licences: dict[str, str],
+    picture_licences: dict[str, str],
+) -> None:
+    """Publish one run's proven weights.
+
+    verified: the proven folder (verified/RUN), whose files `published` (merged/RUN) shares by hard links.
+    full, smoke: the training's folders. model: folder with the base model's manifest.
+    rows: the run's rows that fit (fitted/RUN). stats: of the data set.
+    data_sources: where the data set came from. licence, source_licences: see docs/config.md.
+    picture_licences: those of picture_sources, by the beginnings of the pictures' paths.
+    """
+    proof = read_proof(verified)
+    dataset = read_json(stats)["dataset"]
+    stated = rights(dataset, data_sources, licence, source_licences, picture_licences, rows / "train.jsonl")
+    with whole_folder(published) as folder:
+        take_over(verified, folder)
+        for ours in (PROOF, ".snakemake_timestamp", "README.md"):  # the base's README is not this model's card
+            remove(folder / ours)
+        sees_pictures = "vision_config" in read_json(folder / "config.json")
+        facts = provenance(published.name, stats, read_manifest(model), smoke, full, proof, stated, sees_pictures)
+        write_json(folder / "provenance.json", facts)
+        (folder / "README.md").write_text(model_card(facts))
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))
