@@ -114,7 +114,7 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ("runs.r.strategy", "fsdp", "'fsdp' is not allowed; it must be one of ddp, zero2, zero3"),
         ("runs.r.train.max_steps", "many", "must be a whole number at least 1 or null"),
         ("runs.r.train.lora.target_modules", "q_proj", "'q_proj' is not allowed; it must be a list"),
-        ("runs.r.train.swift_args", {"x": [1]}, "must be a text or a whole number or a number or true or false"),
+        ("runs.r.train.swift_args", {"packing": [1]}, "must be a text or a whole number or a number or true or false"),
         ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 or null"),
         ("datasets.fire", {"kind": "fire"}, "datasets.fire.train: missing; it must be a text"),
         ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' behind the '@' is no full commit"),
@@ -206,6 +206,29 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ("runs.a b", {"model": "m", "dataset": "fire"}, "the name is not allowed"),
         ("runs", None, "must be a block of keys"),
         ("runs.r.model", "qwen", "'qwen' stands not under models: m"),
+        (
+            "runs.r.train.swift_args",
+            {"output_dir": "x"},
+            "swift_args.output_dir: 'x' is not allowed; the workflow sets this argument itself, by stores.runs; remove",
+        ),
+        (
+            "runs.r.train.swift_args",
+            {"learning_rate": 1},
+            "the workflow sets this argument itself, by train.learning_r",
+        ),
+        ("runs.r.train.swift_args", {"pading_free": 1}, "has no argument of this name; nearest: padding_free"),
+        ("runs.r.train.swift_args", {"--padding-free": 1}, "has no argument of this name; nearest: padding_free"),
+        ("runs.r.train.swift_args", {"zzzz": 1}, "config/swift_names.json lists them"),
+        (
+            "runs.r.train.swift_args",
+            {"template": "qwen3vl"},
+            "template: 'qwen3vl' is no chat template of ms-swift; near",
+        ),
+        (
+            "models.m.model_type",
+            "qwen3vl",
+            "models.m.model_type: 'qwen3vl' is no model_type of ms-swift; nearest: qwen3",
+        ),
     ],
 )
 def test_a_fault_is_one_line_with_file_key_value_and_what_is_allowed(

@@ -159,7 +159,7 @@ def test_a_lock_that_nobody_holds_is_cleared(tmp_path: Path, monkeypatch: pytest
 def test_raw_files_know_their_source() -> None:
     settings = check_config(
         {
-            "models": {"m": {"source": "x", "model_type": "t"}},
+            "models": {"m": {"source": "x", "model_type": "qwen3"}},
             "datasets": {
                 "fire": {"kind": "fire", "train": "hf://datasets/a/b/t.json", "test": "/x/e.json"},
                 "volcano": {"kind": "volcano", "train": "v.json"},

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import smart_resize
 from swift.arguments.base_args.template_args import TemplateArguments
 
+from make_swift_names import installed_names
 from roads import ROOT, RUN, snakemake
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
+from vlmflow.config.swift_args import names
 from vlmflow.errors import VlmflowError
 from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
@@ -134,8 +136,12 @@ def test_swift_args_that_change_the_text_are_known() -> None:
     ours = {"max_length", "loss_scale"}
     others = {"truncation_strategy", "padding_side", "padding_free", "sequence_parallel_size", "is_binary_loss_scale"}
     assert set(TEXT_ARGS) == {field.name for field in dataclasses.fields(TemplateArguments)} - ours - others
-    settings = TrainSettings(swift_args={"--add-non-thinking": False, "template": "qwen3", "packing": True})
+    settings = TrainSettings(swift_args={"add_non_thinking_prefix": False, "template": "qwen3", "packing": True})
     assert settings.text_args == {"add_non_thinking_prefix": False, "template": "qwen3"}
+
+
+def test_the_table_of_ms_swifts_names_is_that_of_the_installed_one() -> None:
+    assert names() == installed_names(), "run .venv/bin/python scripts/make_swift_names.py, and look at what changed"
 
 
 @pytest.mark.parametrize("rule", ["measure_lengths", "fit_rows", "cache_dataset"])

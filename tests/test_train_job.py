@@ -1,9 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_folder import write_manifest
 from vlmflow.training.data import TrainingData
@@ -82,10 +84,12 @@ def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
 
 
 def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
+    """The configuration refuses every argument that some training sets."""
     assert value(job(swift_args={"packing": True}).arguments(), "packing") == "true"
-    for name in ("strict", "truncation_strategy", "output_dir", "output-dir", "learning_rat", "--strict"):
-        with pytest.raises(VlmflowError, match=rf"train\.swift_args\.{name}: the workflow sets this argument itself"):
-            job(swift_args={name: "false"}).arguments()
+    jobs = [job(), job(device="cpu"), job(strategy="zero3"), job(max_steps=1), replace(job(), cached=Path("cached"))]
+    words = [word for one in jobs for word in command(one, RunFolder(Path("run")), resume=Path("checkpoint-1"))]
+    torchruns = {"standalone", "nproc_per_node=4"}
+    assert {word[2:] for word in words if word.startswith("--")} - torchruns == set(SET_BY_THE_WORKFLOW)
 
 
 def test_a_slow_torch_is_refused() -> None:

@@ -29,7 +29,10 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
     where = f"{_origin(path, contents)}: {'.'.join(map(str, path)) or 'the configuration'}"
     if fault["type"] == "value_error":
         cause = str(fault["ctx"]["error"])
-        return f"{where}: {cause}" if path else f"{_origin([cause.split('.')[0]], contents)}: {cause}"
+        if "[key]" in fault["loc"]:
+            return f"{where}: {_value_at(merged, path)!r} is not allowed; {cause}"
+        file = _origin([*path, *_keys_named(cause, _value_at(merged, path))], contents)
+        return f"{file}: {'.'.join(map(str, path))}{': ' if path else ''}{cause}"
     if "[key]" in fault["loc"]:
         return f"{where}: the name is not allowed; letters, digits, '.', '_' and '-' are, up to 100"
     if fault["type"] == "extra_forbidden":
@@ -53,6 +56,18 @@ def _key_path(fault: Any, merged: Any) -> list[Any]:
         elif fault["type"] == "missing":
             path.append(key)
     return path
+
+
+def _keys_named(cause: str, here: Any) -> list[str]:
+    """Give the keys with which a cause begins ("runs.my.run.model: …"), as far as they lead from `here`."""
+    keys, rest = [], cause.split(": ", 1)[0] + "."
+    while isinstance(here, dict):
+        key = max((key for key in map(str, here) if rest.startswith(f"{key}.")), key=len, default=None)
+        if key is None or key not in here:
+            break
+        keys.append(key)
+        here, rest = here[key], rest[len(key) + 1 :]
+    return keys
 
 
 def _has(content: Any, key: Any) -> bool:

@@ -1,10 +1,10 @@
 """The configuration, as one model: what may be set, what it means, and what holds when it is not set."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pydantic
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, field_validator, model_validator
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
@@ -12,6 +12,7 @@ from vlmflow.config.picture_source import PictureSource
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, parse_source, refuse_path
+from vlmflow.config.swift_args import check_model_type
 from vlmflow.errors import VlmflowError
 
 TARGETS = (
@@ -58,7 +59,7 @@ class ModelSettings(Settings):
     """hf://OWNER/NAME (pinned in pins.yaml, or by itself: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a local
     folder."""
 
-    model_type: str
+    model_type: Annotated[str, AfterValidator(check_model_type)]
     """ms-swift's name of the architecture: a local folder alone does not tell it."""
 
 

@@ -1,10 +1,11 @@
 """What the configuration says of one run: model, data set, and how it is trained, gated and verified."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
+from vlmflow.config.swift_args import check_argument, check_template
 
 TEXT_ARGS = (
     *("template", "template_backend", "use_chat_template", "agent_template", "system"),
@@ -12,12 +13,6 @@ TEXT_ARGS = (
     *("disable_ignore_empty_think", "max_pixels", "norm_bbox"),
 )
 """ms-swift's arguments (4.6, TemplateArguments) that change what a row's text and pictures become."""
-
-
-def _text_arg(name: str) -> str | None:
-    """Give which of TEXT_ARGS is meant: the parser takes - for _, and the beginning of a name for the name."""
-    plain = name.strip("-").replace("-", "_")
-    return plain if plain in TEXT_ARGS else next((known for known in TEXT_ARGS if known.startswith(plain)), None)
 
 
 class LoraSettings(Settings):
@@ -105,14 +100,21 @@ class TrainSettings(Settings):
 
     lora: LoraSettings = LoraSettings()
 
-    swift_args: dict[str, str | int | float | bool] = {}
-    """Further ms-swift arguments, without the dashes; one that the workflow sets itself is refused."""
+    swift_args: dict[Annotated[str, AfterValidator(check_argument)], str | int | float | bool] = {}
+    """Further arguments of `swift sft`, with their whole names; one that the workflow sets itself, that would break the
+    run, or that ms-swift does not know is refused."""
+
+    @field_validator("swift_args")
+    @classmethod
+    def _template_is_known(cls, swift_args: dict[str, Any]) -> dict[str, Any]:
+        if "template" in swift_args:
+            check_template(str(swift_args["template"]))
+        return swift_args
 
     @property
     def text_args(self) -> dict[str, str | int | float | bool]:
-        """Those of swift_args that change the text of a row, and so its length, under ms-swift's own names."""
-        named = ((_text_arg(name), value) for name, value in self.swift_args.items())
-        return {name: value for name, value in named if name}
+        """Those of swift_args that change the text of a row, and so its length."""
+        return {name: value for name, value in self.swift_args.items() if name in TEXT_ARGS}
 
 
 class SmokeSettings(Settings):

@@ -75,19 +75,8 @@ class TrainJob:
         }
 
     def arguments(self) -> list[str]:
-        """Give ms-swift's arguments (`swift sft`, 4.6), but for those that hold paths.
-
-        Raises VlmflowError where swift_args sets what the workflow sets itself.
-        """
-        ours = self._values()
-        for name in self.settings.swift_args:
-            # The trainer's parser takes - for _, and the beginning of a name for the name.
-            if any(known.startswith(name.strip("-").replace("-", "_")) for known in [*ours, *PATH_ARGUMENTS]):
-                raise VlmflowError(
-                    f"runs.NAME.train.swift_args.{name}: the workflow sets this argument itself",
-                    "use the key of the configuration that stands for it (docs/config.md)",
-                )
-        return as_words({**ours, **self.settings.swift_args})
+        """Give ms-swift's arguments (`swift sft`, 4.6), but for those that hold paths."""
+        return as_words({**self._values(), **self.settings.swift_args})
 
     def _values(self) -> dict[str, object]:
         settings, lora = self.settings, self.settings.lora
@@ -152,12 +141,6 @@ def _refuse_own_code(folder: Path) -> None:
                 f"{file}: auto_map: the model would have Python code from its own folder run",
                 "use a model that transformers knows; or read that code, and remove auto_map from a local copy",
             )
-
-
-PATH_ARGUMENTS = {
-    *("model", "dataset", "val_dataset", "cached_dataset", "cached_val_dataset"),
-    *("output_dir", "resume_from_checkpoint"),
-}
 
 
 def as_words(values: dict[str, object]) -> list[str]:

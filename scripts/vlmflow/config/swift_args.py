@@ -1,0 +1,108 @@
+"""Which arguments of ms-swift a run may set beside the workflow's own, and the names that ms-swift knows."""
+
+import difflib
+import functools
+from pathlib import Path
+
+from vlmflow.files import read_json
+
+TABLE = Path(__file__).with_name("swift_names.json")
+"""Names of the locked ms-swift, by kind: arguments, model_types, templates. `scripts/make_swift_names.py` writes it."""
+
+SET_BY_THE_WORKFLOW = {
+    "model": "runs.NAME.model",
+    "model_type": "models.NAME.model_type",
+    "dataset": "runs.NAME.dataset",
+    "val_dataset": "runs.NAME.dataset",
+    "cached_dataset": "runs.NAME.cached_dataset",
+    "cached_val_dataset": "runs.NAME.cached_dataset",
+    "output_dir": "stores.runs",
+    "resume_from_checkpoint": "the newest whole checkpoint",
+    "tuner_type": "the LoRA that it trains",
+    "lora_rank": "train.lora.rank",
+    "lora_alpha": "train.lora.alpha",
+    "lora_dropout": "train.lora.dropout",
+    "target_modules": "train.lora.target_modules",
+    "freeze_vit": "train.lora.freeze_vit",
+    "freeze_aligner": "train.lora.freeze_aligner",
+    "use_rslora": "train.lora.rslora",
+    "use_dora": "train.lora.dora",
+    "torch_dtype": "train.dtype",
+    "attn_impl": "train.attention",
+    "max_steps": "train.max_steps",
+    "num_train_epochs": "train.epochs",
+    "learning_rate": "train.learning_rate",
+    "lr_scheduler_type": "train.lr_scheduler",
+    "warmup_ratio": "train.warmup_ratio",
+    "weight_decay": "train.weight_decay",
+    "per_device_train_batch_size": "train.per_device_batch_size",
+    "per_device_eval_batch_size": "train.per_device_batch_size",
+    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
+    "max_length": "train.max_length",
+    "truncation_strategy": "its promise that no row is cut",
+    "strict": "its promise that no row is swapped for another",
+    "loss_scale": "datasets.NAME.form",
+    "seed": "train.seed",
+    "data_seed": "train.seed",
+    "logging_steps": "its report, which has every step",
+    "eval_strategy": "train.checkpoint_steps",
+    "eval_steps": "train.checkpoint_steps",
+    "save_strategy": "train.checkpoint_steps",
+    "save_steps": "train.checkpoint_steps",
+    "save_total_limit": "train.keep_checkpoints",
+    "load_best_model_at_end": "its choice of the best checkpoint",
+    "metric_for_best_model": "its choice of the best checkpoint",
+    "greater_is_better": "its choice of the best checkpoint",
+    "gradient_checkpointing": "train.gradient_checkpointing",
+    "dataloader_num_workers": "train.dataloader_workers",
+    "dataloader_pin_memory": "runs.NAME.device",
+    "ddp_backend": "runs.NAME.device",
+    "use_cpu": "runs.NAME.device",
+    "deepspeed": "runs.NAME.strategy",
+    "check_model": "its promise to train offline",
+    "add_version": "stores.runs",
+    "report_to": "its report and TensorBoard's files in the run folder",
+    "callbacks": "the callback that saves, compares and reports",
+}
+"""Arguments that the workflow sets, each with the key or the reason that decides its value."""
+
+REFUSED: dict[str, str] = {}
+"""Arguments that would break a run, each with why, and what to do instead."""
+
+
+def check_argument(name: str) -> str:
+    """Give the name of an argument that a run may set.
+
+    Raises ValueError with why not: ms-swift does not know it, the workflow sets it, or it would break the run.
+    """
+    if name in SET_BY_THE_WORKFLOW:
+        raise ValueError(f"the workflow sets this argument itself, by {SET_BY_THE_WORKFLOW[name]}; remove it")
+    if name in REFUSED:
+        raise ValueError(REFUSED[name])
+    if name not in names()["arguments"]:
+        raise ValueError(f"`swift sft` has no argument of this name{_nearest(name, 'arguments')}")
+    return name
+
+
+def check_model_type(name: str) -> str:
+    """Give an architecture's name; raises ValueError for one that ms-swift does not know, with the nearest."""
+    if name not in names()["model_types"]:
+        raise ValueError(f"{name!r} is no model_type of ms-swift{_nearest(name, 'model_types')}")
+    return name
+
+
+def check_template(name: str) -> None:
+    """Raise ValueError for a chat template that ms-swift does not know, with the nearest that it does."""
+    if name not in names()["templates"]:
+        raise ValueError(f"template: {name!r} is no chat template of ms-swift{_nearest(name, 'templates')}")
+
+
+def _nearest(name: str, kind: str) -> str:
+    near = difflib.get_close_matches(name.strip("-").replace("-", "_").lower(), names()[kind], n=3, cutoff=0.6)
+    return f"; nearest: {', '.join(near)}" if near else f"; scripts/vlmflow/config/{TABLE.name} lists them"
+
+
+@functools.cache
+def names() -> dict[str, list[str]]:
+    """Give the table."""
+    return read_json(TABLE)
