@@ -12,7 +12,7 @@ from vlmflow.cluster.kubectl import Kubectl
 from vlmflow.errors import VlmflowError
 
 ROOT = Path(__file__).resolve().parents[1]
-CHECKOUT = "/outputs/controller/vlmflow"
+CHECKOUT = "/controller/vlmflow"
 CONTROLLER = ("python", "/opt/controller/controller.py")
 GOES_ON = "\nThe run goes on in the cluster: `make cluster-log` follows it again, `make cluster-stop` ends it."
 

@@ -37,6 +37,15 @@ def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100
     return needs.check_nodes(list(nodes), template, [need])[1]
 
 
+def test_a_controller_whose_state_jobs_can_write_is_a_failure() -> None:
+    deployment = yaml.safe_load((ROOT / "k8s/base/controller.yaml").read_text()) | {"status": {"availableReplicas": 1}}
+    assert objects.check_controller(deployment).state == "ok"
+    spec = deployment["spec"]["template"]["spec"]
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "state"]
+    check = objects.check_controller(deployment)
+    assert (check.state, check.next_step) == ("fail", "see docs/kubernetes.md, Upgrade")
+
+
 def test_the_controllers_role_is_what_the_executor_uses() -> None:
     documents = list(yaml.safe_load_all((ROOT / "k8s/base/accounts.yaml").read_text()))
     role = next(document for document in documents if document["kind"] == "Role")

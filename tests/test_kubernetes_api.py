@@ -15,7 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from harness.kubernetes.executor import HardenedExecutor
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import Namespace, message_of
+from harness.kubernetes.namespace import LOG_KEPT, LOG_READ, Namespace, message_of
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.watch import Watch
 from vlmflow.errors import VlmflowError
@@ -223,6 +223,14 @@ def test_a_log_that_is_not_there_is_no_failure(cluster: Namespace, server: BadMi
         assert cluster.log_end("p", "snakemake", 5) == ""
         server.answers.clear()
     assert len(server.asked) == 2
+
+
+def test_of_a_log_of_any_size_the_end_is_kept(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [(200, "x" * 3_000_000 + "the end", {})]
+    log = cluster.log_end("p", "snakemake", 5)
+    assert len(log) == LOG_KEPT
+    assert log.endswith('xthe end"')
+    assert f"limitBytes={LOG_READ}" in server.asked[0]
 
 
 def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

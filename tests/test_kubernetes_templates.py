@@ -59,6 +59,10 @@ def shaped(template: str = "train", **rule: object) -> dict:
     return shape(PLUGINS_JOB, templates[template], rule_job, OWNER, {"VLMFLOW_COMMIT": "v1"})
 
 
+def with_volume(found: dict, **volume: object) -> None:
+    found["template"]["spec"]["volumes"].append({"name": "more", **volume})
+
+
 def pod_of(job: dict) -> dict:
     return job["spec"]["template"]["spec"]
 
@@ -163,6 +167,15 @@ def test_shipped_templates_are_restricted(found: dict) -> None:
         (lambda found: found["template"]["spec"].update(activeDeadlineSeconds=5), "activeDeadlineSeconds"),
         (lambda found: found["metadata"].update(annotations={"vlmflow/gpu-resource": "gpu"}), "vlmflow/gpu-resource"),
         (lambda found: found["metadata"].update(annotations={"vlmflow/pending-limit": "1h"}), "vlmflow/pending-limit"),
+        (lambda found: found["template"]["spec"].update(automountServiceAccountToken=True), "holds no token"),
+        (lambda found: found["template"]["spec"].pop("automountServiceAccountToken"), "holds no token"),
+        (lambda found: found["template"]["spec"].update(serviceAccountName="vlmflow-controller"), "the controller's"),
+        (lambda found: with_volume(found, persistentVolumeClaim={"claimName": "controller-state"}), "executes"),
+        (lambda found: with_volume(found, persistentVolumeClaim={"claimName": "controller-state-ann"}), "executes"),
+        (
+            lambda found: with_volume(found, projected={"sources": [{"serviceAccountToken": {"path": "t"}}]}),
+            "API server",
+        ),
     ],
 )
 def test_wrong_templates_are_refused(change: object, said: str) -> None:
@@ -171,6 +184,32 @@ def test_wrong_templates_are_refused(change: object, said: str) -> None:
     with pytest.raises(VlmflowError, match=said) as refused:
         check(found)
     assert "pod template default" in refused.value.cause
+
+
+def test_a_token_for_another_audience_is_none_for_the_api_server() -> None:
+    found = shipped()[0]
+    token = {"path": "token", "audience": "sts.amazonaws.com", "expirationSeconds": 3600}
+    with_volume(found, projected={"sources": [{"serviceAccountToken": token}]})
+    check(found)
+
+
+def test_a_profile_that_gives_pods_the_controllers_state_is_refused() -> None:
+    plugins = deepcopy(PLUGINS_JOB)
+    claim = {"name": "state", "persistentVolumeClaim": {"claimName": "controller-state"}}
+    plugins["spec"]["template"]["spec"]["volumes"].append(claim)
+    with pytest.raises(VlmflowError, match="the pod of train_lora run=a: volume state is the claim controller-state"):
+        shape(plugins, check(shipped()[0]), RuleJob("train_lora", {"run": "a"}), OWNER, {})
+
+
+def test_sources_are_unpacked_where_no_other_pod_writes() -> None:
+    deploy = "python -m snakemake --deploy-sources /outputs/targets/s.tar.xz 0af1 --default-storage-provider fs"
+    run = "python -m snakemake --snakefile Snakefile --local-storage-prefix /outputs/.pods/x"
+    plugins = deepcopy(PLUGINS_JOB)
+    plugins["spec"]["template"]["spec"]["containers"][0]["args"] = ["-c", f"pip install x && {deploy} && {run}"]
+    job = shape(plugins, check(shipped()[0]), RuleJob("x"), OWNER, {})
+    assert main_of(job)["args"][1] == (
+        f"trap : TERM; pip install x && {deploy} --local-storage-prefix /workdir/.sources && {run}"
+    )
 
 
 def test_a_missing_template_is_named() -> None:

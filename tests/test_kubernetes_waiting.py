@@ -212,6 +212,14 @@ def test_lines_of_progress() -> None:
     assert newest_progress("nothing\nof the kind\n") == ""
 
 
+def test_what_a_log_holds_besides_text_is_not_shown() -> None:
+    line = "rows: 1 of 5 rows · 0:06 left"
+    assert newest_progress(f"\x1b[2J\x1b]0;mine\x07{line}") == f"[2J]0;mine{line}"
+    assert newest_progress(f"{line}\n" + "x · " * 1_000_000 + "0:06 left") == line
+    assert cause("\x1b[31mthe stage failed: " + "x" * 5_000).startswith("the stage failed: xxx")
+    assert len(cause("x" * 3_000_000)) < 2_100
+
+
 def test_the_cause_of_a_failure() -> None:
     said = "x\nthe stage failed: no\n  what to do: y\n"
     assert cause(said) == "the stage failed: no\n  what to do: y"

@@ -46,6 +46,17 @@ def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> Non
     assert [place.name for place in (tmp_path / ".pods").iterdir()] == ["other"]
 
 
+def test_a_link_in_the_place_of_the_pods_folders_removes_nothing_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "state" / "lost-pod-x1").mkdir(parents=True)
+    (tmp_path / ".pods").symlink_to("state")
+    pod_folder.remove_of(tmp_path / ".pods" / "$HOSTNAME", "lost-pod-x1")
+    (tmp_path / ".pods").unlink()
+    (tmp_path / ".pods").mkdir()
+    (tmp_path / ".pods" / "lost-pod-x1").symlink_to(tmp_path / "state")
+    pod_folder.remove_of(tmp_path / ".pods" / "$HOSTNAME", "lost-pod-x1")
+    assert (tmp_path / "state" / "lost-pod-x1").is_dir()
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "../run", "a/b", "a..b", "-a", "$HOSTNAME", "a\n"])
 def test_a_name_that_is_no_host_name_removes_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / ".pods" / "other").mkdir(parents=True)

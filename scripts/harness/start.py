@@ -12,6 +12,7 @@ from harness.stage import FAILURE
 from harness.storage import whole_targets
 from harness.storage.stored_text import text_of
 from vlmflow.config.model import Config
+from vlmflow.errors import VlmflowError
 
 
 def before_rules(workflow: Any, settings: Config) -> Config:
@@ -37,6 +38,9 @@ def after_failure(workflow: Any) -> None:
     """Print once more why stages failed, so that the cause stands in Snakemake's last lines."""
     for job in workflow.scheduler.failed:
         for log in job.log:
-            text = text_of(log)
+            try:
+                text = text_of(log)
+            except VlmflowError as error:
+                text = f"{FAILURE}why is not known: {error}"
             if FAILURE in text:
                 print(f"\n{job.name} ({log}):\n{text[text.rindex(FAILURE) :].strip()}", file=sys.stderr)

@@ -78,7 +78,7 @@ def having_given(cluster: Kubectl, namespace: str, volumes: Path, podtemplates: 
 
     volumes, podtemplates: as `in_namespace` takes them. Gives the objects that belong into the namespace.
     """
-    for name in ("cache", "outputs"):
+    for name in ("cache", "outputs", "controller-state"):
         (volumes / name).mkdir(parents=True, exist_ok=True)
         os.chown(volumes / name, PODS_USER, PODS_USER)
     objects = in_namespace(cluster, namespace, volumes, podtemplates)

@@ -1,12 +1,16 @@
 """Every object of k8s/ as an API server and its Pod Security admission take it."""
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.deployment import K8S, OVERLAYS, rendered
 from cluster.kubectl import Kubectl, a_namespace
+from harness.kubernetes.apart import refuse_reach
 from vlmflow.errors import VlmflowError
 
 WORKLOADS = {"Deployment", "PodTemplate", "CronJob"}
@@ -107,7 +111,8 @@ def test_an_overlay_is_whole(overlay: str) -> None:
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     kind = "CronJob" if overlay == "nautilus" else "PodTemplate"
     assert {(kind, name) for name in ("default", "fetch", "train", "gpu")} <= names
-    assert {("PersistentVolumeClaim", name) for name in ("cache", "outputs")} <= names
+    claims = {"cache", "outputs"} | (set() if overlay == "s3" else {"controller-state"})
+    assert {name for kind, name in names if kind == "PersistentVolumeClaim"} == claims
     assert ("Secret", "hf-token") not in names
     assert all(one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "vlmflow" for one in objects)
     own = {one["metadata"]["namespace"] for one in objects if "namespace" in one["metadata"]}
@@ -124,3 +129,46 @@ def test_an_overlay_is_whole(overlay: str) -> None:
             assert token == (workload["metadata"]["name"] == "fetch")
             controller = workload["kind"] == "Deployment"
             assert spec["automountServiceAccountToken"] == controller
+
+
+def claims_of(spec: dict) -> dict[str, str]:
+    """Give the claims of a pod, by the path at which its containers have them."""
+    volumes = {volume["name"]: volume.get("persistentVolumeClaim", {}).get("claimName") for volume in spec["volumes"]}
+    mounts = [mount for container in spec["containers"] for mount in container["volumeMounts"]]
+    return {mount["mountPath"]: volumes[mount["name"]] for mount in mounts if volumes[mount["name"]]}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "more"),
+    [
+        *((overlay, "") for overlay in OVERLAYS),
+        ("local", "components=components/cache-on-one-node"),
+        ("s3", "components=components/cache-on-one-node"),
+        ("local", "transformers=transformers/without-podtemplates"),
+    ],
+)
+def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, more: str, tmp_path: Path) -> None:
+    """In every overlay, with the component that touches volumes, and with templates in the form of CronJobs."""
+    kustomization: dict = {"resources": [os.path.relpath(K8S / "overlays" / overlay, tmp_path)]}
+    if more:
+        key, folder = more.split("=")
+        kustomization[key] = [os.path.relpath(K8S / folder, tmp_path)]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    workloads = [one for one in rendered(tmp_path) if one["kind"] in WORKLOADS]
+    pods = {one["metadata"]["name"]: pod_of(one)["spec"] for one in workloads}
+    controller = pods.pop("controller", None)
+    assert set(pods) == {"default", "fetch", "train", "gpu"}
+    of_jobs = set()
+    for name, spec in pods.items():
+        refuse_reach(name, spec, "")
+        assert {kind for volume in spec["volumes"] for kind in volume} == {"name", "persistentVolumeClaim", "emptyDir"}
+        of_jobs |= set(claims_of(spec).values())
+    assert of_jobs == {"cache", "outputs"}
+    assert (controller is None) == (overlay == "s3")
+    if controller:
+        main = controller["containers"][0]
+        executed = [main["workingDir"], *(word for word in main["args"] if word.startswith("/"))]
+        shared = [path for path, claim in claims_of(controller).items() if claim in of_jobs]
+        assert shared == ["/cache", "/outputs"]
+        assert not [path for path in executed if path.startswith(tuple(shared))]
+        assert claims_of(controller)["/controller"] == "controller-state"

@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.kubernetes.apart import refuse_reach, with_private_sources
 from harness.kubernetes.namespace import Object
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import CONTAINER, Template
@@ -57,17 +58,20 @@ def shape(
 
     job: as the plugin built it. owner: labels that say whose it is (INVOCATION, WORKDIR, TARGETS). env: variables for
     the rule.
+
+    Raises VlmflowError where the pod could reach what the controller executes.
     """
     job = deepcopy(job)
     plugins_pod = job["spec"]["template"]["spec"]
     command = next(container for container in plugins_pod["containers"] if container["name"] == CONTAINER)["args"]
     pod = merge(plugins_pod, template.spec)
+    refuse_reach(f"the pod of {rule_job.words}", pod, "take it out of kubernetes-persistent-volumes in the profile")
     pod["restartPolicy"] = "Never"
     if rule_job.runtime:
         # In the pod's spec: a Job's own clock also runs while its pod waits for GPUs.
         pod["activeDeadlineSeconds"] = rule_job.runtime * 60
     container = next(container for container in pod["containers"] if container["name"] == CONTAINER)
-    container["args"] = [command[0], OUTLIVE_SIGTERM + command[1]]
+    container["args"] = [command[0], OUTLIVE_SIGTERM + with_private_sources(command[1])]
     container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
     container["env"] = merge(
         {"env": container.get("env") or []}, {"env": [{"name": key, "value": value} for key, value in env.items()]}

@@ -23,6 +23,9 @@ FAILURES = (ApiException, urllib3.exceptions.HTTPError)
 LOG_TIMEOUT = (5, 10)
 """Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
 
+LOG_READ, LOG_KEPT = 32 << 20, 1 << 20
+"""Bytes of a log's last lines that are read, and of their end that are kept: a line may have any length."""
+
 
 class Namespace:
     """One namespace of a cluster."""
@@ -80,7 +83,7 @@ class Namespace:
         self._delete(f"{self._path('secrets')}/{name}", {})
 
     def log_end(self, pod: str, container: str, lines: int) -> str:
-        """Give the last lines of a pod's log; nothing where there is none to be had."""
+        """Give the last lines of a pod's log, LOG_KEPT bytes at most; nothing where there is none to be had."""
         try:
             # Unread: the client would make Python's text of a log that happens to be JSON.
             found = CoreV1Api(self.api).read_namespaced_pod_log(
@@ -88,10 +91,15 @@ class Namespace:
                 self.name,
                 container=container,
                 tail_lines=lines,
+                limit_bytes=LOG_READ,
                 _request_timeout=LOG_TIMEOUT,
                 _preload_content=False,
             )
-            return found.data.decode(errors="replace")
+            kept = bytearray()
+            for part in found.stream(1 << 16):
+                kept += part
+                del kept[:-LOG_KEPT]
+            return kept.decode(errors="replace")
         except FAILURES:
             return ""
 

@@ -2,6 +2,7 @@
 
 import re
 
+from harness.plain_text import plain
 from harness.stage import FAILURE
 
 PROGRESS = re.compile(r"\S.* · .*(left|\d:\d\d|/step|evaluating and saving)")
@@ -10,19 +11,27 @@ PROGRESS = re.compile(r"\S.* · .*(left|\d:\d\d|/step|evaluating and saving)")
 LINES = 60
 """How many of a log's last lines are looked at."""
 
+LONGEST = 2_000
+"""Characters of a line that are shown; a longer one is no line of progress."""
+
 
 def newest_progress(log: str) -> str:
     """Give the log's last line of progress; nothing where there is none."""
     for line in reversed(log.splitlines()):
-        line = line.rpartition("\r")[2].strip()
-        if PROGRESS.match(line):
+        line = plain(line.rpartition("\r")[2]).strip()
+        if len(line) <= LONGEST and PROGRESS.match(line):
             return line
     return ""
 
 
 def cause(log: str) -> str:
     """Give what the stage says of its failure, or else the log's last lines."""
+    log = plain(log)
     if FAILURE in log:
         said = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # what Snakemake says of it in the pod
-        return "\n".join(said.strip().splitlines()[:12])
-    return "\n".join(log.strip().splitlines()[-8:])
+        return _cut(said.strip().splitlines()[:12])
+    return _cut(log.strip().splitlines()[-8:])
+
+
+def _cut(lines: list[str]) -> str:
+    return "\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} …" for line in lines)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from harness.kubernetes.apart import refuse_reach
 from harness.kubernetes.namespace import Object
 from vlmflow.cluster.pod_templates import LABEL, REMOVE_ONE_KIND, twice
 from vlmflow.errors import VlmflowError
@@ -89,6 +90,7 @@ def check(found: Object) -> Template:
     template = found.get("template") or {}
     spec = template.get("spec") or {}
     _check_container(where, spec)
+    refuse_reach(where, spec, NEXT)
     annotations = metadata.get("annotations") or {}
     return Template(
         name=metadata["name"],

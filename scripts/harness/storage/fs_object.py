@@ -1,10 +1,11 @@
 """Targets on a shared volume: inputs are links to them, outputs are renamed to them."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from snakemake_storage_plugin_fs import StorageObject
 
-from harness.storage import in_place
+from harness.storage import in_place, no_links
 from vlmflow.files import remove
 
 
@@ -32,19 +33,25 @@ class FsObject(StorageObject):
         """Give the local file or folder the target's name, and leave a link in its place.
 
         Raises OSError where that fails; the target is then as it was, or not there.
+        Raises VlmflowError where the controller would have to follow a link that a job may have planted.
         """
         local = self.local_path()
         if self._is_callers_own():
-            in_place.copy(local, self.query_path)
+            with no_links.reached(self.query_path, make=True) as target:
+                in_place.copy(local, target)
         elif not self._is_stored(local):  # Snakemake stores a job's outputs twice: when it is done, and at the end
             in_place.move(local, self.query_path)
             self._link_to_target()
 
     def remove(self) -> None:
-        """Remove the target, and our link to it: a job that opened the dangling link would write into the target."""
+        """Remove the target, and our link to it: a job that opened the dangling link would write into the target.
+
+        Raises VlmflowError where a folder on the way is a link, which a job may have planted.
+        """
         if not self._is_callers_own() and self.local_path().is_symlink():
             self.local_path().unlink()
-        in_place.take_away(self.query_path)
+        with suppress(FileNotFoundError), no_links.reached(self.query_path) as target:
+            in_place.take_away(target)
 
     def _is_callers_own(self) -> bool:
         """Tell whether the local path is a file of Snakemake's own, such as the archive of the workflow's sources."""

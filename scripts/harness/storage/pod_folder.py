@@ -8,8 +8,10 @@ import atexit
 import re
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 
+from harness.storage import no_links
 from vlmflow.errors import VlmflowError
 
 HOSTNAME = "$HOSTNAME"
@@ -26,7 +28,9 @@ def remove_of(local_storage_prefix: Path, hostname: str) -> None:
         raise VlmflowError(f"{hostname!r} is no pod's host name", "report it: nothing was removed")
     if HOSTNAME in local_storage_prefix.name:
         name = local_storage_prefix.name.replace(HOSTNAME, hostname)
-        shutil.rmtree(local_storage_prefix.with_name(name), ignore_errors=True)
+        # Where a job has put a link in the folder's place, nothing is removed.
+        with suppress(OSError, VlmflowError), no_links.opened(local_storage_prefix.parent) as folder:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
 
 
 def remove_own_at_exit(local_storage_prefix: Path) -> None:

@@ -1,19 +1,42 @@
-"""Reading a job's log in the main process, wherever it lies."""
+"""Reading a job's log in the main process, wherever it lies: as data, with a limit, and by no link."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
 
+from harness.plain_text import plain
+from harness.storage.fs_object import FsObject
+from harness.storage.no_links import read_end
+from vlmflow.errors import VlmflowError
+
+SHOWN_BYTES = 1 << 20
+"""How much of a log's end is looked at."""
+
+FETCHED_BYTES = 64 << 20
+"""How large a log may be to be fetched from object storage."""
+
 
 def text_of(file: Any) -> str:
-    """Give the text of a small file of a job, such as its log; nothing where it is not there.
+    """Give the end of the text of a file of a job, such as its log; nothing where it is not there.
 
     file: as Snakemake lists it (`job.log`): a path here, or a target in storage.
 
-    Raises WorkflowError where the storage cannot be reached.
+    Raises WorkflowError where the storage cannot be reached, VlmflowError where the file is a link or too large.
     """
-    if file.is_storage:
-        if not file.storage_object.exists():
-            return ""
-        asyncio.run(file.storage_object.managed_retrieve())
-    return Path(file).read_text(errors="replace") if Path(file).is_file() else ""
+    if not file.is_storage:
+        return _end_of(Path(file)) if Path(file).is_file() else ""
+    target = file.storage_object
+    if not target.exists():
+        return ""
+    if isinstance(target, FsObject):
+        return plain(read_end(target.query_path, SHOWN_BYTES).decode(errors="replace"))
+    if target.size() > FETCHED_BYTES:
+        raise VlmflowError(f"{target.query} has {target.size():,} bytes, too many for a log", "look at it there")
+    asyncio.run(target.managed_retrieve())
+    return _end_of(Path(file))
+
+
+def _end_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - SHOWN_BYTES))
+        return plain(stream.read(SHOWN_BYTES).decode(errors="replace"))

@@ -105,7 +105,8 @@ class Doctor:
         return [objects.check_secret(self._api.get("secrets", "hf-token"), self._hub)]
 
     def _controller(self) -> list[Check]:
-        return [objects.check_controller(self._api.get("apps/v1/deployments", "controller"))]
+        deployment = self._api.get("apps/v1/deployments", "controller")
+        return [*([self._claim(objects.STATE_CLAIM)] if deployment else []), objects.check_controller(deployment)]
 
     def _look_at_nodes(self) -> list[Check]:
         self._nodes = self._api.call("GET", "/api/v1/nodes")["items"]

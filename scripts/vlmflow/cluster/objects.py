@@ -9,6 +9,8 @@ from vlmflow.cluster.pod_templates import REMOVE_ONE_KIND, twice
 Object = dict[str, Any]
 APPLY = "kubectl apply -k k8s/overlays/NAME"
 TEMPLATES = ("default", "fetch", "train", "gpu")
+STATE_CLAIM = "controller-state"
+"""The claim with what the controller executes: its checkout, .snakemake, the wanted run. An overlay may lengthen it."""
 CONTAINER = "snakemake"
 """The container of a template that runs the rule: the name that the executor plugin gives it."""
 OLDEST = (1, 25)
@@ -85,11 +87,15 @@ def check_secret(secret: Object | None, hub_sources: list[str]) -> Check:
 
 
 def check_controller(deployment: Object | None) -> Check:
-    """Check that the controller's pod is up."""
+    """Check that the controller's pod is up, and that it executes nothing that jobs can write."""
     if deployment is None:
         return Check(
             "controller", "warn", "none: Snakemake runs elsewhere, with targets in S3", "see docs/kubernetes.md"
         )
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or []
+    if not any(STATE_CLAIM in volume.get("persistentVolumeClaim", {}).get("claimName", "") for volume in volumes):
+        found = f"an older one, without the claim {STATE_CLAIM}: jobs can write what it executes"
+        return Check("controller", "fail", found, "see docs/kubernetes.md, Upgrade")
     if not deployment["status"].get("availableReplicas"):
         words = [condition["message"] for condition in deployment["status"].get("conditions", [])]
         step = "kubectl describe pod --selector app.kubernetes.io/name=controller"

@@ -1,0 +1,147 @@
+"""A job's pod that wants the controller: it finds nothing that the controller executes, and leads it nowhere."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import images, jobs
+from cluster.cluster import Cluster
+from cluster.cluster_road import ClusterRoad
+from cluster.deployment import deployed
+from cluster.paths import STATE
+from cluster.shell import wait_for
+from harness.kubernetes.job_shape import RuleJob, shape
+from harness.kubernetes.templates import check_all
+from roads import checkout
+
+NAMESPACE = "vlmflow-takeover"
+
+ATTACK = """
+import json, os
+from pathlib import Path
+
+MINE = {"wanted.json", "kubernetes-owner", "controller.py", "cluster_controller.py", "Snakefile"}
+PROGRAMS = ("/proc", "/sys", "/usr", "/opt/vlmflow/env")  # the kernel's, and the image's: no other pod sees them
+found, wrote = [], []
+for folder, folders, files in os.walk("/"):
+    folders[:] = [name for name in folders if os.path.join(folder, name) not in PROGRAMS]
+    found += [os.path.join(folder, name) for name in {*folders, *files} & {*MINE, ".snakemake", ".git"}]
+for state in ("/controller", "/outputs/controller"):
+    try:
+        run, code = Path(state, "run"), Path(state, "vlmflow")
+        for made in (run, code / ".snakemake"):
+            made.mkdir(parents=True, exist_ok=True)
+        for name in ("ended.json", "stop"):
+            (run / name).unlink(missing_ok=True)
+        (run / "wanted.json").write_text('["sh", "-c", "touch /outputs/taken-over"]')
+        (code / "Snakefile").write_text("shell('touch /outputs/taken-over')")
+        (code / ".snakemake" / "planted").touch()
+        wrote.append(state)
+    except OSError:
+        pass
+for link, place in (("targets", "/controller/vlmflow"), (".pods", "/controller")):
+    link = Path("/outputs", link)
+    if link.is_dir() and not link.is_symlink():
+        link.rename(f"{link}-moved-{os.getpid()}-{os.urandom(4).hex()}")
+    if not link.is_symlink():
+        link.symlink_to(place)
+token = os.path.exists("/var/run/secrets/kubernetes.io/serviceaccount/token")
+print(json.dumps({"found": sorted(found), "wrote": wrote, "token": token}))
+"""
+
+PRINT_STATE = """
+import hashlib, json, os, sys
+from pathlib import Path
+files = [file for top in ("/controller", "/opt/controller") for file in Path(top).rglob("*") if file.is_file()]
+print(json.dumps({str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}))
+"""
+
+
+@pytest.fixture(scope="module")
+def road(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRoad]:
+    """The project on the cluster, its checkout in the controller, after a run that has ended."""
+    volumes = STATE / "volumes" / NAMESPACE
+    shutil.rmtree(volumes, ignore_errors=True)
+    cluster.carry_in(images.project_image("data"))
+    with deployed(cluster, NAMESPACE, volumes):
+        cluster.kubectl(f"--namespace={NAMESPACE}", "rollout", "status", "deployment/controller", "--timeout=240s")
+        road = ClusterRoad(cluster, NAMESPACE, volumes, checkout(tmp_path_factory.mktemp("person") / "checkout"))
+        road.run("--version")
+        road.in_controller("mkdir", "--parents", ".snakemake/metadata", "/outputs/targets/logs", "/outputs/.pods")
+        road.in_controller("touch", ".snakemake/metadata/of-a-target")
+        yield road
+
+
+def attack(road: ClusterRoad, template: str) -> dict:
+    """Run ATTACK in the pod of a job, as the executor shapes it from the template that the cluster has.
+
+    In the small image: what a pod can reach is said by its template, and the packages of both come from the image.
+    """
+    found = road.cluster.get("podtemplates", namespace=NAMESPACE, labels="app.kubernetes.io/part-of=vlmflow")["items"]
+    for each in found:
+        each["template"]["spec"]["containers"][0]["image"] = images.image_name("data")
+    command = ["-c", f"python -c {shlex.quote(ATTACK)}"]
+    main = {"name": "snakemake", "command": ["/bin/sh"], "args": command, "workingDir": "/workdir"}
+    main["volumeMounts"] = [{"name": "workdir", "mountPath": "/workdir"}]
+    pod = {"containers": [main], "volumes": [{"name": "workdir", "emptyDir": {}}], "restartPolicy": "Never"}
+    plugins = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"attack-{template}"},
+        "spec": {"template": {"spec": pod}},
+    }
+    rule_job = RuleJob("attack", threads=1, mem_mb=500, disk_mb=100)
+    made = shape(plugins, check_all(found, NAMESPACE)[template], rule_job, {}, {})
+    return json.loads(jobs.run(road.cluster, made, NAMESPACE).splitlines()[-1])
+
+
+def state_of(road: ClusterRoad) -> dict[str, str]:
+    """Give the sha256 of all that the controller executes, and of what tells it what to execute."""
+    return json.loads(road.in_controller("python", "-c", PRINT_STATE))
+
+
+@pytest.mark.parametrize("template", ["default", "gpu"])
+def test_a_jobs_pod_finds_nothing_of_the_controller(road: ClusterRoad, template: str) -> None:
+    before = state_of(road)
+    names = {Path(file).name for file in before}
+    assert {"wanted.json", "ended.json", "Snakefile", "controller.py", "of-a-target"} <= names
+    said = attack(road, template)
+    assert said["found"] == [] or set(said["found"]) <= {
+        f"/outputs/controller/{name}" for name in ("run/wanted.json", "vlmflow/Snakefile", "vlmflow/.snakemake")
+    }  # what the attack before left there
+    assert said["wrote"] == ["/outputs/controller"]  # a folder like any other, which nobody reads
+    assert not said["token"]
+    assert state_of(road) == before
+
+
+def test_the_controller_does_its_own_work_and_not_the_attackers(road: ClusterRoad) -> None:
+    attack(road, "default")
+    before = state_of(road)
+    refused = road.run("--", "models/qwen3-8b/manifest.json", ends_well=False)
+    assert "/outputs/targets is a link" in refused
+    after = state_of(road)
+    kept = {file: digest for file, digest in before.items() if not file.startswith("/controller/run/")}
+    assert kept.items() <= after.items()
+    assert [file for file in after if "snakemake-workflow-sources" in file] == []
+    assert (road.volumes / "outputs" / "targets").is_symlink()
+    assert not (road.volumes / "outputs" / "taken-over").exists()
+
+
+def test_a_run_goes_on_once_the_link_is_removed(road: ClusterRoad) -> None:
+    for name in ("targets", ".pods"):
+        (road.volumes / "outputs" / name).unlink(missing_ok=True)
+    words = ["--config", "models={qwen3-8b: {source: /cache/none}}", "--", "models/qwen3-8b/manifest.json"]
+    said = road.run(*words, ends_well=False)
+    assert "is a link" not in said
+    assert "/cache/none" in said  # its stage ran in a pod, and said so
+    commands = [pod["spec"]["containers"][0]["args"][1] for pod in road.pods.values()]
+    assert commands
+    assert all(" --local-storage-prefix /workdir/.sources && " in command for command in commands)
+    wait_for("the run has ended", lambda: "ended with code" in road.in_controller(*STATUS))
+
+
+STATUS = ("python", "/opt/controller/controller.py", "status")
