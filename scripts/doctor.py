@@ -1,6 +1,6 @@
 """A table of what a cluster has and lacks for the configuration's runs; exit code 0 where it is ready.
 
-Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes three short Jobs and takes them away.
+Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes four short Jobs and takes them away.
 """
 
 import argparse
@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.kubernetes.patient_api import connect
+from harness.planned_jobs import planned_asks
 from vlmflow.cluster.checks import as_json, as_line, is_ready
 from vlmflow.cluster.doctor import Doctor
+from vlmflow.cluster.needs import need_of
 from vlmflow.config.model import check_config
 from vlmflow.config.table import read_yaml
 from vlmflow.errors import VlmflowError
@@ -21,7 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [ROOT / "config.yaml", ROOT / "profiles/kubernetes/stores.yaml"]
 
 
-def main(namespace: str, files: list[Path], runs: list[str], as_json_text: bool, patience: float) -> int:
+def main(
+    namespace: str,
+    files: list[Path],
+    runs: list[str],
+    as_json_text: bool,
+    patience: float,
+    max_threads: int | None = None,
+) -> int:
     """Look, print, and give the exit code."""
     merged: dict[str, Any] = {}
     for file in [*LAYERS, *files]:
@@ -30,9 +39,11 @@ def main(namespace: str, files: list[Path], runs: list[str], as_json_text: bool,
     unknown = [run for run in runs if run not in settings.runs]
     if unknown:
         raise VlmflowError(f"no run is named {unknown[0]}", f"name one of {', '.join(settings.runs)}")
-    doctor = Doctor(
-        lambda: connect(_say, patience=5), namespace, settings, runs or list(settings.runs), ROOT / "envs", patience
-    )
+    wanted = [
+        need_of(settings, run, planned_asks(ROOT / "Snakefile", [*LAYERS[1:], *files], f"merged/{run}", max_threads))
+        for run in runs or settings.runs
+    ]
+    doctor = Doctor(lambda: connect(_say, patience=5), namespace, settings, wanted, ROOT / "envs", patience)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     checks = []
     for check in doctor.look():
@@ -61,11 +72,14 @@ if __name__ == "__main__":
     parser.add_argument("--namespace", default=os.environ.get("VLMFLOW_NAMESPACE", "vlmflow"))
     parser.add_argument("--configfile", type=Path, nargs="+", default=[], metavar="FILE", help="laid over config.yaml")
     parser.add_argument("--run", nargs="+", default=[], metavar="NAME", help="these runs alone")
+    parser.add_argument(
+        "--max-threads", type=int, metavar="N", help="as in make cluster-run: no rule asks for more cores"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--patience", type=float, default=180, metavar="SECONDS", help="to wait for a probe's pod")
     given = parser.parse_args()
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
-        sys.exit(main(given.namespace, given.configfile, given.run, given.json, given.patience))
+        sys.exit(main(given.namespace, given.configfile, given.run, given.json, given.patience, given.max_threads))
     except VlmflowError as error:
         sys.exit(str(error))

@@ -1,6 +1,7 @@
 """What the doctor makes of what a cluster says. What a cluster says itself is tested in tests/cluster."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.planned_jobs import planned_asks
 from vlmflow.cluster import checks, in_pod, inside, needs, objects, pins, probe, rights
 from vlmflow.cluster.checks import Check
-from vlmflow.cluster.needs import Need
+from vlmflow.cluster.needs import Ask, Need
 from vlmflow.cluster.probe import Answer
 from vlmflow.config.model import check_config
 
@@ -22,19 +24,22 @@ TEMPLATES = {
     for file in (ROOT / "k8s/templates").glob("*.yaml")
     if file.stem != "kustomization"
 }
-A100 = Need("big", 4, 4, 200_000, 17_500)
+TRAIN = Ask("train_lora", 20, 200_000, 20_000, 4, "gpu")
+MERGE = Ask("merge_lora", 4, 4_000, 1_000, 0, "train")
+A100 = Need("big", 4, 17_500, (TRAIN, MERGE))
 
 
-def node(gpus: int = 4, taints: tuple = (), memory: str = "500Gi") -> dict:
+def node(gpus: int = 4, taints: tuple = (), memory: str = "500Gi", **more: str) -> dict:
+    amounts = {"nvidia.com/gpu": str(gpus), "memory": memory, "cpu": "32", "ephemeral-storage": "100G", "pods": "110"}
     return {
         "metadata": {"name": "n"},
         "spec": {"taints": list(taints)},
-        "status": {"allocatable": {"nvidia.com/gpu": str(gpus), "memory": memory}},
+        "status": {"allocatable": amounts | {name.replace("_", "-"): amount for name, amount in more.items()}},
     }
 
 
 def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100) -> Check:
-    return needs.check_nodes(list(nodes), template, [need])[1]
+    return needs.check_nodes(list(nodes), TEMPLATES | {"gpu": template}, [need])[1]
 
 
 def test_a_controller_whose_state_jobs_can_write_is_a_failure() -> None:
@@ -61,18 +66,43 @@ def test_the_controllers_role_is_what_the_executor_uses() -> None:
 
 def test_what_runs_ask_for_comes_from_the_configuration() -> None:
     settings = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])
-    assert needs.needs_of(settings, ["qwen3vl-fire"]) == [Need("qwen3vl-fire", 4, 4, 262_144, 17_500)]
+    need = needs.need_of(settings, "qwen3vl-fire", [TRAIN, MERGE])
+    assert (need.processes, need.weights_mb, need.gpus) == (4, 17_500, 4)
     assert "hf://Qwen/Qwen3-VL-32B-Instruct" in needs.hub_sources(settings, ["qwen3vl-fire"])
 
 
 def test_a_node_that_has_all_can_hold_a_run() -> None:
-    assert run_check(node(), node(gpus=2)).found.endswith("1 node(s) can hold it")
+    found = run_check(node(), node(gpus=2)).found
+    assert found.startswith("every one of its 2 rules has a node that can hold it; for train_lora (20 cores, 200 GB of")
+    assert found.endswith("there are 1")
+
+
+def test_what_every_rule_of_a_run_asks_for_comes_from_the_rules(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
+    files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
+    asks = {ask.rule: ask for ask in planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire")}
+    assert {"fetch_fire", "fetch_model", "convert_fire", "train_lora", "verify_merged", "publish_merged"} < asks.keys()
+    assert asks["train_lora"] == Ask("train_lora", 8, 262_144, 20_000, 2, "gpu")
+    assert asks["merge_lora"] == MERGE
+    fewer = planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)
+    assert {ask.threads for ask in fewer} == {1, 2}
+
+
+def test_a_rule_that_fits_nowhere_is_named_beside_a_training_that_fits() -> None:
+    small, large = node(gpus=0, cpu="3920m"), node(cpu="24", ephemeral_storage="900M")
+    check = run_check(small, large, need=Need("big", 4, 17_500, (MERGE,)))
+    assert (check.what, check.state) == ("rule merge_lora, run big", "fail")
+    assert "1 node(s): 4 of 4 cores" in check.found or "1 node(s): 3 of 4 cores" in check.found
+    assert "1 node(s): 1 of 1 GB of node disk" in check.found
 
 
 @pytest.mark.parametrize(
     ("unfit", "why"),
     [
         (node(gpus=2), "2 of 4 nvidia.com/gpu"),
+        (node(cpu="8"), "8 of 20 cores"),
+        (node(ephemeral_storage="10G"), "10 of 20 GB of node disk"),
         (node(memory="100Gi"), "107 of 200 GB of memory"),
         (node(taints=({"key": "reserved", "value": "x", "effect": "NoSchedule"},)), "taint reserved is not tolerated"),
         (node() | {"spec": {"unschedulable": True}}, "cordoned"),
@@ -147,13 +177,46 @@ def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
     assert len(pins.pins_of(ROOT / "envs/data.lock", "3.11.2")) > 80
 
 
-def test_a_pod_tells_what_it_can_write(tmp_path: Path) -> None:
-    command = [sys.executable, in_pod.__file__, str(tmp_path), "/proc/no-such"]
-    said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert said["folders"][str(tmp_path)] == ""
-    assert "No such file" in said["folders"]["/proc/no-such"]
-    assert list(tmp_path.iterdir()) == []
+def in_a_pod(*words: object) -> dict:
+    command = [sys.executable, in_pod.__file__, *map(str, words)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_pod_tells_what_it_can_do_on_a_volume_and_another_what_it_sees_of_it(tmp_path: Path) -> None:
+    said = in_a_pod("leave", ".doctor-1", tmp_path, "/proc/no-such")
+    assert said["folders"][str(tmp_path)] == {}
+    assert "No such file" in said["folders"]["/proc/no-such"]["write"]
     assert said["packages"]["snakemake"]
+    found = in_a_pod("find", ".doctor-1", tmp_path, tmp_path / "unshared")["folders"]
+    assert found[str(tmp_path)] == {}
+    assert "No such file" in found[str(tmp_path / "unshared")]["see"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dead_probe_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    in_a_pod("leave", ".doctor-1", tmp_path)
+    os.utime(tmp_path / ".doctor-1", (1, 1))
+    in_a_pod("leave", ".doctor-2", tmp_path)
+    assert [place.name for place in tmp_path.iterdir()] == [".doctor-2"]
+
+
+def test_a_lock_that_two_can_have_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Lustre without -o flock where flock succeeds, or does nothing."""
+    assert in_pod.tried(str(tmp_path), ".doctor-1") == {}
+    monkeypatch.setattr(in_pod.fcntl, "flock", lambda *_: None)
+    wrong = in_pod.tried(str(tmp_path), ".doctor-2")
+    assert wrong == {"flock": "two processes hold one lock"}
+    check = inside._usable("/outputs", wrong, 1000)
+    assert (check.state, "mount Lustre with -o flock" in check.next_step) == ("fail", True)
+    assert inside._usable("/outputs", {"hard_link": "Operation not permitted"}, 1000).state == "warn"
+
+
+def test_what_a_second_node_does_not_see_is_a_volume_of_each_nodes_own() -> None:
+    unseen = Answer("i", said={"folders": {"/cache": {}, "/outputs": {"see": "No such file"}}}, node="b")
+    check = inside.check_from_elsewhere(unseen, "a")
+    assert (check.state, check.found) == ("fail", "b does not see what a wrote: /outputs: No such file")
+    assert inside.check_from_elsewhere(Answer("i", fault="no place"), "a").state == "warn"
+    assert inside.check_from_elsewhere(Answer("i", said={"folders": {"/cache": {}}}, node="b"), "a").state == "ok"
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -181,6 +244,19 @@ def test_a_probe_is_the_template_with_another_command() -> None:
     assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
     assert spec["securityContext"] == TEMPLATES["train"]["template"]["spec"]["securityContext"]
     assert TEMPLATES["train"]["template"]["spec"]["containers"][0]["command"] != ["python"]
+
+
+def test_a_probe_has_the_labels_of_a_runs_jobs_and_keeps_off_a_node() -> None:
+    """Kueue, and clusters like it, park or refuse Jobs without a queue's label."""
+    template = json.loads(json.dumps(TEMPLATES["gpu"]))
+    template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "research"
+    made = probe.job("n", template, ["python"], {"cpu": "1"}, elsewhere_than="node-a")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert all(
+        {"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]} in term["matchFields"] for term in terms
+    )
 
 
 def test_a_probe_whose_pod_is_refused_for_a_moment_waits() -> None:

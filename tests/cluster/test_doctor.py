@@ -76,10 +76,11 @@ def doctor(cluster: Kubectl, *options: object, namespace: str = NAMESPACE) -> tu
 
 def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volumes: Path) -> None:
     controller_stands(ready, NAMESPACE)
-    code, checks = doctor(ready, "--configfile", cpu_run, "--run", "qwen3vl-fire")
+    code, checks = doctor(ready, "--configfile", cpu_run, "--run", "qwen3vl-fire", "--max-threads", 2)
     assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
     assert {check["state"] for check in checks.values()} <= {"ok", "warn"}
-    assert checks["volume /outputs"]["found"] == "writable as user 1000"
+    assert checks["volume /outputs"]["found"] == "writable as user 1000, with locks, links and renamed folders"
+    assert "volumes, two nodes" in checks
     assert "packages are those of envs/data.lock" in checks["image data"]["found"]
     assert "packages are those of envs/train.lock" in checks["image train"]["found"]
     assert "2 processes on CPU over gloo" in checks["training together"]["found"]
@@ -123,7 +124,7 @@ def test_what_is_broken_is_named(ready: Kubectl, volumes: Path, cluster: Cluster
     finally:
         os.chown(volumes / "cache", 1000, 1000)
     assert code == 1
-    assert "no node can hold it" in checks["run qwen3vl-fire"]["found"]
+    assert "no node can hold it" in checks["rule train_lora, run qwen3vl-fire"]["found"]
     assert "a run asks for 262 GB" in checks["quota"]["found"]
     assert "Permission denied" in checks["volume /cache"]["found"]
     assert "chown" in checks["volume /cache"]["next_step"]

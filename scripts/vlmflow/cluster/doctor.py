@@ -1,5 +1,6 @@
 """Everything that `make doctor` looks at, in the order in which it is needed."""
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,13 +10,17 @@ from vlmflow.cluster import inside, needs, objects, rights
 from vlmflow.cluster.api import Api, Object, Refused
 from vlmflow.cluster.checks import Check
 from vlmflow.cluster.pod_templates import LABEL, pod_templates
+from vlmflow.cluster.probe import Answer, Probe
 from vlmflow.config.model import Config
+
+PATIENCE_ELSEWHERE = 60.0
+"""Seconds to wait for a place on a second node: there may be none."""
 
 ACCOUNTS = "system:serviceaccount:{namespace}:{name}"
 
 
 class Doctor:
-    """Looks at one namespace of a cluster, for some runs of a configuration.
+    """Looks at one namespace of a cluster, for some runs of a configuration, and what these need.
 
     client: a function that gives clients of the API; each may be told to call as somebody else.
     locks: the folder of the lock files. patience: seconds to wait for each probe's pod.
@@ -26,14 +31,14 @@ class Doctor:
         client: Callable[[], kubernetes.client.ApiClient],
         namespace: str,
         settings: Config,
-        runs: list[str],
+        needs_of_runs: list[needs.Need],
         locks: Path,
         patience: float,
     ) -> None:
         self._client = client
         self._api = Api(client(), namespace)
-        self._needs = needs.needs_of(settings, runs)
-        self._hub = needs.hub_sources(settings, runs)
+        self._needs = needs_of_runs
+        self._hub = needs.hub_sources(settings, [need.run for need in needs_of_runs])
         self._locks = locks
         self._patience = patience
         self._templates: dict[str, Object] = {}
@@ -110,7 +115,7 @@ class Doctor:
 
     def _look_at_nodes(self) -> list[Check]:
         self._nodes = self._api.call("GET", "/api/v1/nodes")["items"]
-        return needs.check_nodes(self._nodes, self._templates["gpu"], self._needs)
+        return needs.check_nodes(self._nodes, self._templates, self._needs)
 
     def _quota(self) -> list[Check]:
         resource = needs.gpu_resource(self._templates["gpu"])
@@ -122,15 +127,31 @@ class Doctor:
         gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"])) if self._nodes else wanted
         images = {"default": self._locks / "data.lock", "train": self._locks / "train.lock"}
         probes = []
+        left = f".doctor-{uuid.uuid4()}"
         try:
             for name, lock in images.items():
-                probes.append(inside.look_inside(self._api, self._templates[name], lock))
-            for probe, lock in zip(probes, images.values(), strict=True):
+                probes.append(inside.look_inside(self._api, self._templates[name], lock, left))
+            for probe, lock in zip(tuple(probes), images.values(), strict=True):
                 answer = probe.answer(self._patience)
                 yield from inside.check_inside(answer, lock)
+                if answer.said and answer.said["folders"]:
+                    yield from self._look_from_elsewhere(left, answer.node, probes)
             if answer.said:  # the training image runs
                 probes.append(inside.train_together(self._api, self._templates, self._needs, gpus))
                 yield inside.check_training(probes[-1].answer(self._patience))
         finally:
             for probe in probes:
                 probe.remove()
+
+    def _look_from_elsewhere(self, left: str, first: str, probes: list[Probe]) -> Iterator[Check]:
+        """Look from a second node at what a probe on the node `first` left on the volumes, and have it removed."""
+        template = self._templates["default"]
+        others = [node for node in self._nodes if node["metadata"]["name"] != first]
+        seen_from = None
+        if not self._nodes or any(needs.barred(node, template["template"]["spec"]) is None for node in others):
+            probes.append(inside.look_from_elsewhere(self._api, template, left, first))
+            seen_from = probes[-1].answer(min(self._patience, PATIENCE_ELSEWHERE))
+        yield inside.check_from_elsewhere(seen_from or Answer("", fault="the cluster has no other for our pods"), first)
+        if seen_from is None or not seen_from.said:
+            probes.append(inside.look_from_elsewhere(self._api, template, left, first=""))
+            probes[-1].answer(self._patience)

@@ -1,39 +1,111 @@
 """What a pod sees of itself, as one line of JSON: runs in the pods' image, given as text to its Python.
 
-usage: in_pod.py [FOLDER …], the folders to try to write in.
+usage: in_pod.py leave NAME [FOLDER …]   try what stages do in each folder, and leave a file for another pod
+       in_pod.py find NAME [FOLDER …]    look for that file, and remove it
 """
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import sys
 import time
-import uuid
+from collections.abc import Callable
 from pathlib import Path
 
+OLD = 3600
+"""Seconds after which what a probe left is a dead one's."""
 
-def tried(folder: str) -> str:
-    """Write, rename and remove a file; gives what was wrong, or nothing."""
-    first = Path(folder, f".doctor-{uuid.uuid4()}")
-    second = first.with_suffix(".renamed")
+
+def write(folder: Path) -> None:
+    """Write a file and have the disk take it."""
+    with (folder / "file").open("w") as file:
+        file.write("x")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def rename(folder: Path) -> None:
+    """Rename a folder that holds something, over an empty one, as targets take their names; sync the folder above."""
+    for name in ("part", "target"):
+        (folder / name).mkdir()
+    (folder / "part" / "file").write_text("x")
+    (folder / "part").rename(folder / "target")
+    if not (folder / "target" / "file").exists():
+        raise OSError("the renamed folder is empty")
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def symlink(folder: Path) -> None:
+    """Read a file through a symbolic link, as pictures and models are read."""
+    (folder / "symlink").symlink_to("file")
+    (folder / "symlink").read_text()
+
+
+def hard_link(folder: Path) -> None:
+    """Give a file a second name, as merged weights get theirs."""
+    os.link(folder / "file", folder / "hard-link")
+
+
+def flock(folder: Path) -> None:
+    """Lock a file, and see that it cannot be locked once more: of two trainers in one run folder one would win."""
+    with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            raise OSError("two processes hold one lock")
+
+
+TRIALS: tuple[Callable[[Path], None], ...] = (write, rename, symlink, hard_link, flock)
+
+
+def tried(folder: str, name: str) -> dict[str, str]:
+    """Try in `folder` what stages do there; gives what was wrong, by the trials' names, and leaves a file `name`."""
+    for left in Path(folder).glob(".doctor-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > OLD:
+                shutil.rmtree(left)
+    place = Path(folder, name)
+    wrong = {}
     try:
-        first.write_text("x")
-        first.rename(second)
-        second.unlink()
+        place.mkdir()
     except OSError as error:
-        return str(error)
-    return ""
+        return {"write": str(error)}
+    for trial in TRIALS:
+        try:
+            trial(place)
+        except OSError as error:
+            wrong[trial.__name__] = str(error)
+    return wrong
+
+
+def found(folder: str, name: str) -> dict[str, str]:
+    """Look in `folder` for what another pod left under `name`; gives what was wrong, and takes it away."""
+    place = Path(folder, name)
+    try:
+        (place / "file").read_text()
+        (place / "target" / "file").read_text()
+        return {}
+    except OSError as error:
+        return {"see": str(error)}
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 if __name__ == "__main__":
+    act = {"leave": tried, "find": found}[sys.argv[1]]
     print(
         json.dumps(
             {
                 "user": os.getuid(),
                 "time": time.time(),
                 "python": platform.python_version(),
-                "folders": {folder: tried(folder) for folder in sys.argv[1:]},
+                "folders": {folder: act(folder, sys.argv[2]) for folder in sys.argv[3:]},
                 "packages": {one.name: one.version for one in importlib.metadata.distributions()},
             }
         )

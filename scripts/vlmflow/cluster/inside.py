@@ -26,10 +26,42 @@ HINTS = {
 }
 
 
-def look_inside(api: Api, image: Object, lock: Path) -> Probe:
-    """Begin a probe of a template's image; only the data image's also tries the volumes."""
+TRIALS = {
+    "write": (
+        "fail",
+        "cannot write",
+        "volumes that take no notice of fsGroup (hostPath, NFS): chown the folder to 1000:1000; others: set fsGroup in "
+        "the pod templates",
+    ),
+    "flock": (
+        "fail",
+        "cannot lock files",
+        "two trainers could write one run folder: mount Lustre with -o flock, NFS without nolock; FUSE file systems "
+        "without locks do not serve",
+    ),
+    "rename": ("fail", "cannot rename a folder", "targets take their names so: take a POSIX file system"),
+    "symlink": ("fail", "cannot make links", "the picture store is made of them: take a POSIX file system"),
+    "hard_link": ("warn", "cannot make hard links", "nothing, if there is disk: merged weights are copied then"),
+}
+"""What in_pod.py tries on a volume: state where it fails, what that means, and what to do."""
+
+
+def look_inside(api: Api, template: Object, lock: Path, name: str) -> Probe:
+    """Begin a probe of a template's image; only the data image's also tries the volumes.
+
+    name: of what it leaves there for `look_from_elsewhere`.
+    """
     folders = FOLDERS.values() if lock.stem == "data" else []
-    return Probe(api, image, ["python", "-c", (HERE / "in_pod.py").read_text(), *folders], SMALL)
+    return Probe(api, template, _in_pod("leave", name, *folders), SMALL)
+
+
+def look_from_elsewhere(api: Api, template: Object, name: str, first: str) -> Probe:
+    """Begin a probe that looks at what another left under `name`, from another node than `first`; and removes it."""
+    return Probe(api, template, _in_pod("find", name, *FOLDERS.values()), SMALL, elsewhere_than=first)
+
+
+def _in_pod(*words: str) -> list[str]:
+    return ["python", "-c", (HERE / "in_pod.py").read_text(), *words]
 
 
 def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gpus: int) -> Probe:
@@ -56,21 +88,32 @@ def check_inside(answer: Answer, lock: Path) -> list[Check]:
         return [Check(what, "fail", f"{answer.image}: {answer.fault}", step)]
     said = answer.said
     checks = [check_image(answer.image, said["python"], said["packages"], lock)]
-    for folder, fault in said["folders"].items():
-        checks.append(_writable(folder, fault, said["user"]))
+    for folder, wrong in said["folders"].items():
+        checks.append(_usable(folder, wrong, said["user"]))
     if said["folders"]:
         checks.append(check_clock(answer))
     return checks
 
 
-def _writable(folder: str, fault: str, user: int) -> Check:
-    if fault:
-        step = (
-            "volumes that take no notice of fsGroup (hostPath, NFS): chown the folder to 1000:1000; others: set "
-            "fsGroup in the pod templates"
-        )
-        return Check(f"volume {folder}", "fail", f"user {user} cannot write: {fault}", step)
-    return Check(f"volume {folder}", "ok", f"writable as user {user}")
+def _usable(folder: str, wrong: dict[str, str], user: int) -> Check:
+    for trial, (state, words, step) in TRIALS.items():
+        if trial in wrong:
+            return Check(f"volume {folder}", state, f"user {user} {words}: {wrong[trial]}", step)
+    return Check(f"volume {folder}", "ok", f"writable as user {user}, with locks, links and renamed folders")
+
+
+def check_from_elsewhere(answer: Answer, first: str) -> Check:
+    """Check what a probe on another node than `first` saw of what was left there."""
+    what = "volumes, two nodes"
+    if not answer.said:
+        step = "with one node alone there is nothing to do; else see what is said of the pod"
+        return Check(what, "warn", f"not looked at from another node than {first}: {answer.fault}", step)
+    unseen = {folder: wrong["see"] for folder, wrong in answer.said["folders"].items() if wrong}
+    if unseen:
+        words = "; ".join(f"{folder}: {error}" for folder, error in unseen.items())
+        step = "the claims must be one shared file system (ReadWriteMany); a hostPath is each node's own"
+        return Check(what, "fail", f"{answer.node} does not see what {first} wrote: {words}", step)
+    return Check(what, "ok", f"{answer.node} sees what {first} wrote")
 
 
 def check_clock(answer: Answer) -> Check:

@@ -16,31 +16,60 @@ GPU_RESOURCE = "vlmflow/gpu-resource"
 """The annotation of the template `gpu` with the cluster's name for its GPUs."""
 MB = 1_000_000
 
+ASKED_BY = {
+    **dict.fromkeys(
+        ("train_smoke", "train_lora"),
+        "runs.{run}.processes, device, train.dataloader_workers and resources",
+    ),
+    "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
+}
+OTHERS_ASK = "the rule's own threads and resources, and runs.{run}.resources,"
+"""The keys that decide what a rule asks for, by rules."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the pod of one rule asks of its node.
+
+    threads: cores. mem_mb, disk_mb: MB (10⁶ bytes). gpus: GPUs. pod_template: the template's name.
+    """
+
+    rule: str
+    threads: int
+    mem_mb: int
+    disk_mb: int
+    gpus: int
+    pod_template: str
+
+    def amounts(self, gpu_resource: str) -> dict[str, int]:
+        """Give what the pod asks for by Kubernetes' names, in cores and bytes."""
+        asked = {"cpu": self.threads, "memory": self.mem_mb * MB, "ephemeral-storage": self.disk_mb * MB}
+        return asked | {gpu_resource: self.gpus, "pods": 1}
+
 
 @dataclass(frozen=True)
 class Need:
-    """What the training of one run asks for.
+    """What one run asks for.
 
-    processes: trainers side by side. gpus: on one node. memory_mb: main memory in MB. weights_mb: the weights that
-    each GPU holds, in MB.
+    processes: trainers side by side. weights_mb: the weights that each GPU holds, in MB. asks: of all its rules.
     """
 
     run: str
     processes: int
-    gpus: int
-    memory_mb: int
     weights_mb: int
+    asks: tuple[Ask, ...]
+
+    @property
+    def gpus(self) -> int:
+        """The most GPUs that a pod of the run asks for, all on one node."""
+        return max(ask.gpus for ask in self.asks)
 
 
-def needs_of(settings: Config, runs: list[str]) -> list[Need]:
-    """Give what some runs of the configuration ask for."""
-    needs = []
-    for name in runs:
-        run = settings.runs[name]
-        shards = run.processes if run.strategy == "zero3" else 1
-        gpus = run.processes if run.device == "cuda" else 0
-        needs.append(Need(name, run.processes, gpus, run.resources.train_mem_mb, run.resources.weights_mb // shards))
-    return needs
+def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
+    """Give what a run of the configuration asks for. asks: of its rules."""
+    run = settings.runs[name]
+    shards = run.processes if run.strategy == "zero3" else 1
+    return Need(name, run.processes, run.resources.weights_mb // shards, tuple(asks))
 
 
 def hub_sources(settings: Config, runs: list[str]) -> list[str]:
@@ -61,28 +90,54 @@ def most_gpus(nodes: list[Object], resource: str) -> int:
     return max((int(_allocatable(node, resource)) for node in nodes), default=0)
 
 
-def check_nodes(nodes: list[Object], template: Object, needs: list[Need]) -> list[Check]:
-    """Check each run against the nodes that its pods may land on. template: the pod template `gpu`."""
-    resource = gpu_resource(template)
+def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Check]:
+    """Check every rule of each run against the nodes that its pods may land on. templates: pod templates by name.
+
+    What is compared is what a node can hold when it is empty; what runs there now passes.
+    """
+    resource = gpu_resource(templates["gpu"])
     checks = [Check("GPUs", "ok", _inventory(nodes, resource))]
     for need in needs:
-        if need.gpus:
-            faults = [_fault(node, template["template"]["spec"], resource, need) for node in nodes]
-        else:
-            faults = [_too_small(node, need) for node in nodes]
-        fitting = sum(fault is None for fault in faults)
-        asks = f"{need.gpus} GPU(s) and {need.memory_mb / 1000:,.0f} GB of memory on one node"
-        if fitting:
-            checks.append(Check(f"run {need.run}", "ok", f"{asks}: {fitting} node(s) can hold it"))
-        else:
-            reasons = Counter(fault for fault in faults if fault)
-            why = "; ".join(f"{count} node(s): {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
-            step = (
-                f"runs.{need.run}.processes, device and resources say what it asks for; GPU product, tolerations and "
-                "resource name stand in the overlay's template gpu; other runs alone: --run NAME"
-            )
-            checks.append(Check(f"run {need.run}", "fail", f"{asks}: no node can hold it. {why}", step))
+        unfit = [(ask, faults) for ask in need.asks if None not in (faults := _faults(nodes, templates, need, ask))]
+        checks += [_no_node(need, ask, faults, resource) for ask, faults in unfit]
+        if not unfit:
+            largest = max(need.asks, key=lambda ask: (ask.gpus, ask.mem_mb))
+            fitting = _faults(nodes, templates, need, largest).count(None)
+            rules = f"every one of its {len({ask.rule for ask in need.asks})} rules has a node that can hold it"
+            words = _in_words(largest, resource)
+            found = f"{rules}; for {largest.rule} ({words}) there are {fitting}"
+            checks.append(Check(f"run {need.run}", "ok", found))
     return checks
+
+
+def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, ask: Ask) -> list[str | None]:
+    """Say of each node why a rule's pod cannot land there; None where it can."""
+    resource = gpu_resource(templates["gpu"])
+    spec = templates.get(ask.pod_template, templates["default"])["template"]["spec"]
+    return [_fault(node, spec, resource, ask, need.weights_mb) for node in nodes]
+
+
+def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> Check:
+    reasons = Counter(fault for fault in faults if fault)
+    why = "; ".join(f"{count} node(s): {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
+    step = (
+        f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} say what it asks for "
+        '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
+        f"the overlay's template {ask.pod_template} says which nodes it takes; other runs alone: --run NAME"
+    )
+    found = f"{_in_words(ask, resource)} on one node: no node can hold it. {why}"
+    return Check(f"rule {ask.rule}, run {need.run}", "fail", found, step)
+
+
+def _in_words(ask: Ask, resource: str) -> str:
+    amounts = ask.amounts(resource)
+    return ", ".join(_amount(name, amount) for name, amount in amounts.items() if amount and name != "pods")
+
+
+def _amount(name: str, amount: Decimal | int) -> str:
+    if name in ("memory", "ephemeral-storage"):
+        return f"{amount / MB / 1000:,.0f} GB of {'memory' if name == 'memory' else 'node disk'}"
+    return f"{amount:,} {'cores' if name == 'cpu' else name}"
 
 
 def _inventory(nodes: list[Object], resource: str) -> str:
@@ -97,9 +152,23 @@ def _inventory(nodes: list[Object], resource: str) -> str:
     return "; ".join(f"{count} node(s) of {kind}" for kind, count in kinds.items()) or f"no node has {resource}"
 
 
-def _fault(node: Object, spec: Object, resource: str, need: Need) -> str | None:
-    """Say why a GPU pod of a run cannot land on a node; None where it can."""
+def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int) -> str | None:
+    """Say why a rule's pod cannot land on a node, however empty that is; None where it can. spec: the template's."""
     labels = node["metadata"].get("labels") or {}
+    if why := barred(node, spec):
+        return why
+    for name, amount in ask.amounts(resource).items():
+        there = _allocatable(node, name)
+        if there < amount:
+            return f"{there / MB / 1000 if amount > MB else there:,.0f} of {_amount(name, amount)}"
+    memory = labels.get("nvidia.com/gpu.memory", "")
+    if ask.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
+        return f"each GPU would hold {weights_mb / 1000:,.0f} GB of weights, and has {int(memory) / 954:,.0f} GB"
+    return None
+
+
+def barred(node: Object, spec: Object) -> str | None:
+    """Say why no pod of a template may land on a node; None where one may. spec: the template's."""
     if node["spec"].get("unschedulable"):
         return "cordoned"
     for taint in node["spec"].get("taints") or []:
@@ -107,20 +176,8 @@ def _fault(node: Object, spec: Object, resource: str, need: Need) -> str | None:
             _tolerates(toleration, taint) for toleration in spec.get("tolerations") or []
         ):
             return f"taint {taint['key']} is not tolerated"
-    if not _selected(labels, spec):
+    if not _selected(node["metadata"].get("labels") or {}, spec):
         return "not selected by the template's node affinity"
-    if _allocatable(node, resource) < need.gpus:
-        return f"{int(_allocatable(node, resource))} of {need.gpus} {resource}"
-    memory = labels.get("nvidia.com/gpu.memory", "")
-    if memory.isdigit() and int(memory) * 1.048576 < need.weights_mb:
-        return f"each GPU would hold {need.weights_mb / 1000:,.0f} GB of weights, and has {int(memory) / 954:,.0f} GB"
-    return _too_small(node, need)
-
-
-def _too_small(node: Object, need: Need) -> str | None:
-    memory = _allocatable(node, "memory")
-    if memory < need.memory_mb * MB:
-        return f"{memory / MB / 1000:,.0f} of {need.memory_mb / 1000:,.0f} GB of memory"
     return None
 
 
@@ -162,13 +219,15 @@ def _matches(labels: dict[str, str], expression: Object) -> bool:
 
 def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Check:
     """Check what the namespace's quotas leave against the largest run. resource: the GPUs' name."""
+    all_asks = [ask for need in needs for ask in need.asks]
     asks = {
-        "requests.memory": (max((need.memory_mb * MB for need in needs), default=0), "memory"),
-        f"requests.{resource}": (max((need.gpus for need in needs), default=0), "GPUs"),
+        "requests.memory": (max((ask.mem_mb * MB for ask in all_asks), default=0), "memory"),
+        "requests.cpu": (max((ask.threads for ask in all_asks), default=0), "cores"),
+        f"requests.{resource}": (max((ask.gpus for ask in all_asks), default=0), "GPUs"),
         "pods": (1, "pods"),
         "count/jobs.batch": (1, "Jobs"),
     }
-    asks |= {key.removeprefix("requests."): ask for key, ask in asks.items() if key == "requests.memory"}
+    asks |= {key.removeprefix("requests."): asks[key] for key in ("requests.memory", "requests.cpu")}
     short, left = [], []
     for quota in quotas:
         hard, used = quota["status"].get("hard") or {}, quota["status"].get("used") or {}

@@ -25,7 +25,8 @@ PASSING = ("Operation cannot be fulfilled", "status unknown for quota")
 class Answer:
     """What a probe gave.
 
-    image: what it ran. made, ended: the API server's clock when the Job was made and when its end was seen.
+    image: what it ran. node: where.
+    made, ended: the API server's clock when the Job was made and when its end was seen.
     said: the JSON of its last such line; empty where it said none. fault: why there is no answer, in words.
     """
 
@@ -34,19 +35,22 @@ class Answer:
     ended: datetime | None = None
     said: dict[str, Any] | None = None
     fault: str = ""
+    node: str = ""
 
 
 class Probe:
     """One Job, made at once; `answer` waits for it, and takes it away."""
 
-    def __init__(self, api: Api, template: Object, command: list[str], resources: dict[str, str]) -> None:
+    def __init__(
+        self, api: Api, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = ""
+    ) -> None:
         self._api = api
         self._image = container_of(template)["image"]
         self._name = f"vlmflow-doctor-{uuid.uuid4().hex[:8]}"
         self._fault = ""
         self._made = None
         try:
-            api.create(JOBS, job(self._name, template, command, resources))
+            api.create(JOBS, job(self._name, template, command, resources, elsewhere_than))
             self._made = api.clock
         except Refused as refused:
             self._fault = f"the Job was refused: {refused}"
@@ -84,7 +88,7 @@ class Probe:
         log = self._api.call("GET", path, text=True, container=CONTAINER)
         said = last_json(log)
         fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
-        return Answer(self._image, self._made, self._api.clock, said, fault)
+        return Answer(self._image, self._made, self._api.clock, said, fault, pod["spec"].get("nodeName", ""))
 
 
 def refusal(events: list[Object], job_name: str) -> str:
@@ -97,9 +101,12 @@ def refusal(events: list[Object], job_name: str) -> str:
     return ""
 
 
-def job(name: str, template: Object, command: list[str], resources: dict[str, str]) -> Object:
-    """Give the Job of a probe: the template's pod with another command and other amounts. resources: the limits."""
-    pod = copy.deepcopy(template["template"])
+def job(name: str, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = "") -> Object:
+    """Give the Job of a probe: the template's pod with another command and other amounts.
+
+    resources: the limits. elsewhere_than: a node on which it is not to run.
+    """
+    metadata, pod = copy.deepcopy(template["metadata"]), copy.deepcopy(template["template"])
     container = container_of({"template": pod})
     container.pop("args", None)
     container |= {"command": command, "resources": {"requests": resources, "limits": resources}}
@@ -108,14 +115,26 @@ def job(name: str, template: Object, command: list[str], resources: dict[str, st
         "activeDeadlineSeconds": LIFETIME // 2,
         "terminationGracePeriodSeconds": 5,
     }
+    if elsewhere_than:
+        _keep_off(pod["spec"], elsewhere_than)
     labels = {"app.kubernetes.io/part-of": "vlmflow", "app.kubernetes.io/component": "doctor"}
-    pod["metadata"] = {"labels": (pod.get("metadata") or {}).get("labels", {}) | labels}
+    own = pod.get("metadata") or {}
+    pod["metadata"] = {"labels": (own.get("labels") or {}) | labels, "annotations": own.get("annotations") or {}}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": labels},
+        # A queue's label stands on the Job: where Jobs without one are parked or refused, a run's have it too.
+        "metadata": {"name": name, "labels": (metadata.get("labels") or {}) | labels},
         "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": LIFETIME, "template": pod},
     }
+
+
+def _keep_off(spec: Object, node: str) -> None:
+    """Let a pod run on every node that it may take but one; each of several terms would do, so each gets it."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
+    for term in required["nodeSelectorTerms"]:
+        term.setdefault("matchFields", []).append({"key": "metadata.name", "operator": "NotIn", "values": [node]})
 
 
 def image_fails(pod: Object) -> bool:
