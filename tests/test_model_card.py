@@ -63,3 +63,26 @@ def test_the_card_is_of_this_model_and_these_rows(changes: dict[str, Any], said:
     card = model_card(facts)
     assert [text for text in said if text not in card] == []
     assert [text for text in unsaid if text in card] == []
+
+
+LOGITS = {
+    "verdict": "agree",
+    "rows": 4,
+    "positions": 200,
+    "dtype": "bfloat16",
+    "device": "cpu",
+    "deviation": 0.02,
+    "allowed_deviation": 0.04,
+    "effect": 0.03,
+    "effect_found": 0.71,
+    "effect_rounded": 0.715,
+    "top1_agreement": 0.99,
+}
+
+
+def test_the_card_says_where_the_logits_decide_nothing() -> None:
+    facts = FACTS | {"verification": {"tensors": None, "logits": LOGITS}}
+    assert "inconclusive" not in model_card(facts)
+    card = model_card(facts | {"verification": {"tensors": None, "logits": LOGITS | {"verdict": "inconclusive"}}})
+    assert "This comparison is **inconclusive**" in card
+    assert "shows 0.71 times the adapter's effect; these weights show\n  0.71." in card

@@ -20,8 +20,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from tiny_models import file_names, randomise
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.errors import VlmflowError
+from vlmflow.merging.logit_proof import LogitProof
 from vlmflow.merging.merge import merge_adapter
-from vlmflow.merging.verify_logits import LogitProof, verify_logits
+from vlmflow.merging.verify_logits import verify_logits
+from vlmflow.merging.verify_tensors import verify_tensors
 
 TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]
 ROW = {
@@ -38,14 +40,20 @@ TEXT_ROW = {
 }
 
 
-def write_run(folder: Path, vision: bool, update: float = 0.1) -> Path:
-    """A base, an adapter that moves its logits, their merge, and a picture."""
+def write_run(folder: Path, vision: bool, update: float = 0.1, stored: str = "auto") -> Path:
+    """A base, an adapter that moves its logits, their merge, and a picture. stored: the type of the base's weights."""
     base = folder / "base"
     write_tiny_model(base, TEXTS, TinyShape(), seed=1, vision=vision)
     auto = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     torch.manual_seed(2)
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=r".*(?<!visual).*\.(q_proj|v_proj|up_proj|down_proj)")
-    model = get_peft_model(auto.from_pretrained(base, dtype="auto"), lora)
+    whole = auto.from_pretrained(base, dtype=stored)
+    if stored != "auto":
+        whole.save_pretrained(base)
+        (base / "model.safetensors.index.json").unlink()  # two shards before, one file now
+        for shard in base.glob("model-*-of-*.safetensors"):
+            shard.unlink()
+    model = get_peft_model(whole, lora)
     randomise(model, update)
     model.save_pretrained(folder / "adapter")
     merge_adapter(base, folder / "adapter", folder / "merged", file_names(base), 2)
@@ -71,6 +79,7 @@ def verify(folder: Path, merged: Path, rows: list[dict[str, Any]], dtype: str = 
 def test_merged_answers_as_base_and_adapter(seeing: Path, dtype: str) -> None:
     """Case 28: on a row with a picture and a row without."""
     proof = verify(seeing, seeing / "merged", [ROW, TEXT_ROW], dtype)
+    assert proof.verdict == "agree"
     assert (proof.rows, proof.dtype, proof.device) == (2, dtype, "cpu")
     assert proof.positions > 40
     assert proof.deviation < proof.allowed_deviation / 2
@@ -113,6 +122,56 @@ def test_small_effect_that_was_not_merged(tmp_path: Path) -> None:
     assert proof.effect < proof.allowed_deviation
     with pytest.raises(VlmflowError, match=r"show -?0\.\d\d times the adapter's effect"):
         verify(folder, folder / "base", [TEXT_ROW], "bfloat16")
+
+
+LAYER = "model.layers.1.self_attn.q_proj.weight"
+FAULTS: dict[str, Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "doubled": lambda _, merged, base: 2 * merged - base,
+    "lost": lambda _, merged, base: base,
+    "transposed": lambda _, merged, base: base + (merged - base).T.reshape(merged.shape),
+    "one layer left out": lambda name, merged, base: base if name == LAYER else merged,
+}
+SHORT = 0.002
+"""An update as after four steps: it moves weights by about the step between two numbers of bfloat16."""
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = write_run(tmp_path_factory.mktemp("short"), vision=False, update=SHORT, stored=request.param)
+    return folder, request.param
+
+
+def test_a_short_run_whose_effect_rounding_hides_is_inconclusive(short: tuple[Path, str]) -> None:
+    """A sound merge of 4 steps at 1e-4 was refused: rounding explains what is missing, and the tensors decide."""
+    folder, dtype = short
+    verify_tensors(folder / "base", folder / "adapter", folder / "merged", file_names(folder / "base"), 2)
+    proof = verify(folder, folder / "merged", [TEXT_ROW], dtype)
+    assert proof.effect_found == pytest.approx(proof.effect_rounded, abs=0.05)
+    assert proof.verdict == ("inconclusive" if dtype == "bfloat16" else "agree")
+    assert (proof.effect_rounded < 0.75) == (dtype == "bfloat16")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_merge_of_a_short_run_is_refused(short: tuple[Path, str], fault: str, tmp_path: Path) -> None:
+    """By the tensors in each case, and by the logits where the whole adapter is doubled or lost."""
+    folder, dtype = short
+    kept = getattr(torch, dtype)
+
+    def change(name: str, merged: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        return FAULTS[fault](name, merged.float(), base.float()).to(kept)
+
+    merged = changed_copy(folder, tmp_path / "m", change)
+    with pytest.raises(VlmflowError, match="ulps away"):
+        verify_tensors(folder / "base", folder / "adapter", merged, file_names(folder / "base"), 2)
+    if fault in ("doubled", "lost"):
+        with pytest.raises(VlmflowError, match=r"times the adapter's effect|stray by"):
+            verify(folder, merged, [TEXT_ROW], dtype)
+
+
+def test_weights_stored_finer_than_they_are_computed_with(tmp_path: Path) -> None:
+    """Their rounding cannot be done again in the type of the computation: no verdict by logits in such a case."""
+    folder = write_run(tmp_path, vision=False, update=SHORT / 4, stored="float32")
+    assert verify(folder, folder / "merged", [TEXT_ROW], "bfloat16").verdict == "inconclusive"
 
 
 def test_adapter_without_effect(reading: Path, tmp_path: Path) -> None:

@@ -151,4 +151,14 @@ def _logits_in_words(proof: dict[str, Any]) -> str:
     return f"""Logits on {proof["rows"]} rows of the val split ({proof["positions"]:,} tokens, {proof["dtype"]},
   {proof["device"]}): base + adapter in peft and the merged weights differ by {proof["deviation"]:.2%} of the logits'
   spread (rounding explains up to {proof["allowed_deviation"]:.2%}); the adapter itself moves them by
-  {proof["effect"]:.0%}. The most likely token is the same at {proof["top1_agreement"]:.1%} of the tokens."""
+  {proof["effect"]:.0%}. The most likely token is the same at {proof["top1_agreement"]:.1%} of the
+  tokens.{_verdict(proof)}"""
+
+
+def _verdict(proof: dict[str, Any]) -> str:
+    if proof["verdict"] != "inconclusive":
+        return ""
+    return f"""
+  This comparison is **inconclusive**: the training moved the weights by less than their type can hold, so that a sound
+  merge, peft's own too, shows {proof["effect_rounded"]:.2f} times the adapter's effect; these weights show
+  {proof["effect_found"]:.2f}. That the adapter is merged rightly is proven by the tensors alone."""

@@ -1,0 +1,150 @@
+"""What the logits of base, of base + adapter and of merged weights say of a merge. Three things must hold.
+
+Deviation. Storing and computing in a type cost a relative error of u = eps / 2 per layer. These errors are
+independent, so they add up as a walk at random: the logits stray by u · √layers of their own spread, times
+what one layer does. Measured on Qwen3 shapes of 2 to 24 layers, 128 to 512 wide, that factor is 0.3 to 2.5 in
+16 bit, and 3 to 17 in float32, where the sums within a layer are no more exact than the type.
+
+Effect. The merged model must differ from the base as the adapter makes it: the share of the adapter's effect
+that is found again, <merged - base, adapter - base> / |adapter - base|², is 1, it is 0 where nothing was
+merged and 2 where it was merged twice. Rounding hardly moves it (0.95 to 1.02 measured) as long as the update is
+large beside the step between two numbers of the stored type. After a short training it is not: W + s·BA is then
+rounded back to W in places, and a sound merge shows less (0.71 measured: 4 steps at 1e-4 in bfloat16). So rounding is
+measured: peft merges in memory, its weights are rounded to the stored type, and the share that this merge shows is
+what rounding leaves. Where that is not near 1, and the merged folder shows just as much, the comparison is
+inconclusive: rounding explains the difference, and the proof tensor by tensor alone decides.
+
+First choice. Where the best token leads by more than that same share of its own logit, both choose the same.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vlmflow.errors import VlmflowError
+
+EFFECT_RANGE = (0.75, 1.25)
+"""Share of the adapter's effect that must be found in the merged model, and that rounding must leave for a verdict."""
+
+SAME_EFFECT = 0.25
+"""How far the shares of two merges that are rounded alike may lie apart."""
+
+CLEAR_DISAGREEMENT = 0.01
+"""Share of the clear positions at which another token may be the best."""
+
+AGREE, INCONCLUSIVE, OPEN = "agree", "inconclusive", "open"
+
+
+@dataclass(frozen=True)
+class LogitProof:
+    """What was compared, and what came out.
+
+    verdict: "agree"; or "inconclusive", where rounding hides the adapter's effect and explains what is missing.
+    rows, positions: compared rows, and token positions in them.
+    dtype, device: of the computation.
+    spread: root mean square of the logits, which are counted from their mean at a position, since a shift of
+    all changes no probability. The next three are shares of it.
+    deviation: root mean square of merged - (base + adapter). allowed_deviation: what rounding explains.
+    effect: root mean square of (base + adapter) - base.
+    effect_found: share of the effect that the merged model shows; 1 is all of it.
+    effect_rounded: share that peft's own merge shows, rounded to the stored type; 1 where rounding hides nothing.
+    top1_agreement: share of the positions at which the best token is the same.
+    clear_positions: positions with a clear best token. clear_disagreements: those where it is another.
+    """
+
+    verdict: str
+    rows: int
+    positions: int
+    dtype: str
+    device: str
+    spread: float
+    deviation: float
+    allowed_deviation: float
+    effect: float
+    effect_found: float
+    effect_rounded: float
+    top1_agreement: float
+    clear_positions: int
+    clear_disagreements: int
+
+
+def compare(
+    plain: torch.Tensor,
+    expected: torch.Tensor,
+    rounded: torch.Tensor,
+    found: torch.Tensor,
+    allowed: float,
+    rows: int,
+    dtype: str,
+    device: str,
+) -> LogitProof:
+    """Compare logits, positions by vocabulary: of the base, of base + adapter, of peft's merge, of the merged folder.
+
+    The other values are those of the result, whose verdict is left open.
+    """
+    # A shift of all logits of a position changes no probability, so it is no difference.
+    plain, expected, rounded, found = (
+        logits - logits.mean(dim=1, keepdim=True) for logits in (plain, expected, rounded, found)
+    )
+    spread = _root_mean_square(expected)
+    effect = expected - plain
+    squared_effect = effect.double().square().sum().item()
+
+    def share(logits: torch.Tensor) -> float:
+        return ((logits - plain).double() * effect).sum().item() / squared_effect if squared_effect else 0.0
+
+    best, second = expected.topk(2, dim=1).values.T
+    clear = best - second > allowed * best
+    same = expected.argmax(dim=1) == found.argmax(dim=1)
+    return LogitProof(
+        verdict=OPEN,
+        rows=rows,
+        positions=len(expected),
+        dtype=dtype,
+        device=device,
+        spread=spread,
+        deviation=_root_mean_square(found - expected) / spread,
+        allowed_deviation=allowed,
+        effect=_root_mean_square(effect) / spread,
+        effect_found=share(found),
+        effect_rounded=share(rounded),
+        top1_agreement=same.float().mean().item(),
+        clear_positions=int(clear.sum()),
+        clear_disagreements=int((clear & ~same).sum()),
+    )
+
+
+def _root_mean_square(values: torch.Tensor) -> float:
+    return values.double().square().mean().sqrt().item()
+
+
+def judge(proof: LogitProof, merged: Path, exact: bool) -> str:
+    """Give the verdict, "agree" or "inconclusive".
+
+    exact: whether peft's merge rounds as the merged folder was rounded; it cannot where the weights are stored finer
+    than they are computed with.
+
+    Raises VlmflowError for the first of the three rules that does not hold; NaN holds none.
+    """
+    low, high = EFFECT_RANGE
+    visible = low <= proof.effect_rounded <= high
+    found = proof.effect_found
+    right = low <= found <= high if visible else not exact or abs(found - proof.effect_rounded) <= SAME_EFFECT
+    if not proof.deviation <= proof.allowed_deviation:
+        fault = f"stray by {proof.deviation:.3g} of their spread; rounding explains {proof.allowed_deviation:.3g}"
+    elif not (right and proof.effect > 0):
+        fault = (
+            f"show {found:.2f} times the adapter's effect, which is {proof.effect:.3g} of their spread; rounding "
+            f"leaves {proof.effect_rounded:.2f} of it: the merge lost or doubled it"
+        )
+    elif proof.clear_disagreements > CLEAR_DISAGREEMENT * proof.clear_positions:
+        fault = f"choose another token at {proof.clear_disagreements} of {proof.clear_positions} clear positions"
+    else:
+        return AGREE if visible else INCONCLUSIVE
+    raise VlmflowError(
+        f"{merged}: the logits of the merged weights, against base + adapter in {proof.dtype} on {proof.device}, "
+        + fault,
+        "check that base and adapter belong together and that training changed something; to rely on the proof "
+        "tensor by tensor alone, set verify.logits: false for the run",
+    )
