@@ -141,7 +141,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhere: Path) -> None:
-    """The target is not there; the next pod makes it, and removes what the first one left."""
+    """The target is not there; the next pod makes it, and one a day later removes what the first one left."""
     run = make_run(tmp_path, SLOW + POD, local=elsewhere)
     (run.targets / "given").mkdir()
     for number in range(50):
@@ -158,7 +158,7 @@ def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhe
     shutil.rmtree(run.local)  # another pod has another folder
 
     run.call(run.as_pod("made"))
-    assert {place.name for place in run.targets.iterdir()} == {"given", "made", "logs"}
+    assert {place.name for place in run.targets.iterdir()} == {"given", "made", "logs", parts[0].name}
     assert len(list((run.targets / "made").glob("[0-9]*"))) == 50
 
 
@@ -215,6 +215,16 @@ def test_a_stale_local_copy_gives_way_to_the_link(tmp_path: Path) -> None:
     assert not target.query_path.is_symlink()
     target.remove()
     assert not os.path.lexists(target.local_path())
+
+
+def test_a_look_finds_the_version_of_which_a_killed_writer_took_the_name(tmp_path: Path) -> None:
+    """Where names cannot be exchanged, a folder loses its name for a moment before another one gets it."""
+    target = make_object(tmp_path, "folder")
+    (target.query_path.parent / f".folder.{time.time_ns():016x}-0123456789ab.old").mkdir(parents=True)
+    assert target.exists()
+    assert [place.name for place in target.query_path.parent.iterdir()] == ["folder"]
+    target.remove()
+    assert not target.exists()
 
 
 def test_what_is_not_there_cannot_be_retrieved(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from snakemake_storage_plugin_fs import StorageObject
 
 from harness.storage import in_place, no_links
+from vlmflow.errors import VlmflowError
 from vlmflow.files import remove
 
 
@@ -21,18 +22,26 @@ class FsObject(StorageObject):
         """Give 0, the bytes that a link takes."""
         return 0
 
+    def exists(self) -> bool:
+        """Tell whether the target is there; it is there again where a killed writer had taken its name away."""
+        if not self.query_path.exists():
+            with suppress(FileNotFoundError, VlmflowError), no_links.reached(self.query_path) as target:
+                in_place.put_back(target)
+        return self.query_path.exists()
+
     def retrieve_object(self) -> None:
         """Link the local path to the target.
 
         Raises FileNotFoundError where the target is not there.
         """
-        self.query_path.stat()
+        if not self.exists():
+            raise FileNotFoundError(self.query)
         self._link_to_target()
 
     def store_object(self) -> None:
         """Give the local file or folder the target's name, and leave a link in its place.
 
-        Raises OSError where that fails; the target is then as it was, or not there.
+        Raises OSError where that fails; the target is then as it was, or another writer's.
         Raises VlmflowError where the controller would have to follow a link that a job may have planted.
         """
         local = self.local_path()

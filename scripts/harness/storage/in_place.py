@@ -1,94 +1,200 @@
-"""Giving a file or folder its final name, so that the name is there whole or not at all.
+"""Giving a file or folder its final name, so that the name is there whole or not at all, for any number of writers.
 
-On one file system that is a rename. Elsewhere the bytes are copied beside the name and renamed there. Whatever a kill
-leaves behind has a name of its own, `.NAME.TOKEN.part` or `.NAME.TOKEN.old`, which nothing reads and the next writer
-of NAME removes.
+Why that holds, on whatever machines the writers are, and wherever they are killed:
+
+1. What gets the name is whole and on the disk before. Until then it lies where no other writer writes: in its writer's
+   own folder, or beside the target as `.NAME.TIME-TOKEN.part`.
+2. `rename` gives it a name that is free or a file's, `exchange` one that is a folder's. Each is one call, done or not
+   done. So from the first success on, the name leads to one writer's whole version.
+3. A writer that another one forestalls learns it from that call (ENOTEMPTY, ENOENT), which has changed nothing, and
+   tries again. A writer returns after its own call was done, and does not touch the name again.
+4. What is deleted is first renamed to a new name, `.discarded.TIME-TOKEN.gone`, and so is each folder in it before it
+   is emptied. Nothing is deleted in what has the name or will get it: a writer whose folder is taken fails (ENOENT).
+5. What killed writers left (`part`, `gone`) is deleted by the next writer to that folder once it is a day old, by its
+   name. Should a writer be alive after a day, 4 holds.
+
+Where names cannot be exchanged (NFS, CephFS, macOS), an older folder is renamed to `.NAME.TIME-TOKEN.old`, and the new
+one then to the name, which is free between the two calls:
+
+6. An `old` is whole, since it had the name. Its writer deletes it, after its own success; who removes the target does;
+   and a writer does when it is a day old and the name is taken. Whenever the name is free after a success, a writer
+   that has not succeeded yet has made the latest `old`, and it is still there.
+7. `put_back`, with which every look at a missing target begins, and every writer that fails ends, renames the latest
+   `old` to the name. Where another version has come there meanwhile, that call changes nothing: folders that are
+   targets hold Snakemake's time stamp and are never empty.
 """
 
 import errno
 import os
 import re
 import shutil
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from vlmflow.files import remove, sync
+from harness.storage.exchange import ExchangeNotSupportedError, exchange
+from vlmflow.files import sync
+
+LEFT_AFTER = 24 * 3600
+"""Seconds after which what lies beside a target is taken for a killed writer's: no copy takes a day."""
+
+_LEFT = re.compile(r"\.(?P<name>.+)\.(?P<time>[0-9a-f]{16})-[0-9a-f]{12}\.(?P<suffix>part|gone|old)")
+_NAME_IS_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 
 def move(source: Path, target: Path) -> None:
-    """Give `source`, a file or folder, the name `target`; what was there before is replaced at the last moment.
+    """Give `source`, a file or folder, the name `target`; what was there before is replaced in one step.
 
     Links are kept where they lead to a place within the folder; what others lead to is copied, since `source` lies in
     a place that goes away.
 
-    Raises OSError where that fails; `target` is then as it was, or not there.
+    Raises OSError where that fails; `target` is then as it was, or another writer's.
     """
     _take_in_what_links_lead_to(source)
-    part = _beside(target, "part")
+    for place in [source, *source.rglob("*")]:
+        if not place.is_symlink():
+            sync(place)
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        source.rename(part)
+        _take_name(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy(source, part)
-        _take_name(part, target)
-        remove(source)
-    else:
-        _take_name(part, target)
+        copy(source, target)
+        discard(source)
 
 
 def copy(source: Path, target: Path) -> None:
     """Copy `source` to the name `target`, which is there whole or not at all; `source` stays.
 
-    Raises OSError where that fails; `target` is then as it was, or not there.
+    Raises OSError where that fails; `target` is then as it was, or another writer's.
     """
+    target.parent.mkdir(parents=True, exist_ok=True)
     part = _beside(target, "part")
     _copy(source, part)
     _take_name(part, target)
 
 
 def take_away(target: Path) -> None:
-    """Remove a file or folder; a folder loses its name first, so that nobody reads half of it."""
-    if target.is_dir() and not target.is_symlink():
-        old = _beside(target, "old")
-        target.rename(old)
-        _discard(old)
-    else:
-        remove(target)
+    """Remove a file or folder; it loses its name first, so that nobody reads half of it."""
+    while left := [*_left_of(target, "old"), *([target] if os.path.lexists(target) else [])]:
+        for place in left:
+            discard(place)
+
+
+def put_back(target: Path) -> None:
+    """Give the latest whole version its name again where a writer was killed while it replaced it (6, 7)."""
+    if not os.path.lexists(target):
+        for old in sorted(_left_of(target, "old"), reverse=True)[:1]:
+            try:
+                os.rename(old, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, *_NAME_IS_TAKEN):
+                    raise
+
+
+def discard(place: Path) -> None:
+    """Delete a file, link or folder, and nothing of it that another process renames meanwhile; no link is followed.
+
+    Nothing is done where it is not there. What cannot be deleted now (NFS keeps open files) is once it is a day old.
+
+    Raises OSError where it keeps its name.
+    """
+    folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _discard_in(folder, place.name)
+    finally:
+        os.close(folder)
+
+
+def _discard_in(folder: int, name: str) -> None:
+    gone = _new_name("discarded", "gone")
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):  # Linux, macOS
+        with suppress(FileNotFoundError):
+            os.rename(name, gone, src_dir_fd=folder, dst_dir_fd=folder)
+            with suppress(OSError):
+                _empty(folder, gone)
+                os.rmdir(gone, dir_fd=folder)
+
+
+def _empty(folder: int, name: str) -> None:
+    inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        for each in os.listdir(inside):
+            with suppress(OSError):
+                _discard_in(inside, each)
+    finally:
+        os.close(inside)
 
 
 def _take_name(part: Path, target: Path) -> None:
-    if target.is_dir() and not target.is_symlink():
-        old = _beside(target, "old", keep=part)
-        target.rename(old)
-        part.rename(target)
-        _discard(old)
-    else:
-        if part.is_dir():
-            remove(target)  # a folder cannot be renamed over a file
-        part.rename(target)
+    displaced: list[Path] = []
+    try:
+        while not _has_taken_name(part, target, displaced):
+            pass
+    except OSError:
+        put_back(target)
+        raise
+    sync(target.parent)
+    for place in [part, *displaced]:
+        discard(place)
+    _discard_what_killed_writers_left(target.parent)
 
 
-def _beside(target: Path, suffix: str, keep: Path | None = None) -> Path:
-    """Give a new name in the folder of `target`, and remove what killed writers of `target` left there.
+def _has_taken_name(part: Path, target: Path, displaced: list[Path]) -> bool:
+    """Try it once. False: another writer came between, or the name is free now; try again."""
+    try:
+        os.rename(part, target)
+        return True
+    except OSError as error:
+        if error.errno not in _NAME_IS_TAKEN:
+            raise
+    try:
+        exchange(part, target)
+        return True
+    except FileNotFoundError:  # the target; were it the part, the next rename would say so
+        return False
+    except ExchangeNotSupportedError:
+        displaced.append(_beside(target, "old"))
+    try:
+        os.rename(target, displaced[-1])
+    except FileNotFoundError:
+        displaced.pop()
+    return False
 
-    A writer that lives nevertheless (on a node that was given up for lost) then fails, instead of mixing its files
-    with ours: hence a new name each time.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}\.(part|old)")
-    for place in target.parent.iterdir():
-        if left.fullmatch(place.name) and place != keep:
-            _discard(place)
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.{suffix}")
+
+def _beside(place: Path, suffix: str) -> Path:
+    return place.with_name(_new_name(place.name, suffix))
 
 
-def _discard(place: Path) -> None:
-    """Remove what nobody reads by name any more; what cannot be removed (NFS keeps open files) waits for the next."""
-    if place.is_dir():
-        shutil.rmtree(place, ignore_errors=True)
-    else:
-        place.unlink(missing_ok=True)
+def _new_name(name: str, suffix: str) -> str:
+    """Give a name that nobody has had before."""
+    return f".{name}.{time.time_ns():016x}-{uuid.uuid4().hex[:12]}.{suffix}"
+
+
+def _left_of(target: Path, suffix: str) -> list[Path]:
+    return [place for place, left in _left_in(target.parent) if (left["name"], left["suffix"]) == (target.name, suffix)]
+
+
+def _left_in(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    yield from ((folder / name, left) for name in names if (left := _LEFT.fullmatch(name)))
+
+
+def _discard_what_killed_writers_left(folder: Path) -> None:
+    for place, left in _left_in(folder):
+        is_old = time.time_ns() - int(left["time"], 16) > LEFT_AFTER * 1e9
+        if is_old and (left["suffix"] != "old" or os.path.lexists(folder / left["name"])):
+            discard(place)
 
 
 def _copy(source: Path, part: Path) -> None:

@@ -11,7 +11,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from harness.storage import no_links
+from harness.storage import in_place, no_links
 from vlmflow.errors import VlmflowError
 
 HOSTNAME = "$HOSTNAME"
@@ -29,8 +29,8 @@ def remove_of(local_storage_prefix: Path, hostname: str) -> None:
     if HOSTNAME in local_storage_prefix.name:
         name = local_storage_prefix.name.replace(HOSTNAME, hostname)
         # Where a job has put a link in the folder's place, nothing is removed.
-        with suppress(OSError, VlmflowError), no_links.opened(local_storage_prefix.parent) as folder:
-            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        with suppress(OSError, VlmflowError), no_links.reached(local_storage_prefix.with_name(name)) as folder:
+            in_place.discard(folder)  # the pod may be alive on its lost node, and about to give a folder of it a name
 
 
 def remove_own_at_exit(local_storage_prefix: Path) -> None:

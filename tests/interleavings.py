@@ -1,0 +1,236 @@
+"""Every order in which the system calls of several processes can come, tried on a real folder.
+
+Each process is a thread that waits before every call on files. Orders that lead to the same state (the same files, and
+the same past of each process) are continued once. A process that is killed after a call is one that makes no more:
+each state is also the state after such a kill.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.storage import in_place
+
+CALLS = ("rename", "unlink", "rmdir", "mkdir", "listdir", "scandir", "open", "stat", "lstat", "readlink", "symlink")
+CALLS += ("utime", "fsync", "fstat")
+DAY = 24 * 3600 * 10**9
+NOW = 400 * DAY
+LATER = NOW + 2 * DAY
+"""The clock of who is no `Process`."""
+_this = threading.local()
+
+
+class _Killed(BaseException):
+    """Ends a thread without any call of its `finally` and `except` blocks being made."""
+
+
+class Process(threading.Thread):
+    """One process: what it does, and its clock in nanoseconds; `letter` (a to f) begins its new names.
+
+    outcome: None while it works, "ok", or the error that it ended with.
+    """
+
+    def __init__(self, letter: str, does: Callable[[], None], clock: int = NOW) -> None:
+        super().__init__(daemon=True)
+        self.letter, self.does, self.clock = letter, does, clock
+        self.outcome: Any = None
+        self.past: list[Any] = []
+        self.descriptors: set[int] = set()
+        self._may_go, self._waits = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_killed, self._names = False, 0
+
+    def run(self) -> None:
+        _this.process = self
+        self._may_go.acquire()
+        try:
+            self.does()
+            self.outcome = "ok"
+        except _Killed:
+            pass
+        except OSError as error:
+            self.outcome = error
+        self._waits.release()
+
+    def step(self) -> None:
+        """Make the call that it waits before, and go on to the next one or the end."""
+        self._may_go.release()
+        self._waits.acquire()
+
+    def kill(self) -> None:
+        self._is_killed = True
+        self._may_go.release()
+        self.join()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def call(self, name: str, real: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Make a call when its turn has come."""
+        self._waits.release()
+        self._may_go.acquire()
+        if self._is_killed:
+            raise _Killed
+        told = (name, *(str(arg) for arg in (*args, *named.values()) if isinstance(arg, str | Path)))
+        try:
+            result = real(*args, **named)
+        except Exception as error:
+            self.past.append((*told, type(error).__name__))
+            raise
+        if name == "open":
+            self.descriptors.add(result)
+        answer = sorted(result) if name == "listdir" else result.st_mode if name in ("stat", "lstat") else None
+        self.past.append((*told, str(answer)))
+        return result
+
+    def close(self, descriptor: int, real: Callable[[int], None]) -> None:
+        if not self._is_killed:
+            real(descriptor)
+            self.descriptors.discard(descriptor)
+
+    def new_name(self) -> str:
+        self._names += 1
+        return f"{self.letter}{self._names:011x}"
+
+    def where(self) -> list[str]:
+        """Give where the folders and files lie now that it has open."""
+        return sorted(os.readlink(f"/proc/self/fd/{number}") for number in self.descriptors)
+
+
+class _Token:
+    def __init__(self) -> None:
+        self.hex = _this.process.new_name() if hasattr(_this, "process") else "f" * 12
+
+
+@contextmanager
+def calls_in_turn(patch: pytest.MonkeyPatch, exchange: bool) -> Iterator[None]:
+    """Have every call on files of a `Process` wait for its turn. exchange: whether names can be exchanged."""
+
+    def in_turn(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            process = getattr(_this, "process", None)
+            return process.call(name, real, *args, **named) if process else real(*args, **named)
+
+        return call
+
+    def not_supported(*_: Any) -> None:
+        raise in_place.ExchangeNotSupportedError
+
+    def write(source: Path, target: Path, some: bool) -> None:
+        content = _content(source)
+        _put(target, content[: len(content) // 2] if some else content)
+
+    def copyfile(source: Path, target: Path) -> None:
+        for some in (True, False):
+            in_turn("write", write)(source, target, some)
+
+    def close(descriptor: int, real: Callable[[int], None] = os.close) -> None:
+        process = getattr(_this, "process", None)
+        process.close(descriptor, real) if process else real(descriptor)
+
+    def now() -> int:
+        return _this.process.clock if hasattr(_this, "process") else LATER
+
+    with patch.context() as each:
+        each.setattr(shutil, "copyfile", copyfile)
+        each.setattr(in_place, "exchange", in_turn("exchange", in_place.exchange if exchange else not_supported))
+        each.setattr(in_place.time, "time_ns", now)
+        each.setattr(in_place.uuid, "uuid4", _Token)
+        for name in CALLS:
+            each.setattr(os, name, in_turn(name, getattr(os, name)))
+        each.setattr(os, "close", close)
+        yield
+
+
+def _content(file: Path, real_open: Callable[..., int] = os.open) -> bytes:
+    with open(real_open(file, os.O_RDONLY), "rb") as stream:
+        return stream.read()
+
+
+def _put(file: Path, content: bytes, real_open: Callable[..., int] = os.open) -> None:
+    with open(real_open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "wb") as stream:
+        stream.write(content)
+
+
+def content_of(place: Path) -> Any:
+    """Give what lies at a name: bytes, a link's text, a dict by name, or None where there is nothing."""
+    if place.is_symlink():
+        return str(place.readlink())
+    if place.is_dir():
+        return {each.name: content_of(each) for each in sorted(place.iterdir())}
+    return place.read_bytes() if place.exists() else None
+
+
+def explore(
+    folder: Path, prepare: Callable[[], list[Process]], check: Callable[[list[Process]], None], most: int = 30_000
+) -> tuple[int, list[Any]]:
+    """Try every order; gives the number of states, and the outcomes of the processes in the states where all ended.
+
+    prepare: called with `folder` empty, for each order. check: called in each state, once; it may change no file.
+
+    Raises AssertionError with the order of calls where a check fails; where there are more states than `most`.
+    """
+    seen: set[str] = set()
+    ends: list[Any] = []
+    orders: list[list[int]] = [[]]
+    while orders:
+        order = orders.pop()
+        for place in list(folder.iterdir()):
+            shutil.rmtree(place)
+        processes = prepare()
+        for process in processes:
+            process.start()
+            process.step()
+        try:
+            _follow(folder, processes, order, orders, seen, ends, check)
+        except AssertionError as error:
+            made = [f"{process.letter}: {call}" for process in processes for call in process.past]
+            raise AssertionError("\n".join([str(error), f"order {order}", *made])) from error
+        finally:
+            for process in processes:
+                process.kill()
+        assert len(seen) < most
+    return len(seen), ends
+
+
+def _follow(
+    folder: Path,
+    processes: list[Process],
+    order: list[int],
+    orders: list[list[int]],
+    seen: set[str],
+    ends: list[Any],
+    check: Callable[[list[Process]], None],
+) -> None:
+    for number in order:
+        processes[number].step()
+    order = list(order)
+    while True:
+        state = repr((content_of(folder), [(process.past, process.where(), process.outcome) for process in processes]))
+        if state in seen:
+            return
+        seen.add(state)
+        check(processes)
+        alive = [number for number, process in enumerate(processes) if process.outcome is None]
+        if not alive:
+            ends.append([process.outcome for process in processes])
+            return
+        orders += [[*order, number] for number in alive[1:]]
+        order.append(alive[0])
+        processes[alive[0]].step()
+
+
+@contextmanager
+def copied(folder: Path) -> Iterator[Path]:
+    """Give a copy of a folder, to go on from a state as if all processes had been killed."""
+    copy = folder.with_name(folder.name + "-copy")
+    with suppress(FileNotFoundError):
+        shutil.rmtree(copy)
+    for place in [folder, *folder.rglob("*")]:
+        other = copy / place.relative_to(folder)
+        other.mkdir() if place.is_dir() else _put(other, place.read_bytes())
+    yield copy

@@ -1,0 +1,187 @@
+"""Two writers of one target in every order of their system calls, each killed after every one of them."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.storage import in_place
+from interleavings import CALLS, LATER, Process, calls_in_turn, content_of, copied, explore
+from storage_runs import other_file_system
+
+VERSIONS = {letter: {"one": letter.encode() * 8, "two": letter.encode() * 6} for letter in "abc"}
+OLD = {"one": b"old", "more": {"three": b"old"}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with other_file_system(tmp_path) as memory:
+        (memory / "volume").mkdir()
+        yield memory / "volume"
+
+
+def make(place: Path, content: Any) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        place.write_bytes(content)
+    else:
+        place.mkdir()
+        for name, inner in content.items():
+            make(place / name, inner)
+
+
+class Scene:
+    """A target of a kind, what was there before, and what the processes do to it.
+
+    does: by the letter of a process, what it does; a writer's letter is its version's.
+    """
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, kind: str, before: Any, exchange: bool) -> None:
+        self.folder, self.patch, self.exchange = folder, patch, exchange
+        self.before, self.target = before, folder / "targets" / "x"
+        self.versions = {letter: whole if kind == "folder" else whole["one"] for letter, whole in VERSIONS.items()}
+        self.may_be_free = False
+        self.checked: set[str] = set()
+
+    def source(self, letter: str) -> Path:
+        return self.folder / "pods" / letter / "x"
+
+    def writer(self, letter: str, step: Callable[[Path, Path], None] = in_place.move, **named: Any) -> Process:
+        return Process(letter, lambda: step(self.source(letter), self.target), **named)
+
+    def prepare(self) -> None:
+        self.target.parent.mkdir()
+        for letter in "ab":
+            make(self.source(letter), self.versions[letter])
+        if self.before is not None:
+            make(self.target, self.before)
+
+    def check(self, processes: list[Process]) -> None:
+        """What holds at every moment, and after every kill."""
+        succeeded = any(process.outcome == "ok" for process in processes if process.letter in "ab")
+        self.check_content(self.folder, succeeded)
+        state = repr((content_of(self.folder), succeeded))
+        if state not in self.checked:
+            self.checked.add(state)
+            with copied(self.folder) as copy:
+                in_place.put_back(copy / "targets" / "x")
+                self.check_content(copy, succeeded, put_back=True)
+            with copied(self.folder) as copy:
+                self.check_next_writer(copy)
+
+    def check_content(self, folder: Path, succeeded: bool, put_back: bool = False) -> None:
+        found = content_of(folder / "targets" / "x")
+        if found is None:
+            assert not succeeded or self.may_be_free or not (self.exchange or put_back), "the target is not there"
+        else:
+            assert found in [*self.versions.values(), *([] if succeeded else [self.before])], f"the target: {found}"
+
+    def check_next_writer(self, folder: Path) -> None:
+        """Two days later, by their clock: it makes the target and leaves nothing beside it."""
+        make(folder / "pods" / "c" / "x", self.versions["c"])
+        in_place.move(folder / "pods" / "c" / "x", folder / "targets" / "x")
+        assert content_of(folder / "targets") == {"x": self.versions["c"]}
+
+    def explore(self, *make_processes: Callable[[], Process]) -> list[Any]:
+        def prepare() -> list[Process]:
+            self.prepare()
+            return [make_process() for make_process in make_processes]
+
+        with calls_in_turn(self.patch, self.exchange):
+            states, ends = explore(self.folder, prepare, self.check)
+        print(f"{states} states, {len(ends)} ends")
+        return ends
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "step", "before"),
+    [(kind, "move", before) for kind in ("file", "folder") for before in (None, "file", "folder")]
+    + [("file", "copy", None), ("folder", "copy", "folder")],
+)
+def test_two_writers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, step: str, before: str | None, exchange: bool
+) -> None:
+    """Both succeed in every order: neither takes what the other one, alive, has beside the target."""
+    was = {None: None, "file": b"old", "folder": OLD}[before]
+    scene = Scene(folder, monkeypatch, kind, was, exchange)
+    ends = scene.explore(*(lambda letter=letter: scene.writer(letter, getattr(in_place, step)) for letter in "ab"))
+    assert ends
+    assert all(end == ["ok", "ok"] for end in ends)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_writer_that_is_taken_for_killed_fails_or_succeeds_rightly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """It copies for two days, by the other one's clock, which removes what it has beside the target."""
+    scene = Scene(folder, monkeypatch, "folder", OLD, exchange)
+    ends = scene.explore(
+        lambda: scene.writer("a", in_place.copy), lambda: scene.writer("b", in_place.move, clock=LATER)
+    )
+    assert all(end[1] == "ok" for end in ends)
+    assert {type(end[0]) for end in ends} == {str, FileNotFoundError}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_writer_whose_folder_is_swept_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """It lives on a node that was given up for lost, and the controller removes its pod's folder."""
+    scene = Scene(folder, monkeypatch, kind, None, exchange=True)
+    ends = scene.explore(
+        lambda: scene.writer("a"), lambda: Process("d", lambda: in_place.discard(scene.source("a").parent))
+    )
+    assert all(end[1] == "ok" for end in ends)
+    assert {type(end[0]) for end in ends} == {str, FileNotFoundError}
+
+
+@pytest.mark.parametrize(("kind", "exchange"), [("file", True), ("folder", True), ("folder", False)])
+def test_a_target_that_is_removed_while_it_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, exchange: bool
+) -> None:
+    """Another attempt begins, and removes what is there: the writer's version, what was there before, or nothing."""
+    scene = Scene(folder, monkeypatch, kind, b"old" if kind == "file" else OLD, exchange)
+    scene.may_be_free = True
+    ends = scene.explore(lambda: scene.writer("a"), lambda: Process("d", lambda: in_place.take_away(scene.target)))
+    assert all(end == ["ok", "ok"] for end in ends)
+
+
+def test_who_looks_gives_the_name_back_while_two_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where names cannot be exchanged: a reader comes when the name is free, and meets both writers."""
+    scene = Scene(folder, monkeypatch, "folder", {"one": b"old"}, exchange=False)
+    scene.versions = {letter: {"one": letter.encode()} for letter in "abc"}
+    ends = scene.explore(
+        lambda: scene.writer("a"),
+        lambda: scene.writer("b"),
+        lambda: Process("d", lambda: in_place.put_back(scene.target)),
+    )
+    assert all(end == ["ok", "ok", "ok"] for end in ends)
+
+
+def test_what_a_live_writer_has_beside_the_target_stays(tmp_path: Path) -> None:
+    """And what a killed one left goes after a day, whichever target of that folder is written next."""
+    old, new = (f"{(time.time_ns() - age * 10**9):016x}-0123456789ab" for age in (in_place.LEFT_AFTER + 9, 60))
+    stays = {f".x.{new}.part", f".x.{new}.old", f".free.{old}.old", ".x.y.part", "x.part", ".x.hand.old"}
+    for name in {*stays, f".x.{old}.part", f".other.{old}.part", f".x.{old}.old", f".discarded.{old}.gone"}:
+        make(tmp_path / name, {"inner": {"file": b""}})
+    (tmp_path / "source").write_text("new")
+    in_place.copy(tmp_path / "source", tmp_path / "x")
+    assert {place.name for place in tmp_path.iterdir()} == {*stays, "x", "source"}
+    in_place.put_back(tmp_path / "free")
+    in_place.take_away(tmp_path / "x")
+    in_place.take_away(tmp_path / "free")
+    assert {place.name for place in tmp_path.iterdir()} == {
+        f".x.{new}.part",
+        ".x.y.part",
+        "x.part",
+        ".x.hand.old",
+        "source",
+    }
+
+
+def test_no_call_on_files_is_made_out_of_turn() -> None:
+    """A call that is not in the list would be tried in no order."""
+    used = set(re.findall(r"\bos\.([a-z]+)\(", Path(in_place.__file__).read_text()))
+    assert used - {"close", *CALLS} == set()
