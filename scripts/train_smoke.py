@@ -46,7 +46,7 @@ def main(
     folder = run_store / run / "smoke"
     chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
     job = smoke_job(full, chosen, smoke_settings, folder)
-    trained = train(job, folder, threads, f"train_smoke {run}")
+    trained = train(job, folder, threads, f"train_smoke {run}", resumes=False)
     account = report(job, trained)
     fitted = read_json(rows / ACCOUNT)
     gate = judge(account, chosen, train_lengths, val_lengths, full) | {

@@ -1,4 +1,5 @@
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from vlmflow.config.model import check_config
 STAGE = """
 from pathlib import Path
 from harness.stage import run_stage
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 
 def main(*, source: Path, target: Path, words: list[str], times: int = 2) -> None:
     '''Write words.'''
     if not words:
         raise VlmflowError(f"{source}: no words", "give some")
+    if words == ["later"]:
+        raise PassingError("the hub is away", "run it later")
     target.write_text(source.read_text() + " ".join(words) * times + str(1 // (times - 3))[:0])
 
 if __name__ == "__main__":
@@ -75,9 +78,29 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(script), *words],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": str(SCRIPTS)},
+        env={"PYTHONPATH": str(SCRIPTS), "VLMFLOW_VERDICT": str(folder / "verdict")},
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [("[]", False), ("5", False), ("[later]", True), ("[a]", True)],
+    ids=["a failure by its own word", "a wrong parameter", "a passing failure", "one that is not foreseen"],
+)
+def test_a_stage_tells_its_pod_what_would_fail_again(tmp_path: Path, words: str, again: bool) -> None:
+    (tmp_path / "s").touch()
+    target = tmp_path / "t"
+    done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", f"{target}", "--words", words, "--times", "3")
+    assert done.returncode == 1
+    verdict = tmp_path / "verdict"
+    assert json.loads(verdict.read_text()) == {"again": False} if not again else not verdict.exists()
+
+
+def test_a_full_disk_may_have_room_later(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("x" * 100)
+    run(tmp_path, "--source", f"{tmp_path}/s", "--target", "/dev/full", "--words", "[a]")
+    assert not (tmp_path / "verdict").exists()
 
 
 def test_a_script_runs_alone_from_a_shell(tmp_path: Path) -> None:

@@ -1,22 +1,26 @@
 """The client of the API server against a real HTTP server that has bad minutes."""
 
 import json
-import logging
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from kubernetes.client.rest import ApiException
-from snakemake.exceptions import WorkflowError
 from urllib3.exceptions import HTTPError
 
-from harness.kubernetes.executor import HardenedExecutor
+from harness.kubernetes.disruptions import Disruptions
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import LOG_KEPT, LOG_READ, Namespace, message_of
+from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.patient_api import connect
+from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.watch import Watch
 from vlmflow.errors import VlmflowError
 
@@ -28,6 +32,7 @@ class BadMinutes(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.answers: list[tuple[int | None, dict, dict]] = []
         self.asked: list[str] = []
+        self.ahead = 0.0
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -44,6 +49,9 @@ class Answer(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(time.time() + self.server.ahead)
 
     do_GET = do_POST = do_DELETE = answer
 
@@ -136,30 +144,28 @@ def test_a_create_that_met_another_in_the_quota_is_tried_again(cluster: Namespac
 
 
 @pytest.fixture
-def executor(cluster: Namespace, said: list[str]) -> HardenedExecutor:
-    """Give an executor's look at its Jobs, without a workflow around it."""
-    executor = HardenedExecutor.__new__(HardenedExecutor)
-    executor._ending, executor._blind_since, executor.logger = False, None, logging.getLogger(__name__)
-    executor._watch = Watch(cluster, "", said.append)
-    executor._watch.follow("j", RuleJob("train_lora", {}), None)
-    return executor
+def sight(cluster: Namespace, said: list[str]) -> PatientWatch:
+    """Give a look at one Job."""
+    watch = Watch(cluster, "", said.append)
+    watch.follow("j", RuleJob("train_lora", {}), None)
+    return PatientWatch(watch, said.append)
 
 
-def test_an_answer_that_nobody_understands_ends_no_call(server: BadMinutes, executor: HardenedExecutor) -> None:
+def test_an_answer_that_nobody_understands_ends_no_call(server: BadMinutes, sight: PatientWatch) -> None:
     server.answers = [(200, {"items": [{"metadata": {}}]}, {}), (200, {"kind": "Status"}, {})]
-    assert executor._look(["j"]) == {}
-    assert executor._look(["j"]) == {}
-    assert executor._look(["j"])["j"].state == "failed"  # it is not among the Jobs that there are
+    assert sight.look(["j"]) == {}
+    assert sight.look(["j"]) == {}
+    assert sight.look(["j"])["j"].state == "failed"  # it is not among the Jobs that there are
 
 
 def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
-    server: BadMinutes, executor: HardenedExecutor, monkeypatch: pytest.MonkeyPatch
+    server: BadMinutes, sight: PatientWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers = [refusal(403, "Forbidden")] * 2
-    assert executor._look(["j"]) == {}
-    monkeypatch.setattr("harness.kubernetes.executor.BLIND_SECONDS", 0.0)
-    with pytest.raises(WorkflowError, match="has not shown the Jobs: said Forbidden"):
-        executor._look(["j"])
+    assert sight.look(["j"]) == {}
+    monkeypatch.setattr("harness.kubernetes.patient_watch.BLIND_SECONDS", 0.0)
+    with pytest.raises(VlmflowError, match="has not shown the Jobs: said Forbidden"):
+        sight.look(["j"])
 
 
 def test_deleting_what_is_gone_is_fine(cluster: Namespace, server: BadMinutes) -> None:
@@ -238,3 +244,93 @@ def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(VlmflowError, match="KUBECONFIG"):
         connect(print)
+
+
+def test_the_time_is_the_servers(cluster: Namespace, server: BadMinutes) -> None:
+    server.ahead = 400.0
+    cluster.jobs("")
+    ahead = (cluster.now() - datetime.now(UTC)).total_seconds()
+    assert 398 < ahead < 402
+
+
+TAKEN = Outcome("failed", "p", "preempted", disrupted=True)
+
+
+@pytest.fixture
+def disruptions(cluster: Namespace, said: list[str]) -> Disruptions:
+    """Give the budget of one Job, which has been created, and whose pauses are over at once."""
+    disruptions = Disruptions(cluster, Watch(cluster, "", said.append), clock=lambda: 0.0)
+    disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)
+    return disruptions
+
+
+def test_a_job_that_is_taken_away_is_made_again_after_a_growing_pause(
+    disruptions: Disruptions, server: BadMinutes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(disruptions, "_clock", lambda: now)
+    name, pauses = "j", []
+    for number in range(2, 6):
+        planned = disruptions.plan(name, TAKEN)
+        assert planned.state == "waiting"
+        assert "no retry is used up" in planned.why
+        assert disruptions.resting(name)
+        assert disruptions.create_due(name) == name
+        begun = now
+        while disruptions.resting(name):
+            now += 0.5
+            name = disruptions.create_due(name)
+        assert name == f"j-{number}"
+        pauses.append(now - begun)
+    assert pauses == sorted(pauses)
+    assert 3 <= pauses[0] <= 5 < 25 < pauses[-1] < 40
+    assert server.asked == ["POST /apis/batch/v1/namespaces/here/jobs"] * 5
+
+
+def test_the_budget_of_disruptions_ends_and_an_hour_of_work_renews_it(disruptions: Disruptions) -> None:
+    for _ in range(20):
+        assert disruptions.plan("j", TAKEN).state == "waiting"
+    assert disruptions.plan("j", replace(TAKEN, ran=3600.0)).state == "waiting"
+    for _ in range(19):
+        assert disruptions.plan("j", TAKEN).state == "waiting"
+    over = disruptions.plan("j", TAKEN)
+    assert (over.state, over.again) == ("failed", False)
+    assert "disruption 21 in a row" in over.why
+
+
+def test_a_create_that_timed_out_is_looked_for(cluster: Namespace, server: BadMinutes, said: list[str]) -> None:
+    """The Job may be there: a second one beside it would write the same targets."""
+    cluster.api.rest_client._patience = 0.0
+    watch = Watch(cluster, "", said.append)
+    disruptions = Disruptions(cluster, watch)
+    server.answers = [(None, {}, {})]
+    disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)
+    there = {"metadata": {"name": "j"}, "spec": {}}
+    server.answers = [(200, {"items": []}, {}), (200, {"items": [there]}, {})]
+    assert watch.look(["j"])["j"].state == "waiting"
+    outcome = watch.look(["j"])["j"]
+    planned = disruptions.plan("j", outcome)
+    assert (outcome.disrupted, planned.state) == (True, "waiting")
+    assert planned.why.startswith("its Job could not be created: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        ((422, "Invalid"), True),
+        ((403, "Forbidden"), True),
+        ((404, "NotFound"), True),
+        ((500, "InternalError"), False),
+        ((504, "Timeout"), False),
+        ((429, "TooManyRequests"), False),
+        ((409, "Conflict"), False),
+    ],
+)
+def test_what_a_create_is_refused_for(
+    cluster: Namespace, server: BadMinutes, said: list[str], answer: tuple, refused: bool
+) -> None:
+    cluster.api.rest_client._patience = 0.0
+    server.answers = [refusal(*answer)] * 2
+    with pytest.raises(ApiException) if refused else nullcontext():
+        disruptions = Disruptions(cluster, Watch(cluster, "", said.append))
+        disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)

@@ -1,17 +1,19 @@
 """What became of a Job, judged from objects as the API shows them."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from harness.kubernetes.outcome import judge
+from harness.stage import NOT_AGAIN
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def job(**conditions: str) -> dict:
     said = [{"type": name, "status": "True", "reason": reason} for name, reason in conditions.items()]
-    return {"metadata": {"name": "j"}, "status": {"conditions": said}}
+    return {"metadata": {"name": "j"}, "spec": {}, "status": {"conditions": said}}
 
 
 def pod(phase: str = "Running", exit_code: int | None = None, reason: str = "Error", **status: object) -> dict:
@@ -49,14 +51,14 @@ def test_success_by_the_container_where_a_sidecar_goes_on() -> None:
 
 def test_exit_code_is_a_failure_that_may_be_tried_again() -> None:
     outcome = judge(job(Failed="BackoffLimitExceeded"), [pod("Failed", 1)], None, NOW)
-    assert (outcome.state, outcome.again, outcome.pod) == ("failed", True, "p")
+    assert (outcome.state, outcome.again, outcome.pod, outcome.disrupted) == ("failed", True, "p", False)
     assert "exit code 1" in outcome.why
     assert "signal 9" in judge(job(), [pod("Failed", 137)], None, NOW).why
 
 
 def test_deleted_job() -> None:
     outcome = judge(None, [], None, NOW)
-    assert (outcome.state, outcome.again) == ("failed", True)
+    assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", True, True)
     assert "deleted" in outcome.why
     assert "deleted" in judge(None, [], pod(), NOW).why
     assert "deleted" in judge(None, [deleted(pod("Failed", 143), -10)], None, NOW).why
@@ -64,7 +66,7 @@ def test_deleted_job() -> None:
 
 def test_a_pod_that_went_unseen() -> None:
     outcome = judge(job(Failed="BackoffLimitExceeded"), [], pod(), NOW)
-    assert (outcome.state, outcome.again) == ("failed", True)
+    assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", True, True)
     assert "taken away" in outcome.why
 
 
@@ -82,7 +84,7 @@ def test_a_lost_nodes_pod_is_given_up() -> None:
     found = disrupted(pod(), "DeletionByTaintManager")
     assert judge(job(), [deleted(found, 10)], None, NOW).state == "ending"
     outcome = judge(job(), [deleted(found, 90)], None, NOW)
-    assert (outcome.state, outcome.again) == ("failed", True)
+    assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", True, True)
     assert "does not answer" in outcome.why
     assert "node n" in judge(job(), [deleted(pod(), 90)], None, NOW).why
 
@@ -92,8 +94,7 @@ def test_a_lost_nodes_pod_is_given_up() -> None:
 )
 def test_disruptions_are_named_also_when_the_pod_is_gone(reason: str, word: str) -> None:
     outcome = judge(job(Failed="BackoffLimitExceeded"), [], disrupted(pod(), reason), NOW)
-    assert outcome.state == "failed"
-    assert outcome.again
+    assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", True, True)
     assert word in outcome.why
 
 
@@ -105,23 +106,88 @@ def test_out_of_memory_whatever_the_exit_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "again"),
+    ("message", "hint"),
     [
-        ('Container snakemake exceeded its local ephemeral storage limit "1M".', False),
-        ("Pod ephemeral local storage usage exceeds the total limit of containers 1M.", False),
-        ("The node was low on resource: ephemeral-storage.", True),
+        ('Container snakemake exceeded its local ephemeral storage limit "1M".', "larger disk_mb"),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 1M.", "larger disk_mb"),
+        ('Usage of EmptyDir volume "shm" exceeds the limit "16Gi".', "sizeLimit of that volume"),
+        ("The node was low on resource: ephemeral-storage.", ""),
     ],
 )
-def test_disk_limits_are_not_tried_again(message: str, again: bool) -> None:
-    outcome = judge(job(), [pod("Failed", reason="Evicted", message=message) | {}], None, NOW)
+def test_disk_limits_are_not_tried_again(message: str, hint: str) -> None:
     evicted = pod("Failed", None)
     evicted["status"] |= {"reason": "Evicted", "message": message}
     outcome = judge(job(), [evicted], None, NOW)
-    assert outcome.again is again
-    assert ("disk_mb" in outcome.why) is not again
+    assert (outcome.again, outcome.disrupted) == (not hint, not hint)
+    assert outcome.why == f"evicted: {message}" + (f"; {outcome.why.partition('; ')[2]}" if hint else "")
+    assert hint in outcome.why
 
 
 def test_deadline() -> None:
     late = pod("Failed", None)
     late["status"]["reason"] = "DeadlineExceeded"
     assert "runtime" in judge(job(), [late], None, NOW).why
+
+
+@pytest.mark.parametrize(
+    ("message", "again"),
+    [
+        (json.dumps(NOT_AGAIN), False),
+        ("", True),
+        ("not json", True),
+        ("[" * 4_000, True),
+        ('{"again": true}', True),
+        ('{"again": 0, "more": 1}', True),
+        (json.dumps(NOT_AGAIN) + " " * 5_000, True),
+    ],
+)
+def test_what_a_stage_calls_a_failure_is_not_tried_again(message: str, again: bool) -> None:
+    ended = pod("Failed", 1)
+    ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = message
+    outcome = judge(job(Failed="BackoffLimitExceeded"), [ended], None, NOW)
+    assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", again, False)
+
+
+def test_a_stage_that_fails_while_its_pod_is_taken_away_was_disrupted() -> None:
+    ended = disrupted(pod("Failed", 1), "PreemptionByScheduler")
+    ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = json.dumps(NOT_AGAIN)
+    outcome = judge(job(), [ended], None, NOW)
+    assert (outcome.again, outcome.disrupted) == (True, True)
+
+
+def suspended(is_now: bool, at: str = "2026-11-21T11:30:00Z") -> dict:
+    """Give a Job that a queue has suspended, or has let go on again."""
+    condition = {"type": "Suspended", "status": str(is_now), "lastTransitionTime": at}
+    return {"metadata": {"name": "j"}, "spec": {"suspend": is_now}, "status": {"conditions": [condition]}}
+
+
+def test_a_job_that_its_queue_preempts_waits() -> None:
+    ending = judge(suspended(True), [deleted(pod(), -200)], None, NOW)
+    assert (ending.state, ending.why) == ("ending", "its Job is suspended")
+    for last in (pod(), pod("Failed", 143), deleted(pod(), 90)):
+        assert judge(suspended(True), [], last, NOW).state == "waiting"
+    assert judge(suspended(True), [deleted(pod("Failed", 143), 5)], None, NOW).state == "waiting"
+    assert judge(suspended(True), [], None, NOW).state == "waiting"
+
+
+def test_a_job_that_its_queue_lets_go_on_waits_for_its_next_pod() -> None:
+    assert judge(suspended(False), [], pod(), NOW).state == "waiting"
+    new = pod() | {"metadata": {"name": "new", "creationTimestamp": "2026-11-21T11:30:00Z"}}
+    assert judge(suspended(False), [new], pod(), NOW).state == "running"
+    assert judge(suspended(False), [], new, NOW).disrupted
+
+
+def test_a_suspended_job_that_has_ended_has_ended() -> None:
+    assert judge(suspended(True), [], pod("Succeeded", 0), NOW).state == "succeeded"
+    failed = suspended(True)
+    failed["status"]["conditions"] += job(Failed="BackoffLimitExceeded")["status"]["conditions"]
+    assert judge(failed, [], pod("Failed", 1), NOW).state == "failed"
+
+
+def test_a_pod_that_its_node_refuses_is_made_again() -> None:
+    refused = {
+        **pod("Failed"),
+        "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU"},
+    }
+    outcome = judge(job(Failed="BackoffLimitExceeded"), [refused], None, NOW)
+    assert (outcome.why, outcome.disrupted) == ("UnexpectedAdmissionError no GPU", True)

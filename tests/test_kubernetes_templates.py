@@ -79,7 +79,7 @@ def test_template_wins_over_plugin_and_rule_over_template() -> None:
     assert main["args"] == ["-c", "trap : TERM; python -m snakemake"]
     declared = {"cpu": "8", "memory": "65536M", "ephemeral-storage": "20000M"}
     assert main["resources"] == {"requests": declared, "limits": declared}
-    assert pod_of(job)["activeDeadlineSeconds"] == 3600
+    assert pod_of(job)["activeDeadlineSeconds"] == 3600 + 1800  # the rule's hour, and time to pull the image
     assert "activeDeadlineSeconds" not in job["spec"]
     assert job["spec"]["backoffLimit"] == 0
     assert job["spec"]["ttlSecondsAfterFinished"] >= 24 * 3600

@@ -1,5 +1,7 @@
 """Why a pod is Pending, in words."""
 
+from datetime import UTC, datetime
+
 import pytest
 from kubernetes.client.rest import ApiException
 
@@ -133,6 +135,9 @@ class OnePod:
 
     def pods(self, selector: str = "") -> list:
         return [self.pod] if self.pod else []
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
 
     def events(self) -> list:
         return self.said

@@ -12,6 +12,7 @@ From a shell each parameter is an option: `python scripts/convert_fire.py --raw 
 import argparse
 import errno
 import inspect
+import json
 import logging
 import os
 import signal
@@ -25,7 +26,7 @@ from typing import Any, get_origin
 import pydantic
 import yaml
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.process import descends_from, die_with_parent
 
 FAILURE = "the stage failed: "
@@ -33,6 +34,13 @@ FAILURE = "the stage failed: "
 
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
+
+VERDICT = "VLMFLOW_VERDICT"
+"""The environment variable with the file that a pod's stage writes NOT_AGAIN into: the container's termination message,
+which the API server shows in the pod's status. Snakemake, which runs the stage, hands on nothing but exit code 1."""
+
+NOT_AGAIN = {"again": False}
+"""The verdict of a stage whose failure would come again: a closed gate, a refused row or setting."""
 
 PARAMS_FOR_SNAKEMAKE = {"code", "revision", "state"}
 """Params that only tell Snakemake what is stale."""
@@ -52,9 +60,12 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
     try:
         pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
     except VlmflowError as error:
+        if not isinstance(error, PassingError):
+            _say_not_again()
         _fail(_named(str(error), job), log)
     except pydantic.ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}" for fault in error.errors())
+        _say_not_again()
         _fail("\n".join(faults) + "\n  what to do: --help says what this script takes", log)
     except KeyboardInterrupt:
         _fail("interrupted", log)
@@ -153,6 +164,12 @@ def _log_to(log: Path | None) -> None:
         file = logging.FileHandler(log, mode="w", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(file)
+
+
+def _say_not_again() -> None:
+    if VERDICT in os.environ:
+        with suppress(OSError):  # it spares attempts, and decides nothing else
+            Path(os.environ[VERDICT]).write_text(json.dumps(NOT_AGAIN))
 
 
 def _fail(text: str, log: Path | None) -> None:

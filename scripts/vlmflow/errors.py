@@ -16,3 +16,10 @@ class VlmflowError(Exception):
 
     def __str__(self) -> str:
         return f"{self.cause}\n  what to do: {self.next_step}"
+
+
+class PassingError(VlmflowError):
+    """A failure that another attempt may not meet: a full disk, a server that is away, an interruption.
+
+    Every other VlmflowError would come again, so that a cluster does not try its job again.
+    """

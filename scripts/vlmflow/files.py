@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 
 UNFINISHED = ".part"
 """Suffix of a file or folder that is still being written; nothing reads such a name as a result."""
@@ -120,7 +120,7 @@ def _own(part: Path, open_it: Callable[[], int]) -> int:
         except BlockingIOError:
             if time.monotonic() > give_up:
                 os.close(descriptor)
-                raise VlmflowError(
+                raise PassingError(
                     f"{part}: another process is writing it", "wait for it or end it, then run the same command again"
                 ) from None
         os.close(descriptor)
@@ -192,7 +192,7 @@ def require_free_disk(folder: Path, needed: int, purpose: str) -> None:
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        raise VlmflowError(
+        raise PassingError(
             f"{existing}: {purpose} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
             f"free {(needed - free) / 1e9:.2f} GB there, or put the store on a larger disk (config: stores)",
         )

@@ -11,7 +11,7 @@ from itertools import cycle
 from mmap import mmap
 from typing import TypeVar
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError
 from vlmflow.process import bound_to_this_process
 
 Item = TypeVar("Item")
@@ -53,7 +53,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
             while waiting:
                 yield _result(shared, *waiting.popleft())
         except BrokenProcessPool:
-            raise VlmflowError(
+            raise PassingError(
                 "a worker process was killed from outside, most likely for want of memory",
                 "give the rule more memory (resources: mem_mb) or fewer threads, and run the same command again",
             ) from None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from harness.kubernetes.job_shape import RULE, WILDCARDS
 from harness.kubernetes.namespace import Namespace, Object
-from harness.kubernetes.outcome import has_ended, is_lost, is_true, now_utc
+from harness.kubernetes.outcome import has_ended, is_lost, is_true
 from vlmflow.errors import VlmflowError
 
 IDLE_SECONDS = 60.0
@@ -50,7 +50,7 @@ def end_all(cluster: Namespace, selector: str, why: str, say: Callable[[str], No
         running = [pod for pod in pods if not has_ended(pod)]
         ended |= {pod["metadata"]["name"] for pod in pods}
         idle_since = time.monotonic() if running else idle_since
-        lost = [pod["metadata"]["name"] for pod in running if is_lost(pod, now_utc())]
+        lost = [pod["metadata"]["name"] for pod in running if is_lost(pod, cluster.now())]
         if lost and len(lost) == len(running):
             say(f"Their nodes do not answer; these stay until the nodes come back or are deleted: {', '.join(lost)}.")
             return ended - set(lost)

@@ -6,7 +6,6 @@ what became of each Job, and the clean end.
 
 import signal
 import sys
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -24,11 +23,13 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from harness.kubernetes import templates
 from harness.kubernetes.clean_end import end_all, refuse_strangers
+from harness.kubernetes.disruptions import Disruptions
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.namespace import FAILURES, Namespace, message_of, reason_of
-from harness.kubernetes.outcome import Outcome
+from harness.kubernetes.outcome import Outcome, not_created
 from harness.kubernetes.ownership import commit_of, owner_of
 from harness.kubernetes.patient_api import connect
+from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.progress import cause
 from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
@@ -40,10 +41,6 @@ POLL_SECONDS = 2
 
 MORE_MEMORY = 1.5
 """What an attempt gets after one that was killed for its memory, times what that one had."""
-
-BLIND_SECONDS = 300.0
-"""How long the API may refuse to show the Jobs (rights taken away, a login that ran out), or show what nobody
-understands, before the call ends."""
 
 LOG_LINES = 2_000
 """How much of a failed pod's log is kept."""
@@ -78,7 +75,6 @@ class HardenedExecutor(Executor):
     def __post_init__(self) -> None:
         """Connect, end what an earlier call left, and check the templates, before the first job."""
         self._ending = False
-        self._blind_since: float | None = None
         self._after_oom: dict[str, int] = {}
         commit = commit_of(Path(self.workflow.basedir))
         self._env = {"VLMFLOW_COMMIT": commit} if commit else {}
@@ -107,6 +103,8 @@ class HardenedExecutor(Executor):
         targets = f"{self.namespace} {self.workflow.storage_settings.default_storage_prefix}"
         self._owner = owner_of(self.run_namespace, kept, targets)
         self._watch = Watch(self.cluster, self._owner.ours, self._say)
+        self._sight = PatientWatch(self._watch, self.logger.warning)
+        self._disruptions = Disruptions(self.cluster, self._watch)
         refuse_strangers(self.cluster, self._owner.strangers)
         self._end(self._owner.earlier, "An earlier call left work behind.")
         self._has_secret = False
@@ -144,10 +142,7 @@ class HardenedExecutor(Executor):
             self._make_secret()
             super().run_job(job)
         except (VlmflowError, WorkflowError, *FAILURES) as error:
-            why = message_of(error) if isinstance(error, FAILURES) else str(error)
-            away = isinstance(error, FAILURES) and (getattr(error, "status", 500) >= 500 or "exceeded quota" in why)
-            outcome = Outcome("failed", why=f"its Job could not be created: {why}", again=away)
-            self._report_failure(SubmittedJobInfo(job), outcome)
+            self._report_failure(SubmittedJobInfo(job), not_created(error))
 
     def get_job_args(self, job: Any) -> str:
         """Have a pod whose job fails remove no target: it has stored none.
@@ -157,10 +152,17 @@ class HardenedExecutor(Executor):
         return f"{super().get_job_args(job)} --keep-incomplete"
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
-        """Report the jobs that have ended, and yield the others: one that nothing is known of is one of them."""
-        outcomes = self._look([info.external_jobid for info in active_jobs])
-        for info in active_jobs:
+        """Report jobs that have ended; yield all others: nothing may be known of one, or it is made again."""
+        active = active_jobs if self._ending else self._make_again(active_jobs)
+        there = [name for info in active if not self._disruptions.resting(name := info.external_jobid)]
+        try:
+            outcomes = self._sight.look(there) if there and not self._ending else {}
+        except VlmflowError as error:
+            raise WorkflowError(str(error)) from None
+        for info in active:
             outcome = outcomes.get(info.external_jobid)
+            if outcome and outcome.disrupted:
+                outcome = self._plan_again(info, outcome)
             if outcome is None or outcome.state not in ("succeeded", "failed"):
                 yield info
             elif outcome.state == "succeeded":
@@ -171,6 +173,7 @@ class HardenedExecutor(Executor):
                     self.logger.info(f"Job {info.external_jobid} succeeded.")
                     self.report_job_success(info)
                     self._clean_up(info)
+                    self._disruptions.forget(info.external_jobid)
             else:
                 self._report_failure(info, outcome)
 
@@ -195,21 +198,43 @@ class HardenedExecutor(Executor):
         template = templates.choose(self._templates, self._rule_job.template, self._rule_job.gpus)
         plain = self._api.sanitize_for_serialization(body)
         job = shape(plain, template, self._rule_job, self._owner.labels, self._env)
-        self.cluster.create_job(job)
-        self._watch.follow(job["metadata"]["name"], self._rule_job, template.pending_limit)
+        self._disruptions.create(job, self._rule_job, template.pending_limit)
+
+    def _make_again(self, infos: list[SubmittedJobInfo]) -> list[SubmittedJobInfo]:
+        """Make the Jobs anew that were taken away and whose pause is over; gives all but what the API refuses."""
+        active = []
+        for info in infos:
+            try:
+                before, info.external_jobid = info.external_jobid, self._disruptions.create_due(info.external_jobid)
+            except FAILURES as error:
+                self._report_failure(info, not_created(error))
+                continue
+            if self._ending and before != info.external_jobid:  # what ends all Jobs has not seen this one
+                self._clean_up(info)
+            active.append(info)
+        return active
+
+    def _plan_again(self, info: SubmittedJobInfo, outcome: Outcome) -> Outcome:
+        """Plan to make a Job anew that was taken away, and remove what is left of it; retries are for failures."""
+        planned = self._disruptions.plan(info.external_jobid, outcome)
+        if planned.state == "waiting":
+            self._say(f"{self._rule_job_of(info.job).words}: {planned.why}")
+            self._keep_log(info, outcome)
+            self._clean_up(info)
+            self._remove_folder_of(outcome.pod)
+        return planned
+
+    def _keep_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
+        """Give the end of a failed pod's log, and the file that keeps it."""
+        log = self.cluster.log_end(outcome.pod, templates.CONTAINER, LOG_LINES) if outcome.pod else ""
+        kept = self.log_path / f"{info.external_jobid}.log"
+        if log:
+            with suppress(OSError):  # a full disk here is no fault of the jobs that go on
+                kept.write_text(log)
+        return log, kept
 
     def _rule_job_of(self, job: Any) -> RuleJob:
-        resources = dict(job.resources)
-        rule_job = RuleJob(
-            rule="+".join(job.rules),
-            wildcards=dict(getattr(job, "wildcards_dict", {})),
-            threads=job.threads,
-            mem_mb=int(resources.get("mem_mb") or 0),
-            disk_mb=int(resources.get("disk_mb") or 0),
-            runtime=int(resources.get("runtime") or 0),
-            gpus=int(resources.get("gpu") or 0),
-            template=resources.get("pod_template"),
-        )
+        rule_job = RuleJob.of(job)
         return replace(rule_job, mem_mb=self._after_oom.get(rule_job.words, rule_job.mem_mb))
 
     async def _missing_targets(self, job: Any) -> str:
@@ -223,32 +248,9 @@ class HardenedExecutor(Executor):
             return f"whether its targets are there is not known: {error}"
         return ""
 
-    def _look(self, names: list[str]) -> dict[str, Outcome]:
-        if not names or self._ending:
-            return {}
-        try:
-            outcomes = self._watch.look(names)
-        except Exception as error:
-            # Whatever it is, it is no fault of the Jobs; from here it would end the whole call at once.
-            self._blind_since = self._blind_since or time.monotonic()
-            blind = time.monotonic() - self._blind_since
-            away = isinstance(error, FAILURES) and getattr(error, "status", 500) not in (401, 403)
-            if not away and blind > BLIND_SECONDS:
-                what = f"for {blind / 60:.0f} minutes the cluster has not shown the Jobs: {message_of(error)}"
-                next_step = "log in again, or see what `make doctor` says of rights; then run the same command again"
-                raise WorkflowError(str(VlmflowError(what, next_step))) from None
-            self.logger.warning(f"The state of {len(names)} Job(s) is not known: {message_of(error)}; looking again.")
-            return {}
-        self._blind_since = None
-        return outcomes
-
     def _report_failure(self, info: SubmittedJobInfo, outcome: Outcome) -> None:
         job, rule_job = info.job, self._rule_job_of(info.job)
-        log = self.cluster.log_end(outcome.pod, templates.CONTAINER, LOG_LINES) if outcome.pod else ""
-        kept = self.log_path / f"{info.external_jobid}.log"
-        if log:
-            with suppress(OSError):  # a full disk here is no fault of the jobs that go on
-                kept.write_text(log)
+        log, kept = self._keep_log(info, outcome)
         why, again = outcome.why, outcome.again
         if outcome.out_of_memory:
             more = min(int(rule_job.mem_mb * MORE_MEMORY), self.max_mem_mb)
@@ -266,8 +268,8 @@ class HardenedExecutor(Executor):
         text = f"{rule_job.words}: {why}" + (f"\n{cause(log)}" if log else "")
         self.report_job_error(info, msg=f"{text}\n", aux_logs=[str(kept)] if log else [])
         self._clean_up(info)
-        if outcome.pod:
-            self._remove_folder_of(outcome.pod)
+        self._disruptions.forget(info.external_jobid)
+        self._remove_folder_of(outcome.pod)
 
     def _clean_up(self, info: SubmittedJobInfo) -> None:
         name = info.external_jobid
@@ -278,9 +280,9 @@ class HardenedExecutor(Executor):
         for pod in end_all(self.cluster, selector, why, self._say):
             self._remove_folder_of(pod)
 
-    def _remove_folder_of(self, pod: str) -> None:
+    def _remove_folder_of(self, pod: str | None) -> None:
         prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
-        if prefix:
+        if prefix and pod:
             pod_folder.remove_of(Path(prefix), pod)
 
     def _try(self, call: Callable[[], None], else_: str) -> bool:

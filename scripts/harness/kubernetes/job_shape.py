@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from harness.kubernetes.apart import refuse_reach, with_private_sources
 from harness.kubernetes.namespace import Object
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import CONTAINER, Template
+from harness.stage import VERDICT
 
 WEEK = 7 * 24 * 3600
 KEPT_SECONDS = WEEK
@@ -21,6 +22,13 @@ KEPT_SECONDS = WEEK
 
 INVOCATION, WORKDIR, TARGETS = "vlmflow/invocation", "vlmflow/workdir", "vlmflow/targets"
 RULE, WILDCARDS = "vlmflow/rule", "vlmflow/wildcards"
+
+VERDICT_FILE = "/dev/termination-log"
+"""Where a container's last words lie, which the API shows: the kubelet mounts a file there that any user may write.
+https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/"""
+
+PULL_SECONDS = 1800
+"""A pod's clock begins when a node takes it, before its images are there; this is for pulling them."""
 
 OUTLIVE_SIGTERM = "trap : TERM; "
 """tini sends SIGTERM to all; a shell that died of it would end the pod before what it runs has saved its work."""
@@ -44,6 +52,21 @@ class RuleJob:
     runtime: int = 0
     gpus: int = 0
     template: str | None = None
+
+    @classmethod
+    def of(cls, job: Any) -> Self:
+        """Read a job of Snakemake."""
+        resources = dict(job.resources)
+        return cls(
+            rule="+".join(job.rules),
+            wildcards=dict(getattr(job, "wildcards_dict", {})),
+            threads=job.threads,
+            mem_mb=int(resources.get("mem_mb") or 0),
+            disk_mb=int(resources.get("disk_mb") or 0),
+            runtime=int(resources.get("runtime") or 0),
+            gpus=int(resources.get("gpu") or 0),
+            template=resources.get("pod_template"),
+        )
 
     @property
     def words(self) -> str:
@@ -69,13 +92,15 @@ def shape(
     pod["restartPolicy"] = "Never"
     if rule_job.runtime:
         # In the pod's spec: a Job's own clock also runs while its pod waits for GPUs.
-        pod["activeDeadlineSeconds"] = rule_job.runtime * 60
+        pod["activeDeadlineSeconds"] = rule_job.runtime * 60 + PULL_SECONDS
     container = next(container for container in pod["containers"] if container["name"] == CONTAINER)
     container["args"] = [command[0], OUTLIVE_SIGTERM + with_private_sources(command[1])]
     container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
+    ours = {**env, VERDICT: VERDICT_FILE}
     container["env"] = merge(
-        {"env": container.get("env") or []}, {"env": [{"name": key, "value": value} for key, value in env.items()]}
+        {"env": container.get("env") or []}, {"env": [{"name": key, "value": value} for key, value in ours.items()]}
     )["env"]
+    container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
     labels, annotations = _said(rule_job)
     labels |= owner
     job["metadata"] = merge(

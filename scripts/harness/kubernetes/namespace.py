@@ -5,6 +5,7 @@ events list; podtemplates list, or cronjobs list; secrets create, delete; and, w
 """
 
 import json
+from datetime import datetime
 from typing import Any
 
 import urllib3
@@ -34,6 +35,10 @@ class Namespace:
         self.name = name
         self.api = api
         self._may_see_nodes = True
+
+    def now(self) -> datetime:
+        """Give the time by the API server's clock, which its time stamps have."""
+        return self.api.rest_client.now()
 
     def jobs(self, selector: str) -> list[Object]:
         """List Jobs by their labels."""
@@ -138,6 +143,13 @@ class Namespace:
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
         )
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell whether a create was refused for good; of any other failure nobody knows whether it was done."""
+    if not isinstance(error, ApiException) or error.status >= 500 or error.status in (408, 429):
+        return False
+    return reason_of(error) != "Conflict" and "exceeded quota" not in message_of(error)
 
 
 def reason_of(error: ApiException) -> str:

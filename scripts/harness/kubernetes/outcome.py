@@ -1,17 +1,23 @@
 """What became of a Job, judged from the Job and its pods as the API shows them."""
 
+import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from harness.kubernetes.events import latest, message_of
-from harness.kubernetes.namespace import Object
+from harness.kubernetes.namespace import FAILURES, Object
+from harness.kubernetes.namespace import message_of as words_of
 from harness.kubernetes.templates import CONTAINER
+from harness.stage import NOT_AGAIN
 
 LOST_SECONDS = 30.0
 """How long after the end of its grace a pod that does not go counts as lost with its node."""
 
 OOM = "OOMKilled"
+
+VERDICT_BYTES = 4096
+"""The kubelet's own limit of a termination message; what is longer is no verdict of a stage."""
 
 DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
@@ -32,7 +38,9 @@ stays until it is deleted, with the reason in its status."""
 class Outcome:
     """state: ending means that it has failed or is deleted, and its pod still saves its work.
 
-    why: of a failure or an end, in words. again: may another attempt help. pod: the newest pod's name, if any.
+    why: of a failure or an end. again: may another attempt help. pod: the newest pod's name, if any.
+    disrupted: the cluster or a person took it away, and the job itself did not fail. ran: seconds that its newest pod
+    was seen to run.
     unseen: the pod went between two looks with what its conditions would have said; its events may say it (taken_by).
     """
 
@@ -41,6 +49,8 @@ class Outcome:
     why: str = ""
     again: bool = True
     out_of_memory: bool = False
+    disrupted: bool = False
+    ran: float = 0.0
     unseen: bool = False
 
 
@@ -48,22 +58,26 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     """Judge one Job.
 
     job: None where it is gone. pods: those of the Job that are there; last_seen: its newest pod as it was seen last.
-    A Job has failed only when nothing of it runs any more, so that a new attempt never meets the old one.
+    A Job has failed only when nothing of it runs any more, so that a new attempt never meets the old one. One that a
+    queue has suspended has not failed: its controller made its pod go, and makes another when the queue admits it.
     """
     pod = newest(pods) or last_seen
     name = pod["metadata"]["name"] if pod else None
     if is_true(job, "Complete") or (pod and _succeeded(pod)):
         return Outcome("succeeded", name)
     alive = [pod for pod in pods if not is_over(pod, now)]
-    failed = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget") or (pod is not None and not alive)
-    if not alive and failed:
+    over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
+    suspended = not over and _was_suspended(job, pod)
+    if not alive and suspended:
+        return Outcome("waiting")
+    if not alive and (over or pod is not None):
         if job is not None and pod is not None and not pods and not is_over(pod, now):
             why = _why_taken(pod)
             taken = "its pod was taken away: evicted, or deleted by hand"
-            return Outcome("failed", name, why or taken, unseen=not why)
+            return Outcome("failed", name, why or taken, disrupted=True, unseen=not why)
         return failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
-        return Outcome("ending", name, _why_taken(alive[0]) or "deleted")
+        return Outcome("ending", name, _why_taken(alive[0]) or ("its Job is suspended" if suspended else "deleted"))
     if pod and pod.get("status", {}).get("phase") == "Running":
         return Outcome("running", name)
     return Outcome("waiting", name)
@@ -73,7 +87,7 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
     """Say why a Job failed that has."""
     if pod is None:
         why = "its Job was deleted before a pod began" if job is None else _condition_words(job)
-        return Outcome("failed", None, why)
+        return Outcome("failed", None, why, disrupted=job is None)
     name = pod["metadata"]["name"]
     status = pod.get("status", {})
     ended = terminated(pod) or {}
@@ -84,23 +98,39 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
         # The kubelet's words for a limit of this pod's own; a node that is low on disk evicts with others.
         own = "exceed" in message and "limit" in message
         hint = "; give the rule a larger disk_mb" if own else ""
-        return Outcome("failed", name, f"evicted: {message.strip()}{hint}", again=not own)
+        if own and "EmptyDir" in message:
+            hint = "; raise the sizeLimit of that volume in the pod template (k8s/templates)"
+        return Outcome("failed", name, f"evicted: {message.strip()}{hint}", again=not own, disrupted=not own)
     if status.get("reason") == "DeadlineExceeded":
         return Outcome("failed", name, "stopped at the end of its runtime (the rule's resource runtime, in minutes)")
     taken = _why_taken(pod)
     if taken:
-        return Outcome("failed", name, taken)
+        return Outcome("failed", name, taken, disrupted=True)
     if job is None and "deletionTimestamp" in pod["metadata"]:
-        return Outcome("failed", name, "its Job was deleted")
+        return Outcome("failed", name, "its Job was deleted", disrupted=True)
     if ended:
         signalled = f" (signal {ended['exitCode'] - 128})" if ended.get("exitCode", 0) > 128 else ""
-        return Outcome("failed", name, f"ended with exit code {ended.get('exitCode')}{signalled}")
+        again = not _says_not_again(ended)
+        return Outcome("failed", name, f"ended with exit code {ended.get('exitCode')}{signalled}", again=again)
     if is_lost(pod, now):
         node = pod.get("spec", {}).get("nodeName")
-        return Outcome("failed", name, f"lost: node {node} does not answer, and the pod's time to end is over")
+        return Outcome(
+            "failed", name, f"lost: node {node} does not answer, and the pod's time to end is over", disrupted=True
+        )
     if job is None:
-        return Outcome("failed", name, "its Job was deleted")
-    return Outcome("failed", name, f"{status.get('reason') or _condition_words(job)} {message}".strip())
+        return Outcome("failed", name, "its Job was deleted", disrupted=True)
+    # A pod that its node refuses (no GPU of it answers, it has just been filled) fails before a container begins.
+    refused = status.get("phase") == "Failed" and "reason" in status
+    return Outcome(
+        "failed", name, f"{status.get('reason') or _condition_words(job)} {message}".strip(), disrupted=refused
+    )
+
+
+def not_created(error: Exception) -> Outcome:
+    """Judge a Job whose creation, or what it needs, was refused."""
+    why = words_of(error) if isinstance(error, FAILURES) else str(error)
+    away = isinstance(error, FAILURES) and getattr(error, "status", 500) >= 500
+    return Outcome("failed", why=f"its Job could not be created: {why}", again=away)
 
 
 def taken_by(pod: str, events: list[Object]) -> str:
@@ -140,11 +170,6 @@ def is_lost(pod: Object, now: datetime) -> bool:
     return ends is not None and (now - read_time(ends)).total_seconds() > LOST_SECONDS
 
 
-def now_utc() -> datetime:
-    """Give the time as the API's time stamps have it."""
-    return datetime.now(UTC)
-
-
 def is_true(found: Object | None, condition: str) -> bool:
     """Tell whether a Job's or pod's condition holds."""
     conditions = (found or {}).get("status", {}).get("conditions") or []
@@ -154,6 +179,26 @@ def is_true(found: Object | None, condition: str) -> bool:
 def _succeeded(pod: Object) -> bool:
     ended = terminated(pod)
     return pod.get("status", {}).get("phase") == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
+
+
+def _was_suspended(job: Object, pod: Object | None) -> bool:
+    """Tell whether a Job is suspended, or has been since its newest pod was made: that pod went with the suspension."""
+    if job.get("spec", {}).get("suspend"):
+        return True
+    made = pod["metadata"].get("creationTimestamp") if pod else None
+    return made is not None and any(
+        each["type"] == "Suspended" and (each.get("lastTransitionTime") or "") > made
+        for each in job.get("status", {}).get("conditions") or []
+    )
+
+
+def _says_not_again(ended: Object) -> bool:
+    """Read what a stage says of its failure (harness.stage.NOT_AGAIN); a message of any other form says nothing."""
+    message = ended.get("message") or ""
+    try:
+        return len(message) <= VERDICT_BYTES and json.loads(message) == NOT_AGAIN
+    except (ValueError, RecursionError):
+        return False
 
 
 def _why_taken(pod: Object) -> str:

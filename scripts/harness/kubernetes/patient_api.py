@@ -4,6 +4,9 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import kubernetes
@@ -15,6 +18,9 @@ from vlmflow.errors import VlmflowError
 
 PATIENCE = 600.0
 """Seconds for which a call is tried again while the server is away or refuses for now."""
+
+CREATE_PATIENCE = 60.0
+"""The same for the creation of a Job: meanwhile nobody looks at the others."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 """Seconds between two tries, doubled each time, where the server does not say how long."""
@@ -70,12 +76,19 @@ class PatientRest(RESTClientObject):
         self._say = say
         self._patience = patience
         self._well_since = 0.0
+        self._ahead = timedelta(0)
+
+    def now(self) -> datetime:
+        """Give the time by the server's clock, as its last answer had it: ours may be minutes away from it."""
+        return datetime.now(UTC) + self._ahead
 
     def request(self, method: str, url: str, **options: Any) -> Any:
         """Send one request. Raises ApiException or urllib3's HTTPError with the last failure."""
         options["_request_timeout"] = options.get("_request_timeout") or TIMEOUT
         # A lost node's log is answered by 500 for as long as the node is lost, and nothing hangs on a log.
         patience = 0.0 if url.endswith("/log") else self._patience
+        if method == "POST" and url.endswith("/jobs"):  # whether it was made is looked at, and if not, it is made again
+            patience = min(patience, CREATE_PATIENCE)
         begun, pause, failures = time.monotonic(), FIRST_PAUSE, 0
         while True:
             try:
@@ -91,9 +104,16 @@ class PatientRest(RESTClientObject):
                 pause = min(pause * 2, LONGEST_PAUSE)
                 self._well_since = time.monotonic()
             else:
+                self._read_clock(answer)
                 if failures >= TOLD_AFTER:
                     self._say(f"The API server answers again, after {time.monotonic() - begun:.0f} s.")
                 return answer
+
+    def _read_clock(self, answer: Any) -> None:
+        """Read the Date that HTTP servers answer with (RFC 9110, 6.6.1), in whole seconds."""
+        headers = getattr(answer, "urllib3_response", answer).headers
+        with suppress(ValueError):
+            self._ahead = parsedate_to_datetime(headers.get("Date", "")) - datetime.now(UTC)
 
     def _passing(self, error: Exception) -> bool:
         if not isinstance(error, ApiException):

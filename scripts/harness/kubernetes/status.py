@@ -11,7 +11,7 @@ from datetime import datetime
 from harness.kubernetes.clean_end import words_of
 from harness.kubernetes.job_shape import RULE
 from harness.kubernetes.namespace import FAILURES, Namespace, Object, message_of
-from harness.kubernetes.outcome import judge, newest, now_utc, read_time
+from harness.kubernetes.outcome import judge, newest, read_time
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.progress import LINES, newest_progress
 from harness.kubernetes.templates import CONTAINER
@@ -31,7 +31,7 @@ def main() -> None:
     namespace = parser.parse_args().namespace
     try:
         cluster = Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE))
-        lines = table(cluster, now_utc())
+        lines = table(cluster)
     except VlmflowError as error:
         sys.exit(str(error))
     except FAILURES as error:
@@ -41,13 +41,13 @@ def main() -> None:
     print("\n".join(lines) if lines else f"namespace {namespace}: no Job of vlmflow is there")
 
 
-def table(cluster: Namespace, now: datetime) -> list[str]:
+def table(cluster: Namespace) -> list[str]:
     """Give the lines, in columns, the oldest Job first; none where there is no Job."""
     jobs = sorted(cluster.jobs(f"{LABEL},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
     if not jobs:
         return []
     pods, events, nodes = cluster.pods(), cluster.events(), cluster.nodes()
-    rows = [_row(cluster, job, pods, events, nodes, now) for job in jobs]
+    rows = [_row(cluster, job, pods, events, nodes, cluster.now()) for job in jobs]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows

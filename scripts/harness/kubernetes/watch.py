@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import FAILURES, Namespace, Object
-from harness.kubernetes.outcome import Outcome, judge, newest, now_utc, taken_by
+from harness.kubernetes.outcome import Outcome, judge, newest, taken_by
 from harness.kubernetes.progress import LINES, newest_progress
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import Waiting, explain
@@ -30,6 +30,7 @@ class Followed:
     rule_job: RuleJob
     pending_limit: float | None
     waiting_since: float
+    ran_since: float | None = None
     pod: Object | None = None
     told: str = ""
     told_at: float = 0.0
@@ -71,22 +72,33 @@ class Watch:
         Raises one of namespace.FAILURES when the API does not answer; then nothing is known, and nothing lost.
         """
         followed = {name: self._followed[name] for name in names}
-        jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
         pods: dict[str, list[Object]] = {}
         for pod in self._cluster.pods(self._selector):
             pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
+        # After the pods: what suspended a Job whose pod is gone is then to be seen.
+        jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
         self._read_events_for(followed.values())
         outcomes = {}
         for name, each in followed.items():
             own = pods.get(name, [])
-            outcome = judge(jobs.get(name), own, each.pod, now_utc())
+            outcome = judge(jobs.get(name), own, each.pod, self._cluster.now())
             each.pod = newest(own) or each.pod
-            outcomes[name] = self._tell(each, jobs.get(name), own, outcome)
+            outcomes[name] = replace(self._tell(each, jobs.get(name), own, outcome), ran=self._ran(each, outcome))
         self._say_who_took(outcomes)
         for name, outcome in outcomes.items():
             if outcome.state in ("succeeded", "failed"):
                 del self._followed[name]
         return outcomes
+
+    def _ran(self, each: Followed, outcome: Outcome) -> float:
+        """Give for how many seconds a Job's newest pod has been seen to run."""
+        now = self._clock()
+        if outcome.state == "running":
+            each.ran_since = each.ran_since or now
+            each.waiting_since = now  # one that is suspended later waits from then on
+        elif outcome.state == "waiting":
+            each.ran_since = None
+        return now - each.ran_since if each.ran_since else 0.0
 
     def _say_who_took(self, outcomes: dict[str, Outcome]) -> None:
         """Put into words, from events, why pods are gone that no look has seen end."""

@@ -18,7 +18,7 @@ from vlmflow.archives.side_by_side import side_by_side
 from vlmflow.archives.source_fetch import SourceFetch
 from vlmflow.archives.sources import Place, Places
 from vlmflow.config.picture_source import PictureSource
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.fetch.pins import Pin
 from vlmflow.pictures.manifest import Unusable
 from vlmflow.pictures.paths import HOUSEKEEPING, picture_name
@@ -82,14 +82,15 @@ class PictureFetch:
                     wishes = self._round(wishes, progress)
         except OSError as error:
             next_step = "free some space there, or put stores.fetched_pictures on a larger disk"
-            raise VlmflowError(
+            raise PassingError(
                 f"{error.filename or self._store}: {error.strerror}",
                 f"{next_step if error.errno == errno.ENOSPC else 'mend that'}, and run the same command again: "
                 "what has come is kept",
             ) from None
         self._account.say()
         if self._failures:
-            raise VlmflowError(
+            passing = all(isinstance(error, PassingError) for error in self._failures)
+            raise (PassingError if passing else VlmflowError)(
                 "\n".join(error.cause for error in self._failures),
                 "; ".join(dict.fromkeys(error.next_step for error in self._failures)),
             )

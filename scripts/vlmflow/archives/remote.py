@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from vlmflow.archives.missing import Refused
 from vlmflow.archives.wire import Accept, Answer, Sink, Wire, host_of
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.fetch import hub
 from vlmflow.fetch.retry import PassingFault
 
@@ -149,7 +149,7 @@ class RemoteFile:
     def _accept(self, answer: Answer, start: int, end: int) -> None:
         mark = _mark_of(answer)
         if self._mark and mark and mark != self._mark:
-            raise VlmflowError(
+            raise PassingError(
                 f"{self.name} changed at {answer.host} while it was read",
                 "run the same command again: pictures that have come are kept, all else is read from the new one",
             )

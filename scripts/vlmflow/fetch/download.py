@@ -14,7 +14,7 @@ from typing import IO
 
 import httpx
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.fetch import hub
 from vlmflow.fetch.hub import HubFile
 from vlmflow.fetch.retry import PassingFault, Patience
@@ -76,7 +76,7 @@ def download(file: HubFile, target: Path, transfer: Transfer) -> str:
             return _download_alone(file, target, handle, transfer)
     except OSError as error:
         next_step = "free some space there" if error.errno == errno.ENOSPC else "mend that"
-        raise VlmflowError(
+        raise PassingError(
             f"{unfinished(target)}: {error.strerror}",
             f"{next_step} and run the same command again: it goes on where it stopped",
         ) from None

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from vlmflow.config.source import HubSource
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.fetch.retry import PassingFault, retrying
 from vlmflow.files import UNFINISHED
 
@@ -222,4 +222,4 @@ def _refusal(error: HfHubHTTPError, name: str, revision: str | None) -> VlmflowE
         )
     if status in PASSING_STATUS:
         return PassingFault(f"{host_of(constants.ENDPOINT)} answers {status}", asked_wait(error.response.headers))
-    return VlmflowError(f"{name}: the hub answers {status}", "run the same command again later")
+    return PassingError(f"{name}: the hub answers {status}", "run the same command again later")

@@ -5,7 +5,7 @@ import logging
 import os
 from pathlib import Path
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.files import remove, require_free_disk, whole_file
 from vlmflow.progress import Progress
 
@@ -47,5 +47,5 @@ def copy(source: Path, raw: Path) -> None:
                 file.write(block)
                 progress.advance(len(block))
     except OSError as error:
-        raise VlmflowError(f"{source} to {raw}: {error.strerror}", "mend that and run the same command again") from None
+        raise PassingError(f"{source} to {raw}: {error.strerror}", "mend that and run the same command again") from None
     logger.info("%s: copied %s, %d bytes, sha256 %s", raw, source, raw.stat().st_size, digest.hexdigest())

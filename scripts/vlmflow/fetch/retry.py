@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +69,11 @@ class Patience:
         """
         self._failures += 1
         if self._failures == TRIES:
-            raise VlmflowError(f"{self.what}: {fault.reason}, {TRIES} times in a row", fault.next_step)
+            raise PassingError(f"{self.what}: {fault.reason}, {TRIES} times in a row", fault.next_step)
         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 1))
         if fault.asked_wait is not None:
             if fault.asked_wait > LONGEST_ASKED_WAIT:
-                raise VlmflowError(
+                raise PassingError(
                     f"{self.what}: {fault.reason}, and the server asks to wait {fault.asked_wait:,.0f} s",
                     "run the same command again after that time; a token (HF_TOKEN) widens the limits",
                 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.pictures.manifest import Unusable
 from vlmflow.pictures.paths import is_text, picture_name, spellings
 
@@ -213,7 +213,7 @@ def read_picture(file: str, max_bytes: int) -> bytes | Unusable:
 
 def _disk_fault(error: OSError) -> VlmflowError:
     """Make an error of the stage from one that says nothing about the picture (a disk or network fault)."""
-    return VlmflowError(
+    return PassingError(
         f"{error.filename}: {error.strerror}", "see to the disk that holds it, and run the same command again"
     )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.files import unfinished
 from vlmflow.pictures.check import Picture
 from vlmflow.pictures.paths import REWRITTEN_SUFFIX
@@ -58,10 +58,11 @@ class PictureStore:
         try:
             _put_link(link, target)
         except OSError as error:
-            raise VlmflowError(
+            taken = error.errno in (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+            raise (VlmflowError if taken else PassingError)(
                 f"{link}: cannot be made a link: {error.strerror}",
                 "something else has this name, or a name above it: move it away, and run the same command again"
-                if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+                if taken
                 else "mend that, or put the store elsewhere (config: stores.pictures), and run the same command again",
             ) from None
 

@@ -16,29 +16,36 @@ from typing import IO, Any
 
 import psutil
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.process import bound_to_this_process
 from vlmflow.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.training import swift_process, swift_worker
 from vlmflow.training.job import TrainJob
+from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
 
 FAULTS = [
-    (r"MaxLengthError: (.*)", "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens"),
     (
-        r"((?:OutOfMemoryError|CUDA out of memory).*)",
-        "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size",
+        r"MaxLengthError: (.*)",
+        "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens",
+        VlmflowError,
     ),
-    (r"(not really distributed: .*)", "train with one process, or mend the launcher's environment"),
+    (r"((?:OutOfMemoryError|CUDA out of memory).*)", REMEDY, OutOfGpuMemoryError),
+    (r"(not really distributed: .*)", "train with one process, or mend the launcher's environment", VlmflowError),
     (
         r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
         "mend runs.NAME.train.swift_args in the configuration",
+        VlmflowError,
     ),
-    (r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)", "look at the trainer's log"),
+    (
+        r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
+        "look at the trainer's log",
+        PassingError,  # a GPU or a link between two that fails is told so too
+    ),
 ]
-"""What a trainer's log says of its end (ms-swift's and PyTorch's own words), and what to do then."""
+"""What a trainer's log says of its end (ms-swift's and PyTorch's own words), what to do then, and what it is."""
 
 FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint takes."""
@@ -172,16 +179,16 @@ def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowErro
     """Say why the trainers failed, by the disk, and by what they printed since byte `begin` of their log."""
     if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
         # Looked at first: on a full disk the log says nothing.
-        return VlmflowError(
+        return PassingError(
             f"{what}: no space left on the disk of {trainer_log.parent}",
             "free disk where stores.runs lies; the same command goes on from the newest whole checkpoint",
         )
     text = trainer_log.read_bytes()[begin:].decode(errors="replace")
-    for pattern, next_step in FAULTS:
+    for pattern, next_step, kind in FAULTS:
         found = [match for match in re.findall(pattern, text) if "ChildFailedError" not in match]
         if found:
-            return VlmflowError(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
-    return VlmflowError(
+            return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
+    return PassingError(
         f"{what}: the trainers ended with code {code}",
         f"look at {trainer_log}; killed from outside is most often a want of memory; "
         "the same command goes on from the newest checkpoint",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError
 
 log = logging.getLogger("vlmflow")
 
@@ -94,7 +94,7 @@ class Lease:
                 if self._create(number := found.number + 1 if found else 1):
                     return number
             elif lives and found.token and time.monotonic() > give_up:
-                raise VlmflowError(
+                raise PassingError(
                     f"{self.folder}: {found.holder} is training here",
                     "wait for it or end it, then run the same command again",
                 )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError
 from vlmflow.files import write_json
 from vlmflow.training.lease import Lease
 
@@ -74,7 +74,7 @@ class RunFolder:
             except BlockingIOError:
                 holder = (self.path / "lock").read_text() or "another process"
             if time.monotonic() > give_up:
-                raise VlmflowError(
+                raise PassingError(
                     f"{self.path}: {holder} is training here",
                     "wait for it or end it, then run the same command again",
                 )

@@ -5,10 +5,11 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
 from vlmflow.training.job import TrainJob
 from vlmflow.training.launch import launch
+from vlmflow.training.out_of_memory import OutOfGpuMemoryError, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
 
@@ -24,13 +25,14 @@ class Trained:
     best: Checkpoint
 
 
-def train(job: TrainJob, runs: Path, threads: int, what: str) -> Trained:
+def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = True) -> Trained:
     """Train `job` in its run folder under `runs` (`runs/DIGEST`), and give what came of it.
 
     A run folder with whole checkpoints of the same data and settings is gone on with from the newest; one
     that reached its target is taken as it is.
 
-    what: the stage and run, for messages. threads: cores for all processes together.
+    what: the stage and run, for messages. threads: cores for all processes together. resumes: whether a training that
+    runs out of GPU memory is resumed, once from the same checkpoint.
 
     Raises VlmflowError where the trainers fail, or end before their target.
     """
@@ -42,14 +44,14 @@ def train(job: TrainJob, runs: Path, threads: int, what: str) -> Trained:
         if last is None or last.step < last.target:
             if last is not None:
                 log.info(f"{what}: going on from step {last.step} of {last.target} ({last.folder})")
-            launch(job, folder, last.folder if last else None, lock, threads, what)
+            _launch(job, folder, last, lock, threads, what, resumes)
             last = newest_whole_checkpoint(folder.output, job.processes)
         else:
             log.info(f"{what}: already trained to step {last.target} ({folder.path})")
         log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
         if last is None or last.step < last.target:
             where = f"step {last.step} of {last.target}" if last else "no whole checkpoint"
-            raise VlmflowError(
+            raise PassingError(
                 f"{what}: the training was interrupted, with {where}",
                 "run the same command again: it goes on",
             )
@@ -60,6 +62,19 @@ def train(job: TrainJob, runs: Path, threads: int, what: str) -> Trained:
                 f"remove {folder.path} and run the same command again",
             )
     return Trained(folder, last, best)
+
+
+def _launch(
+    job: TrainJob, folder: RunFolder, last: Checkpoint | None, lock: int, threads: int, what: str, resumes: bool
+) -> None:
+    """Start the trainers, and once more from each checkpoint after which a GPU's memory did not suffice."""
+    while True:
+        try:
+            return launch(job, folder, last.folder if last else None, lock, threads, what)
+        except OutOfGpuMemoryError as error:
+            last = newest_whole_checkpoint(folder.output, job.processes) if resumes else None
+            mark = resume_once(folder, last.step if last else None, error)
+            log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
 
 
 def refuse_slow_torch(version: str) -> None:

@@ -1,0 +1,118 @@
+"""A training whose GPU runs out of memory: PyTorch's own error, raised in the real trainer at a step of choice."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roads import ROOT, script
+from tiny_models import write_base
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.errors import PassingError, VlmflowError
+from vlmflow.training.data import TrainingData
+from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.training.out_of_memory import Mark, OutOfGpuMemoryError, last_step, resume_once
+from vlmflow.training.run_folder import RunFolder
+from vlmflow.training.train import train
+
+SWIFT_ARGS = yaml.safe_load((ROOT / "config.yaml").read_text())["runs"]["qwen3-alpaca"]["train"]["swift_args"]
+
+SMALL_GPU = """
+import os, sys
+if "vlmflow.training.swift_worker" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+    import torch, transformers
+    step = transformers.Trainer.training_step
+
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == int(os.environ["STEPS_THAT_FIT"]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return step(self, *args, **kwargs)
+
+    transformers.Trainer.training_step = training_step
+"""
+"""Python runs this file (sitecustomize) before a trainer's own code."""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    """Give a training of four steps on a text model of 60,000 weights, with a checkpoint after the second."""
+    folder = tmp_path_factory.mktemp("memory")
+    script("make_sample", folder=folder / "sample")
+    script("make_tiny_model", folder=folder / "vl", text=f"[{folder}/sample/FIRE-train-100K.json]")
+    sizes = json.loads((folder / "vl" / "config.json").read_text())["text_config"]
+    write_base(folder / "tiny", vocab_size=sizes["vocab_size"], eos_token_id=sizes.get("eos_token_id"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(folder / "vl" / name, folder / "tiny")
+    turns = [{"from": "human", "value": "Say one."}, {"from": "gpt", "value": "It is one."}]
+    row = {"id": "a", "source": "s", "images": [], "attempts": [1], "scores": [], "conversations": turns}
+    (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
+    settings = {"max_steps": 4, "checkpoint_steps": 2, "gradient_accumulation_steps": 1, "dtype": "float32"}
+    settings |= {"max_length": 512, "dataloader_workers": 0, "swift_args": SWIFT_ARGS}
+    rows = folder / "rows.jsonl"
+    return TrainJob(
+        TrainingData(rows, rows, folder, "digest", last_answer_only=False),
+        BaseModel(folder / "tiny", "qwen3", "digest"),
+        TrainSettings(**settings),
+        device="cpu",
+        processes=1,
+        strategy="ddp",
+    )
+
+
+@pytest.fixture
+def small_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let the trainers run out of memory at the step that STEPS_THAT_FIT says."""
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "sitecustomize.py").write_text(SMALL_GPU)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "gpu"))
+    return monkeypatch
+
+
+def launches(runs: Path) -> int:
+    (progress,) = runs.glob("*/progress.jsonl")
+    return progress.read_text().count('"begin"')
+
+
+def test_a_training_is_resumed_once_and_stopped_at_the_same_step(
+    job: TrainJob, small_gpu: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small_gpu.setenv("STEPS_THAT_FIT", "3")
+    with pytest.raises(VlmflowError) as stopped:
+        train(job, tmp_path / "runs", threads=2, what="train_lora r")
+    assert not isinstance(stopped.value, PassingError)
+    assert "CUDA out of memory" in stopped.value.cause
+    assert "after step 3; after step 3 before, and resumed from step 2 since" in stopped.value.cause
+    assert "lower runs.NAME.train.max_length" in stopped.value.next_step
+    assert "the same command resumes from step 2" in stopped.value.next_step
+    assert launches(tmp_path / "runs") == 2
+
+
+def test_before_the_first_checkpoint_nothing_is_tried_again(
+    job: TrainJob, small_gpu: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small_gpu.setenv("STEPS_THAT_FIT", "1")
+    with pytest.raises(VlmflowError, match="CUDA out of memory") as stopped:
+        train(job, tmp_path / "runs", threads=2, what="train_lora r")
+    assert not isinstance(stopped.value, PassingError)
+    assert launches(tmp_path / "runs") == 1
+
+
+FULL = OutOfGpuMemoryError("r: CUDA out of memory", "lower it")
+
+
+def test_each_checkpoint_is_resumed_from_once(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.progress.write_text('{"event": "begin", "step": 0}\n{"event": "log", "step": 450}\n{"event": "lo')
+    assert last_step(folder.progress) == 450
+    assert resume_once(folder, 400, FULL) == Mark(450, 400)
+    assert resume_once(folder, 500, FULL) == Mark(450, 500)
+    with pytest.raises(VlmflowError, match="resumed from step 500 since"):
+        resume_once(folder, 500, FULL)
+
+
+def test_a_smoke_stage_is_not_resumed(tmp_path: Path) -> None:
+    """train_smoke passes resumes=False, which gives no checkpoint here."""
+    with pytest.raises(VlmflowError, match="after step 0"):
+        resume_once(RunFolder(tmp_path), None, FULL)
