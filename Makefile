@@ -13,9 +13,11 @@ RUN ?= qwen3vl-fire
 ARGS ?=
 NAMESPACE ?= vlmflow
 TARGET ?= merged/$(RUN)
+FROM ?=
+TO ?=
 
 .PHONY: help demo fire-demo test test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures
-.PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop
+.PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -92,6 +94,12 @@ cluster-push: .venv/data.stamp ## make the controller's checkout this one
 
 cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/qwen3vl-fire ARGS="--configfile …"
 	@$(CLUSTER) run -- $(ARGS) -- $(TARGET)
+
+cluster-get: .venv/data.stamp ## bring a target here, with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER
+	@$(CLUSTER) get -- "$(TARGET)" "$(or $(TO),$(TARGET))"
+
+cluster-put: .venv/data.stamp ## bring files there: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine
+	@$(CLUSTER) put -- "$(FROM)" "$(TO)"
 
 cluster-log: .venv/data.stamp ## follow the run in the controller
 	@$(CLUSTER) log

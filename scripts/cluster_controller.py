@@ -1,13 +1,16 @@
-"""The controller from a laptop: bring the code there, run Snakemake there, follow it, stop it; and the hub's token.
+"""The controller from a laptop: bring code and files there, run Snakemake there, follow it, stop it; the hub's token.
 
 usage: cluster_controller.py [--namespace NAME] push | run -- ARGUMENTS | log | stop | token
+                                                get -- TARGET TO | put -- FROM TO
 """
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
-from vlmflow.cluster import checkout, hub_token
+from vlmflow.cluster import checkout, copying, hub_token
+from vlmflow.cluster.following import follow
 from vlmflow.cluster.kubectl import Kubectl
 from vlmflow.errors import VlmflowError
 
@@ -37,12 +40,26 @@ def run(kubectl: Kubectl, arguments: list[str]) -> int:
 
 
 def log(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Show the output of the run, from its beginning until its end."""
+    """Show the output of the run, from its beginning until its end, over as many connections as it takes."""
     try:
-        return kubectl.in_controller(*CONTROLLER, "follow")
+        return follow(kubectl, CONTROLLER)
     except KeyboardInterrupt:
         print(GOES_ON, file=sys.stderr)
         return 130
+
+
+def get(kubectl: Kubectl, arguments: list[str]) -> int:
+    """Bring a target here."""
+    target, to = arguments
+    copying.get(kubectl, target, Path(to))
+    return 0
+
+
+def put(kubectl: Kubectl, arguments: list[str]) -> int:
+    """Bring a file or folder there."""
+    source, to = arguments
+    copying.put(kubectl, Path(source), to)
+    return 0
 
 
 def stop(kubectl: Kubectl, arguments: list[str]) -> int:
@@ -59,7 +76,7 @@ def make_token(kubectl: Kubectl, arguments: list[str]) -> int:
     return 0
 
 
-ACTIONS = {"push": push, "run": run, "log": log, "stop": stop, "token": make_token}
+ACTIONS = {"push": push, "run": run, "log": log, "stop": stop, "token": make_token, "get": get, "put": put}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,6 +87,7 @@ if __name__ == "__main__":
         arguments = own[own.index("--") + 1 :]
         own = own[: own.index("--")]
     given = parser.parse_args(own)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         sys.exit(ACTIONS[given.action](Kubectl(given.namespace), arguments))
     except VlmflowError as error:

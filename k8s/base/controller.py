@@ -2,7 +2,8 @@
 
     controller.py serve                  run what is wanted; the pod's main process
     controller.py start -- ARGUMENTS     want `snakemake --executor kubernetes ARGUMENTS`
-    controller.py follow                 show the output until the run has ended; ends with Snakemake's exit code
+    controller.py follow [--from BYTE]   show the output until the run has ended; ends with Snakemake's exit code
+    controller.py code                   say Snakemake's exit code, or "on", or "none" where no run was asked for
     controller.py stop                   interrupt the run, as Ctrl-C does
     controller.py status                 say what runs; exit code 3 where something does
 
@@ -130,18 +131,26 @@ def status() -> int:
     return 0
 
 
-def follow() -> int:
-    """Copy the output to ours as it grows; give Snakemake's exit code."""
+def follow(begin: int) -> int:
+    """Copy the output from byte `begin` on to ours as it grows; give Snakemake's exit code."""
     if not WANTED.exists():
         return status()
-    with OUTPUT.open() as output:
+    with OUTPUT.open("rb") as output:
+        output.seek(begin if begin <= OUTPUT.stat().st_size else 0)  # a shorter one is another run's
         while True:
             ended = ENDED.exists()  # asked before reading: what was written until then is read
             while text := output.read(1 << 16):
-                print(text, end="", flush=True)
+                sys.stdout.buffer.write(text)
+                sys.stdout.buffer.flush()
             if ended:
                 return int(ENDED.read_text())
             time.sleep(POLL)
+
+
+def code() -> int:
+    """Say Snakemake's exit code: kubectl's own, when the connection breaks, looks like one."""
+    print("on" if _is_on() else ENDED.read_text() if WANTED.exists() else "none")
+    return 0
 
 
 def stop() -> int:
@@ -170,10 +179,12 @@ def _write(file: Path, value: object) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["serve", "start", "follow", "stop", "status"])
+    parser.add_argument("action", choices=["serve", "start", "follow", "code", "stop", "status"])
+    parser.add_argument("--from", dest="begin", type=int, default=0)
     own, arguments = sys.argv[1:], []
     if "--" in own:  # Snakemake's arguments may hold a "--" of their own, which argparse would take away
         arguments = own[own.index("--") + 1 :]
         own = own[: own.index("--")]
-    action = parser.parse_args(own).action
-    sys.exit(start(arguments) if action == "start" else globals()[action]())
+    given = parser.parse_args(own)
+    wanted = {"start": lambda: start(arguments), "follow": lambda: follow(given.begin)}
+    sys.exit(wanted.get(given.action, globals()[given.action])())

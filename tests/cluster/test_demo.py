@@ -89,6 +89,21 @@ def test_the_token_is_in_no_file_log_or_object(road: ClusterRoad) -> None:
     assert TOKEN not in str(road.pods)
 
 
+def test_targets_are_brought_here_and_files_are_brought_there(road: ClusterRoad, tmp_path: Path) -> None:
+    def copy(*words: object) -> None:
+        subprocess.run(road.ask(*map(str, words)), env=road.environment, check=True)
+
+    here, there = tmp_path / "merged", road.targets / "merged" / RUN
+    copy("get", "--", f"merged/{RUN}", here)
+    copy("put", "--", here, "/cache/brought")
+    copy("get", "--", "/cache/brought", tmp_path / "again")
+    names = {file.name for file in there.iterdir()} - {".snakemake_timestamp"}
+    for folder in (here, tmp_path / "again"):
+        assert {file.name: sha256_of(file) for file in folder.iterdir()} == {
+            name: sha256_of(there / name) for name in names
+        }
+
+
 def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(road: ClusterRoad) -> None:
     road.forget_pods()
     assert "Nothing to be done" in road.run(*road.words())

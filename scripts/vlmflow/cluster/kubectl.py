@@ -56,6 +56,11 @@ class Kubectl:
         if process.returncode:
             raise VlmflowError(f"{CONTROLLER[0]}: {said or f'exit code {process.returncode}'}", self.next_step)
 
+    def talk_to_controller(self, *command: str) -> subprocess.Popen[bytes]:
+        """Begin a command in the controller that is written to and read from; its complaints are shown as they come."""
+        arguments = [*self._command, "exec", "--stdin", *CONTROLLER, "--", *command]
+        return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
     @property
     def next_step(self) -> str:
         """What to do when a command fails."""

@@ -1,0 +1,183 @@
+"""Files to and from a cluster's volumes over connections that break: real processes, in kubectl's place one of ours."""
+
+import os
+import stat
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from vlmflow.cluster import copying, file_stream, following
+from vlmflow.cluster.kubectl import Kubectl
+from vlmflow.errors import VlmflowError
+from vlmflow.files import sha256_of
+
+KUBECTL = """#!{python}
+import pathlib, subprocess, sys
+count = pathlib.Path({count!r})
+number = int(count.read_text()) if count.exists() else 0
+count.write_text(str(number + 1))
+command = sys.argv[sys.argv.index("--") + 1:]
+command[0] = {python!r}
+limits = {limits}
+if number >= len(limits):
+    sys.exit(subprocess.call(command))
+# A connection that breaks after so many bytes of what the pod says.
+process = subprocess.Popen(command, stdout=subprocess.PIPE)
+left = limits[number]
+while left and (block := process.stdout.read1(left)):
+    sys.stdout.buffer.write(block)
+    sys.stdout.buffer.flush()
+    left -= len(block)
+process.kill()
+sys.exit(1)
+"""
+
+
+@pytest.fixture
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of the cluster's volumes."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    monkeypatch.setattr(copying, "VOLUMES", (str(folder),))
+    monkeypatch.setattr(copying, "TARGETS", PurePosixPath(folder, "targets"))
+    monkeypatch.setattr(copying, "PAUSE", 0.0)
+    return folder
+
+
+def kubectl(folder: Path, limits: tuple[int, ...] = ()) -> Kubectl:
+    """Give a kubectl whose pods are this machine; its n-th connection breaks after limits[n] bytes."""
+    program = folder / "kubectl"
+    program.write_text(KUBECTL.format(python=sys.executable, count=str(folder / "count"), limits=limits))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    os.environ["KUBECTL"] = str(program)
+    return Kubectl("n")
+
+
+@pytest.fixture(autouse=True)
+def own_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECTL", "kubectl")  # put back at the end
+
+
+def make_target(folder: Path) -> Path:
+    (folder / "inner").mkdir(parents=True)
+    (folder / "weights").write_bytes(os.urandom(3_000_000))
+    (folder / "inner" / "empty").touch()
+    (folder / "inner" / "rows é.jsonl").write_bytes(b"{}\n" * 1000)
+    (folder / "link").symlink_to("weights")
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.relative_to(folder).as_posix(): sha256_of(file) for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("limits", [(), (10,), (100_000, 50, 2_000_000)])
+def test_a_target_comes_whole_over_connections_that_break(volume: Path, tmp_path: Path, limits: tuple) -> None:
+    source, to = make_target(volume / "targets" / "merged" / "run"), tmp_path / "here" / "run"
+    copying.get(kubectl(tmp_path, limits), "merged/run", to)
+    assert digests(to) == digests(source)
+    assert (to / "weights").stat().st_mtime_ns == (source / "weights").stat().st_mtime_ns
+    assert {place.name for place in to.parent.iterdir()} == {"run"}
+
+
+def test_a_folder_that_is_not_whole_has_not_its_name(volume: Path, tmp_path: Path) -> None:
+    make_target(volume / "targets" / "x")
+    with pytest.raises(VlmflowError, match=r"the stream broke off|bytes are missing") as failure:
+        copying.get(kubectl(tmp_path, (1000, *[5] * 20)), "x", tmp_path / "x")
+    assert "the same command goes on from here" in failure.value.next_step
+    assert not (tmp_path / "x").exists()
+    assert (tmp_path / "x.part").is_dir()
+    copying.get(kubectl(tmp_path), "x", tmp_path / "x")
+    assert digests(tmp_path / "x") == digests(volume / "targets" / "x")
+    assert not (tmp_path / "x.part").exists()
+
+
+def test_what_is_there_is_not_sent_again_and_other_bytes_are(volume: Path, tmp_path: Path) -> None:
+    source = make_target(volume / "targets" / "x")
+    copying.get(kubectl(tmp_path), "x", tmp_path / "x")
+    before = (tmp_path / "x" / "weights").stat().st_ino
+    damaged = tmp_path / "x" / "inner" / "rows é.jsonl"
+    damaged.write_bytes(b"[]\n" * 1000)
+    (source / "weights").write_bytes((source / "weights").read_bytes() + b"more")
+    copying.get(kubectl(tmp_path), "x", tmp_path / "x")
+    assert digests(tmp_path / "x") == digests(source)
+    unchanged = (tmp_path / "x" / "link").stat().st_ino
+    copying.get(kubectl(tmp_path), "x", tmp_path / "x")
+    assert (tmp_path / "x" / "link").stat().st_ino == unchanged != before
+
+
+def test_one_file_alone(volume: Path, tmp_path: Path) -> None:
+    make_target(volume / "targets" / "x")
+    copying.get(kubectl(tmp_path, (1_500_000,)), "x/weights", tmp_path / "w")
+    assert sha256_of(tmp_path / "w") == sha256_of(volume / "targets" / "x" / "weights")
+    assert not (tmp_path / "w.part").exists()
+
+
+@pytest.mark.parametrize("limits", [(), (5, 5)])
+def test_a_folder_is_put_on_a_volume(volume: Path, tmp_path: Path, limits: tuple) -> None:
+    source = make_target(tmp_path / "pictures")
+    copying.put(kubectl(tmp_path, limits), source, f"{volume}/image-roots/mine")
+    assert digests(volume / "image-roots" / "mine") == digests(source)
+
+
+@pytest.mark.parametrize("target", ["../etc", "/etc/passwd", "merged/../../../etc"])
+def test_paths_outside_of_the_volumes_are_refused(volume: Path, tmp_path: Path, target: str) -> None:
+    with pytest.raises(VlmflowError, match="is neither a target nor a path on a volume"):
+        copying.get(kubectl(tmp_path), target, tmp_path / "x")
+
+
+def test_a_link_that_leads_out_of_a_target_is_refused(volume: Path, tmp_path: Path) -> None:
+    """A job's pod could plant a link to the controller's token."""
+    (make_target(volume / "targets" / "x") / "planted").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text("token")
+    with pytest.raises(VlmflowError, match=r"planted is a link to .*secret, which is outside"):
+        copying.get(kubectl(tmp_path), "x", tmp_path / "here")
+
+
+def test_what_is_not_there_is_named(volume: Path, tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match="targets/merged/none is not there"):
+        copying.get(kubectl(tmp_path), "merged/none", tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", "inner/link/x"])
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "to" / "inner").mkdir(parents=True)
+    (tmp_path / "to" / "inner" / "link").symlink_to(tmp_path)
+    with pytest.raises(file_stream.Refused):
+        file_stream._inside(tmp_path / "to", name)
+
+
+CONTROLLER = """
+import pathlib, sys, time
+output, ended = pathlib.Path("output"), pathlib.Path("ended")
+if sys.argv[1] == "code":
+    print(ended.read_text() if ended.exists() else "on")
+else:
+    begin = int(sys.argv[3])
+    sys.stdout.write(output.read_text()[begin:])
+    if begin:
+        output.write_text(output.read_text() + "the end")
+        sys.stdout.write("the end")
+        ended.write_text("7")
+    sys.exit(1)
+"""
+
+
+def test_a_connection_that_breaks_is_no_end_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(following, "PAUSE", 0.0)
+    Path("controller.py").write_text(CONTROLLER)
+    Path("output").write_text("begun, ")
+    assert following.follow(kubectl(tmp_path), ("python", "controller.py")) == 7
+    shown, said = capfd.readouterr()
+    assert shown == "begun, the end"
+    assert "The run goes on" in said
+
+
+def test_a_controller_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match="does not answer for 0 s") as failure:
+        following.follow(kubectl(tmp_path), ("python", "none.py"), patience=0)
+    assert "the run goes on without us" in failure.value.next_step
