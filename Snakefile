@@ -23,10 +23,10 @@ wildcard_constraints:
 
 
 rule all:
-    """Verified merged weights of every run in the configuration, and the pages of their data."""
+    """Verified merged weights of the runs in your --configfile, else of all, and the pages of their data."""
     default_target: True
     input:
-        targets.everything(settings),
+        targets.everything(workflow, settings),
     localrule: True
 
 

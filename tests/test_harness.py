@@ -224,4 +224,7 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     assert hashes_to_drop_by(settings)(wildcards) == expected
     assert distance_to_drop_by(settings)(wildcards) == distance
     pages = ["reports/data-fire.html", "reports/lengths-r.html", "reports/lengths-s.html"]
-    assert everything(settings) == ["merged/r", "merged/s", *pages]
+    named = SimpleNamespace(config_settings=SimpleNamespace(overwrite_config={"stores": {}}))
+    assert everything(named, settings) == ["merged/r", "merged/s", *pages]
+    named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}
+    assert everything(named, settings) == ["merged/s", pages[0], pages[2]]

@@ -1,5 +1,6 @@
 """What is refused when the workflow is read, or before its first job, and how that is said."""
 
+import fcntl
 import os
 import re
 import subprocess
@@ -51,6 +52,72 @@ def test_where_a_file_is_no_yaml_stands_in_what_verbose_adds(tmp_path: Path) -> 
     done = call(tmp_path, "-n", "--verbose", "--configfile", str(file), "--", "merged/r")
     assert done.returncode == 1
     assert f'in "{file}", line 3, column 4' in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("merged/qwen3vl-fir", "nearest: merged/qwen3vl-fire"),
+        ("merged/my-run", "those of a file of yours need --configfile FILE"),
+        ("merged/qwen3vl-fire/README.md", "nearest: merged/qwen3vl-fire"),
+        ("./reports/data-fyre.html", "nearest: reports/data-fire.html"),
+        ("models/qwen3-8B", "nearest: models/qwen3-8b"),
+        ("qwen3vl-fire", "what to do: name one that docs/design.md lists; runs: qwen3vl-fire, "),
+    ],
+)
+def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path, target: str, said: str) -> None:
+    done = call(tmp_path, "-n", "--", "raw/alpaca/train-00000-of-00001-6ef3991c06080e14.parquet", target)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"{target.removeprefix('./')}: no rule makes this target" in output
+    assert said in output
+    assert "what to do: " in output
+    assert "Exception" not in output
+
+
+def test_without_a_target_the_runs_of_ones_own_file_are_meant(tmp_path: Path) -> None:
+    """What the file changes beside them is no run; a file that names no run leaves all that there are."""
+    (tmp_path / "t.json").write_text("[]")
+    file = tmp_path / "mine.yaml"
+    data = {"datasets": {"fire": {"train": str(tmp_path / "t.json"), "test": None}}}
+    run = {"runs": {"mine": {"model": "qwen3-8b", "dataset": "fire"}}}
+    for config, planned in ((data | run, {"mine"}), (data, {"qwen3vl-fire", "qwen3vl-volcano", "qwen3-alpaca"})):
+        file.write_text(yaml.safe_dump(config))
+        done = call(tmp_path, "-n", "--configfile", str(file))
+        assert done.returncode == 0, done.stdout + done.stderr
+        (all_of_it,) = re.findall(r"rule all:\n    input: (.*)", done.stdout)
+        assert set(re.findall(r"merged/([^,]+)", all_of_it)) == planned
+
+
+def test_more_trainers_than_cores_are_not_planned(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("runs: {qwen3vl-fire: {device: cpu, strategy: ddp, processes: 9999}}")
+    more = ["--configfile", str(file)]
+    done = call(tmp_path, "-n", *more, "--", "merged/qwen3vl-fire")
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "runs.qwen3vl-fire.processes: 9999 trainers on device cpu, this machine has" in output
+    assert "Traceback" not in output
+    assert call(tmp_path, "-n", *more, "--", "fitted/qwen3vl-fire").returncode == 0
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_plan_beside_a_running_snakemake_holds_no_error(tmp_path: Path, at_work: bool) -> None:
+    """Nor beside the lock that a killed one left; and it leaves the lock where it is."""
+    (tmp_path / "t.json").write_text("[]")
+    lock = tmp_path / ".snakemake" / "locks" / "0.output.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("converted/fire/train.jsonl\n")
+    with (tmp_path / ".snakemake" / "vlmflow.lock").open("w") as held:
+        if at_work:
+            fcntl.flock(held, fcntl.LOCK_SH)
+        more = f"datasets={{fire: {{train: {tmp_path}/t.json}}}}"
+        done = call(tmp_path, "-n", "--config", more, "--", "converted/fire/train.jsonl")
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert "Error" not in output
+    assert ("Another Snakemake is at work in this folder" in output) == at_work
+    assert lock.exists()
 
 
 def test_missing_picture_roots_are_refused_before_the_first_job(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
+LOCK = Path(".snakemake", "vlmflow.lock")
+"""The file, in the working directory, of whose flock every main process holds a share."""
+
 _held: list[Any] = []
 """Keeps our own lock file open for the life of the process: the kernel drops the lock with it."""
 
@@ -17,14 +20,25 @@ def clear(workflow: Any) -> None:
     """
     if not workflow.is_main_process or workflow.dryrun:
         return
-    folder = Path(".snakemake")
-    folder.mkdir(exist_ok=True)
-    lock = (folder / "vlmflow.lock").open("w")
+    LOCK.parent.mkdir(exist_ok=True)
+    lock = LOCK.open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for stale in (folder / "locks").glob("*.lock"):
+        for stale in (LOCK.parent / "locks").glob("*.lock"):
             stale.unlink(missing_ok=True)
     except BlockingIOError:
         pass
     fcntl.flock(lock, fcntl.LOCK_SH)
     _held.append(lock)
+
+
+def is_held() -> bool:
+    """Tell whether a main process is at work in the working directory; for a dry run, which holds no share itself."""
+    try:
+        with LOCK.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no run was here yet, or the volume has no flock
+        pass
+    return False

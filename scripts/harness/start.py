@@ -5,7 +5,7 @@ from typing import Any
 
 from snakemake.utils import min_version
 
-from harness import before_start, stage, stale_lock
+from harness import before_start, plan, stage
 from harness.kubernetes import executor
 from harness.refuse_relative_stores import refuse_relative_stores
 from harness.stage import FAILURE
@@ -16,15 +16,15 @@ from vlmflow.errors import VlmflowError
 
 
 def before_rules(workflow: Any, settings: Config) -> Config:
-    """Prepare Snakemake for the rules: storage, executor, locks, and the stages' tie to this process.
+    """Prepare Snakemake for the rules: storage, executor, plan, locks, and the stages' tie to this process.
 
     Gives `settings` back.
     """
     min_version("9.27")
-    stale_lock.clear(workflow)
     stage.let_stages_end_with_this_process()
     whole_targets.install(workflow)
     executor.install(workflow, settings)
+    plan.install(workflow, settings)
     return settings
 
 

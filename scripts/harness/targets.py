@@ -31,11 +31,15 @@ def names_of(settings: Config) -> dict[str, str]:
     }
 
 
-def everything(settings: Config) -> list[str]:
-    """Give what `rule all` asks for: the weights of all runs, and the pages of their data and of its lengths."""
-    datasets = dict.fromkeys(run.dataset for run in settings.runs.values())
-    pages = [*(f"data-{dataset}" for dataset in datasets), *(f"lengths-{run}" for run in settings.runs)]
-    return [*(f"merged/{run}" for run in settings.runs), *(f"reports/{page}.html" for page in pages)]
+def everything(workflow: Any, settings: Config) -> list[str]:
+    """Give what `rule all` asks for: the weights of the meant runs, and the pages of their data and of its lengths.
+
+    Meant are the runs that the call itself names (--configfile, --config, a profile's configfile), else all.
+    """
+    runs = workflow.config_settings.overwrite_config.get("runs") or settings.runs
+    datasets = dict.fromkeys(settings.runs[run].dataset for run in runs)
+    pages = [*(f"data-{dataset}" for dataset in datasets), *(f"lengths-{run}" for run in runs)]
+    return [*(f"merged/{run}" for run in runs), *(f"reports/{page}.html" for page in pages)]
 
 
 def splits_of(settings: Config, dataset: str) -> list[str]:

@@ -1,0 +1,88 @@
+"""What is looked at while Snakemake plans, with -n as without: the targets, and what could not end well."""
+
+import difflib
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from snakemake.io import get_wildcard_names, strip_wildcard_constraints
+from snakemake.utils import available_cpu_count
+
+from harness import stale_lock
+from vlmflow.config.model import Config
+
+TRAINING = ("train_smoke", "train_lora")
+"""The rules that start `processes` trainers."""
+
+
+def install(workflow: Any, settings: Config) -> None:
+    """Put our looks around Snakemake's own planning, which has no hook for them.
+
+    They end the process; an exception would bring a traceback with it. Jobs run Snakemake too: nothing is to be done.
+    """
+    if not workflow.is_main_process:
+        return
+    build_dag = workflow._build_dag
+
+    def look_and_build() -> None:
+        stale_lock.clear(workflow)  # here, since Snakemake does not know before whether it only plans
+        _refuse_unknown_targets(workflow, settings)
+        build_dag()
+        _refuse_trainers_without_cores(workflow, settings)
+        if workflow.dryrun:
+            _look_past_the_lock(workflow)
+
+    workflow._build_dag = look_and_build
+
+
+def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
+    """Refuse a file that no rule makes, by the same look that Snakemake takes, with the nearest that one does."""
+    makers = workflow.dag.output_index.match_producers
+    for file in sorted(workflow.dag.targetfiles):
+        if makers(file):
+            continue
+        said = next((target for target in workflow.dag_settings.targets if str(file).endswith(target)), str(file))
+        before = str(file).removesuffix(said)  # where a default storage keeps its files
+        known = [target.removeprefix(before) for target in _known_targets(workflow, settings) if makers(target)]
+        near = difflib.get_close_matches(said, known, n=1)
+        sys.exit(
+            f"{said}: no rule makes this target{f'; nearest: {near[0]}' if near else ''}\n"
+            f"  what to do: name one that docs/design.md lists; runs: {', '.join(settings.runs)}; data sets: "
+            f"{', '.join(settings.datasets)}; those of a file of yours need --configfile FILE before the --"
+        )
+
+
+def _known_targets(workflow: Any, settings: Config) -> Iterator[str]:
+    """Give every output whose name holds nothing but the configuration's names and the raw splits."""
+    values = {"run": settings.runs, "model": settings.models, "dataset": settings.datasets, "split": ("train", "test")}
+    for rule in workflow.rules:
+        for output in rule.output:
+            names = get_wildcard_names(str(output))
+            if names <= set(values):
+                pattern = strip_wildcard_constraints(str(output))
+                for chosen in itertools.product(*(values[name] for name in names)):
+                    yield pattern.format(**dict(zip(names, chosen, strict=True)))
+
+
+def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
+    """Refuse a planned training on this machine's CPU with more processes than cores."""
+    if workflow.storage_registry.default_storage_provider is not None:
+        return  # the jobs run elsewhere
+    cores = available_cpu_count()
+    for job in workflow.dag.needrun_jobs():
+        if job.rule.name in TRAINING:
+            run = settings.runs[job.wildcards.run]
+            if run.device == "cpu" and run.processes > cores:
+                sys.exit(
+                    f"runs.{job.wildcards.run}.processes: {run.processes} trainers on device cpu, this machine has "
+                    f"{cores} core(s)\n  what to do: set it to {cores} or less"
+                )
+
+
+def _look_past_the_lock(workflow: Any) -> None:
+    """Say that another Snakemake is at work, in the place of Snakemake's own line, which calls the lock an error."""
+    workflow.persistence.lock = nullcontext
+    if stale_lock.is_held():
+        print("Another Snakemake is at work in this folder; this plan shows what was done until now.", file=sys.stderr)
