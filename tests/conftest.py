@@ -1,6 +1,7 @@
 """The finished road, walked once for all tests that look at it."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,12 @@ from filelock import FileLock
 from hypothesis import settings
 
 from roads import RUN, make_demo_folder, snakemake
+
+# A shell starts what it runs in the background with these ignored, and what we start would inherit that: whoever tests
+# Ctrl-C relies on it.
+for number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # A busy machine is no fault of the code under test.
 settings.register_profile("no deadline", deadline=None)

@@ -172,6 +172,15 @@ def test_an_interrupt_is_not_lost_in_a_request(server: ArchiveServer) -> None:
         assert process.communicate(timeout=60)[0] == "interrupted\n"
 
 
+def test_a_suite_in_the_background_may_interrupt_what_it_starts() -> None:
+    """`make test &`: a shell has its background processes ignore SIGINT, and what they start ignores it too."""
+    own = f"{__file__}::{test_an_interrupt_is_not_lost_in_a_request.__name__}"
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", own]
+    ignoring = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({suite[0]!r}, {suite!r})"
+    done = subprocess.run([sys.executable, "-c", ignoring], capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+
+
 @contextmanager
 def running(handler: type, certificate: Path | None = None) -> Iterator[int]:
     """Serve on a free port of loopback; gives it. certificate: a file with it and its key."""
