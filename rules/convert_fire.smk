@@ -3,7 +3,7 @@
 # Needs: the raw JSON arrays of a split; an edited quarantine, where its rows are to take the place of raw ones.
 # Makes: converted/{dataset}/{split}.jsonl, training rows in the order of the raw rows, each with the number
 #        of its raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are no trajectory, or not asked
-#        for.
+#        for; converted/{dataset}/{split}.unread.json, which keys nobody reads, in how many rows.
 # Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores.
 
 
@@ -15,6 +15,7 @@ rule convert_fire:
     output:
         converted="converted/{dataset}/{split}.jsonl",
         rejects="converted/{dataset}/{split}.rejects.jsonl",
+        unread="converted/{dataset}/{split}.unread.json",
     log:
         "logs/convert_fire/{dataset}.{split}.log",
     benchmark:

@@ -4,9 +4,10 @@
 # Needs: the raw rows of a split; an edited quarantine, where its rows are to take the place of raw ones.
 # Makes: converted/{dataset}/{split}.jsonl, a training row for each raw row that can be used, in their order, with the
 #        number of the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that cannot be used or are not
-#        asked for (another modality or source, not drawn).
+#        asked for (another modality or source, not drawn); converted/{dataset}/{split}.unread.json, which keys nobody
+#        reads, in how many rows.
 # Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores; all rows have
-#        a picture, or none has.
+#        a picture, or none has; no key that changes what a row means is left unread, unless ignore_keys says so.
 
 from vlmflow.config.data_settings import KEYS_OF_KIND
 
@@ -19,6 +20,7 @@ rule convert_rows:
     output:
         converted="converted/{dataset}/{split}.jsonl",
         rejects="converted/{dataset}/{split}.rejects.jsonl",
+        unread="converted/{dataset}/{split}.unread.json",
     log:
         "logs/convert_rows/{dataset}.{split}.log",
     benchmark:
@@ -33,6 +35,7 @@ rule convert_rows:
         columns=lookup(dpath="datasets/{dataset}/columns", within=config),
         prompt=lookup(dpath="datasets/{dataset}/prompt", within=config),
         system_prompt=lookup(dpath="datasets/{dataset}/system_prompt", within=config),
+        ignore_keys=lookup(dpath="datasets/{dataset}/ignore_keys", within=config),
         choice=targets.choice_of(settings),
     threads: 4
     resources:

@@ -1,7 +1,7 @@
 # Converted rows to the data that a run trains on. The gate: nothing downstream runs on data that did not pass.
 #
-# Needs: of every raw split the raw files, the converted rows, the converter's rejects, and where its
-#        rows have pictures, the image manifest; an edited quarantine, where there is one; with
+# Needs: of every raw split the raw files, the converted rows, the converter's rejects and its account of what nobody
+#        reads, and where its rows have pictures, the image manifest; an edited quarantine, where there is one; with
 #        near_duplicates.drop the picture hashes.
 # Makes: data/{dataset}/{train,val,test}.jsonl; stats.json and counts.html, where every raw row went;
 #        quarantine.jsonl, the rejected rows with split, row number and reason.
@@ -17,6 +17,7 @@ rule validate_sharegpt:
         raw_test=targets.raw_of(settings, "test"),
         converted=targets.per_split(settings, "converted/{dataset}/{split}.jsonl"),
         rejects=targets.per_split(settings, "converted/{dataset}/{split}.rejects.jsonl"),
+        unread=targets.per_split(settings, "converted/{dataset}/{split}.unread.json"),
         pictures=targets.manifests_of(settings),
         mended=targets.mended_of(workflow, settings),
         hashes=targets.hashes_to_drop_by(settings),

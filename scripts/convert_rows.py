@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowChoice
+from vlmflow.files import write_json
 from vlmflow.raw_rows import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows, refuse_columns
@@ -14,12 +15,14 @@ def main(
     raw: list[Path],
     converted: Path,
     rejects: Path,
+    unread: Path,
     split: str,
     kind: str,
     modality: str,
     columns: dict[str, str] | None = None,
     prompt: str | None = None,
     system_prompt: str | None = None,
+    ignore_keys: list[str] = [],  # noqa: B006
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
     threads: int = 1,
@@ -29,15 +32,17 @@ def main(
     raw: the split's files, each a JSON array, JSON lines, CSV or parquet.
     converted: JSON lines to write, one training row each.
     rejects: JSON lines to write, one for each raw row that cannot be used or is left out.
+    unread: the account of what of the rows was not read, to write.
     split: train or test.
-    kind, modality, columns, prompt, system_prompt: see docs/config.md.
+    kind, modality, columns, prompt, system_prompt, ignore_keys: see docs/config.md.
     choice: which rows are used. mended: files of edited rows.
     """
-    make = form_rows(kind, modality, columns or {}, prompt, system_prompt)
+    make = form_rows(kind, modality, columns or {}, prompt, system_prompt, ignore_keys)
     choice = choice or RowChoice()
     with open_rows(raw, split, mended, choice.read_columns) as rows:
         refuse_columns(rows, kind, modality, columns or {})
-        convert(rows, converted, rejects, split, make, choice, threads)
+        found = convert(rows, converted, rejects, split, make, choice, threads)
+    write_json(unread, found)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def main(
     raw_train: list[Path],
     converted: list[Path],
     rejects: list[Path],
+    unread: list[Path],
     stats: Path,
     counts: Path,
     form: str,
@@ -45,7 +46,8 @@ def main(
     """Validate one data set.
 
     raw_train, raw_test: the files of the raw splits; none of test where it has no file of its own.
-    converted, rejects: per raw split (train first, then test where there is one) the converter's two outputs.
+    converted, rejects: per raw split (train first, then test where there is one) the converter's first two outputs.
+    unread: likewise the third: which keys nobody read.
     pictures: likewise the image manifests; none without pictures, or where they were skipped.
     mended: files of edited rows.
     stats: the account to write; train, val, test and quarantine JSON lines are written beside it.
@@ -58,7 +60,8 @@ def main(
     """
     raw = [files for files in (raw_train, raw_test) if files]
     manifests = pictures or [None] * len(raw)
-    files = [SplitFiles(*split) for split in zip(("train", "test"), raw, converted, rejects, manifests, strict=False)]
+    outputs = (converted, rejects, manifests, unread)
+    files = [SplitFiles(*split) for split in zip(("train", "test"), raw, *outputs, strict=False)]
     shares = (val_share, seed, max_reject_share, row_limits, test_share)
     rules = SplitRules(*shares, modality, whole_rows=kind == "text", drop_near_questions=drop_near_duplicates)
     near_test = partial(near_pictures, read_hashes(hashes or []), distance=picture_distance)

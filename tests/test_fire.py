@@ -252,7 +252,7 @@ def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | Non
     raw = write_array(folder / "raw.json", [fire_row(), row])
     made, rejects = folder / "made.jsonl", folder / "rejects.jsonl"
     settings = {"split": "train", "form": form, "max_history_rounds": history, "row_limits": RowLimits()}
-    convert_fire.main(raw=[raw], converted=made, rejects=rejects, **settings)
+    convert_fire.main(raw=[raw], converted=made, rejects=rejects, unread=folder / "unread.json", **settings)
     return made.stat().st_size, list(map(json.loads, rejects.read_bytes().splitlines()))
 
 

@@ -13,6 +13,7 @@ from drawn_pictures import drawn, encoded, put
 from fire_rows import write_array
 from roads import ROOT
 from vlmflow.config.data_settings import RowChoice
+from vlmflow.files import write_json
 from vlmflow.raw_rows import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows
@@ -53,16 +54,18 @@ def prepared(folder: Path) -> dict[str, Any]:
     """Convert ROWS; give the files."""
     raw = write_array(folder / "train.json", ROWS)
     files = {"raw": raw, "converted": folder / "train.jsonl", "rejects": folder / "train.rejects.jsonl"}
+    files["unread"] = folder / "train.unread.json"
     make = form_rows("text", "text", {}, "Go on.", None)
     with open_rows([raw], "train") as rows:
-        convert(rows, files["converted"], files["rejects"], "train", make, RowChoice(), 1)
+        found = convert(rows, files["converted"], files["rejects"], "train", make, RowChoice(), 1)
+    write_json(files["unread"], found)
     return files
 
 
 def test_while_rows_are_converted(tmp_path: Path) -> None:
     raw = write_array(tmp_path / "train.json", ROWS)
     disk = tmp_path / "disk"
-    files = {"raw": raw, "converted": disk / "c.jsonl", "rejects": disk / "r.jsonl"}
+    files = {"raw": raw, "converted": disk / "c.jsonl", "rejects": disk / "r.jsonl", "unread": disk / "u.json"}
     settings = {"split": "train", "kind": "text", "modality": "text", "prompt": "Go on.", "threads": 2}
     said = on_a_full_disk(disk, "1m", "convert_rows.py", **files, **settings)
     assert f"No space left on device: '{disk}/c.jsonl.part'\n  what to do: {NEXT_STEP}" in said
@@ -73,7 +76,7 @@ def test_while_rows_are_validated(tmp_path: Path, size: str, named: str) -> None
     """First the verdicts do not fit, which lie in a file without a name; then the rows do not."""
     files = prepared(tmp_path)
     disk = tmp_path / "disk"
-    given = {"raw_train": files["raw"], "converted": files["converted"], "rejects": files["rejects"]}
+    given = {("raw_train" if name == "raw" else name): file for name, file in files.items()}
     made = {"stats": disk / "stats.json", "counts": disk / "counts.html"}
     settings = {"form": "trajectory", "max_history_rounds": "null", "val_share": 0.1, "seed": 1, "row_limits": "{}"}
     settings |= {"max_reject_share": 0, "kind": "text", "modality": "text", "threads": 2}

@@ -338,7 +338,9 @@ def test_a_column_that_nobody_asked_for_costs_nothing(tmp_path: Path, column: pa
     with open_rows([path], "train", columns=["other"]) as rows:
         assert list(rows) == [b"{}"] * 3
     kind = DatasetSettings(kind="alpaca", train="x.parquet", columns={"input": "given"})
-    assert kind.read_columns == ["instruction", "given", "output", "image", "images", "source"]
+    assert kind.read_columns[:6] == ["instruction", "given", "output", "image", "images", "source"]
+    assert {"system", "history", "label"} <= set(kind.read_columns[6:])  # they change what a row means
+    assert not {"made", "input"} & set(kind.read_columns)
     assert kind.choice("train").read_columns == kind.read_columns
 
 

@@ -70,15 +70,14 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
     folder.mkdir()
     make_rows(folder, count)
     raw, data, lengths = folder / "raw.jsonl", folder / "data", folder / "lengths"
-    converted = {"converted": folder / "converted", "rejects": folder / "rejects"}
+    converted = {name: folder / name for name in ("converted", "rejects", "unread")}
     what = {"kind": "prompt_completion", "modality": "text"}
     found = {"convert_rows": peak(folder, "convert_rows", raw=raw, split="train", **what, **converted)}
     found["validate_sharegpt"] = peak(
         folder,
         "validate_sharegpt",
         raw_train=raw,
-        converted=[str(converted["converted"])],
-        rejects=[str(converted["rejects"])],
+        **{name: [str(file)] for name, file in converted.items()},
         stats=data / "stats.json",
         counts=folder / "counts.html",
         form="trajectory",

@@ -83,7 +83,8 @@ def test_image_may_be_called_images(tmp_path: Path) -> None:
     """A file of texts under `images`: that name is then no list for any stage."""
     path = write(tmp_path / "rows.jsonl", [{"conversations": TALK, "images": "gqa/1.jpg"}])
     settings = DatasetSettings(kind="volcano", train=str(path), columns={"image": "images"})
-    assert settings.read_columns == ["conversations", "images", "source"]
+    assert settings.read_columns[:3] == ["conversations", "images", "source"]
+    assert "image" not in settings.read_columns
     assert named_paths([path], choice=settings.choice("train")) == {"gqa/1.jpg": 1}
     (row,), reasons = converted(path, columns={"image": "images"}, sources=["gqa"])
     assert (row["images"], reasons) == (["gqa/1.jpg"], {})

@@ -37,6 +37,7 @@ class JsonRows:
     starts, ends: by row number, its first byte and the byte after its last.
     faults: by row number, why the row could not be read from a table (see table_rows).
     columns: the names of a table's columns with what they hold; None for JSON, where each row has keys of its own.
+    unread_columns: the names of those that the rows do not hold.
 
     Raises VlmflowError where the file is missing, empty, no array and no JSON lines, or cut.
     """
@@ -46,6 +47,7 @@ class JsonRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.faults: dict[int, str] = {}
+        self.unread_columns: list[str] = []
         try:
             with self._open() as file:
                 if not os.fstat(file.fileno()).st_size:

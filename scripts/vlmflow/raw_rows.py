@@ -86,6 +86,10 @@ class RawRows:
             return rows
         return (self.mended.get(number, row) for number, row in zip(shard, rows, strict=True))
 
+    def unread_columns(self, shard: range) -> list[str]:
+        """Give the columns of a shard's file that are not read; see ParquetRows."""
+        return self._file_of(shard.start)[1].unread_columns
+
     def mend(self, number: int, row: bytes | str) -> None:
         """Put an edited row into a row's place: bytes as they are, a text as the file would have it (a line of CSV).
 

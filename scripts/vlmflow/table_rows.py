@@ -102,6 +102,7 @@ class ParquetRows(TableRows):
                 self.columns = {field.name: _says(field.type) for field in table.schema_arrow}
                 wanted = self.columns if self._read_columns is None else self._read_columns
                 readable = [name for name, holds in self.columns.items() if holds != "bytes" and name in wanted]
+                self.unread_columns = [name for name in self.columns if name not in readable]
                 self._progress.total = table.metadata.num_rows
                 for batch in table.iter_batches(BATCH_ROWS, columns=readable, use_threads=False):
                     yield from self._rows_of(batch)

@@ -92,16 +92,17 @@ def resolve(folder: Path, cores: int) -> None:
 def stages(folder: Path, cores: int) -> dict[str, list[str]]:
     """Give the command lines of the two stages, as their rules call them."""
     raw, converted, rejects = (folder / name for name in ("train.json", "converted.jsonl", "rejects.jsonl"))
-    data = folder / "data"
+    unread, data = folder / "unread.json", folder / "data"
     return {
         "convert_fire": script(
-            "convert_fire", raw=raw, converted=converted, rejects=rejects, split="train", **FORM, row_limits="{}",
-            threads=cores,
+            "convert_fire", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train", **FORM,
+            row_limits="{}", threads=cores,
         ),
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",
-            pictures=f"[{folder / 'images.jsonl'}]", stats=data / "stats.json", counts=data / "counts.html",
-            **FORM, val_share=0.02, seed=1, max_reject_share=0.05, row_limits="{}", threads=cores,
+            unread=f"[{unread}]", pictures=f"[{folder / 'images.jsonl'}]", stats=data / "stats.json",
+            counts=data / "counts.html", **FORM, val_share=0.02, seed=1, max_reject_share=0.05, row_limits="{}",
+            threads=cores,
         ),
     }  # fmt: skip
 

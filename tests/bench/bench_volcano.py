@@ -67,17 +67,17 @@ def bench_volcano(folder: Path, cores: int, rows: int = ROWS) -> dict[str, Any]:
 def stages(folder: Path, cores: int) -> dict[str, list[str]]:
     """Give the command lines of the two stages, as their rules call them."""
     raw, converted, rejects = (folder / name for name in ("train.json", "converted.jsonl", "rejects.jsonl"))
-    data = folder / "data"
+    unread, data = folder / "unread.json", folder / "data"
     return {
         "convert_rows": script(
-            "convert_rows", raw=raw, converted=converted, rejects=rejects, split="train", kind="volcano",
-            modality="image", threads=cores,
+            "convert_rows", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train",
+            kind="volcano", modality="image", threads=cores,
         ),
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",
-            pictures=f"[{folder / 'train.jsonl'}]", stats=data / "stats.json", counts=data / "counts.html",
-            form="trajectory", max_history_rounds="null", val_share=0.02, test_share=0.02, seed=1,
-            max_reject_share=0.05, row_limits="{}", kind="volcano", threads=cores,
+            unread=f"[{unread}]", pictures=f"[{folder / 'train.jsonl'}]", stats=data / "stats.json",
+            counts=data / "counts.html", form="trajectory", max_history_rounds="null", val_share=0.02, test_share=0.02,
+            seed=1, max_reject_share=0.05, row_limits="{}", kind="volcano", threads=cores,
         ),
     }  # fmt: skip
 

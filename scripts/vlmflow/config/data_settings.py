@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from vlmflow.config.key_meanings import meanings_of, meanings_of_rows
 from vlmflow.config.settings import EXPONENT_FORM, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
@@ -133,6 +134,13 @@ class DatasetSettings(Settings):
     columns: dict[str, str] = {}
     """What the raw form's keys are called in your file, as in {prompt: question, completion: answer}; not for fire."""
 
+    ignore_keys: list[str] = []
+    """Keys of your file that change what a row means, and that nothing here reads (system, history, tools, label,
+    weight, chosen, rejected, tool_calls of a turn, and others): in a row where such a key says something, it stops the
+    conversion, unless it is named here. The rows are then used as though it were not there. A key of a turn is
+    `messages.weight`. Null, empty and neutral values (`tools: []`, `weight: 1`, `label: true`) never stop; all other
+    unread keys are only counted, in stats.json."""
+
     prompt: Annotated[str, Field(min_length=1)] | None = None
     """Kind text: what the human says before every text, as in "Describe the picture."; other kinds have their own."""
 
@@ -187,6 +195,7 @@ class DatasetSettings(Settings):
             raise ValueError("kind fire: its rows have pictures, and keys of their own: no modality text, no columns")
         for whose, applies, keys in (
             ("kind fire", self.kind == "fire", ("form", "max_history_rounds")),
+            ("every kind but fire", self.kind != "fire", ("ignore_keys",)),
             ("kind text", self.kind == "text", ("prompt",)),
             ("modality image", self.modality == "image", PICTURE_KEYS),
         ):
@@ -195,6 +204,10 @@ class DatasetSettings(Settings):
             known = ", ".join(KEYS_OF_KIND[self.kind])
             raise ValueError(f"columns: rows of kind {self.kind} have no key {unknown[0]!r}; they have {known}")
         _refuse_unreadable_columns(self._names, self.columns)
+        known = meanings_of(self.kind, self._names)
+        for key in self.ignore_keys:
+            if key not in known:
+                raise ValueError(f"ignore_keys: {key!r} stops no row of kind {self.kind}; {', '.join(known)} may")
         for split in ("train", "test"):
             for address in self._named(split):
                 if isinstance(getattr(self, split), list) and split_sample(address)[1] is not None:
@@ -236,8 +249,14 @@ class DatasetSettings(Settings):
 
     @property
     def read_columns(self) -> list[str] | None:
-        """The columns that rows of this kind are made of; null for fire's. Others may hold what no JSON can."""
-        return None if self.kind == "fire" else list(self._names.values())
+        """The columns that rows of this kind are made of, and those that would change what they mean; null for fire's.
+
+        Others may hold what no JSON can.
+        """
+        if self.kind == "fire":
+            return None
+        names = self._names
+        return [*names.values(), *meanings_of_rows(self.kind, names)]
 
     @property
     def _names(self) -> dict[str, str]:

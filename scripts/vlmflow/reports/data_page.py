@@ -21,13 +21,14 @@ from vlmflow.reports.data_facts import (
 from vlmflow.reports.data_template import TEMPLATE
 from vlmflow.reports.histogram import Histogram, whole_bins, wide_bins
 from vlmflow.reports.near_section import near_section
-from vlmflow.reports.pages import explain, form_of, raw_splits, rejects, rows_left_out, went
+from vlmflow.reports.pages import explain, form_of, raw_splits, rejects, rows_left_out, unread, went
 from vlmflow.reports.thumbnails import thumbnail
 from vlmflow.rows.account import QuarantinedRow
 from vlmflow.rows.data_rows import Row
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 
 SOURCES_SHOWN = 20
+UNREAD_SHOWN = 50
 THUMBNAIL = 420
 """Pixels of a sample's longer side."""
 
@@ -73,6 +74,7 @@ def data_page(
         splits=splits,
         reasons=_reasons(by_reason(stats, rejects), first_rejects(data / "quarantine.jsonl")),
         left_out=_reasons(by_reason(stats, rows_left_out), {}),
+        unread=_unread(stats),
         **_sources(stats),
         row_charts=_row_charts(facts),
         pictures=[_pictures(name, counts) for name, counts in stats["pictures"].items() if counts],
@@ -149,6 +151,16 @@ def _reject(row: QuarantinedRow) -> dict[str, Any]:
     shown = raw if len(raw) <= RAW_SHOWN else f"{raw[:RAW_SHOWN]} … {len(raw) - RAW_SHOWN:,} more characters"
     place = {key: getattr(row, key) for key in ("split", "row", "file", "file_row", "start", "end", "detail")}
     return {**place, "raw": shown}
+
+
+def _unread(stats: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give what of the rows nobody reads, the most frequent first."""
+    table: dict[str, dict[str, int]] = {}
+    for split in raw_splits(stats):
+        for what, count in unread(stats, split).items():
+            table.setdefault(what, {})[split] = count
+    ranked = sorted(table.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    return [{"name": what, "counts": counts} for what, counts in ranked[:UNREAD_SHOWN]]
 
 
 def _sources(stats: dict[str, Any]) -> dict[str, Any]:

@@ -147,6 +147,15 @@ configuration does not ask for; duplicates and leaks (what the test split holds 
 <h3 class="gap">Why rows were left out</h3>
 {{ reasons_table(left_out, False) }}
 {% endif %}
+{% if unread %}
+<h3 class="gap">Keys that nobody reads, and turns dropped</h3>
+<p class="soft">In how many of the converted rows; all of them stand in <code>stats.json</code>.</p>
+<div class="card scroll"><table><thead><tr><th>what</th>{{ heads() }}</tr></thead><tbody>
+{% for one in unread %}
+<tr><th>{{ one.name }}</th>{{ counts_of(one) }}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endif %}
 {% if sources %}
 <h3 class="gap">Rows kept, by source</h3>
 <div class="card scroll"><table><thead><tr><th>source</th>{{ heads() }}<th class="bars wide"></th></tr></thead><tbody>

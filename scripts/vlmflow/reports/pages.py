@@ -72,6 +72,11 @@ def counts_page(stats: dict[str, Any]) -> str:
             {"title": "Raw rows", "heads": ["raw split", "rows in", "kept", "rejected", "left out"], "rows": rows},
             {"title": "Why rows were rejected", "heads": ["raw split", "reason", "rows", "meaning"], "rows": rejected},
             {"title": "Why rows were left out", "heads": ["raw split", "reason", "rows", "meaning"], "rows": left_out},
+            {
+                "title": "Keys that nobody reads, and turns dropped",
+                "heads": ["raw split", "what", "rows"],
+                "rows": [[name, what, count] for name in splits for what, count in unread(stats, name).items()],
+            },
             {"title": "Training rows", "heads": ["split", "lines"], "rows": examples},
             {
                 "title": "Unusable pictures",
@@ -80,6 +85,19 @@ def counts_page(stats: dict[str, Any]) -> str:
             },
         ],
     )
+
+
+def unread(stats: dict[str, Any], split: str) -> dict[str, int]:
+    """Give what of a raw split's rows was not read, in words, with the number of rows: keys first, by their names."""
+    found = stats["unread"][split]
+    ignored = found.get("ignored_keys", {})
+    further, dropped = found.get("further_unread_keys", 0), found.get("unanswered_last_turns", 0)
+    return {
+        **found.get("unread_keys", {}),
+        **({"further keys, each counted by itself": further} if further else {}),
+        **{f"{key}, where it changes what the row means (ignore_keys)": count for key, count in ignored.items()},
+        **({"a last turn that nobody answers, dropped": dropped} if dropped else {}),
+    }
 
 
 def rejects(counts: dict[str, Any]) -> dict[str, int]:

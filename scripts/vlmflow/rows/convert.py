@@ -1,8 +1,10 @@
 """Raw rows to ShareGPT rows, over all cores, in the order of the raw file."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,6 +17,7 @@ from vlmflow.row_choice import Named, left_out, reader
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.unread import Found, Unread
 
 SHARD_BYTES = 1 << 20
 """Raw bytes that a worker takes at a time: large beside the cost of handing over, small beside memory."""
@@ -42,28 +45,46 @@ class RejectedRow(msgspec.Struct):
     detail: str
 
 
-MakeRows = Callable[[str, int, bytes], list[ConvertedRow] | Reject]
-"""Makes the training rows of one raw row, given the identity they get, its number and its bytes; never raises."""
+@dataclass(frozen=True)
+class MakeRows:
+    """Makes the training rows of one raw row, given the identity they get, its number and its bytes; never raises.
+
+    unread: counts what it does not read of the rows that it makes.
+    """
+
+    make: Callable[[str, int, bytes], list[ConvertedRow] | Reject]
+    unread: Unread
+
+    def __call__(self, identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
+        """Make the rows of one raw row, or say why there are none."""
+        return self.make(identity, number, row)
 
 
 def convert(
     rows: RawRows, converted: Path, rejects: Path, split: str, make: MakeRows, choice: RowChoice, processes: int
-) -> None:
+) -> dict[str, Any]:
     """Write every raw row as training rows to `converted`, or with a reason to `rejects`.
 
     Both are JSON lines (ConvertedRow, RejectedRow) in the order of the raw rows, the same bytes whatever the
     number of processes. Rows that are not chosen are rejected as left out.
+
+    Gives what of the rows was not read (`Found.as_json`). Raises VlmflowError where a key changes what rows mean.
     """
+    unread = make.unread
+    found = Found()
     with (
         whole_file(converted) as good,
         whole_file(rejects) as bad,
         Progress(f"converting {rows}", len(rows), "rows") as progress,
     ):
         convert_shard = partial(_convert_shard, rows, split, make, left_out(rows, choice), reader(choice.names))
-        for shard, lines, rejected in ordered_map(convert_shard, rows.shards(SHARD_BYTES), processes):
+        for shard, lines, rejected, of_shard in ordered_map(convert_shard, rows.shards(SHARD_BYTES), processes):
             good.write(lines)
             bad.write(rejected)
+            found.add(of_shard)
             progress.advance(len(shard))
+        found.refuse(str(rows), converted.parent.name, unread.meanings, unread.ignored)
+    return found.as_json(unread.ignored)
 
 
 def _convert_shard(
@@ -73,7 +94,8 @@ def _convert_shard(
     reason_left_out: Callable[[int], str],
     read: Callable[[bytes], Named | None],
     shard: range,
-) -> tuple[range, bytes, bytes]:
+) -> tuple[range, bytes, bytes, Found]:
+    make_rows = make.make
     good: list[ConvertedRow] = []
     bad: list[RejectedRow] = []
     for number, row in zip(shard, rows.of(shard), strict=True):
@@ -83,10 +105,11 @@ def _convert_shard(
         if number in rows.faults:
             bad.append(RejectedRow(number, "bad_table_row", rows.faults[number]))
             continue
-        made = make(row_id(split, number, row), number, row)
+        made = make_rows(row_id(split, number, row), number, row)
         if isinstance(made, Reject):
             bad.append(RejectedRow(number, made.reason, made.detail))
         else:
             good.extend(made)
     encoder = msgspec.json.Encoder()
-    return shard, encoder.encode_lines(good), encoder.encode_lines(bad)
+    found = make.unread.take(rows.unread_columns(shard), shard.start)
+    return shard, encoder.encode_lines(good), encoder.encode_lines(bad), found

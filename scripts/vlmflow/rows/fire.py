@@ -21,6 +21,7 @@ from vlmflow.rows.convert import ConvertedRow, MakeRows
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import IMAGE_TAG, ShareGptRow, Turn
+from vlmflow.rows.unread import Unread
 
 SCORE = re.compile(
     r"\bScore[\s*_]{0,3}:[\s*_]{0,3}(\d+)(?:\s*(?:/|out of)\s*(\d+))?(?![\d,–%-]|\.\d|e\d|\s*(?:/|out of))",
@@ -70,12 +71,16 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
 
 
 ROW = msgspec.json.Decoder(RawRow)
+PARTS = {"question": RawTurn, "conversations": RawTurn}
 
 
-def read_trajectory(row: bytes) -> Trajectory | Reject:
-    """Understand one raw row, or say why it cannot be used; raises nothing, whatever the bytes are."""
+def read_trajectory(row: bytes, decode: Callable[[bytes], RawRow] = ROW.decode) -> Trajectory | Reject:
+    """Understand one raw row, or say why it cannot be used; raises nothing, whatever the bytes are.
+
+    decode: decodes it, and may take less than any row.
+    """
     try:
-        raw = ROW.decode(row)
+        raw = decode(row)
     except msgspec.ValidationError as error:
         return Reject("bad_shape", str(error))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -146,9 +151,14 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
     limits: of the whole trajectory, whatever of it stands in an example: the timestep form writes a turn many times.
     """
     system = [] if system_prompt is None else [Turn("system", system_prompt)]
+    unread = Unread((RawRow, RawRow), PARTS)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
-        trajectory = read_trajectory(row)
+        shape = unread.shape
+        trajectory = read_trajectory(row, shape.decode)
+        if isinstance(trajectory, Reject) and trajectory.reason == "bad_shape":
+            shape = None
+            trajectory = read_trajectory(row)
         if isinstance(trajectory, Reject):
             return trajectory
         turns = 2 * len(trajectory.attempts) + len(system)
@@ -156,6 +166,10 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
             return Reject("too_many_turns", f"{turns} turns, at most {limits.max_turns} are allowed")
         if len(row) > limits.max_turn_chars and (longest := _longest_turn(trajectory)) > limits.max_turn_chars:
             return Reject("turn_too_long", f"a turn has {longest} characters, at most {limits.max_turn_chars}")
+        if shape is None:
+            unread.count(number, row)
+        else:
+            shape.rows += 1
         differs = trajectory.score_field_differs
         return [
             ConvertedRow(
@@ -171,7 +185,7 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
             for made in form(identity, trajectory)
         ]
 
-    return make
+    return MakeRows(make, unread)
 
 
 def _longest_turn(trajectory: Trajectory) -> int:

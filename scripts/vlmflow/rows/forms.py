@@ -10,12 +10,13 @@ Each may hold `image` (a path) or `images` (a list of one path), and `source`. T
 Volcano's rows have too (https://huggingface.co/datasets/kaist-ai/volcano-train).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from vlmflow.config.data_settings import read_names
+from vlmflow.config.key_meanings import meanings_of
 from vlmflow.errors import VlmflowError
 from vlmflow.json_rows import JsonRows
 from vlmflow.raw_rows import RawRows
@@ -24,6 +25,7 @@ from vlmflow.rows.convert import ConvertedRow, MakeRows
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import FIRST_LINE, IMAGE_TAG, Turn, wrong_order
+from vlmflow.rows.unread import Unread
 from vlmflow.table_rows import TEXT
 
 ANY_FORM = {"image": str | None, "images": list[str] | None, "source": Any}
@@ -44,6 +46,9 @@ class Message(msgspec.Struct, gc=False):
     text: str = msgspec.field(name="content")
 
 
+TURNS = {"conversations": From, "messages": Message}
+"""The turns that a key holds."""
+
 SPEAKERS = {
     "conversations": {"human": "human", "gpt": "gpt", "system": "system"},
     "messages": {"user": "human", "assistant": "gpt", "system": "system"},
@@ -62,19 +67,28 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def form_rows(
-    kind: str, modality: str, columns: Mapping[str, str], prompt: str | None, system_prompt: str | None
+    kind: str,
+    modality: str,
+    columns: Mapping[str, str],
+    prompt: str | None,
+    system_prompt: str | None,
+    ignore_keys: Sequence[str] = (),
 ) -> MakeRows:
     """Give the function that makes the training row of one raw row.
 
     kind: a key of FORMS. modality: "image" or "text"; rows of the other sort are left out.
     columns: what the form's keys are called in the file. prompt: what the human says before a text (kind text).
     system_prompt: begins a conversation that has no system turn.
+    ignore_keys: keys that change what a row means, and are to be left unread (see `key_meanings`).
     """
     names = read_names(kind, columns)
-    decode = msgspec.json.Decoder(_raw_type(FORMS[kind], names)).decode
-    # Sound turns are decoded into what they become; whatever is wrong with others, the general form finds out.
-    sound = {"conversations": list[Turn]} if "conversations" in FORMS[kind] else FORMS[kind]
-    decode_sound = msgspec.json.Decoder(_raw_type(sound, names)).decode
+    raw_type = sound_type = _raw_type(FORMS[kind], names)
+    if "conversations" in FORMS[kind]:
+        # Sound turns are decoded into what they become; whatever is wrong with others, the general form finds out.
+        sound_type = _raw_type({"conversations": list[Turn]}, names)
+    decode = msgspec.json.Decoder(raw_type).decode
+    parts = {names[key]: turn for key, turn in TURNS.items() if key in FORMS[kind]}
+    unread = Unread((sound_type, raw_type), parts, meanings_of(kind, names), ignore_keys)
     read_turns = _turns_of(kind, prompt)
     wants_picture = modality == "image"
     left_out = Reject(OF_ANOTHER_MODALITY[modality], "")
@@ -82,9 +96,11 @@ def form_rows(
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
+            shape = unread.shape
             try:
-                raw = decode_sound(row)
+                raw = shape.decode(row)
             except msgspec.ValidationError:
+                shape = None
                 raw = decode(row)
         except msgspec.ValidationError as error:
             return Reject("bad_shape", str(error))
@@ -99,7 +115,8 @@ def form_rows(
         if type(turns) is Reject:
             return turns
         first = 1 if turns[0].speaker == "system" else 0
-        if len(turns) - first > 1 and turns[-1].speaker == "human":
+        answerless = len(turns) - first > 1 and turns[-1].speaker == "human"
+        if answerless:
             turns.pop()  # what nobody answers teaches nothing
         answers = (len(turns) - first) // 2
         if not answers:
@@ -109,6 +126,12 @@ def form_rows(
             if not question:
                 return Reject("empty_turn", f"turn {first} holds no text")
             turns[first].value = FIRST_LINE + question
+        if answerless:
+            unread.last_turn()
+        if shape is None:
+            unread.count(number, row)
+        else:
+            shape.rows += 1
         return [
             ConvertedRow(
                 identity,
@@ -122,7 +145,7 @@ def form_rows(
             )
         ]
 
-    return make
+    return MakeRows(make, unread)
 
 
 def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str, str]) -> None:

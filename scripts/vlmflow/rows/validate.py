@@ -16,7 +16,7 @@ import msgspec
 
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.errors import VlmflowError
-from vlmflow.files import naming, sha256_of, unfinished, whole_file
+from vlmflow.files import naming, read_json, sha256_of, unfinished, whole_file
 from vlmflow.pictures.account import picture_counts
 from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.pictures.near import Near
@@ -37,6 +37,7 @@ class SplitFiles:
 
     raw: its files, in the order in which their rows are numbered.
     pictures: the image manifest; None where the pictures were not looked at, or there are none.
+    unread: the converter's account of what it did not read; None where it is not wanted.
     """
 
     split: str
@@ -44,6 +45,7 @@ class SplitFiles:
     converted: Path
     rejects: Path
     pictures: Path | None = None
+    unread: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ def _stats(
             name: picture_counts(read_picture_manifest(split.pictures)) if split.pictures else {}
             for name, split in files.items()
         },
+        "unread": {name: read_json(split.unread) if split.unread else {} for name, split in files.items()},
         "digests": {**dict(zip(names, made, strict=True)), "pictures": writer.pictures_digest()},
         "raw": given,
     }

@@ -1,0 +1,99 @@
+"""Keys that change what a row means, and that no form here reads: what each says, and which values say it.
+
+From the forms as their owners describe them: LLaMA-Factory (data/README.md: system, history, tools, kto_tag, chosen,
+rejected, videos, audios), TRL (dataset_formats: label, chosen, rejected, tools), ms-swift (Custom-dataset: label,
+rejected_response, rejected_messages, loss, loss_scale, videos, audios), OpenAI's fine-tuning format (weight, tools,
+functions, tool_calls, function_call), axolotl (train), and OpenOrca (system_prompt).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Meaning(NamedTuple):
+    """What a key says of a row.
+
+    says: in words, for people. has: whether a value says it; null, empty and neutral values say nothing.
+    of_answers: in a turn, only where the assistant speaks: what others say is not trained.
+    """
+
+    says: str
+    has: Callable[[Any], bool]
+    of_answers: bool = False
+
+
+NOTHING = frozenset({"", "null", "none", "nan", "[]", "{}"})
+"""Texts that hold nothing: what tables, and lists written as JSON, have where there is none."""
+
+
+def is_given(value: Any) -> bool:
+    """Say whether a value holds anything: not null, not empty, no text of white space, no list of such."""
+    if isinstance(value, str):
+        return value.strip().lower() not in NOTHING
+    if isinstance(value, list | dict):
+        return any(map(is_given, value.values() if isinstance(value, dict) else value))
+    return value is not None and value is not False
+
+
+def is_bad(value: Any) -> bool:
+    """Say whether a label calls its answer a bad one: false or 0. A label in other words is that of a class."""
+    return value in (False, 0) or (isinstance(value, str) and value.strip().lower() in ("false", "0"))
+
+
+def is_not_one(value: Any) -> bool:
+    """Say whether a weight is a number other than 1; true is 1, false is 0."""
+    try:
+        return isinstance(value, bool | int | float | str) and float(value) != 1
+    except (ValueError, OverflowError):
+        return isinstance(value, str) and value.strip().lower() == "false"
+
+
+WEIGHT = Meaning("how much the answers weigh in training; 0 and false mean not at all", is_not_one)
+PREFERENCE = Meaning("better and worse answers to one question, for preference training (DPO)", is_given)
+LABEL = Meaning("false: the answer is a bad one, for KTO training", is_bad)
+TOOLS = Meaning("the tools that answers may call", is_given)
+SYSTEM = Meaning("the system prompt", is_given)
+MEDIA = Meaning("videos or sounds that the row is about", is_given)
+
+OF_ANY_ROW = dict.fromkeys(("video", "videos", "audio", "audios"), MEDIA)
+OF_CONVERSATIONS = {
+    **OF_ANY_ROW,
+    **dict.fromkeys(("system", "system_prompt"), SYSTEM),
+    **dict.fromkeys(("tools", "functions"), TOOLS),
+    **dict.fromkeys(("label", "kto_tag"), LABEL),
+    **dict.fromkeys(("chosen", "rejected", "rejected_response", "rejected_messages"), PREFERENCE),
+    "weight": WEIGHT,
+}
+HISTORY = {"history": Meaning("the turns before the question", is_given)}
+OF_TURNS = {
+    **dict.fromkeys(("weight", "loss", "loss_scale", "train"), WEIGHT._replace(of_answers=True)),
+    **dict.fromkeys(("tool_calls", "function_call"), Meaning("tools that are called", is_given)),
+    **dict.fromkeys(
+        ("reasoning_content", "thinking"), Meaning("what the assistant thinks before it answers", is_given)
+    ),
+    **dict.fromkeys(("image", "images"), Meaning("pictures that stand in the turn, not in the row", is_given)),
+    **OF_ANY_ROW,
+}
+
+TURNS_OF_KIND = {"volcano": "conversations", "sharegpt": "conversations", "messages": "messages"}
+"""The key that holds the turns, where a form has such."""
+
+
+def meanings_of_rows(kind: str, names: Mapping[str, str]) -> dict[str, Meaning]:
+    """Give the keys beside the turns that change what rows of a kind mean.
+
+    names: the keys that are read, with what they are called in the file.
+    """
+    if kind == "fire":
+        return {}
+    known = OF_ANY_ROW if kind == "text" else OF_CONVERSATIONS
+    if kind in ("alpaca", "prompt_completion"):
+        known = known | HISTORY
+    return {key: meaning for key, meaning in known.items() if key not in names.values()}
+
+
+def meanings_of(kind: str, names: Mapping[str, str]) -> dict[str, Meaning]:
+    """Give the same with the keys of turns, as `messages.weight`."""
+    turns = TURNS_OF_KIND.get(kind)
+    of_turns = {f"{names[turns]}.{key}": meaning for key, meaning in OF_TURNS.items()} if turns else {}
+    return meanings_of_rows(kind, names) | of_turns

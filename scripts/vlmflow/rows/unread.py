@@ -1,0 +1,232 @@
+"""What of the rows nobody reads: keys, and last turns without an answer.
+
+It is counted, and stops the conversion where a key changes what the row means (see `config.key_meanings`).
+
+Counting costs next to nothing while rows have the same keys: these are learned from the first row, and a decoder
+that takes no others tells by itself that a row has just them. Only a row with other keys is looked at key by key.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from vlmflow.config.data_settings import NOT_IN_COLUMNS
+from vlmflow.config.key_meanings import Meaning
+from vlmflow.errors import VlmflowError
+
+SHAPES_KEPT = 32
+"""Sets of keys that a process has decoders for; rows of further ones are looked at key by key."""
+
+NAMES_KEPT = 1_000
+"""Names of keys that are counted each by itself: hostile rows may have millions."""
+
+NAME_KEPT = 100
+"""Characters of a key's name, and of the value that is shown with it."""
+
+OF_ROW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+OF_PART = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]]).decode
+
+ASSISTANTS = frozenset({"gpt", "assistant"})
+SPEAKER_KEYS = ("from", "role")
+
+Names = tuple[str, ...]
+KeySet = tuple[Names, tuple[Names, ...]]
+"""The unread keys of a row, and those of each of its parts, which are the same in every object of it."""
+
+
+@dataclass
+class Found:
+    """What was found in some rows.
+
+    keys: how many rows have an unread key, a turn's as `messages.weight`. other_keys: the same for all beyond
+    NAMES_KEPT, together. meant: in how many rows a key has its meaning; first: the first of these with the value.
+    rows: how many there are. last_turns: how many of them ended with a turn that nobody answers, which was dropped.
+    """
+
+    keys: Counter[str] = field(default_factory=Counter)
+    other_keys: int = 0
+    meant: Counter[str] = field(default_factory=Counter)
+    first: dict[str, tuple[int, str]] = field(default_factory=dict)
+    rows: int = 0
+    last_turns: int = 0
+
+    def add(self, other: "Found") -> None:
+        """Add what was found in the rows behind these."""
+        for key, count in sorted(other.keys.items()):
+            if key in self.keys or len(self.keys) < NAMES_KEPT:
+                self.keys[key] += count
+            else:
+                self.other_keys += count
+        self.other_keys += other.other_keys
+        self.meant += other.meant
+        self.first = other.first | self.first
+        self.rows += other.rows
+        self.last_turns += other.last_turns
+
+    def refuse(self, where: str, dataset: str, meanings: Mapping[str, Meaning], ignored: Collection[str]) -> None:
+        """Raise VlmflowError where keys have a meaning that is not ignored; it names all of them."""
+        if not (stopping := sorted(self.meant.keys() - set(ignored))):
+            return
+        lines = []
+        for key in stopping:
+            number, value = self.first[key]
+            place = f"the first of them row {number}, counted from 0, with {value}"
+            lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {place}: {meanings[key].says}")
+        raise VlmflowError(
+            "\n".join([f"{where}: keys that change what rows mean, and that are not read:", *lines]),
+            "take such rows out, or write what they say into the turns; to train on them as though these keys were "
+            f"not there, say datasets.{dataset}.ignore_keys: [{', '.join([*ignored, *stopping])}]",
+        )
+
+    def as_json(self, ignored: Collection[str]) -> dict[str, Any]:
+        """Give what `stats.json` says of it."""
+        return {
+            "unread_keys": dict(sorted(self.keys.items())),
+            **({"further_unread_keys": self.other_keys} if self.other_keys else {}),
+            "ignored_keys": {key: self.meant[key] for key in sorted(ignored) if self.meant[key]},
+            "unanswered_last_turns": self.last_turns,
+        }
+
+
+@dataclass(slots=True)
+class Shape:
+    """Rows with one set of unread keys: what decodes them, and refuses all others; names: those keys, each once."""
+
+    decode: Any
+    names: Names
+    rows: int = 0
+
+
+class Unread:
+    """Counts what of the rows of one raw split nobody reads; each process has its own.
+
+    types: what rows are decoded into, the one for rows without unread keys in their parts first; their keys are
+    those that are read.
+    parts: by key, as in the file, the type of the objects that it holds (one, or a list).
+    meanings: see `key_meanings.meanings_of`. ignored: those of them that do not stop the conversion.
+    """
+
+    def __init__(
+        self,
+        types: tuple[type[msgspec.Struct], type[msgspec.Struct]],
+        parts: Mapping[str, type[msgspec.Struct]],
+        meanings: Mapping[str, Meaning] | None = None,
+        ignored: Collection[str] = (),
+    ) -> None:
+        self.meanings, self.ignored = meanings or {}, ignored
+        self._types, self._parts = types, parts
+        self._fields = {one.encode_name: one for one in msgspec.structs.fields(types[1])}
+        self._part_keys = {key: _names(part) for key, part in parts.items()}
+        self._shapes: dict[KeySet, Shape] = {}
+        self._found = Found()
+        self.shape = self._shapes.setdefault(((), tuple(() for _ in parts)), self._made((), [()] * len(parts)))
+
+    def last_turn(self) -> None:
+        """Count a row whose last turn nobody answers, and which is dropped."""
+        self._found.last_turns += 1
+
+    def count(self, number: int, row: bytes) -> None:
+        """Count the keys of a sound row, number `number` of the split, that is not of the current shape."""
+        self._found.rows += 1
+        try:
+            keys = OF_ROW(row)
+            parts = {part: OF_PART(keys[part]) for part in self._parts}
+        except ValueError:  # a key that is no UTF-8: nobody can have meant anything by it
+            self._found.other_keys += 1
+            return
+        top = tuple(sorted(keys.keys() - self._fields.keys()))
+        paths = set(top)
+        inner: list[set[Names]] = []
+        for part, read in self._part_keys.items():
+            objects = parts[part] if isinstance(parts[part], list) else [parts[part]]
+            inner.append({tuple(sorted(one.keys() - read)) for one in objects})
+            paths.update(f"{part}.{key}" for names in inner[-1] for key in names)
+            if any(inner[-1]):
+                self._weigh_turns(part, number, objects)
+        for key in top:
+            self._weigh(key, number, keys[key])
+        self._found.keys.update({path[:NAME_KEPT] for path in paths})
+        if all(len(sets) == 1 for sets in inner):
+            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
+
+    def take(self, columns: Collection[str] = (), first: int = 0) -> Found:
+        """Give what was found since the last call, in rows from number `first` on.
+
+        columns: those of a table that were not read at all; every row has them. What bytes mean is not known: a key
+        that may have a meaning has it there.
+        """
+        found, self._found = self._found, Found()
+        for shape in self._shapes.values():
+            if shape.rows:
+                found.rows += shape.rows
+                found.keys.update(dict.fromkeys(shape.names, shape.rows))
+                shape.rows = 0
+        for column in columns if found.rows else ():
+            found.keys[column[:NAME_KEPT]] += found.rows
+            if column in self.meanings:
+                found.meant[column] += found.rows
+                found.first[column] = (first, "bytes")
+        return found
+
+    def _weigh(self, key: str, number: int, value: msgspec.Raw, speaker: str = "") -> bool:
+        """Count a key where its value has the key's meaning; say whether it has."""
+        meaning = self.meanings.get(key)
+        if meaning is None or (meaning.of_answers and speaker not in ASSISTANTS) or not meaning.has(_value(value)):
+            return False
+        self._found.meant[key] += 1
+        self._found.first.setdefault(key, (number, bytes(value)[:NAME_KEPT].decode(errors="replace")))
+        return True
+
+    def _weigh_turns(self, part: str, number: int, turns: list[dict[str, msgspec.Raw]]) -> None:
+        done: set[str] = set()
+        for turn in turns:
+            speaker = next((msgspec.json.decode(turn[key]) for key in SPEAKER_KEYS if key in turn), "")
+            for key, value in turn.items():
+                path = f"{part}.{key}"
+                if path in self.meanings and path not in done and self._weigh(path, number, value, speaker):
+                    done.add(path)
+
+    def _learn(self, keys: KeySet, paths: set[str]) -> None:
+        """Try this set of keys first from now on; keys that may have a meaning are looked at in every row."""
+        if keys not in self._shapes:
+            odd = any(path in self.meanings or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
+            if odd or len(self._shapes) == SHAPES_KEPT:
+                return
+            self._shapes[keys] = self._made(*keys)
+        self.shape = self._shapes[keys]
+
+    def _made(self, top: Names, inner: Collection[Names]) -> Shape:
+        names = [*top, *(f"{part}.{key}" for part, keys in zip(self._parts, inner, strict=True) for key in keys)]
+        plain, general = self._types
+        if not any(inner) and plain is not general:
+            made = _strict(plain, top, [])
+        else:
+            changed = []
+            for (key, part), unread in zip(self._parts.items(), inner, strict=True):
+                field, kind = self._fields[key], _strict(part, unread, [])
+                changed.append((field.name, list[kind] if field.type != part else kind, msgspec.field(name=key)))
+            made = _strict(general, top, changed)
+        return Shape(msgspec.json.Decoder(made).decode, tuple(names))
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    """Give a value; its bytes as a text where it holds what Python cannot."""
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, OverflowError, RecursionError):
+        return bytes(raw).decode(errors="replace")
+
+
+def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(one.encode_name for one in msgspec.structs.fields(kind))
+
+
+def _strict(kind: type[msgspec.Struct], unread: Names, changed: list[Any]) -> type[msgspec.Struct]:
+    """Give the type of rows that have just these unread keys, besides what `kind` reads."""
+    keys = [(f"unread{number}", msgspec.Raw, msgspec.field(name=key)) for number, key in enumerate(unread)]
+    return msgspec.defstruct(
+        kind.__name__, [*changed, *keys], bases=(kind,), kw_only=True, forbid_unknown_fields=True, gc=False
+    )

@@ -1,0 +1,228 @@
+"""Keys that no form reads: those that change what a row means stop the conversion, the others are counted."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fire_rows import fire_row, write_array
+from vlmflow.config.data_settings import DatasetSettings, RowLimits
+from vlmflow.errors import VlmflowError
+from vlmflow.raw_rows import open_rows
+from vlmflow.rows import unread
+from vlmflow.rows.convert import convert
+from vlmflow.rows.fire import fire_rows, training_form
+from vlmflow.rows.forms import form_rows
+
+TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
+CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
+ASK = {"instruction": "What?", "output": "It."}
+TOOL = {"name": "clock", "parameters": {"type": "object", "properties": {}}}
+
+
+def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
+    """Give a conversation; the changes are laid over its turns, from the last one on."""
+    talk = [dict(turn) for turn in (CHAT if of == "messages" else TALK)]
+    for turn, change in zip(reversed(talk), changes, strict=False):
+        turn.update(change)
+    return {of: talk}
+
+
+def converted(
+    path: Path, kind: str, processes: int = 1, mended: list[Path] | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Convert a file of texts in the folder of data set `mine`; give what was not read."""
+    dataset = DatasetSettings(kind=kind, train=str(path), modality="text", **settings)
+    made = path.parent / "mine" / "train.jsonl"
+    make = form_rows(kind, "text", dataset.columns, dataset.prompt, None, dataset.ignore_keys)
+    choice = dataset.choice("train")
+    with open_rows([path], "train", mended or [], choice.read_columns) as rows:
+        return convert(rows, made, made.with_suffix(".rejects"), "train", make, choice, processes)
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    return write_array(folder / "rows.json", rows)
+
+
+STOPS = [
+    ("alpaca", ASK | {"system": "Be brief."}, "system"),
+    ("alpaca", ASK | {"system_prompt": "Be brief."}, "system_prompt"),
+    ("alpaca", ASK | {"history": [["Hello.", "Hi."]]}, "history"),
+    ("alpaca", ASK | {"kto_tag": False}, "kto_tag"),
+    ("prompt_completion", {"prompt": "What?", "completion": "It.", "label": False}, "label"),
+    ("prompt_completion", {"prompt": "What?", "completion": "It.", "label": 0}, "label"),
+    ("messages", turns() | {"label": False}, "label"),
+    ("messages", turns() | {"system": "Be brief."}, "system"),
+    ("messages", turns() | {"tools": [TOOL]}, "tools"),
+    ("messages", turns() | {"functions": [TOOL]}, "functions"),
+    ("messages", turns() | {"rejected_response": "Nothing."}, "rejected_response"),
+    ("messages", turns() | {"weight": 0.5}, "weight"),
+    ("messages", turns() | {"videos": ["a.mp4"]}, "videos"),
+    ("messages", turns({"weight": 0}), "messages.weight"),
+    ("messages", turns({"loss": False}), "messages.loss"),
+    ("messages", turns({"loss_scale": 2.0}), "messages.loss_scale"),
+    ("messages", turns({"train": False}), "messages.train"),
+    ("messages", turns({"tool_calls": [{"id": "1"}]}), "messages.tool_calls"),
+    ("messages", turns({"function_call": {"name": "clock"}}), "messages.function_call"),
+    ("messages", turns({"reasoning_content": "So."}), "messages.reasoning_content"),
+    ("messages", turns({}, {"images": ["a.jpg"]}), "messages.images"),
+    ("sharegpt", turns(of="conversations") | {"tools": json.dumps([TOOL])}, "tools"),
+    ("sharegpt", turns(of="conversations") | {"system": "Be brief."}, "system"),
+    ("sharegpt", turns({"weight": 0}, of="conversations"), "conversations.weight"),
+    ("text", {"text": "It.", "audios": ["a.wav"]}, "audios"),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "key"), STOPS, ids=[f"{kind}-{key}" for kind, _, key in STOPS])
+def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
+    tmp_path: Path, kind: str, row: dict[str, Any], key: str
+) -> None:
+    """With the rows that have it, the first of them, its value, and the line that goes on without; then that line."""
+    sound = {name: value for name, value in row.items() if name != key}
+    if "messages" in row or "conversations" in row:
+        sound |= turns(of="messages" if "messages" in row else "conversations")
+    path = written(tmp_path, [sound, row, sound | {"id": 1}, row])
+    prompt = {"prompt": "Say it."} if kind == "text" else {}
+    with pytest.raises(VlmflowError) as raised:
+        converted(path, kind, **prompt)
+    assert f"\n  {key}: 2 of 4 rows, the first of them row 1, counted from 0, with " in raised.value.cause
+    assert raised.value.next_step.endswith(f"say datasets.mine.ignore_keys: [{key}]")
+    assert not (tmp_path / "mine" / "train.jsonl").exists()
+    found = converted(path, kind, ignore_keys=[key], **prompt)
+    assert found["ignored_keys"] == {key: 2}
+    assert found["unread_keys"][key] == 2
+
+
+NEUTRAL = [
+    ("alpaca", ASK | {"system": "", "history": [], "tools": None, "label": True, "weight": 1, "kto_tag": None}),
+    ("alpaca", ASK | {"system": " \n", "history": [["", ""]], "tools": "[]", "label": "positive", "weight": 1.0}),
+    ("alpaca", ASK | {"label": 3, "weight": "heavy", "chosen": None, "rejected": {}, "videos": []}),
+    ("messages", turns({"weight": 1, "loss": True, "tool_calls": [], "function_call": None, "train": True})),
+    ("messages", turns({}, {"weight": 0, "loss": False})),
+    ("messages", turns({"name": "Bob", "refusal": None})),
+    ("text", {"text": "It.", "system": "Linux", "label": False, "weight": 70}),
+]
+
+
+@pytest.mark.parametrize(("kind", "row"), NEUTRAL)
+def test_null_empty_and_neutral_values_never_stop(tmp_path: Path, kind: str, row: dict[str, Any]) -> None:
+    """Nor does a user's turn that is not trained anyway, nor a key in a form in which it means nothing."""
+    found = converted(written(tmp_path, [row, row]), kind, **({"prompt": "Say it."} if kind == "text" else {}))
+    unread_keys = {key for key in row if key not in (*ASK, "messages", "text")}
+    unread_keys |= {f"messages.{key}" for turn in row.get("messages", []) for key in turn if key not in CHAT[0]}
+    assert found["unread_keys"] == dict.fromkeys(sorted(unread_keys), 2)
+    assert found["ignored_keys"] == {}
+
+
+def test_preference_data_names_all_of_its_keys_at_once(tmp_path: Path) -> None:
+    """As LLaMA-Factory's dpo_en_demo.json: the question alone, and two answers beside it."""
+    asked = [*TALK, {"from": "human", "value": "And?"}]
+    row = {"conversations": asked, "chosen": TALK[1], "rejected": {"from": "gpt", "value": "No."}}
+    path = written(tmp_path, [row] * 3)
+    with pytest.raises(VlmflowError) as raised:
+        converted(path, "sharegpt")
+    assert "chosen: 3 of 3 rows" in raised.value.cause
+    assert "rejected: 3 of 3 rows" in raised.value.cause
+    assert "ignore_keys: [chosen, rejected]" in raised.value.next_step
+    with pytest.raises(VlmflowError, match="rejected: 3 of 3") as raised:
+        converted(path, "sharegpt", ignore_keys=["chosen"])
+    assert "ignore_keys: [chosen, rejected]" in raised.value.next_step
+    assert converted(path, "sharegpt", ignore_keys=["chosen", "rejected"])["unanswered_last_turns"] == 3
+
+
+def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
+    """Rejected rows, and those of another modality, mean nothing to a training."""
+    bad = turns({"role": "tool"}) | {"tools": [TOOL]}
+    found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "tools": [TOOL]}]), "messages")
+    assert found == {"unread_keys": {}, "ignored_keys": {}, "unanswered_last_turns": 0}
+
+
+def test_a_table_stops_too(tmp_path: Path) -> None:
+    """All values of CSV are texts; of parquet, columns that nobody reads are counted without being read."""
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerows([["prompt", "completion", "label", "note"], ["q", "a", "True", "x"], ["q", "b", "False", ""]])
+    with pytest.raises(
+        VlmflowError, match=r'label: 1 of 2 rows, the first of them row 1, counted from 0, with "False"'
+    ):
+        converted(tmp_path / "rows.csv", "prompt_completion")
+    table = [{"messages": CHAT, "tools": None, "note": 1}, {"messages": CHAT, "tools": "[1]", "note": 2}]
+    pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
+    with pytest.raises(VlmflowError, match="tools: 1 of 2 rows"):
+        converted(tmp_path / "rows.parquet", "messages")
+    found = converted(tmp_path / "rows.parquet", "messages", ignore_keys=["tools"])
+    assert found["unread_keys"] == {"note": 2, "tools": 2}
+    sounds = [{"prompt": "q", "completion": "a", "audio": {"bytes": b"RIFF\xff", "path": "a.wav"}}]
+    pq.write_table(pa.Table.from_pylist(sounds), tmp_path / "sounds.parquet")
+    with pytest.raises(VlmflowError, match=r"audio: 1 of 1 rows, .* with bytes"):
+        converted(tmp_path / "sounds.parquet", "prompt_completion")
+
+
+def test_a_key_of_another_name_is_the_one_that_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"system": "What?", "output": "It.", "instruction": "!"}])
+    found = converted(path, "alpaca", columns={"instruction": "system"})
+    assert found["unread_keys"] == {"instruction": 1}
+    chat = written(tmp_path, [{"chat": turns({"weight": 0})["messages"]}])
+    with pytest.raises(VlmflowError, match=r"chat\.weight: 1 of 1 rows"):
+        converted(chat, "messages", columns={"messages": "chat"})
+
+
+def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
+    path = written(tmp_path, [fire_row(question=f"q{n}", **({"more": n} if n % 3 else {})) for n in range(9)])
+    with open_rows([path], "train") as rows:
+        make = fire_rows(training_form("trajectory", None), RowLimits())
+        choice = DatasetSettings(kind="fire", train="x").choice("train")
+        found = convert(rows, tmp_path / "made", tmp_path / "rejects", "train", make, choice, 1)
+    assert found["unread_keys"] == {"conversations.type": 9, "groundtruth": 9, "more": 6, "round": 9}
+
+
+def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More names of keys than are kept, rows with keys of many sorts, in many shards."""
+    monkeypatch.setattr(unread, "NAMES_KEPT", 40)
+    monkeypatch.setattr("vlmflow.rows.convert.SHARD_BYTES", 2_000)
+    long = {"n" * 200: 1}
+    rows = [
+        turns({f"t{n // 3 % 3}": n}, {f"t{n // 3 % 3}": n}) | {f"k{n // 3 % 97}": n} | (long if n // 3 % 5 == 0 else {})
+        for n in range(600)
+    ]
+    one, two = (converted(written(tmp_path, rows), "messages", processes) for processes in (1, 2))
+    assert one == two
+    assert len(one["unread_keys"]) == 40
+    assert sum(one["unread_keys"].values()) + one["further_unread_keys"] == 600 + 600 + 120
+    assert max(map(len, one["unread_keys"])) == 100
+
+
+KEYS = st.sampled_from(["id", "x", 'a"b', "é", "label", "weight", "tools", "system", "", "y" * 120])
+VALUES = st.sampled_from([None, 0, 1, "", "x", [], [1], {}, {"a": 1}, True, False])
+MORE = st.dictionaries(KEYS, VALUES, max_size=4)
+
+
+@given(rows=st.lists(st.tuples(MORE, MORE, MORE), min_size=1, max_size=30))
+def test_counts_are_those_of_a_plain_loop(rows: list[tuple[Any, Any, Any]], tmp_path_factory) -> None:
+    made = [{"messages": [CHAT[0] | one, CHAT[1] | two]} | more for one, two, more in rows]
+    counts: Counter[str] = Counter()
+    for one, two, more in rows:
+        counts.update({key[:100] for key in [*more, *(f"messages.{key}" for key in {**one, **two})]})
+    make = form_rows("messages", "text", {}, None, None)
+    for number, row in enumerate(made):
+        assert make("id", number, msgspec.json.encode(row))
+    found = make.unread.take()
+    assert found.keys == counts
+    assert found.rows == len(rows)
+    assert found.meant["label"] == sum(more.get("label", 1) in (0,) for *_, more in rows)
+
+
+def test_a_key_without_a_meaning_cannot_be_ignored() -> None:
+    for key, kind in (("lable", "messages"), ("history", "messages"), ("weight", "text")):
+        with pytest.raises(ValueError, match=f"ignore_keys: '{key}' stops no row of kind {kind}"):
+            DatasetSettings(kind=kind, train="x", prompt="p" if kind == "text" else None, ignore_keys=[key])
+    with pytest.raises(ValueError, match="for every kind but fire alone"):
+        DatasetSettings(kind="fire", train="x", ignore_keys=["label"])
