@@ -1,11 +1,12 @@
-"""Describe a base model in a manifest; its bytes lie in the store, from the hub, or in a local folder."""
+"""Describe a base model in a manifest, and link its files, which lie in the store or in a local folder."""
 
 from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.source import parse_source
 from vlmflow.fetch.fetch import fetch_model
-from vlmflow.fetch.model_folder import hash_files, list_files, write_manifest
+from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
+from vlmflow.fetch.model_folder import hash_files, link_files, write_manifest
 from vlmflow.fetch.pins import PINS, pin_of, read_pins
 from vlmflow.files import whole_folder
 
@@ -15,20 +16,24 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
 
     model: the folder to write, with manifest.json alone in it.
     source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, or the path of a folder.
-    store: the folder that keeps what comes from the hub, by repository and revision.
+    store: the folder that keeps what comes from the hub, by repository and revision, and links to the files of models.
     pins: the table with revision, size and sha256 of hub sources.
     threads: files that are fetched and read at a time.
     """
     place = parse_source(source)
     if isinstance(place, Path):
         revision, folder = None, place
-        files = hash_files(folder, list_files(folder, source), threads)
+        found = list_files(folder, source)
+        refuse_code(folder, found.names)
+        files, left_out = hash_files(folder, found.names, threads), found.left_out
     else:
         pin = pin_of(source, read_pins(pins))
-        folder, files = fetch_model(place, pin, store, threads)
+        folder, files, left_out = fetch_model(place, pin, store, threads)
         revision = pin.revision
+    log_left_out(source, left_out)
+    view = link_files(store, model.name, folder, files)
     with whole_folder(model) as unfinished_folder:
-        write_manifest(unfinished_folder, model.name, source, revision, folder, files)
+        write_manifest(unfinished_folder, model.name, source, revision, view, files, left_out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -18,20 +19,23 @@ from faulty_server import Answer, refuses
 from hub_server import REVISION, HubServer, command, served_hub, sha256
 from one_rule import one_rule
 from vlmflow.errors import VlmflowError
-from vlmflow.fetch.model_folder import FileRecord, digest_of, list_files, read_manifest
+from vlmflow.fetch.model_files import list_files
+from vlmflow.fetch.model_folder import FileRecord, digest_of, read_manifest
 from vlmflow.files import unfinished
 
 SOURCE = "hf://o/m"
-PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", ".gitattributes": b"* lfs"}
+PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", "LICENSE": b"free"}
+OTHERS = {"README.md": b"# m\n", "custom_generate/generate.py": b"1 / 0", ".gitattributes": b"* lfs"}
+LEFT_OUT = ["README.md", "custom_generate/generate.py"]
 WEIGHTS = {f"model-{part}-of-3.safetensors": Random(part).randbytes(800_000 + part) for part in (1, 2, 3)}
-MODEL = {name: content for name, content in {**PLAIN, **WEIGHTS}.items() if name != ".gitattributes"}
+MODEL = {**PLAIN, **WEIGHTS}
 SIZE = sum(map(len, MODEL.values()))
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with served_hub(monkeypatch) as hub_server:
-        hub_server.add(SOURCE.removeprefix("hf://"), {**PLAIN, **WEIGHTS}, plain=tuple(PLAIN))
+        hub_server.add(SOURCE.removeprefix("hf://"), {**PLAIN, **OTHERS, **WEIGHTS}, plain=(*PLAIN, *OTHERS))
         yield hub_server
 
 
@@ -55,6 +59,13 @@ class Place:
     def manifest(self) -> dict:
         return json.loads((self.model / "manifest.json").read_text())
 
+    @property
+    def seen(self) -> dict[str, Path]:
+        """What stages see: by name, the file that it is."""
+        folder = Path(self.manifest["folder"])
+        assert folder.parent == self.store / "views"
+        return {str(path.relative_to(folder)): path.resolve() for path in folder.rglob("*") if path.is_symlink()}
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
@@ -64,7 +75,7 @@ def place(tmp_path: Path) -> Place:
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
     folder = tmp_path / "local"
-    for name, content in {**MODEL, ".cache/x": b"x"}.items():
+    for name, content in {**MODEL, **OTHERS, ".cache/x": b"x"}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
@@ -82,12 +93,15 @@ def test_a_model_is_fetched_with_all_its_files(server: HubServer, place: Place):
         "name": "tiny",
         "source": SOURCE,
         "revision": REVISION,
-        "folder": str(place.stored),
+        "folder": place.manifest["folder"],
         "files": {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in sorted(MODEL.items())},
+        "left_out": LEFT_OUT,
         "digest": digest(MODEL),
     }
     stored = {str(path.relative_to(place.stored)) for path in place.stored.rglob("*") if path.is_file()}
-    assert stored == set(MODEL)
+    assert stored == {*MODEL, ".left-out.json"}
+    assert place.seen == {name: place.stored / name for name in MODEL}
+    assert not any(server.sent(name) for name in OTHERS)
     assert all((place.stored / name).read_bytes() == content for name, content in MODEL.items())
     assert read_manifest(place.model).digest == digest(MODEL)
     assert not server.leaked
@@ -106,7 +120,7 @@ def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Pla
     place.fetch(size=SIZE, sha256=digest(MODEL))
     assert place.manifest == first
     assert [server.sent(f"model-{part}-of-3.safetensors") // 800_000 for part in (1, 2, 3)] == [1, 2, 1]
-    assert read_manifest(place.model).folder == place.stored
+    assert read_manifest(place.model).files.keys() == MODEL.keys()
 
 
 def test_a_killed_fetch_goes_on_file_by_file(server: HubServer, place: Place):
@@ -185,21 +199,54 @@ def test_a_model_without_safetensors_is_refused_by_name(server: HubServer, place
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
 def test_a_local_folder_is_described_where_it_lies(place: Place, local: Path, form: str):
     place.fetch(form.format(local))
-    assert place.manifest["folder"] == str(local)
+    assert place.seen == {name: local / name for name in MODEL}
     assert place.manifest["revision"] is None
     assert place.manifest["digest"] == digest(MODEL)
     assert set(place.manifest["files"]) == set(MODEL)
-    assert not place.store.exists()
+    assert place.manifest["left_out"] == LEFT_OUT
+    assert [path.name for path in place.store.iterdir()] == ["views"]
 
 
-def test_links_to_files_and_folders_are_followed_once(place: Place, local: Path, tmp_path: Path):
-    """The hub's own cache holds snapshots of links; the manifest names the folder that was read."""
-    (local / "config.json").rename(tmp_path / "blob")
-    (local / "config.json").symlink_to(tmp_path / "blob")
-    (tmp_path / "link").symlink_to(local)
+def test_the_hubs_own_cache_is_a_local_folder(place: Place, local: Path, tmp_path: Path):
+    """Its snapshots hold links to blobs, which are the model's; the folder itself may be reached by a link too."""
+    repo = tmp_path / "hub" / "models--o--m"
+    snapshot, blobs = repo / "snapshots" / REVISION, repo / "blobs"
+    snapshot.parent.mkdir(parents=True)
+    blobs.mkdir()
+    local.rename(snapshot)
+    for name, content in MODEL.items():
+        (snapshot / name).rename(blobs / sha256(content))
+        (snapshot / name).symlink_to(os.path.relpath(blobs / sha256(content), (snapshot / name).parent))
+    (tmp_path / "link").symlink_to(snapshot)
     place.fetch(tmp_path / "link")
     assert place.manifest["digest"] == digest(MODEL)
-    assert place.manifest["folder"] == str(local)
+    assert place.seen == {name: blobs / sha256(content) for name, content in MODEL.items()}
+
+
+def test_what_stages_see_is_made_once_and_holds_nothing_else(place: Place, local: Path, tmp_path: Path):
+    place.fetch(local)
+    seen = Path(place.manifest["folder"])
+    inode = seen.stat().st_ino
+    place.fetch(local)
+    assert Path(place.manifest["folder"]).stat().st_ino == inode, "a stage that runs kept its folder"
+    (seen / "args.json").write_text("{}")
+    with pytest.raises(VlmflowError, match=r"holds args\.json, which vlmflow did not put there\n.*take it out"):
+        read_manifest(place.model)
+    place.fetch(local)
+    assert read_manifest(place.model).folder == seen
+    (seen / "config.json").unlink()
+    (seen / "config.json").symlink_to(tmp_path / "another")
+    place.fetch(local)
+    assert place.seen == {name: local / name for name in MODEL}
+
+
+def test_a_hub_model_that_names_code_is_refused_before_its_weights_are_fetched(server: HubServer, place: Place):
+    config = b'{"auto_map": {"AutoModel": "modeling_x.Model"}}'
+    server.add("o/m", {**MODEL, "config.json": config}, plain=tuple(PLAIN))
+    with pytest.raises(VlmflowError, match=r"config\.json: auto_map = .*modeling_x\.Model"):
+        place.fetch()
+    assert not place.model.exists()
+    assert not any(server.sent(name) for name in WEIGHTS)
 
 
 def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_path: Path):
@@ -212,7 +259,10 @@ def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_
     with pytest.raises(VlmflowError, match=r"config\.json is gone"):
         read_manifest(place.model)
     local.rename(tmp_path / "elsewhere")
-    with pytest.raises(VlmflowError, match=r"its folder .*local is gone"):
+    with pytest.raises(VlmflowError, match=r"local/LICENSE is gone"):
+        read_manifest(place.model)
+    shutil.rmtree(place.store)
+    with pytest.raises(VlmflowError, match=r"its folder .* is gone"):
         read_manifest(place.model)
     (place.model / "manifest.json").write_text(manifest.replace('"digest"', '"digset"'))
     with pytest.raises(VlmflowError, match=r"manifest\.json: .*\n.*remove"):
@@ -237,7 +287,11 @@ def test_the_rule_takes_a_local_folder_as_its_input(local: Path, tmp_path: Path)
     assert "models.missing.source: there is no folder nowhere" in snakemake("models/missing", "-n")
     assert "1 of 1 steps" in snakemake("models/tiny")
     assert read_manifest(tmp_path / "models" / "tiny").digest == digest(MODEL)
+    (local / "README.md").write_bytes(b"another page")
+    assert "Nothing to be done" in snakemake("models/tiny", "-n")
     (local / "config.json").write_bytes(b"{ }")
     planned = snakemake("models/tiny", "models/big", "-n")
     assert "Updated input files: local/config.json" in planned
     assert "Fetching the model big" in planned
+    (local / "config.json").write_bytes(b'{"auto_map": {"AutoConfig": "x.X"}}')
+    assert 'local/config.json: auto_map = {"AutoConfig": "x.X"}: names Python code' in snakemake("models/tiny", "-n")

@@ -7,7 +7,6 @@ import pytest
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.errors import VlmflowError
-from vlmflow.fetch.model_folder import write_manifest
 from vlmflow.training.data import TrainingData
 from vlmflow.training.job import BaseModel, TrainJob
 from vlmflow.training.launch import command, end_of_whole_lines, environment, report_line
@@ -121,15 +120,3 @@ def test_a_line_of_progress_that_a_full_disk_cut_is_written_anew(tmp_path: Path)
     progress.write_text('{"event": "begin"}\n{"event": "lo')
     assert end_of_whole_lines(progress) == 19
     assert progress.read_text() == '{"event": "begin"}\n'
-
-
-def test_a_model_that_brings_its_own_code_is_refused(tmp_path: Path) -> None:
-    """ms-swift loads every model with trust_remote_code: a hostile folder would have its code run."""
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text('{"auto_map": {"AutoModel": "evil.Model"}}')
-    (tmp_path / "m").mkdir()
-    write_manifest(tmp_path / "m", "m", "base", None, tmp_path / "base", {})
-    with pytest.raises(VlmflowError, match=r"config\.json: auto_map"):
-        BaseModel.read(tmp_path / "m", "qwen3_vl")
-    (tmp_path / "base" / "config.json").write_text("{}")
-    assert BaseModel.read(tmp_path / "m", "qwen3_vl").folder == tmp_path / "base"

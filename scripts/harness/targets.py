@@ -14,7 +14,7 @@ from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import Config
 from vlmflow.config.source import parse_source
 from vlmflow.errors import VlmflowError
-from vlmflow.fetch.model_folder import local_files
+from vlmflow.fetch.model_files import list_files, local_files
 from vlmflow.fetch.pins import revision_of
 
 InputFunction = Callable[[Any], Any]
@@ -98,7 +98,7 @@ def _local_file(workflow: Any, key: str, source: str) -> list[Any]:
 def local_model(workflow: Any, source: str, model: str) -> list[Any]:
     """Give the files of a local model folder as inputs of its rule; what the hub has is none.
 
-    Ends the process where there is no such folder, or no model in it.
+    Ends the process where there is no such folder, no model in it, or one that is more than data.
     """
     place = parse_source(source)
     if isinstance(place, Path) and not place.is_dir() and not _sees_all_volumes(workflow):
@@ -123,7 +123,7 @@ def local_state(source: str) -> list[list[int]]:
     place = parse_source(source)
     if not isinstance(place, Path) or not place.exists():
         return []
-    files = map(Path, local_files(source, source)) if place.is_dir() else [place]
+    files = [place / name for name in list_files(place, source).names] if place.is_dir() else [place]
     return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]
 
 

@@ -24,7 +24,7 @@ from gpu.workflow_trainer import train_as_the_workflow
 from vlmflow.config.run_settings import TrainSettings, VerifySettings
 from vlmflow.demo.sample import PICTURES, TRAIN_FILE, write_sample
 from vlmflow.errors import VlmflowError
-from vlmflow.fetch.model_folder import list_files
+from vlmflow.fetch.model_files import list_files
 from vlmflow.files import require_free_disk
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.verify_logits import verify_logits
@@ -199,7 +199,7 @@ def _merge_and_verify(
     settings: TrainSettings,
     device: str,
 ) -> dict[str, Any]:
-    files = list_files(base, "the random model")
+    files = list_files(base, "the random model").names
     start = now("cpu")
     merge_adapter(base, adapter, merged, files, _cores())
     merging = now("cpu") - start

@@ -10,11 +10,15 @@ from vlmflow.errors import VlmflowError
 from vlmflow.fetch import hub
 from vlmflow.fetch.download import Transfer, download
 from vlmflow.fetch.hub import HubFile
-from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files, is_housekeeping, require_weights
+from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
+from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
 from vlmflow.fetch.pins import Pin
 from vlmflow.fetch.retry import retrying
-from vlmflow.files import require_free_disk, sha256_of, unfinished
+from vlmflow.files import read_json, require_free_disk, sha256_of, unfinished, write_json
 from vlmflow.progress import Progress
+
+LEFT_OUT = ".left-out.json"
+"""Beside a model's files in the store: the names of the repository's other files, which are not fetched."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,37 +47,47 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
     return target
 
 
-def fetch_model(source: HubSource, pin: Pin | None, store: Path, threads: int) -> tuple[Path, dict[str, FileRecord]]:
-    """Bring all files of a model into the store; give its folder there, and size and SHA-256 by file name.
+def fetch_model(
+    source: HubSource, pin: Pin | None, store: Path, threads: int
+) -> tuple[Path, dict[str, FileRecord], list[str]]:
+    """Bring a model's files into the store; give its folder there, size and SHA-256 by file name, and what is left out.
 
     pin: its row in pins.yaml. Where size and digest stand there and the store holds just that, the network is
     not asked.
     threads: files at a time.
 
-    Raises VlmflowError.
+    Raises VlmflowError, before the weights are fetched where the model's JSON files are refused.
     """
     revision = pinned_revision(source, pin)
     folder = store_folder(store, source, revision)
     if (records := _complete_in_store(folder, pin, threads)) is not None:
         logger.info("%s: already in the store, %s", source, folder)
-        return folder, records
-    files = {folder / file.path: file for file in model_files(source, revision)}
-    require_pinned(source, pin, size=sum(file.size for file in files.values()))
-    received = bring(files, f"fetching {source.name}", threads)
+        refuse_code(folder, list(records))
+        return folder, records, read_json(folder / LEFT_OUT) if (folder / LEFT_OUT).is_file() else []
+    found, left_out = model_files(source, revision)
+    require_pinned(source, pin, size=sum(file.size for file in found))
+    files = {folder / file.path: file for file in found}
+    first = {target: file for target, file in files.items() if file.path.endswith(".json")}
+    rest = {target: file for target, file in files.items() if target not in first}
+    received = bring(first, f"fetching {source.name}, JSON files", threads) if first else {}
+    refuse_code(folder, [file.path for file in found])
+    received |= bring(rest, f"fetching {source.name}", threads)
     records = {file.path: FileRecord(bytes=file.size, sha256=received[target]) for target, file in files.items()}
     require_pinned(source, pin, sha256=digest_of(records))
-    return folder, records
+    write_json(folder / LEFT_OUT, left_out)
+    return folder, records, left_out
 
 
-def model_files(source: HubSource, revision: str | None) -> list[HubFile]:
-    """Give what the hub has of a model: all files but git's own.
+def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile], list[str]]:
+    """Give what the hub has of a model: its files, and the names of those that are not the model's data.
 
     Raises VlmflowError, also where there are no safetensors among them.
     """
     _, files = hub.describe(source, revision)
-    files = [file for file in files if not is_housekeeping(file.path)]
-    require_weights([file.path for file in files], str(source))
-    return files
+    sorted_names = sort_names(file.path for file in files)
+    require_weights(sorted_names, str(source))
+    taken = set(sorted_names.names)
+    return [file for file in files if file.path in taken], sorted_names.left_out
 
 
 def bring(files: Mapping[Path, HubFile], what: str, threads: int) -> dict[Path, str]:
@@ -105,7 +119,8 @@ def _size(path: Path) -> int:
 
 def _complete_in_store(folder: Path, pin: Pin, threads: int) -> dict[str, FileRecord] | None:
     """Give the records of a folder that is what the pin says; None where it is not, or not known to be."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    present = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = sort_names(present).names  # earlier fetches brought other files too
     if None in (pin.size, pin.sha256) or sum(_size(folder / name) for name in names) != pin.size:
         return None
     records = hash_files(folder, names, threads)

@@ -1,9 +1,9 @@
-"""A folder with a model's files, and the manifest that describes it to the stages that read it."""
+"""What stages see of a model: a folder of links to its files, and the manifest that describes them."""
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,15 @@ import pydantic
 from pydantic import Field
 
 from vlmflow.config.settings import Settings
-from vlmflow.config.source import parse_source
 from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json, sha256_of, write_json
+from vlmflow.fetch.model_files import shown
+from vlmflow.files import read_json, sha256_of, whole_folder, write_json
 from vlmflow.progress import Progress
 
 MANIFEST = "manifest.json"
+
+VIEWS = "views"
+"""The folder of a store that holds what stages see of its models."""
 
 
 class FileRecord(Settings):
@@ -28,10 +31,7 @@ class FileRecord(Settings):
 
 
 class ModelManifest(Settings):
-    """What `models/NAME/manifest.json` says.
-
-    The folder is named directly, where the bytes are: a link in between could be turned to other bytes.
-    """
+    """What `models/NAME/manifest.json` says."""
 
     name: str
     """The name in the configuration."""
@@ -43,10 +43,13 @@ class ModelManifest(Settings):
     """The commit on the hub; None for a local folder."""
 
     folder: Path
-    """The absolute path of the folder that holds the bytes; nothing writes there."""
+    """The absolute path of the folder that stages read: `link_files` made it, of these files alone."""
 
     files: dict[str, FileRecord]
     """By name relative to the folder."""
+
+    left_out: list[str]
+    """What lies beside these files where they come from, and is not the model's data."""
 
     digest: str
     """What `digest_of` gives of the files: equal for equal models, wherever they lie."""
@@ -58,8 +61,31 @@ def digest_of(files: Mapping[str, FileRecord]) -> str:
     return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
 
 
+def link_files(store: Path, model: str, folder: Path, files: Mapping[str, FileRecord]) -> Path:
+    """Give the folder that stages see: links to the files of a model, and nothing else.
+
+    store: the folder that keeps models. model: its name in the configuration. folder: where the files lie.
+
+    The name changes with the bytes and with the place, so that no stage that runs finds other files under its feet.
+    """
+    folder = folder.resolve()
+    key = hashlib.sha256(json.dumps([str(folder), digest_of(files)]).encode()).hexdigest()[:16]
+    view = store / VIEWS / f"{model}-{key}"
+    with whole_folder(view) as part:
+        for name in files:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            (part / name).symlink_to((folder / name).resolve())
+    return view.resolve()
+
+
 def write_manifest(
-    model: Path, name: str, source: str, revision: str | None, folder: Path, files: Mapping[str, FileRecord]
+    model: Path,
+    name: str,
+    source: str,
+    revision: str | None,
+    folder: Path,
+    files: Mapping[str, FileRecord],
+    left_out: Sequence[str] = (),
 ) -> None:
     """Write a manifest into the folder `model`; the rest is what its fields say."""
     manifest = ModelManifest(
@@ -68,6 +94,7 @@ def write_manifest(
         revision=revision,
         folder=folder.resolve(),
         files=dict(sorted(files.items())),
+        left_out=sorted(left_out),
         digest=digest_of(files),
     )
     write_json(model / MANIFEST, manifest.model_dump(mode="json"))
@@ -76,7 +103,7 @@ def write_manifest(
 def read_manifest(model: Path) -> ModelManifest:
     """Read what `fetch_model` left in `models/NAME`.
 
-    Raises VlmflowError where the folder with the bytes is gone, or a file there has another size than it had.
+    Raises VlmflowError where the folder is gone or holds other files, or a file has another size than it had.
     """
     next_step = f"remove {model} and run the same command again: what is missing is fetched"
     try:
@@ -90,55 +117,18 @@ def read_manifest(model: Path) -> ModelManifest:
         size = file.stat().st_size if file.is_file() else None
         if size != record.bytes:
             state = "is gone" if size is None else f"has {size:,} bytes, not {record.bytes:,} as when it was fetched"
-            raise VlmflowError(f"model {manifest.name}: {file} {state}", next_step)
+            raise VlmflowError(f"model {manifest.name}: {file.resolve()} {state}", next_step)
+    others = _names(manifest.folder) - manifest.files.keys()
+    if others:
+        raise VlmflowError(
+            f"model {manifest.name}: {manifest.folder} holds {shown(min(others))}, which vlmflow did not put there",
+            f"take it out: transformers and ms-swift would read it; or {next_step}",
+        )
     return manifest
 
 
-def list_files(folder: Path, what: str) -> list[str]:
-    """Give the names of a local model's files, relative to its folder, sorted; links to files count as files.
-
-    what: names the folder to people ("models.qwen3.source").
-
-    Raises VlmflowError where there is no such folder, or no weights in it.
-    """
-    if not folder.is_dir():
-        raise VlmflowError(f"{what}: there is no folder {folder}", "give the folder with the model's files")
-    names = [
-        os.path.relpath(os.path.join(place, file), folder)
-        for place, _, files in os.walk(folder)
-        for file in files
-        if os.path.isfile(os.path.join(place, file))
-    ]
-    names = sorted(name for name in names if not is_housekeeping(name))
-    require_weights(names, f"{what}: {folder}")
-    return names
-
-
-def local_files(source: str, what: str) -> list[str]:
-    """Give the paths of the files of a model that lies in a local folder; none where it is on the hub.
-
-    Raises VlmflowError as `list_files`.
-    """
-    folder = parse_source(source)
-    return [str(folder / name) for name in list_files(folder, what)] if isinstance(folder, Path) else []
-
-
-def is_housekeeping(name: str) -> bool:
-    """Tell whether a file is not the model's but git's or a cache's: a part of its name begins with a dot."""
-    return any(part.startswith(".") for part in name.split("/"))
-
-
-def require_weights(names: list[str], what: str) -> None:
-    """Refuse a model without safetensors, which every stage reads.
-
-    Raises VlmflowError that names the weights in other forms.
-    """
-    if not any(name.endswith(".safetensors") for name in names):
-        others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"))]
-        raise VlmflowError(
-            f"{what} holds no safetensors weights" + (f", but {', '.join(others)}" if others else ""),
-            "use a model in safetensors form, or convert it with transformers' save_pretrained",
-        )
+def _names(folder: Path) -> set[str]:
+    return {os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names}
 
 
 def hash_files(folder: Path, names: list[str], threads: int) -> dict[str, FileRecord]:

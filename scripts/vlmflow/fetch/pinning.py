@@ -65,7 +65,7 @@ def _filled(address: str, pin: Pin) -> Pin:
 def _files_of(source: HubSource, revision: str | None) -> tuple[str, list[HubFile]]:
     commit, files = hub.describe(source, revision)
     if source.path is None:
-        return commit, model_files(source, commit)
+        return commit, model_files(source, commit)[0]
     wanted = [file for file in files if file.path == source.path]
     if not wanted:
         names = [file.path for file in files]

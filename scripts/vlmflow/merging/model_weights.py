@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.errors import VlmflowError
+from vlmflow.fetch.model_files import INDEX, SINGLE
 from vlmflow.files import read_json
 from vlmflow.merging.safetensors_file import SafetensorsFile, TensorEntry, read_header
 
 CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-"""The names under which transformers looks for weights: one file, or an index of several."""
-
 WEIGHT_SUFFIXES = (
     ".bin",
     ".ckpt",

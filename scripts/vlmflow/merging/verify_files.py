@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.errors import VlmflowError
+from vlmflow.fetch.model_files import INDEX, SINGLE
 from vlmflow.files import read_json
-from vlmflow.merging.model_weights import CONFIG, FETCH_AGAIN, INDEX, SINGLE, WEIGHT_SUFFIXES
+from vlmflow.merging.model_weights import CONFIG, FETCH_AGAIN, WEIGHT_SUFFIXES
 
 WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
 """Files about the model that a verified folder gets; they may differ from the base's, or be new."""

@@ -39,6 +39,9 @@ POSITIONS = 128
 ROUNDING_FACTOR = {torch.float32: 64.0, torch.float16: 8.0, torch.bfloat16: 8.0}
 """What one layer does to rounding errors: what was measured, with a factor of 3 to 4 above it."""
 
+OFFLINE = {"local_files_only": True, "trust_remote_code": False}
+"""How folders are read: nothing is fetched, and no Python in them is run."""
+
 ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
 IMAGE_TAG = "<image>"
 
@@ -91,8 +94,8 @@ def _inputs(
 ) -> Iterator[dict[str, Any]]:
     """Turn rows into a model's inputs, with the processor that lies in `folder`."""
     try:
-        sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
-        processor = (AutoProcessor if sees else AutoTokenizer).from_pretrained(folder, local_files_only=True)
+        sees = hasattr(AutoConfig.from_pretrained(folder, **OFFLINE), "vision_config")
+        processor = (AutoProcessor if sees else AutoTokenizer).from_pretrained(folder, **OFFLINE)
     except (OSError, ValueError) as error:
         raise _does_not_load(folder, error) from None
     for row in rows:
@@ -146,13 +149,13 @@ def _load(folder: Path, device: str, dtype: str) -> PreTrainedModel:
     """Load a model without network, every weight from the folder."""
     several = device == "cuda" and torch.cuda.device_count() > 1
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, **OFFLINE)
         sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         model, report = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             device_map="auto" if several else device,
-            local_files_only=True,
+            **OFFLINE,
             output_loading_info=True,
         )
     except (OSError, ValueError, SafetensorError) as error:

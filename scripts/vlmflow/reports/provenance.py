@@ -39,6 +39,7 @@ def provenance(
             "revision": manifest.revision,
             "digest": manifest.digest,
             "files": {name: record.sha256 for name, record in manifest.files.items()},
+            "left_out": manifest.left_out,
         },
         "smoke": read_json(smoke / "gate.json"),
         "training": {key: value for key, value in report.items() if key != "losses"},

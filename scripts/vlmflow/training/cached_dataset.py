@@ -7,11 +7,10 @@ from pathlib import Path
 from vlmflow.errors import VlmflowError
 from vlmflow.files import count_lines
 from vlmflow.progress import Progress
+from vlmflow.training import swift_export
 from vlmflow.training.job import TrainJob, as_words
 from vlmflow.training.lengths import read_lengths
 from vlmflow.training.swift_process import environment, run_module
-
-SWIFT_EXPORT = "swift.cli.export"
 
 
 def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what: str) -> None:
@@ -28,7 +27,7 @@ def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what:
         folder = Path(scratch)
         env = environment(job.data.pictures, job.settings.image_max_tokens, folder / "cache", 1)
         with Progress(what, count_lines(job.data.train) + count_lines(job.data.val), "rows") as progress:
-            run_module(SWIFT_EXPORT, arguments(job, cached, processes), folder, env, folder / "log", what)
+            run_module(swift_export.__name__, arguments(job, cached, processes), folder, env, folder / "log", what)
             progress.advance(progress.total)
     for split in ("train", "val"):
         _refuse_other_rows(cached / split, rows / f"{split}.lengths.jsonl")
@@ -52,6 +51,7 @@ def arguments(job: TrainJob, cached: Path, processes: int) -> list[str]:
             "dataset_num_proc": max(2, processes),  # with one alone another state.json is written
             "to_cached_dataset": True,
             "exist_ok": True,  # the folder is ours and empty
+            "load_args": False,  # those of a model's folder may name Python files
             "output_dir": cached.absolute(),
             **settings.text_args,
         }

@@ -9,7 +9,6 @@ from typing import Self
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_folder import read_manifest
-from vlmflow.files import read_json
 from vlmflow.training.data import TrainingData
 
 CALLBACK = "vlmflow"
@@ -28,10 +27,9 @@ class BaseModel:
     def read(cls, model: Path, model_type: str) -> Self:
         """Take the base model from what `fetch_model` left in `models/NAME`.
 
-        Raises VlmflowError where its files changed, or would have code of its own run.
+        Raises VlmflowError where its files changed.
         """
         manifest = read_manifest(model)
-        _refuse_own_code(manifest.folder)
         return cls(manifest.folder, model_type, manifest.digest)
 
 
@@ -131,16 +129,6 @@ class TrainJob:
             "report_to": "tensorboard",
             "callbacks": CALLBACK,
         }
-
-
-def _refuse_own_code(folder: Path) -> None:
-    """Refuse a model that brings Python code: ms-swift loads every model with trust_remote_code."""
-    for file in sorted(folder.glob("*config.json")):
-        if "auto_map" in read_json(file):
-            raise VlmflowError(
-                f"{file}: auto_map: the model would have Python code from its own folder run",
-                "use a model that transformers knows; or read that code, and remove auto_map from a local copy",
-            )
 
 
 def as_words(values: dict[str, object]) -> list[str]:

@@ -78,6 +78,7 @@ def check_lengths(
             "model_type": model.model_type,
             "loss_scale": data.loss_scale,
             "max_length": NO_LIMIT,
+            "load_args": False,  # those of a model's folder may name Python files
             **text_args,
         }
         with Progress(WHAT, len(ours), "rows") as progress:

@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 
 from vlmflow.process import die_with_parent
+from vlmflow.training.no_remote_code import refuse_remote_code
 
 
 def main() -> None:
     """Encode the rows as training would: pictures are read and scaled, chat marks added."""
     die_with_parent(os.getppid())
     rows, lengths, *words = sys.argv[1:]
+    refuse_remote_code()
     from swift.arguments import BaseArguments
     from swift.dataset import load_dataset
     from swift.utils import parse_args

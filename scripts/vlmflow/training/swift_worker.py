@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.process import die_with_parent
+from vlmflow.training.no_remote_code import refuse_remote_code
 
 KEPT = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
 
@@ -32,6 +33,7 @@ def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
     progress, processes, *arguments = sys.argv[1:]
+    refuse_remote_code()
     register_callback(Path(progress), int(processes))
     import torch.distributed as dist
     from swift import sft_main

@@ -1,0 +1,183 @@
+"""Which files are a model's, and which models are refused, by file, key and value."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from vlmflow.errors import VlmflowError
+from vlmflow.fetch import model_files
+from vlmflow.fetch.model_files import INDEX, is_taken, list_files, refuse_code, sort_names
+
+SHARD = "model-00001-of-00001.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of three files."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / SHARD).write_bytes(b"weights")
+    (folder / "config.json").write_text("{}")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"w": SHARD}}))
+    return folder
+
+
+def check(folder: Path) -> list[str]:
+    """Do what the stage does before it reads the files."""
+    names = list_files(folder, "models.m.source").names
+    refuse_code(folder, names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.safetensors", "1_Pooling/config.json", "merges.txt", "vocab.txt", "chat_template.jinja"),
+        *("tokenizer.model", "qwen.tiktoken", "additional_chat_templates/tools.jinja"),
+        *("LICENSE", "LICENSE.md", "NOTICE", "two words.txt"),
+    ],
+)
+def test_a_models_files_are_taken(name: str) -> None:
+    assert is_taken(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("modeling_x.py", "x.pyc", "x.so", "x.sh", "x.pth", "pytorch_model.bin", "optimizer.pt", "model.pkl", "x.npz"),
+        *("README.md", "args.json", "x.JSON", "x.json.py", "json", "a{b}.json", "a\nb.json", "a\udcffb.json"),
+    ],
+)
+def test_nothing_else_is(name: str) -> None:
+    assert not is_taken(name)
+    [left_out] = sort_names([name]).left_out
+    left_out.encode()
+    assert left_out.isprintable()
+
+
+def test_what_is_no_file_of_the_folder_is_named_and_not_opened(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (folder / "outside.pem").symlink_to(tmp_path / "secret")
+    (folder / "up").symlink_to("..")
+    (folder / "nowhere").symlink_to("gone")
+    os.mkfifo(folder / "pipe")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config.json").write_text("no JSON")
+    (folder / os.fsdecode(b"\xff.json")).write_text("no JSON")
+    files = list_files(folder, "m")
+    assert files.names == ["config.json", SHARD, INDEX]
+    assert files.left_out == ["nowhere", "outside.pem", "pipe", "up", "\\udcff.json"]
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "model.safetensors", "sub/vocab.json"])
+def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    """Its bytes would be merged, and published."""
+    (tmp_path / "secret").write_text("secret")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(VlmflowError, match=rf"{name}: leads out of the model's folder, to .*secret\n.*cp --deref"):
+        check(folder)
+
+
+def test_the_blobs_of_another_repository_are_outside(tmp_path: Path, folder: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--o--m" / "snapshots" / "1"
+    snapshot.parent.mkdir(parents=True)
+    folder.rename(snapshot)
+    other = tmp_path / "hub" / "models--o--other" / "blobs"
+    other.mkdir(parents=True)
+    (other / "1").write_text("{}")
+    (snapshot / "vocab.json").symlink_to(other / "1")
+    with pytest.raises(VlmflowError, match="leads out of the model's folder"):
+        check(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("target", "is_refused"), [(SHARD, False), ("gone", True), ("../model", True), ("merges.txt", True)]
+)
+def test_a_link_within_the_folder_leads_to_a_file(folder: Path, target: str, is_refused: bool) -> None:
+    (folder / "merges.txt").symlink_to(target)
+    if is_refused:
+        with pytest.raises(VlmflowError, match=r"merges\.txt: is no file"):
+            check(folder)
+    else:
+        assert "merges.txt" in check(folder)
+
+
+CODE = {"AutoModel": "modeling_x.Model"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        *(
+            (name, json.dumps({"auto_map": CODE}), r"auto_map = .*modeling_x\.Model.*names Python code")
+            for name in ("config.json", "tokenizer_config.json", "processor_config.json", "generation_config.json")
+        ),
+        ("preprocessor_config.json", '{"image_processor": {"auto_map": {"A": "x.X"}}}', r'auto_map = {"A": "x\.X"}'),
+        ("sub/config.json", '[{"a": [{"auto_map": ["x.X", null]}]}]', r'auto_map = \["x\.X", null\]'),
+        ("config.json", '{"auto\\u005fmap": {"A": "x.X"}}', "auto_map = "),
+        ("config.json", '{"auto_map": {"A": "x.X"}, "auto_map": {}}', "auto_map = "),
+        ("config.json", '{"custom_pipelines": {"p": {"impl": "x.X"}}}', "custom_pipelines = .*names Python code"),
+        ("config.json", '{"transformers_weights": "a.bin"}', 'transformers_weights = "a.bin": names other weights'),
+        ("adapter_config.json", "{}", "an adapter lies in the model's folder"),
+        ("config.json", "{", "is no JSON that can be read"),
+        ("config.json", "[" * 200_000, "is no JSON that can be read"),
+        ("config.json", "1" * 100_000, "is no JSON that can be read"),
+    ],
+)
+def test_more_than_data_is_refused(folder: Path, name: str, content: str, message: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content)
+    with pytest.raises(VlmflowError, match=rf"{name}: {message}") as error:
+        check(folder)
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_a_long_value_is_cut(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"auto_map": {"A": "x" * 10_000}}))
+    with pytest.raises(VlmflowError, match="x…: names Python") as error:
+        check(folder)
+    assert len(str(error.value)) < 1_000
+
+
+def test_what_names_nothing_is_no_code(folder: Path) -> None:
+    """A vocabulary may have such a token; null and {} name nothing."""
+    (folder / "vocab.json").write_text('{"auto_map": 7, "a": 0}')
+    (folder / "config.json").write_text('{"auto_map": null, "text_config": {"auto_map": {}}}')
+    assert len(check(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"weight_map": {"w": "../" + SHARD}}, r'w = "\.\./.*a shard lies in the model\'s own folder'),
+        ({"weight_map": {"w": "/etc/passwd"}}, r'w = "/etc/passwd": a shard lies'),
+        ({"weight_map": {"w": "sub/" + SHARD}}, ".*a shard lies"),
+        ({"weight_map": {"w": "..\\" + SHARD}}, ".*a shard lies"),
+        ({"weight_map": {"w": ["x"]}}, r'w = \["x"\]: a shard lies'),
+        ({"weight_map": {"w\n": "x.safetensors"}}, r'w\\n = "x\.safetensors", which is missing'),
+        ({"weight_map": {"w": "pytorch_model.bin"}}, 'w = "pytorch_model.bin", which is missing'),
+        ({"weight_map": []}, "has no weight_map"),
+        ([], "has no weight_map"),
+    ],
+)
+def test_shards_lie_in_the_folder(folder: Path, content: object, message: str) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    (folder / INDEX).write_text(json.dumps(content))
+    with pytest.raises(VlmflowError, match=rf"index\.json: (weight_map: )?{message}"):
+        check(folder)
+
+
+def test_a_huge_json_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files, "MAX_JSON_BYTES", 10)
+    (folder / "config.json").write_text(" " * 9 + "{}")
+    with pytest.raises(VlmflowError, match=r"config\.json: 11 bytes of JSON; 10 are read"):
+        check(folder)
+
+
+def test_pickled_weights_alone_are_refused_by_name(folder: Path) -> None:
+    (folder / SHARD).rename(folder / "pytorch_model.bin")
+    with pytest.raises(VlmflowError, match=r"holds no safetensors weights, but pytorch_model\.bin"):
+        check(folder)
