@@ -6,12 +6,18 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from roads import ROOT
+from vlmflow.config.run_settings import TrainSettings
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.training import launch
+from vlmflow.training.data import fitted_data
+from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.training.train import train
 
 TRAIN = {
     "max_steps": 8,
@@ -130,3 +136,19 @@ def test_stages_see_links_to_a_models_files_alone(hostile: Path) -> None:
     seen = {path.relative_to(manifest["folder"]).as_posix(): path for path in Path(manifest["folder"]).rglob("*")}
     assert seen.keys() == manifest["files"].keys()
     assert {path.resolve().parent for path in seen.values()} == {hostile / "model"}
+
+
+def test_the_trainer_never_trusts_remote_code(hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ms-swift says true at each of these calls; what transformers is told is false."""
+    monkeypatch.setattr(launch, "swift_worker", SimpleNamespace(__name__="recording_worker"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+    settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})
+    data = fitted_data(hostile / "fitted/text", settings.max_length, hostile / "stores/pictures")
+    base = BaseModel.read(hostile / "models/tiny", "qwen3")
+    train(TrainJob(data, base, settings, "cpu", 1, "ddp"), tmp_path / "runs", 2, "the trainer")
+    told = dict(line.split() for line in (tmp_path / "record").read_text().splitlines())
+    assert {"AutoConfig.from_pretrained", "AutoTokenizer.from_pretrained", "PreTrainedModel.from_pretrained"} < set(
+        told
+    )
+    assert set(told.values()) == {"False"}, told
