@@ -2,10 +2,10 @@
 #
 # Needs: the model's source in the configuration; for one on the hub its row in pins.yaml. A gated model needs
 #        a token: HF_TOKEN or `hf auth login`.
-# Makes: models/{model}/manifest.json: which folder holds the bytes (in stores.models, or the local folder
-#        itself), and of every file there size and sha256.
-# Holds: the files are those of the pinned revision, all of them, with the digests that the hub tells; or the
-#        manifest is not there. Training, merge and verify read only what it names.
+# Makes: models/{model}/manifest.json: a folder of links (below stores.models) to the model's files, which lie in
+#        that store or in the local folder, and of every one size and sha256.
+# Holds: the files are those of the pinned revision with the digests that the hub tells, data alone and all of it;
+#        or the manifest is not there. Training, merge and verify see only what it names.
 
 from vlmflow.fetch.pins import revision_of
 

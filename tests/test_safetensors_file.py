@@ -76,6 +76,7 @@ def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 
 
 F32 = {"dtype": "F32", "shape": [2]}
+I64 = {"dtype": "I64", "shape": [4]}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,11 @@ F32 = {"dtype": "F32", "shape": [2]}
         ({"a": {**F32, "data_offsets": [8, 16]}}, "tensor a begins at byte"),
         ({"a": {**F32, "data_offsets": [0, 8]}, "b": {**F32, "data_offsets": [4, 12]}}, "tensor b begins at byte"),
         ({"a": {**F32, "data_offsets": [0, 16]}}, "tensor a has 16 bytes, which are not F32"),
-        ({"a": {**F32, "data_offsets": [16, 8]}}, "tensor a has -8 bytes"),
+        ({"a": {**F32, "data_offsets": [16, 8]}}, "tensor a has a wrong"),
+        ({"a": {**I64, "data_offsets": [0, 32]}, "b": {**I64, "data_offsets": [32, 16]}}, "tensor b has a wrong"),
+        ({"a": {"dtype": "F32", "shape": [1] * 33, "data_offsets": [0, 4]}}, "tensor a has a wrong"),
+        ({"a": {"dtype": "I64", "shape": [1 << 63], "data_offsets": [0, 16]}}, "tensor a has a wrong"),
+        ({"a\n": {**F32, "data_offsets": [0, 8]}}, r"tensor 'a\\n' has control characters"),
         ({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, "tensor a has a wrong"),
         ({"a": {"dtype": "F32", "shape": [2]}}, "data_offsets"),
         ([1, 2], "cannot be read"),
@@ -117,3 +122,4 @@ def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     except VlmflowError:
         return
     assert sum(entry.end - entry.begin for entry in file.tensors.values()) == len(data)
+    assert all(file.data_begin <= entry.begin <= entry.end <= file.size for entry in file.tensors.values())

@@ -54,6 +54,13 @@ def test_missing_or_changed_file(base: Path, merged: Path, name: str) -> None:
         verify_files(base, merged, file_names(base))
 
 
+def test_a_header_that_claims_more_than_there_can_be(base: Path, merged: Path) -> None:
+    path = min(merged.glob("*.safetensors"))
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+    with pytest.raises(VlmflowError, match=f"{path}: its header"):
+        verify_files(base, merged, file_names(base))
+
+
 def test_missing_shard(base: Path, merged: Path) -> None:
     path = min(merged.glob("*.safetensors"))
     path.unlink()

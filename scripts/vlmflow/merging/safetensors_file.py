@@ -20,6 +20,10 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """The limit that the safetensors package itself sets, against headers that fill the memory."""
 
+MAX_NUMBER = 1 << 63
+MAX_DIMENSIONS = 32
+"""Numbers and dimensions beyond these are no tensor's; the product of many such would take hours."""
+
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The types that weights are trained and merged in, by the format's names."""
 
@@ -138,8 +142,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(name: str, value: dict[str, Any], data_begin: int) -> TensorEntry:
     dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-    numbers = [*shape, begin, end]
-    if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in numbers):
+    if not name.isprintable():  # it would go into messages
+        raise ValueError(f"tensor {name!r} has control characters in its name")
+    sound = all(type(number) is int and 0 <= number < MAX_NUMBER for number in [*shape, begin, end])
+    if not isinstance(dtype, str) or not sound or len(shape) > MAX_DIMENSIONS or end < begin:
         raise ValueError(f"tensor {name} has a wrong type, shape or place")
     if dtype in FLOAT_TYPES and end - begin != math.prod(shape) * FLOAT_TYPES[dtype].itemsize:
         raise ValueError(f"tensor {name} has {end - begin:,} bytes, which are not {dtype} of shape {shape}")

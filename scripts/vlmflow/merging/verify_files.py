@@ -9,6 +9,7 @@ from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX, SINGLE
 from vlmflow.files import read_json
 from vlmflow.merging.model_weights import CONFIG, FETCH_AGAIN, WEIGHT_SUFFIXES
+from vlmflow.merging.safetensors_file import LENGTH_BYTES, MAX_HEADER_BYTES
 
 WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
 """Files about the model that a verified folder gets; they may differ from the base's, or be new."""
@@ -96,9 +97,9 @@ def _compare_layout(base: Path, merged: Path) -> None:
 
 def _header(path: Path) -> bytes:
     with path.open("rb") as file:
-        length = file.read(8)
-        return length + file.read(int.from_bytes(length, "little"))
+        length = file.read(LENGTH_BYTES)
+        return length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER_BYTES))
 
 
 def _described(header: bytes) -> dict[str, Any]:
-    return json.loads(header[8:])
+    return json.loads(header[LENGTH_BYTES:])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Self
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.training.data import TrainingData
 
