@@ -152,3 +152,26 @@ def test_the_trainer_never_trusts_remote_code(hostile: Path, tmp_path: Path, mon
         told
     )
     assert set(told.values()) == {"False"}, told
+
+
+LOAD = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+from vlmflow.training.no_remote_code import refuse_remote_code
+if sys.argv[2] == "locked":
+    refuse_remote_code()
+AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+"""
+
+
+@pytest.mark.parametrize("lock", ["locked", "open"])
+def test_the_second_lock_holds_alone(tmp_path: Path, lock: str) -> None:
+    """Of the whole folder transformers runs Python, unless it is locked, whatever its caller says."""
+    write_tiny_model(tmp_path / "model", ["It is 1."], TinyShape(hidden_size=64), seed=1, vision=False)
+    set_traps(tmp_path / "model", tmp_path / "fired")
+    call = [sys.executable, "-c", LOAD, str(tmp_path / "model"), lock]
+    places = {"PYTHONPATH": str(ROOT / "scripts"), "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(call, env=os.environ | places, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert os.listdir(tmp_path / "fired") == ([] if lock == "locked" else ["generate"])

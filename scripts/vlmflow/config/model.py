@@ -32,7 +32,7 @@ class StoreSettings(Settings):
     """Downloaded data files, by repository and revision."""
 
     models: str = "stores/models"
-    """Downloaded model folders, by repository and revision."""
+    """Downloaded model folders, by repository and revision; and under `views` links to what stages see of models."""
 
     pictures: str = "stores/pictures"
     """One folder per data set, with a link or a rewritten copy for every picture that a row names."""
@@ -57,7 +57,7 @@ class ModelSettings(Settings):
 
     source: str
     """hf://OWNER/NAME (pinned in pins.yaml, or by itself: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a local
-    folder."""
+    folder, which is used in place. Data alone is taken of it (docs/design.md, A model is data)."""
 
     model_type: Annotated[str, AfterValidator(check_model_type)]
     """ms-swift's name of the architecture: a local folder alone does not tell it."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from vlmflow.config.settings import Settings
 from vlmflow.errors import VlmflowError
-from vlmflow.fetch.model_files import shown
+from vlmflow.fetch.model_files import is_housekeeping, shown
 from vlmflow.files import read_json, sha256_of, whole_folder, write_json
 from vlmflow.progress import Progress
 
@@ -128,7 +128,11 @@ def read_manifest(model: Path) -> ModelManifest:
 
 
 def _names(folder: Path) -> set[str]:
-    return {os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names}
+    """Give what lies in a folder, but for what a file system or a desktop puts anywhere (.nfs…, .DS_Store)."""
+    names = (
+        os.path.relpath(os.path.join(place, name), folder) for place, _, files in os.walk(folder) for name in files
+    )
+    return {name for name in names if not is_housekeeping(name)}
 
 
 def hash_files(folder: Path, names: list[str], threads: int) -> dict[str, FileRecord]:
