@@ -334,3 +334,23 @@ def test_what_a_create_is_refused_for(
     with pytest.raises(ApiException) if refused else nullcontext():
         disruptions = Disruptions(cluster, Watch(cluster, "", said.append))
         disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)
+
+
+def test_of_what_grows_with_the_cluster_only_what_is_needed_is_read(cluster: Namespace, server: BadMinutes) -> None:
+    node = {"metadata": {"name": "a"}, "status": {"allocatable": {"cpu": "4"}}}
+    large = {"metadata": {"name": "a", "labels": {}}, "status": {"images": [{"names": ["x"]}], **node["status"]}}
+    server.answers = [(200, {"kind": "NodeList", "items": [large]}, {})]
+    assert cluster.nodes() == [node]
+    pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "a", "containers": [{"resources": {}}]}, "status": {}}
+    event = {"involvedObject": {"kind": "Pod", "name": "p"}, "reason": "Failed", "lastTimestamp": None}
+    server.answers = [(200, {"items": [pod]}, {}), (200, {"items": [event | {"count": 3}]}, {})]
+    assert cluster.holding_pods() == [pod]
+    assert cluster.events() == [event]
+    assert "fieldSelector=spec.nodeName%21%3D%2Cstatus.phase%21%3DSucceeded" in server.asked[-2]
+    assert "fieldSelector=reason%21%3DScheduled" in server.asked[-1]
+
+
+def test_an_answer_of_another_form_is_read_whole(cluster: Namespace, server: BadMinutes) -> None:
+    odd = {"metadata": {"name": "a"}, "status": {"allocatable": 5}}
+    server.answers = [(200, {"items": [odd]}, {})]
+    assert cluster.nodes() == [odd]

@@ -5,12 +5,19 @@ from datetime import UTC, datetime
 import pytest
 from kubernetes.client.rest import ApiException
 
+from harness.kubernetes import waiting
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.progress import cause, newest_progress
-from harness.kubernetes.waiting import explain
+from harness.kubernetes.surroundings import Surroundings
+from harness.kubernetes.waiting import Waiting
 from harness.kubernetes.watch import Watch
 
 JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
+
+
+def explain(job: dict, pods: list[dict], events: list[dict], nodes: list[dict] | None) -> Waiting:
+    own = [pod for pod in pods if pod["metadata"].get("labels", {}).get("job-name") == job["metadata"]["name"]]
+    return waiting.explain(job, own, Surroundings(pods, events, nodes))
 
 
 def pod(requests: dict | None = None, message: str = "", node: str | None = None, waiting: dict | None = None) -> dict:
@@ -80,11 +87,64 @@ def test_which_claim_is_unbound() -> None:
     assert "(cache)" in explain(JOB, [own], [], []).why
 
 
-@pytest.mark.parametrize(("reason", "hopeless"), [("ImagePullBackOff", 120.0), ("InvalidImageName", 0.0)])
-def test_images(reason: str, hopeless: float) -> None:
-    waiting = explain(JOB, [pod(node="a", waiting={"reason": reason, "message": "not found"})], [], None)
-    assert "image i:1 cannot be pulled: not found" in waiting.why
-    assert waiting.hopeless_after == hopeless
+PULL = 'failed to pull and unpack image "r.io/a:1": failed to resolve reference "r.io/a:1": '
+"""As containerd begins; what follows are its and the registries' own words."""
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "hopeless", "again"),
+    [
+        ("InvalidImageName", 'couldn\'t parse image name "A:1"', 0.0, False),
+        ("ErrImagePull", f"{PULL}r.io/a:1: not found", 120.0, False),
+        ("ErrImagePull", f"{PULL}pull access denied, repository does not exist", 120.0, False),
+        ("ErrImagePull", f"{PULL}unexpected status from HEAD request: 401 Unauthorized", 120.0, False),
+        ("ErrImagePull", f"{PULL}unexpected status from HEAD request: 503 Service Unavailable", 1800.0, True),
+        ("ErrImagePull", f"{PULL}dial tcp: lookup r.io on 10.0.0.10:53: no such host", 1800.0, True),
+        ("ErrImagePull", f"{PULL}dial tcp 1.2.3.4:443: i/o timeout", 1800.0, True),
+        ("ErrImagePull", f"{PULL}429 Too Many Requests - toomanyrequests: pull rate limit", 1800.0, True),
+        ("CreateContainerConfigError", 'secret "hf-token" not found', 120.0, False),
+        (
+            "CreateContainerConfigError",
+            "failed to sync secret cache: timed out waiting for the condition",
+            1800.0,
+            True,
+        ),
+    ],
+)
+def test_only_what_is_refused_in_so_many_words_is_given_up_soon(
+    reason: str, message: str, hopeless: float, again: bool
+) -> None:
+    waiting = explain(JOB, [pod(node="a", waiting={"reason": reason, "message": message})], [], None)
+    assert message in waiting.why
+    assert (waiting.hopeless_after, waiting.again, waiting.trying) == (hopeless, again, False)
+
+
+def at(time: str, found: dict) -> dict:
+    return found | {"lastTimestamp": f"2026-11-21T11:{time}Z"}
+
+
+def test_while_a_pull_pauses_its_last_words_count_and_one_that_goes_on_is_waited_for() -> None:
+    own = pod(node="a", waiting={"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r.io/a:1"'})
+    said = [at("00:00", event("Pod", "p", "Pulling", "Pulling image")), at("00:20", event("Pod", "p", "Failed", PULL))]
+    assert explain(JOB, [own], said, None).hopeless_after == 1800.0
+    said[1]["message"] += "not found"
+    assert explain(JOB, [own], said, None).hopeless_after == 120.0
+    assert not explain(JOB, [own], said, None).trying
+    assert explain(JOB, [own], [*said, at("05:00", event("Pod", "p", "Pulling", "Pulling image"))], None).trying
+
+
+@pytest.mark.parametrize(
+    ("message", "hopeless", "again"),
+    [
+        ('Internal error occurred: failed calling webhook "k.io": connect: connection refused', 1800.0, True),
+        ('admission webhook "k.io" denied the request: no queue', 120.0, False),
+        ('pods "x-" is forbidden: error looking up service account a/b: serviceaccount "b" not found', 120.0, False),
+    ],
+)
+def test_a_webhook_that_is_away_is_waited_for(message: str, hopeless: float, again: bool) -> None:
+    waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", f"Error creating: {message}")], None)
+    assert waiting.why == f"its pod is refused: {message}"
+    assert (waiting.hopeless_after, waiting.again) == (hopeless, again)
 
 
 def test_no_pod_for_quota_and_for_pod_security() -> None:
@@ -129,12 +189,16 @@ class OnePod:
         self.pod = pod({"nvidia.com/gpu": "4"}, GPUS)
         self.log = ""
         self.said: list[dict] = []
+        self.job = JOB
+        self.nodes_read = 0
 
     def jobs(self, selector: str) -> list:
-        return [JOB]
+        return [self.job]
 
     def pods(self, selector: str = "") -> list:
         return [self.pod] if self.pod else []
+
+    holding_pods = pods
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -143,6 +207,7 @@ class OnePod:
         return self.said
 
     def nodes(self) -> list:
+        self.nodes_read += 1
         return [node("a", gpu="2")]
 
     def log_end(self, name: str, container: str, lines: int) -> str:
@@ -178,16 +243,50 @@ def test_waiting_is_told_after_30_s_and_again_when_the_reason_changes(watched: t
     assert said[2:] == ["train_lora run=x runs now."]
 
 
-def test_an_image_that_cannot_be_pulled_is_given_up_after_two_minutes(watched: tuple) -> None:
+@pytest.mark.parametrize(("words", "seconds", "again"), [("not found", 120, False), ("i/o timeout", 1800, True)])
+def test_an_image_that_cannot_be_pulled_is_given_up_in_the_end(
+    watched: tuple, words: str, seconds: int, again: bool
+) -> None:
     watch, cluster, clock, _ = watched
     watch.follow("j", RuleJob("x"), None)
-    for reason in ["ErrImagePull", "ImagePullBackOff"] * 6:
-        cluster.pod = pod(node="a", waiting={"reason": reason, "message": reason})
+    cluster.said = [at("00:00", event("Pod", "p", "Failed", PULL + words))]
+    for waited in range(0, seconds, 10):
+        reason = "ErrImagePull" if waited < 20 else "ImagePullBackOff"
+        cluster.pod = pod(node="a", waiting={"reason": reason, "message": words if waited < 20 else "Back-off"})
         assert watch.look(["j"])["j"].state == "waiting"
         clock.now += 10
+    cluster.said.append(at("00:01", event("Pod", "p", "Pulling", "Pulling image")))
+    clock.now += 30
+    assert watch.look(["j"])["j"].state == "waiting"  # it is being pulled now
+    cluster.said.append(at("00:02", event("Pod", "p", "Failed", PULL + words)))
+    clock.now += 30
     outcome = watch.look(["j"])["j"]
-    assert (outcome.state, outcome.again) == ("failed", False)
+    assert (outcome.state, outcome.again) == ("failed", again)
     assert "cannot be pulled" in outcome.why
+
+
+def test_what_is_around_waiting_jobs_is_read_every_half_minute(watched: tuple) -> None:
+    watch, cluster, clock, _ = watched
+    watch.follow("j", RuleJob("x"), None)
+    for _ in range(60):
+        watch.look(["j"])
+        clock.now += 2
+    assert cluster.nodes_read == 4
+
+
+def test_a_job_that_ran_before_it_was_suspended_waits_from_then_on(watched: tuple) -> None:
+    watch, cluster, clock, _ = watched
+    watch.follow("j", RuleJob("x"), 60.0)
+    cluster.pod["status"]["phase"] = "Running"
+    for _ in range(10):
+        outcome = watch.look(["j"])["j"]
+        clock.now += 30
+    assert (outcome.state, outcome.ran) == ("running", 270.0)
+    cluster.pod = None
+    cluster.job = JOB | {"spec": {"suspend": True}}
+    assert watch.look(["j"])["j"].state == "waiting"
+    clock.now += 61
+    assert "its Job is suspended" in watch.look(["j"])["j"].why
 
 
 def test_a_templates_limit_of_waiting(watched: tuple) -> None:

@@ -19,6 +19,8 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
 
+import bench_waits  # noqa: E402
+
 from cluster.binaries import binary  # noqa: E402
 from cluster.cluster import Cluster  # noqa: E402
 from cluster.deployment import PODS_USER, deployed  # noqa: E402
@@ -191,6 +193,7 @@ def main() -> None:
             bench = Bench(cluster, volumes)
             costs = pod_costs(bench, say)
             extra = copied_bytes(bench)
+        waits = bench_waits.measure(cluster)
     finally:
         if not ran_before:
             cluster.down()
@@ -206,6 +209,7 @@ def main() -> None:
     )
     share = (extra[MUCH] - extra[LITTLE]) / (2 * (MUCH - LITTLE))
     print(f"\nBytes copied per byte of input and output (0.01 allowed): {share:.5f}")
+    print(f"\n{bench_waits.report(waits)}")
 
 
 if __name__ == "__main__":

@@ -122,6 +122,11 @@ class FaultRoad:
             self.cluster.kubectl("delete", "job", "urgent", "--namespace=default")
             self.cluster.kubectl("delete", "priorityclass", "urgent")
 
+    def suspend(self, pod: dict, is_to_wait: bool) -> None:
+        """Suspend a pod's Job, as a queue does, or let it go on."""
+        name, patch = pod["metadata"]["labels"]["job-name"], json.dumps({"spec": {"suspend": is_to_wait}})
+        self.cluster.kubectl(f"--namespace={NAMESPACE}", "patch", "job", name, "--type=merge", f"--patch={patch}")
+
     def evict(self, pod: dict) -> None:
         """Ask the eviction API, as `kubectl drain` does."""
         name = pod["metadata"]["name"]
@@ -183,7 +188,7 @@ def _rather_on(template: dict, node: Node) -> dict:
 
 def _with_image(template: dict, name: str, image: str) -> dict:
     copied = _renamed(template, name)
-    _pod_of(copied)["containers"][0] |= {"image": image, "imagePullPolicy": "IfNotPresent"}
+    _pod_of(copied)["containers"][0] |= {"image": image, "imagePullPolicy": "Never"}
     return copied
 
 

@@ -9,7 +9,8 @@ import yaml
 
 from cluster.cluster_road import TWO_CORES, ClusterRoad
 from cluster.paths import STATE
-from harness.kubernetes.waiting import quantity
+from harness.kubernetes.job_shape import PULL_SECONDS
+from harness.kubernetes.surroundings import quantity
 from roads import ROOT, RUN
 from vlmflow.files import sha256_of
 
@@ -72,7 +73,7 @@ def test_requests_and_limits_are_what_the_rules_declare(road: ClusterRoad) -> No
             for kind in ("requests", "limits"):
                 given = {name: quantity(amount) for name, amount in container["resources"][kind].items()}
                 assert given == wanted, (rule, kind)
-            assert pod["spec"]["activeDeadlineSeconds"] == declared(rule, "runtime") * 60
+            assert pod["spec"]["activeDeadlineSeconds"] == declared(rule, "runtime") * 60 + PULL_SECONDS
             image = "train" if rule.startswith(("measure_", "fit_", "train_", "merge_", "verify_")) else "data"
             assert container["image"].startswith(f"vlmflow/{image}:"), rule
 

@@ -1,5 +1,6 @@
 """What a real cluster does to jobs and controllers, made for real: each fault ends in a retry or in one clear error."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ from cluster.locks import alone
 from cluster.shell import wait_for
 
 AWAY_SECONDS = 120
-FAILED = {"glutton", "full", "unpulled", "refused"}
-HEALED = ("stranded", "deleted", "evicted", "preempted", "vanished", "hungry", "healthy", "four_gpus")
+FAILED = {"glutton", "full", "unpulled", "refused", "closed"}
+TAKEN = ("stranded", "deleted", "evicted", "preempted")
+HEALED = (*TAKEN, "suspended", "vanished", "hungry", "healthy", "four_gpus")
 TARGETS = (*HEALED, *sorted(FAILED))
 
 
@@ -36,12 +38,15 @@ def storm(road: FaultRoad, request: pytest.FixtureRequest) -> Call:
         f"--namespace={NAMESPACE}", "delete", "job", deleted["metadata"]["labels"]["job-name"], "--wait=false"
     )
     road.evict(road.running("evicted"))
+    queued = road.running("suspended")
+    road.suspend(queued, True)
     road.running("preempted")
     with road.urgent_pod(gpus=2):
         call.wait_for("four_gpus has waited")
         call.wait_for("taken off its node")
-    wait_for("another attempt makes it elsewhere", (road.targets / "stranded.txt").exists, 180, pause=0.5)
-    second.start_kubelet()  # it ends what is left of the first attempt
+    road.suspend(queued, False)
+    wait_for("another pod makes it elsewhere", (road.targets / "stranded.txt").exists, 180, pause=0.5)
+    second.start_kubelet()  # it ends what is left of the first pod
     road.cluster.set_capacity(node, {"nvidia.com/gpu": "4"})
     call.wait_for("healthy: step 1/2")
     with alone("cluster"):  # to others it looks like a cluster that a killed run left
@@ -79,24 +84,35 @@ def test_nothing_is_left_behind(storm: Call, road: FaultRoad) -> None:
     assert list((road.folder.parent / ".pods").iterdir()) == []
 
 
-def test_a_deleted_job_is_tried_again(storm: Call) -> None:
-    assert len(errors_of(storm, "deleted")) == 1
-    assert "its Job was deleted" in errors_of(storm, "deleted")[0]
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("deleted", "its Job was deleted"),
+        ("evicted", "evicted"),
+        ("preempted", "preempted by a pod of higher priority"),
+        ("stranded", "taken off its node, which does not answer"),
+    ],
+)
+def test_what_is_taken_away_is_made_again_and_uses_up_no_retry(storm: Call, rule: str, why: str) -> None:
+    """These rules have no retry."""
+    assert errors_of(storm, rule) == []
+    again = (
+        f"^{rule}: {why}.* Its Job is made again in [345] s .disruption 1 of at most 20 in a row; no retry is used up"
+    )
+    assert len(re.findall(again, storm.said, re.MULTILINE)) == 1, storm.said[-8_000:]
 
 
-def test_an_evicted_pod_is_tried_again(storm: Call) -> None:
-    assert len(errors_of(storm, "evicted")) == 1
-    assert "evicted" in errors_of(storm, "evicted")[0].partition("message: evicted: ")[2].splitlines()[0]
+def test_a_suspended_job_waits_and_goes_on_in_another_pod(storm: Call) -> None:
+    assert errors_of(storm, "suspended") == []
+    assert not re.search("^suspended: .* Its Job is made again", storm.said, re.MULTILINE)
 
 
-def test_a_preempted_pod_is_tried_again(storm: Call) -> None:
-    assert len(errors_of(storm, "preempted")) == 1
-    assert "preempted by a pod of higher priority" in errors_of(storm, "preempted")[0]
-
-
-def test_a_job_whose_kubelet_stopped_runs_on_another_node(storm: Call) -> None:
-    assert len(errors_of(storm, "stranded")) == 1
-    assert "taken off its node, which does not answer" in errors_of(storm, "stranded")[0]
+def test_what_a_stage_calls_a_failure_is_not_tried_again(storm: Call) -> None:
+    reports = errors_of(storm, "closed")
+    assert len(reports) == 1
+    assert "ended with exit code 1" in reports[0]
+    assert "Not tried again: it would end in the same way." in reports[0]
+    assert "the stage failed: the gate of" in reports[0]
 
 
 def test_a_target_that_is_not_there_is_made_again(storm: Call) -> None:
@@ -124,8 +140,7 @@ def test_a_full_disk_is_one_error(storm: Call) -> None:
     assert "give the rule a larger disk_mb" in reports[0]
 
 
-def test_an_image_that_cannot_be_pulled_is_explained_and_is_one_error(storm: Call) -> None:
-    assert "unpulled has waited" in storm.said
+def test_an_image_that_cannot_be_pulled_is_one_error(storm: Call) -> None:
     reports = errors_of(storm, "unpulled")
     assert len(reports) == 1
     assert "image none.invalid/vlmflow/data:0 cannot be pulled" in reports[0]
@@ -247,7 +262,7 @@ def test_a_lost_nodes_job_runs_on_another(road: FaultRoad, cluster: Cluster) -> 
             assert pod["spec"]["nodeName"] == second.name
             begins(road, pod)
         second.kill()
-        call.wait_for("Trying to restart job")
+        call.wait_for("Its Job is made again in")
         assert "taken off its node, which does not answer" in call.said
         assert road.running("counts")["spec"]["nodeName"] == cluster.node.name
         # The API keeps a lost node's pod until the node is deleted; all else is gone.

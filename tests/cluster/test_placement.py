@@ -15,6 +15,7 @@ from cluster.kubectl import a_namespace
 from cluster.paths import STATE
 from cluster.shell import wait_for
 from harness.kubernetes.job_shape import RuleJob, shape
+from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import Template, check
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.pod_templates import pod_templates
@@ -118,5 +119,5 @@ def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
     waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
     assert len(waiting) == 2
     job = {"metadata": {"name": waiting[0]["metadata"]["name"]}, "spec": {}}
-    said = explain(job, pods, [], cluster.get("nodes")["items"]).why
+    said = explain(job, waiting[:1], Surroundings(pods, [], cluster.get("nodes")["items"])).why
     assert f"{A100}: {GPUS_PER_JOB} asked" in said

@@ -12,6 +12,7 @@ import urllib3
 from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client.rest import ApiException
 
+from harness.kubernetes import answers
 from vlmflow.cluster import pod_templates
 from vlmflow.cluster.api import path_of
 
@@ -20,6 +21,12 @@ Object = dict[str, Any]
 
 FAILURES = (ApiException, urllib3.exceptions.HTTPError)
 """What a call ends with when the server's patience or ours is over."""
+
+HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""The field selector of pods that hold something of a node."""
+
+UNTOLD = ("Scheduled", "SuccessfulCreate", "SuccessfulDelete", "Completed")
+"""Reasons of events that explain nothing, of which every pod has some."""
 
 LOG_TIMEOUT = (5, 10)
 """Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
@@ -48,19 +55,24 @@ class Namespace:
         """List pods by their labels."""
         return self._list(self._path("pods"), selector)
 
+    def holding_pods(self) -> list[Object]:
+        """List all pods that hold something of a node, with what they ask for alone (answers.Pods)."""
+        return self._list(self._path("pods"), fields=HOLDING, answer=answers.Pods)
+
     def events(self) -> list[Object]:
-        """List what the cluster's parts said lately."""
-        return self._list(self._path("events"))
+        """List what the cluster's parts said lately that may explain something (answers.Events)."""
+        fields = ",".join(f"reason!={reason}" for reason in UNTOLD)
+        return self._list(self._path("events"), fields=fields, answer=answers.Events)
 
     def pod_templates(self, selector: str) -> list[Object]:
         """List the pod templates by their labels."""
         return pod_templates.pod_templates(lambda kind: self._list(self._path(kind), selector), ApiException)
 
     def nodes(self) -> list[Object] | None:
-        """List the cluster's nodes; None where that is not granted."""
+        """List the cluster's nodes, with what they have alone (answers.Nodes); None where that is not granted."""
         if self._may_see_nodes:
             try:
-                return self._list("/api/v1/nodes")
+                return self._list("/api/v1/nodes", answer=answers.Nodes)
             except ApiException as error:
                 if error.status != 403:
                     raise
@@ -111,9 +123,9 @@ class Namespace:
     def _path(self, kind: str) -> str:
         return path_of(kind, self.name)
 
-    def _list(self, path: str, selector: str = "") -> list[Object]:
-        query = [("labelSelector", selector)] if selector else []
-        return self._call("GET", path, query=query)["items"]
+    def _list(self, path: str, selector: str = "", fields: str = "", answer: Any = "object") -> list[Object]:
+        query = [("labelSelector", selector), ("fieldSelector", fields)]
+        return self._call("GET", path, query=[each for each in query if each[1]], answer=answer)["items"]
 
     def _create(self, path: str, body: Object) -> None:
         try:
@@ -130,7 +142,12 @@ class Namespace:
                 raise
 
     def _call(
-        self, verb: str, path: str, body: Object | None = None, query: list[tuple[str, str]] | None = None
+        self,
+        verb: str,
+        path: str,
+        body: Object | None = None,
+        query: list[tuple[str, str]] | None = None,
+        answer: Any = "object",
     ) -> Any:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         return self.api.call_api(
@@ -139,7 +156,7 @@ class Namespace:
             query_params=query or [],
             header_params=headers,
             body=body,
-            response_type="object",
+            response_type=answer,
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from harness.kubernetes.events import latest, message_of
+from harness.kubernetes.events import by_object, message_of, newest_of
 from harness.kubernetes.namespace import FAILURES, Object
 from harness.kubernetes.namespace import message_of as words_of
 from harness.kubernetes.templates import CONTAINER
@@ -137,7 +137,7 @@ def taken_by(pod: str, events: list[Object]) -> str:
     """Say why a pod that is gone was taken away, from the namespace's events; nothing where they do not tell."""
     # The taint manager has one reason for its deletions and for those that it calls off.
     carried_out = [event for event in events if not (event.get("message") or "").startswith("Cancelling deletion")]
-    event = latest(carried_out, "Pod", pod, EVENTS)
+    event = newest_of(by_object(carried_out).get(("Pod", pod), []), EVENTS)
     return f"{DISRUPTIONS[EVENTS[event['reason']]]}: {message_of(event)}".strip(": ") if event else ""
 
 

@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import kubernetes
+import msgspec
 import urllib3
 from kubernetes.client.rest import ApiException, RESTClientObject
 
@@ -59,9 +60,21 @@ def connect(say: Callable[[str], None], patience: float = PATIENCE) -> kubernete
                 "(docs/kubernetes.md)",
             ) from None
     configuration.retries = False
-    client = kubernetes.client.ApiClient(configuration)
+    client = QuickClient(configuration)
     client.rest_client = PatientRest(configuration, say, patience)
     return client
+
+
+class QuickClient(kubernetes.client.ApiClient):
+    """The client, which can read parts of an answer alone (answers.py)."""
+
+    def deserialize(self, response: Any, response_type: Any) -> Any:
+        """Give an answer as a type of `answers` has it; all of it, where it is of another form."""
+        if isinstance(response_type, str):
+            return super().deserialize(response, response_type)
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(response.data, type=response_type)
+        return super().deserialize(response, "object")
 
 
 class PatientRest(RESTClientObject):

@@ -14,6 +14,7 @@ from harness.kubernetes.namespace import FAILURES, Namespace, Object, message_of
 from harness.kubernetes.outcome import judge, newest, read_time
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.progress import LINES, newest_progress
+from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.pod_templates import LABEL
@@ -46,23 +47,23 @@ def table(cluster: Namespace) -> list[str]:
     jobs = sorted(cluster.jobs(f"{LABEL},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
     if not jobs:
         return []
-    pods, events, nodes = cluster.pods(), cluster.events(), cluster.nodes()
-    rows = [_row(cluster, job, pods, events, nodes, cluster.now()) for job in jobs]
+    pods: dict[str, list[Object]] = {}
+    for pod in cluster.pods(f"{LABEL},{RULE}"):
+        pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
+    around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
+    rows = [_row(cluster, job, pods.get(job["metadata"]["name"], []), around, cluster.now()) for job in jobs]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
 
 
-def _row(
-    cluster: Namespace, job: Object, pods: list[Object], events: list[Object], nodes: list[Object] | None, now: datetime
-) -> list[str]:
-    own = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get("job-name") == job["metadata"]["name"]]
+def _row(cluster: Namespace, job: Object, own: list[Object], around: Surroundings, now: datetime) -> list[str]:
     outcome = judge(job, own, None, now)
     pod = newest(own) or {}
     detail = outcome.why
     if outcome.state == "waiting":
-        detail = explain(job, pods, events, nodes).why
+        detail = explain(job, own, around).why
     elif outcome.state == "running":
         detail = newest_progress(cluster.log_end(pod["metadata"]["name"], CONTAINER, LINES))
     since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())

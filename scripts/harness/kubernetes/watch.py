@@ -1,6 +1,6 @@
 """All Jobs of one invocation, looked at together: what became of each, why it waits, how far it has come.
 
-One look is two calls of the API, however many Jobs there are; waiting Jobs add three every ten seconds, a running one
+One look is two calls of the API, however many Jobs there are; waiting Jobs add three every half minute, a running one
 a look at its log every half minute, and pods that vanished one more together.
 """
 
@@ -13,13 +13,17 @@ from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import FAILURES, Namespace, Object
 from harness.kubernetes.outcome import Outcome, judge, newest, taken_by
 from harness.kubernetes.progress import LINES, newest_progress
+from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import Waiting, explain
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before it is explained."""
 
-EVENTS_EVERY = 10.0
+READ_BEFORE = 10.0
+"""How long before they are explained what is around waiting Jobs is read, and again every READ_EVERY seconds."""
+
+READ_EVERY = 30.0
 PROGRESS_EVERY = 30.0
 
 
@@ -57,10 +61,8 @@ class Watch:
         self._say = say
         self._clock = clock
         self._followed: dict[str, Followed] = {}
-        self._events: list[Object] = []
-        self._others: list[Object] = []
-        self._nodes: list[Object] | None = None
-        self._events_read = float("-inf")
+        self._around = Surroundings()
+        self._read = float("-inf")
 
     def follow(self, name: str, rule_job: RuleJob, pending_limit: float | None) -> None:
         """Follow a Job from now on."""
@@ -77,7 +79,7 @@ class Watch:
             pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
         # After the pods: what suspended a Job whose pod is gone is then to be seen.
         jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
-        self._read_events_for(followed.values())
+        self._look_around(followed.values())
         outcomes = {}
         for name, each in followed.items():
             own = pods.get(name, [])
@@ -111,7 +113,7 @@ class Watch:
 
     def _tell(self, each: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
         if outcome.state == "waiting" and job is not None:
-            return self._tell_waiting(each, explain(job, [*own, *self._others], self._events, self._nodes), outcome)
+            return self._tell_waiting(each, explain(job, own, self._around), outcome)
         if outcome.state == "running":
             if each.told:
                 self._say(f"{each.rule_job.words} runs now.")
@@ -129,8 +131,8 @@ class Watch:
             each.hopeless_since = None
         else:
             each.hopeless_since = each.hopeless_since or now
-            if now - each.hopeless_since >= waiting.hopeless_after:
-                return replace(outcome, state="failed", why=waiting.why, again=False)
+            if now - each.hopeless_since >= waiting.hopeless_after and not waiting.trying:
+                return replace(outcome, state="failed", why=waiting.why, again=waiting.again)
         if waited >= EXPLAINED_AFTER and waiting.reason != each.told and now - each.told_at >= EXPLAINED_AFTER:
             each.told, each.told_at = waiting.reason, now
             self._say(f"{each.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
@@ -148,17 +150,14 @@ class Watch:
                 each.progress = line
                 self._say(line)
 
-    def _read_events_for(self, followed: Iterable[Followed]) -> None:
+    def _look_around(self, followed: Iterable[Followed]) -> None:
         now = self._clock()
         due = any(
             each.pod is None or each.pod.get("status", {}).get("phase") == "Pending"
             for each in followed
-            if now - each.waiting_since >= EXPLAINED_AFTER - EVENTS_EVERY
+            if now - each.waiting_since >= EXPLAINED_AFTER - READ_BEFORE
         )
-        if due and now - self._events_read >= EVENTS_EVERY:
-            self._events, self._nodes, self._others = (
-                self._cluster.events(),
-                self._cluster.nodes(),
-                [pod for pod in self._cluster.pods() if pod["spec"].get("nodeName")],
-            )
-            self._events_read = now
+        if due and now - self._read >= READ_EVERY:
+            cluster = self._cluster
+            self._around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
+            self._read = now
