@@ -4,8 +4,9 @@
 #        model.
 # Makes: checkpoints/{run}/smoke/: gate.json and gate.html (checks, peak memory, tokens per second, expected
 #        length of the full run), report.json, loss.png. It trains in stores.runs/{run}/smoke/DIGEST.
-# Holds: the longest rows were trained on; the loss is finite and falls; the checkpoint opens; as many
-#        processes train together as declared. A gate that stays closed fails the rule, with the reason.
+# Holds: the longest rows were trained on; the loss is finite and falls; the checkpoint opens, and
+#        the merge would take it; as many processes train together as declared. A gate that stays closed fails
+#        the rule, with the reason.
 
 
 rule train_smoke:

@@ -5,15 +5,19 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import SmokeSettings, TrainSettings
+from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.files import read_json, whole_folder, write_json
+from vlmflow.merging.plan import plan_merge
 from vlmflow.reports.pages import gate_page
 from vlmflow.training.data import ACCOUNT, fitted_data
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.job import BaseModel, TrainJob
 from vlmflow.training.lengths import read_lengths
 from vlmflow.training.report import draw_losses, report
-from vlmflow.training.smoke import choose_rows, smoke_job
+from vlmflow.training.smoke import capped, choose_rows, smoke_job
 from vlmflow.training.train import train
+
+log = logging.getLogger("vlmflow")
 
 
 def main(
@@ -44,17 +48,27 @@ def main(
     train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 
     folder = run_store / run / "smoke"
+    smoke_settings = capped(smoke_settings, full, len(train_lengths))
     chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
     job = smoke_job(full, chosen, smoke_settings, folder)
     trained = train(job, folder, threads, f"train_smoke {run}", resumes=False)
     account = report(job, trained)
+    base = read_manifest(model)
+    merge = plan_merge(base.folder, trained.best.folder, base.files).describe()  # refuses what the merge would refuse
     fitted = read_json(rows / ACCOUNT)
     gate = judge(account, chosen, train_lengths, val_lengths, full) | {
-        "fitted": {split: fitted[split] for split in ("train", "val")}
+        "fitted": {split: fitted[split] for split in ("train", "val")},
+        "merge": merge,
     }
     write_json(trained.folder.path / "gate.json", gate)
     refuse_failed(gate, run)
-    logging.getLogger("vlmflow").info(f"{run}: the gate is open; the full run: {gate['full_run']['readable']}")
+    log.info(f"{run}: the adapter touches {merge['touched']} of {merge['tensors']} tensors: {merge['layers']}")
+    if merge["logits_may_be_inconclusive"]:
+        log.warning(
+            f"{run}: rounding leaves {merge['rounding_leaves']:.2f} of the smoke run's update: after a full run "
+            "as short as this one logits cannot tell whether the merge is right, and the proof by tensors alone decides"
+        )
+    log.info(f"{run}: the gate is open; the full run: {gate['full_run']['readable']}")
 
     with whole_folder(smoke) as finished:
         write_json(finished / "gate.json", gate)

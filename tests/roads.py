@@ -14,7 +14,7 @@ RUN = "qwen3vl-fire"
 QUICK = """
 runs:
   qwen3vl-fire:
-    train: {max_steps: 18, checkpoint_steps: 6}
+    train: {max_steps: 18, checkpoint_steps: 6, evaluation_steps: 6}
     smoke: {steps: 6, longest: 4, sample: 4}
     verify: {rows: 2}
 """

@@ -21,6 +21,7 @@ from vlmflow.training.train import train
 SETTINGS = TrainSettings(
     max_steps=6,
     checkpoint_steps=3,
+    evaluation_steps=3,
     dtype="float32",
     max_length=512,
     image_max_tokens=64,

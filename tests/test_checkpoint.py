@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vlmflow.training.checkpoint import copy_adapter, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.checkpoint import Checkpoint, copy_adapter, newest_whole_checkpoint, read_checkpoint
 
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
 
@@ -49,6 +49,51 @@ def test_a_checkpoint_that_does_not_open_is_none(tmp_path: Path, name: str, dama
     assert read_checkpoint(broken, 2) is None
     assert newest_whole_checkpoint(tmp_path, 2).step == 10
     assert not broken.exists()
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt"])
+def test_a_saved_checkpoint_without_a_kind_of_file_is_moved_aside(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another form, as FSDP or save_only_model writes it: days of work that were deleted as "not whole"."""
+    checkpoint(tmp_path / "checkpoints", 10)
+    other = checkpoint(tmp_path / "checkpoints", 20)
+    (other / name).rename(other / "pytorch_model.distcp")
+    assert newest_whole_checkpoint(tmp_path / "checkpoints", 2).step == 10
+    (kept,) = (tmp_path / "aside").iterdir()
+    assert (kept / "pytorch_model.distcp").stat().st_size
+    assert f"lacks {name}" in caplog.text
+    assert str(kept) in caplog.text
+
+
+def test_a_checkpoint_that_a_kill_cut_off_is_removed(tmp_path: Path) -> None:
+    """The trainer's state is written last: without it the checkpoint was never finished."""
+    cut = checkpoint(tmp_path / "checkpoints", 20)
+    for name in ("trainer_state.json", "scheduler.pt"):
+        (cut / name).unlink()
+    assert newest_whole_checkpoint(tmp_path / "checkpoints", 2) is None
+    assert list(tmp_path.iterdir()) == [tmp_path / "checkpoints"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "early_stop_after", "ended", "early"),
+    [
+        ([3.0, 2.0, 2.5, 2.0], 2, True, True),
+        ([3.0, 2.0, 2.5, 1.9], 2, False, False),
+        ([3.0, 2.0, float("nan"), float("nan")], 2, True, True),
+        ([3.0, 2.0, 2.5, 2.6], None, False, False),
+        ([3.0, 2.0, 2.5, 2.6], 3, False, False),
+        ([3.0, 2.9, 2.8, 2.7, 2.6], 3, True, False),
+        ([3.0, 2.9, 2.8, 2.7, None], 3, False, False),
+    ],
+)
+def test_a_training_ends_early_or_at_its_evaluated_last_step(
+    losses: list[float | None], early_stop_after: int | None, ended: bool, early: bool
+) -> None:
+    """The losses stand in the checkpoint: what a resumed training counts on."""
+    history = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses, 1) if loss is not None]
+    found = Checkpoint(Path("checkpoint"), len(losses), 5, {"log_history": [{"step": 1, "loss": 4.0}, *history]})
+    assert (found.ended(early_stop_after), found.ended_early(early_stop_after)) == (ended, early)
 
 
 def test_a_flipped_bit_in_an_optimizer_state_is_noticed(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from vlmflow.errors import VlmflowError
 from vlmflow.reports.pages import gate_page
 from vlmflow.training.gate import estimate, judge, refuse_failed
 from vlmflow.training.lengths import RowLength
-from vlmflow.training.smoke import SmokeRows, choose_rows
+from vlmflow.training.smoke import SmokeRows, capped, choose_rows
+from vlmflow.training.steps import Steps
 
 LENGTHS = [RowLength(f"row-{number}", number * 10, number * 10 + 10, 100 + number) for number in range(50)]
 VAL = [RowLength(f"val-{number}", number * 10, number * 10 + 10, 120 + number) for number in range(5)]
@@ -85,12 +86,49 @@ def test_every_chosen_row_is_trained_on() -> None:
         choose_rows(LENGTHS, VAL, small, SmokeSettings(steps=7, longest=16, sample=48))
 
 
+@pytest.mark.parametrize(
+    ("rows", "processes", "epochs", "accumulation", "expected"),
+    [
+        (51, 2, 1, 1, Steps(25, 25, 50, 1)),
+        (55, 2, 4, 1, Steps(108, 27, 54, 1)),
+        (51, 2, 1, 8, Steps(4, 4, 50, 1)),
+        (3, 2, 1, 8, Steps(1, 1, 2, 1)),
+        (50, 1, 0.5, 1, Steps(25, 50, 50, 0)),
+    ],
+)
+def test_steps_are_counted_as_the_trainer_counts_them(
+    rows: int, processes: int, epochs: float, accumulation: int, expected: Steps
+) -> None:
+    settings = job(epochs=epochs, gradient_accumulation_steps=accumulation).settings
+    assert Steps.of(rows, settings, processes) == expected
+
+
+def test_a_smoke_run_is_no_longer_than_the_full_one(caplog: pytest.LogCaptureFixture) -> None:
+    smoke = SmokeSettings()
+    assert capped(smoke, job(max_steps=20), 50) == smoke
+    with caplog.at_level("INFO", "vlmflow"):
+        short = capped(smoke, job(max_steps=6, processes=1, gradient_accumulation_steps=1), 50)
+    assert (short.steps, short.longest) == (6, 6)
+    assert "the smoke run makes 6, not smoke.steps = 20" in caplog.text
+    assert capped(smoke, job(max_steps=1), 50).steps == 4
+
+
+def test_few_steps_are_judged_by_the_validation_loss() -> None:
+    """Their single steps differ by their rows: a sound run of 4 steps was refused."""
+    rising = {"losses": [[1, 12.79], [2, 12.9], [3, 12.9], [4, 13.0]]}
+    assert judge(report([]) | rising, CHOSEN, LENGTHS, VAL, job(max_steps=4))["passed"]
+    worse = rising | {"eval_losses": [[2, 3.0], [4, 3.1]]}
+    assert failed(judge(report([]) | worse, CHOSEN, LENGTHS, VAL, job(max_steps=4))) == ["the loss falls"]
+
+
 def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
     rows_per_step = {"per_device_batch_size": 1, "gradient_accumulation_steps": 2}
-    full = job(max_steps=None, epochs=2, checkpoint_steps=10, **rows_per_step).settings
+    full = job(max_steps=None, epochs=2, checkpoint_steps=10, evaluation_steps=10, **rows_per_step).settings
     mean = sum(row.tokens for row in LENGTHS) / 50
     estimated = estimate(LENGTHS, VAL, full, 4, 100.0)
-    assert estimated["steps"] == 13
-    assert estimated["tokens"] == round(13 * 8 * mean)
+    assert estimated["steps"] == 12, "each of 4 processes takes 12 of the 50 rows, two at a time, in both epochs"
+    assert estimated["left_over"] == ["row-48", "row-49"]
+    assert "2 of 50 rows left over, not trained" in estimated["readable"]
+    assert estimated["tokens"] == round(12 * 8 * mean)
     assert estimated["evaluated_tokens"] == 2 * sum(row.tokens for row in VAL), "checkpoints at step 10 and at the end"
-    assert estimated["seconds"] == round((13 * 8 * mean + estimated["evaluated_tokens"] / 2) / 100)
+    assert estimated["seconds"] == round((12 * 8 * mean + estimated["evaluated_tokens"] / 2) / 100)

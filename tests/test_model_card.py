@@ -24,6 +24,8 @@ FACTS: dict[str, Any] = {
     "training": {
         "best": {"step": 1, "eval_loss": 0.5},
         "steps": 1,
+        "target": 1,
+        "ended_early": False,
         "world_size": 1,
         "device": "cpu",
         "strategy": "ddp",

@@ -25,6 +25,7 @@ SWIFT_ARGS = CONFIG["runs"]["qwen3-alpaca"]["train"]["swift_args"]
 TRAIN = {
     "max_steps": 8,
     "checkpoint_steps": 4,
+    "evaluation_steps": 4,
     "gradient_accumulation_steps": 1,
     "learning_rate": 1e-2,
     "dtype": "float32",

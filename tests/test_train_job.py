@@ -1,8 +1,10 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
@@ -52,6 +54,48 @@ def test_strategies_are_ms_swifts_own_flags(device: str, strategy: str, expected
     assert {name: value(arguments, name) for name in expected} == expected
 
 
+def test_a_hang_ends_and_nobody_loads_the_best_checkpoint() -> None:
+    """Loading it is collective, while each rank would decide by itself; ms-swift's own timeout is 208 days."""
+    arguments = job().arguments()
+    assert value(arguments, "ddp_timeout") == "1800"
+    assert value(arguments, "load_best_model_at_end") is None
+    assert value(arguments, "metric_for_best_model") == "loss"
+
+
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [
+        ({}, "500"),
+        ({"checkpoint_steps": 60}, "540"),
+        ({"checkpoint_steps": 7, "evaluation_steps": 7}, "7"),
+        ({"checkpoint_steps": 10, "evaluation_steps": 3}, "10"),
+    ],
+)
+def test_what_is_evaluated_is_saved(settings: dict[str, int], every: str) -> None:
+    assert value(job(**settings).arguments(), "eval_steps") == every
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ({"fsdp": "fsdp2"}, "set runs.NAME.strategy: zero3 to shard"),
+        ({"save_only_model": True}, "what a training is resumed from"),
+        ({"safe_serialization": False}, "read as safetensors"),
+        ({"deepspeed": "zero2"}, "by runs.NAME.strategy"),
+        ({"early_stop_interval": 3}, "set train.early_stop_after"),
+        ({"load_best_model_at_end": True}, "wait for the others"),
+        ({"target_parameters": "mlp.experts.down_proj"}, "the merge refuses what it trains"),
+        ({"init_weights": "pissa"}, "the merge refuses the adapter; allowed: true, false, gaussian"),
+        ({"max_epochs": 1}, "set train.epochs"),
+    ],
+)
+def test_arguments_that_break_a_run_are_refused_by_name(argument: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        TrainSettings(swift_args=argument)
+    TrainSettings(swift_args={"init_weights": "gaussian"})
+    TrainSettings(swift_args={"init_weights": True})
+
+
 def test_torchrun_starts_one_worker_per_process() -> None:
     words = command(job(processes=2), RunFolder(Path("run")), Path("run/checkpoints/checkpoint-3"))
     assert words[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -77,6 +121,7 @@ def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
         job(strategy="zero2"),
         job(image_max_tokens=64),
         job(swift_args={"packing": True}),
+        job(early_stop_after=3),
         job(data=other_data),
     ):
         assert changed.digest() != same

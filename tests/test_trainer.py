@@ -91,7 +91,14 @@ def test_trained_are_all_answers_or_the_last_alone(road: Path, tmp_path: Path) -
 
 
 def job(road: Path, **settings: Any) -> TrainJob:
-    quick = {"max_steps": 2, "checkpoint_steps": 1, "dtype": "float32", "image_max_tokens": 16, "dataloader_workers": 0}
+    quick = {
+        "max_steps": 2,
+        "checkpoint_steps": 1,
+        "evaluation_steps": 1,
+        "dtype": "float32",
+        "image_max_tokens": 16,
+        "dataloader_workers": 0,
+    }
     quick |= {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
     data = road / "data" / "fire"
     pictures = road / "stores" / "pictures" / "fire"

@@ -14,7 +14,8 @@ from cluster.shell import wait_for
 from roads import RUN
 
 STEPS = 60
-LONG = f"runs={{qwen3vl-fire: {{train: {{max_steps: {STEPS}, checkpoint_steps: 6, learning_rate: 5e-3}}}}}}"
+TRAIN = f"max_steps: {STEPS}, checkpoint_steps: 6, evaluation_steps: 6, learning_rate: 5e-3"
+LONG = f"runs={{qwen3vl-fire: {{train: {{{TRAIN}}}}}}}"
 """Another training than test_demo's, long enough to be met twice in its middle."""
 
 

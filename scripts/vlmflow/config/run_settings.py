@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
-from vlmflow.config.swift_args import check_argument, check_template
+from vlmflow.config.swift_args import check_argument, check_init_weights, check_template
 
 TEXT_ARGS = (
     *("template", "template_backend", "use_chat_template", "agent_template", "system"),
@@ -84,7 +84,15 @@ class TrainSettings(Settings):
     """Seed of initialisation and data order."""
 
     checkpoint_steps: Positive = 100
-    """Steps between two checkpoints; each is evaluated on the val split."""
+    """Steps between two checkpoints."""
+
+    evaluation_steps: Positive = 500
+    """Steps between two evaluations on the val split; rounded up to a multiple of checkpoint_steps, since the adapter
+    that is handed on is the best by validation loss of those that were saved. The last step is always evaluated."""
+
+    early_stop_after: Positive | None = None
+    """Evaluations in a row without a new lowest validation loss after which the training ends, and ends well; null
+    trains to the last step."""
 
     keep_checkpoints: Annotated[int, Field(ge=2), EXPONENT_FORM] = 2
     """Working checkpoints kept in the run folder: the best and the newest."""
@@ -106,10 +114,17 @@ class TrainSettings(Settings):
 
     @field_validator("swift_args")
     @classmethod
-    def _template_is_known(cls, swift_args: dict[str, Any]) -> dict[str, Any]:
+    def _values_are_known(cls, swift_args: dict[str, Any]) -> dict[str, Any]:
         if "template" in swift_args:
             check_template(str(swift_args["template"]))
+        if "init_weights" in swift_args:
+            check_init_weights(swift_args["init_weights"])
         return swift_args
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between two evaluations, as they are: each at a checkpoint."""
+        return -(-self.evaluation_steps // self.checkpoint_steps) * self.checkpoint_steps
 
     @property
     def text_args(self) -> dict[str, str | int | float | bool]:
@@ -121,7 +136,7 @@ class SmokeSettings(Settings):
     """The short run that must pass before the full one may start."""
 
     steps: Annotated[int, Field(ge=4), EXPONENT_FORM] = 20
-    """Optimizer steps."""
+    """Optimizer steps; a full run of fewer steps caps them, down to 4."""
 
     longest: Annotated[int, Field(ge=1), EXPONENT_FORM] = 16
     """How many of the longest rows it trains on: a run that survives them does not run out of memory later."""

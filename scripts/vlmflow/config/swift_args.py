@@ -45,12 +45,12 @@ SET_BY_THE_WORKFLOW = {
     "seed": "train.seed",
     "data_seed": "train.seed",
     "logging_steps": "its report, which has every step",
-    "eval_strategy": "train.checkpoint_steps",
-    "eval_steps": "train.checkpoint_steps",
+    "eval_strategy": "train.evaluation_steps",
+    "eval_steps": "train.evaluation_steps",
+    "ddp_timeout": "half an hour, after which a hang ends",
     "save_strategy": "train.checkpoint_steps",
     "save_steps": "train.checkpoint_steps",
     "save_total_limit": "train.keep_checkpoints",
-    "load_best_model_at_end": "its choice of the best checkpoint",
     "metric_for_best_model": "its choice of the best checkpoint",
     "greater_is_better": "its choice of the best checkpoint",
     "gradient_checkpointing": "train.gradient_checkpointing",
@@ -66,8 +66,33 @@ SET_BY_THE_WORKFLOW = {
 }
 """Arguments that the workflow sets, each with the key or the reason that decides its value."""
 
-REFUSED: dict[str, str] = {}
+SHARDS = "its checkpoints hold no adapter that can be resumed or merged; set runs.NAME.strategy: zero3 to shard"
+NO_RESUME = "a checkpoint would lack what a training is resumed from; remove it"
+NO_MERGE = "the merge refuses what it trains (docs/design.md); remove it"
+
+REFUSED: dict[str, str] = {
+    "fsdp": SHARDS,
+    "fsdp_config": SHARDS,
+    "safe_serialization": "checkpoints are read as safetensors, which is the default; remove it",
+    "save_only_model": NO_RESUME,
+    "use_flash_ckpt": NO_RESUME,
+    "resume_only_model": NO_RESUME,
+    "load_best_model_at_end": "each process would decide by itself whether to load, and wait for the others; remove it",
+    "early_stop_interval": "its end is taken for an interruption; set train.early_stop_after",
+    "max_epochs": "it ends below the last step, which counts as interrupted; set train.epochs",
+    "auto_find_batch_size": "steps and batches would differ from those that the gate tried; remove it",
+    "dataloader_drop_last": "rows would go untrained that nobody counts; remove it",
+    "push_to_hub": "the trainer asks no network; upload merged/RUN yourself",
+    "tuner_backend": "the adapter would not be peft's, which the merge reads; remove it",
+    "target_parameters": NO_MERGE,
+    "lisa_activated_layers": NO_MERGE,
+    "use_galore": NO_MERGE,
+}
 """Arguments that would break a run, each with why, and what to do instead."""
+
+HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Ways to begin the training that leave the base's weights alone (pissa, olora, corda, loftq and lora_ga
+take the first update out of the base, so that their adapter fits another base than the one on disk)."""
 
 
 def check_argument(name: str) -> str:
@@ -95,6 +120,16 @@ def check_template(name: str) -> None:
     """Raise ValueError for a chat template that ms-swift does not know, with the nearest that it does."""
     if name not in names()["templates"]:
         raise ValueError(f"template: {name!r} is no chat template of ms-swift{_nearest(name, 'templates')}")
+
+
+def check_init_weights(value: object) -> None:
+    """Raise ValueError for a way to begin the training that the merge refuses."""
+    if {"true": True, "false": False}.get(str(value).lower(), value) not in HARMLESS_INITS:
+        allowed = ", ".join(str(init).lower() for init in HARMLESS_INITS)
+        raise ValueError(
+            f"init_weights: {value!r} changes the base's weights, so that the merge refuses the adapter; "
+            f"allowed: {allowed}"
+        )
 
 
 def _nearest(name: str, kind: str) -> str:

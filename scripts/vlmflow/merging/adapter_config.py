@@ -12,14 +12,11 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from vlmflow.config.swift_args import HARMLESS_INITS
 from vlmflow.errors import VlmflowError
 from vlmflow.files import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
-
-HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to begin the training that leave the base's weights alone (pissa, olora, corda, loftq and lora_ga
-take the first update out of the base, so that their adapter fits another base than the one on disk)."""
 
 SAY_NOTHING_OF_THE_MERGE = frozenset(
     {

@@ -19,8 +19,8 @@ import torch
 
 from vlmflow.errors import VlmflowError
 from vlmflow.files import require_free_disk, sync, whole_folder
-from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite, plan_updates, read_adapter
-from vlmflow.merging.model_weights import read_model_weights
+from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite
+from vlmflow.merging.plan import plan_merge
 from vlmflow.merging.safetensors_file import (
     FLOAT_TYPES,
     WHOLE_AGAIN,
@@ -55,10 +55,8 @@ def merge_adapter(base: Path, adapter: Path, merged: Path, files: Collection[str
     Raises VlmflowError where base or adapter is broken, they do not fit, the adapter is of a kind that is not
     merged, a merged number is not finite, or the disk is too small.
     """
-    weights = read_model_weights(base, files)
-    trained = read_adapter(adapter)
-    tensors = weights.tensors()
-    updates = plan_updates(trained, tensors, weights.config)
+    plan = plan_merge(base, adapter, files)
+    weights, trained, tensors, updates = plan.weights, plan.adapter, plan.tensors, plan.updates
     for name in weights.left_out:
         log.info("%s: left out, since it would still hold the unmerged weights", base / name)
     log.info("the adapter touches %d of %d tensors", len(updates), len(tensors))

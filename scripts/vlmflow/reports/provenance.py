@@ -90,9 +90,9 @@ into the weights and verified. Every digest stands in `provenance.json`.
 
 ## Training
 
-{training["steps"]} optimizer steps on {training["world_size"]} process(es) ({training["device"]},
-{training["strategy"]}), {training["tokens"]:,} tokens in {training["seconds"]:,} s. The adapter is that of
-step {best["step"]}, with the lowest validation loss: {best["eval_loss"]:.4f}.
+{training["steps"]} optimizer steps{_ended_early(training)} on {training["world_size"]} process(es)
+({training["device"]}, {training["strategy"]}), {training["tokens"]:,} tokens in {training["seconds"]:,} s. The
+adapter is that of step {best["step"]}, with the lowest validation loss: {best["eval_loss"]:.4f}.
 
 ## Verification
 
@@ -129,6 +129,12 @@ inputs = {name}.apply_chat_template(
 ).to(model.device)
 answer = model.generate(**inputs, max_new_tokens=200)[0, inputs["input_ids"].shape[1] :]
 print({name}.decode(answer, skip_special_tokens=True))"""
+
+
+def _ended_early(training: dict[str, Any]) -> str:
+    if not training["ended_early"]:
+        return ""
+    return f" of {training['target']} (ended early, by validation loss)"
 
 
 def _fitted_in_words(gate: dict[str, Any]) -> str:

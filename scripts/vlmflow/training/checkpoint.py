@@ -5,7 +5,10 @@ kill respects; so a checkpoint counts only when each of them opens.
 """
 
 import json
+import logging
+import math
 import shutil
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,18 @@ from safetensors import SafetensorError, safe_open
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 STATE = "trainer_state.json"
+
+KINDS = (
+    (ADAPTER_WEIGHTS,),
+    (ADAPTER_CONFIG,),
+    ("optimizer.pt", "global_step*/*optim_states.pt"),
+    ("scheduler.pt",),
+    ("rng_state*.pth",),
+    (STATE,),
+)
+"""Kinds of files that a checkpoint has: of each, one name (or pattern) that must be there."""
+
+log = logging.getLogger("vlmflow")
 
 
 @dataclass(frozen=True)
@@ -35,18 +50,58 @@ class Checkpoint:
         """The checkpoint with the lowest validation loss so far, beside this one."""
         return self.folder.parent / Path(self.state["best_model_checkpoint"]).name
 
+    def ended(self, early_stop_after: int | None) -> bool:
+        """Say whether the training ended here: at its evaluated last step, or early (see `ended_early`)."""
+        at_target = self.step >= self.target and evaluated(self.state["log_history"], self.step)
+        return at_target or self.ended_early(early_stop_after)
+
+    def ended_early(self, early_stop_after: int | None) -> bool:
+        """Say whether validation loss had so long no new lowest value that the training ended below its last step."""
+        return self.step < self.target and stalled(self.state["log_history"], early_stop_after)
+
+
+def evaluated(history: list[dict[str, Any]], step: int) -> bool:
+    """Say whether a trainer's log holds the validation loss of a step."""
+    return any("eval_loss" in entry and entry["step"] == step for entry in history)
+
+
+def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool:
+    """Say whether the last `early_stop_after` evaluations of a trainer's log brought no new lowest validation loss.
+
+    The log is part of each checkpoint, so that a resumed training counts on. A loss that is no number is no lower one.
+    """
+    losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
+    lowest, since = math.inf, 0
+    for loss in losses:
+        lowest, since = (loss, 0) if loss < lowest else (lowest, since + 1)
+    return early_stop_after is not None and since >= early_stop_after
+
 
 def newest_whole_checkpoint(output: Path, processes: int) -> Checkpoint | None:
     """Give the newest checkpoint under `output` of which every file opens, or None.
 
     processes: how many trainers wrote it; each leaves the state of its random numbers.
-    Newer ones that are not whole are removed: a kill or a full disk cut them off.
+    Newer ones that a kill or a full disk cut off are removed. One that was saved to its end and still lacks a kind of
+    file is of another form, and somebody's work: it is moved into the folder `aside` beside `output`.
     """
     for folder in sorted(output.glob("checkpoint-*"), key=_step, reverse=True):
         if (checkpoint := read_checkpoint(folder, processes)) is not None:
             return checkpoint
-        shutil.rmtree(folder)
+        missing = missing_kinds(folder)
+        if not missing or STATE in missing:
+            shutil.rmtree(folder)
+            continue
+        aside = output.parent / "aside"
+        aside.mkdir(exist_ok=True)
+        kept = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=aside))
+        folder.rename(kept)
+        log.warning(f"{folder}: lacks {', '.join(missing)}, so that nothing can be resumed from it; moved to {kept}")
     return None
+
+
+def missing_kinds(folder: Path) -> list[str]:
+    """Name the kinds of files of which a checkpoint holds none. The trainer's state is written last."""
+    return [" or ".join(kind) for kind in KINDS if not any(any(folder.glob(name)) for name in kind)]
 
 
 def read_checkpoint(folder: Path, processes: int) -> Checkpoint | None:

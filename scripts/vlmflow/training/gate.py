@@ -11,9 +11,14 @@ from vlmflow.training.job import TrainJob
 from vlmflow.training.length_account import LengthAccount
 from vlmflow.training.lengths import RowLength
 from vlmflow.training.smoke import SmokeRows
+from vlmflow.training.steps import Steps
 
 EVALUATION_COST = 0.5
 """What a token costs that is only evaluated, beside one that is trained: the forward pass without the backward."""
+
+
+SINGLE_STEPS = 8
+"""Fewer steps than this have quarters of one step."""
 
 
 def judge(
@@ -28,7 +33,7 @@ def judge(
     losses = [loss for _, loss in report["losses"]]
     checks = [
         _check("every loss is a finite number", _finite(losses), _span(losses)),
-        _check("the loss falls", *_falls(losses)),
+        _check("the loss falls", *_falls(losses, [loss for _, loss in report["eval_losses"]])),
         _check("the best checkpoint opens, every tensor of it", True, f"step {report['best']['step']}"),
         _check("validation loss is a finite number", _finite([report["best"]["eval_loss"]]), ""),
         _check(
@@ -66,21 +71,25 @@ def estimate(
 ) -> dict[str, Any]:
     """Estimate steps, tokens and seconds of the full run from the speed of the smoke run.
 
-    train, val: the lengths of all rows; val is evaluated at every checkpoint.
+    train, val: the lengths of all rows, in the order of their files.
     work_per_second: trained tokens, and evaluated ones at EVALUATION_COST.
     """
-    rows_per_step = processes * settings.per_device_batch_size * settings.gradient_accumulation_steps
+    count = Steps.of(len(train), settings, processes)
+    left_over = [row.id for row in train[count.rows :]]
     mean = statistics.fmean(row.tokens for row in train)
-    steps = settings.max_steps or math.ceil(len(train) * settings.epochs / rows_per_step)
-    tokens = round(steps * rows_per_step * mean)
-    evaluated = math.ceil(steps / settings.checkpoint_steps) * sum(row.tokens for row in val)
+    steps = count.total
+    tokens = round(steps / count.per_epoch * count.rows * mean)
+    evaluated = math.ceil(steps / settings.evaluate_every) * sum(row.tokens for row in val)
     seconds = round((tokens + EVALUATION_COST * evaluated) / work_per_second)
+    at_most = "at most " if settings.early_stop_after else ""
+    untrained = f"; {len(left_over)} of {len(train):,} rows left over, not trained" if left_over else ""
     return {
         "steps": steps,
+        "left_over": left_over,
         "tokens": tokens,
         "evaluated_tokens": evaluated,
         "seconds": seconds,
-        "readable": f"{steps} steps, {tokens:,} tokens, {clock(seconds)}",
+        "readable": f"{at_most}{steps} steps, {tokens:,} tokens, {clock(seconds)}{untrained}",
     }
 
 
@@ -96,10 +105,15 @@ def _span(losses: list[float]) -> str:
     return f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
 
 
-def _falls(losses: list[float]) -> tuple[bool, str]:
-    """Compare the mean of the first and the last quarter: single steps differ by their rows."""
+def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:
+    """Compare the mean of the first and the last quarter: single steps differ by their rows.
+
+    Where a quarter is a single step, the validation loss, which is of the same rows each time, decides.
+    """
     if not _finite(losses):
         return False, "not all losses are numbers"
+    if len(losses) < SINGLE_STEPS and len(eval_losses) > 1:
+        return eval_losses[-1] < eval_losses[0], f"validation loss {eval_losses[0]:.3f}, then {eval_losses[-1]:.3f}"
     quarter = max(1, len(losses) // 4)
     first, last = statistics.fmean(losses[:quarter]), statistics.fmean(losses[-quarter:])
     return last < first, f"mean of the first {quarter} steps {first:.3f}, of the last {last:.3f}"

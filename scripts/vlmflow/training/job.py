@@ -10,6 +10,9 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.training.data import TrainingData
 
+DDP_TIMEOUT = 1800
+"""Seconds after which a process that waits for the others fails: ms-swift's own 208 days let a hang hold its GPUs."""
+
 CALLBACK = "vlmflow"
 """Our callback's name among ms-swift's; `swift_worker` registers it."""
 
@@ -57,6 +60,7 @@ class TrainJob:
             "processes": self.processes,
             "device": self.device,
             "image_max_tokens": self.settings.image_max_tokens,
+            "early_stop_after": self.settings.early_stop_after,
         }
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -110,17 +114,17 @@ class TrainJob:
             "data_seed": settings.seed,
             "logging_steps": 1,
             "eval_strategy": "steps",
-            "eval_steps": settings.checkpoint_steps,
+            "eval_steps": settings.evaluate_every,
             "save_strategy": "steps",
             "save_steps": settings.checkpoint_steps,
             "save_total_limit": settings.keep_checkpoints,
-            "load_best_model_at_end": True,
-            "metric_for_best_model": "loss",
+            "metric_for_best_model": "loss",  # names and keeps the best checkpoint; nothing loads it into the trainers
             "greater_is_better": False,
             "gradient_checkpointing": settings.gradient_checkpointing,
             "dataloader_num_workers": settings.dataloader_workers,
             "dataloader_pin_memory": self.device == "cuda",
             "ddp_backend": "nccl" if self.device == "cuda" else "gloo",
+            "ddp_timeout": DDP_TIMEOUT,
             **cpu,
             **sharding,
             "check_model": False,  # asks the network

@@ -26,6 +26,8 @@ def report(job: TrainJob, trained: Trained) -> dict[str, Any]:
     history = trained.last.state["log_history"]
     return {
         "steps": trained.last.step,
+        "target": trained.last.target,
+        "ended_early": trained.last.ended_early(job.settings.early_stop_after),
         "sessions": len(begins),
         "world_size": begins[-1]["world_size"],
         "parallel_mode": begins[-1]["parallel_mode"],

@@ -1,6 +1,7 @@
 """The short training before the full one: the longest rows, which decide over memory, and a sample."""
 
 import hashlib
+import logging
 import math
 import random
 from dataclasses import dataclass, replace
@@ -11,6 +12,12 @@ from vlmflow.errors import VlmflowError
 from vlmflow.files import whole_file
 from vlmflow.training.job import TrainJob
 from vlmflow.training.lengths import RowLength, lines_of
+from vlmflow.training.steps import Steps
+
+log = logging.getLogger("vlmflow")
+
+FEWEST_STEPS = 4
+"""Steps that a smoke run has at least."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,24 @@ class SmokeRows:
 
     train: list[RowLength]
     val: list[RowLength]
+
+
+def capped(smoke: SmokeSettings, full: TrainJob, rows: int) -> SmokeSettings:
+    """Give the smoke run's settings, with no more steps than the full run makes of its train rows.
+
+    It keeps FEWEST_STEPS: fewer do not show whether the loss falls.
+    """
+    steps = max(FEWEST_STEPS, Steps.of(rows, full.settings, full.processes).total)
+    if steps >= smoke.steps:
+        return smoke
+    longest = min(smoke.longest, steps * rows_per_step(full))
+    log.info(f"the full run has {steps} steps or fewer: the smoke run makes {steps}, not smoke.steps = {smoke.steps}")
+    return smoke.model_copy(update={"steps": steps, "longest": longest})
+
+
+def rows_per_step(job: TrainJob) -> int:
+    """Give the rows of one optimizer step, over all processes."""
+    return job.processes * job.settings.per_device_batch_size * job.settings.gradient_accumulation_steps
 
 
 def choose_rows(train: list[RowLength], val: list[RowLength], full: TrainJob, smoke: SmokeSettings) -> SmokeRows:
@@ -30,12 +55,12 @@ def choose_rows(train: list[RowLength], val: list[RowLength], full: TrainJob, sm
     Raises VlmflowError where the steps do not suffice for the longest rows alone.
     """
     settings = full.settings
-    rows_per_step = full.processes * settings.per_device_batch_size * settings.gradient_accumulation_steps
-    room = smoke.steps * rows_per_step - smoke.longest
+    each = rows_per_step(full)
+    room = smoke.steps * each - smoke.longest
     if room < 0:
         raise VlmflowError(
-            f"smoke.steps = {smoke.steps} steps of {rows_per_step} row(s) do not reach smoke.longest = {smoke.longest}",
-            f"set smoke.steps to {math.ceil(smoke.longest / rows_per_step)} or more",
+            f"smoke.steps = {smoke.steps} steps of {each} row(s) do not reach smoke.longest = {smoke.longest}",
+            f"set smoke.steps to {math.ceil(smoke.longest / each)} or more",
         )
     by_length = sorted(train, key=_longest_first)
     others = by_length[smoke.longest :]
@@ -62,6 +87,11 @@ def smoke_job(full: TrainJob, chosen: SmokeRows, smoke: SmokeSettings, folder: P
         full,
         data=replace(full.data, **files, digest=digest + full.data.digest),
         settings=full.settings.model_copy(
-            update={"max_steps": smoke.steps, "checkpoint_steps": (smoke.steps + 1) // 2}
+            update={
+                "max_steps": smoke.steps,
+                "checkpoint_steps": (smoke.steps + 1) // 2,
+                "evaluation_steps": (smoke.steps + 1) // 2,
+                "early_stop_after": None,
+            }
         ),
     )

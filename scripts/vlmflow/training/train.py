@@ -40,20 +40,26 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
     refuse_small_shared_memory(job.settings, job.processes)
     folder = RunFolder(runs / job.digest())
     with folder.held(job.describe()) as lock:
+        patience = job.settings.early_stop_after
         last = newest_whole_checkpoint(folder.output, job.processes)
-        if last is None or last.step < last.target:
+        if last is None or not last.ended(patience):
             if last is not None:
                 log.info(f"{what}: going on from step {last.step} of {last.target} ({last.folder})")
             _launch(job, folder, last, lock, threads, what, resumes)
             last = newest_whole_checkpoint(folder.output, job.processes)
         else:
-            log.info(f"{what}: already trained to step {last.target} ({folder.path})")
+            log.info(f"{what}: already trained to step {last.step} ({folder.path})")
         log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
-        if last is None or last.step < last.target:
+        if last is None or not last.ended(patience):
             where = f"step {last.step} of {last.target}" if last else "no whole checkpoint"
             raise PassingError(
                 f"{what}: the training was interrupted, with {where}",
                 "run the same command again: it goes on",
+            )
+        if last.ended_early(patience):
+            log.info(
+                f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
+                f"validation loss than step {_step_of_best(last)}'s (early_stop_after)"
             )
         best = read_checkpoint(last.best, job.processes)
         if best is None:
@@ -75,6 +81,10 @@ def _launch(
             last = newest_whole_checkpoint(folder.output, job.processes) if resumes else None
             mark = resume_once(folder, last.step if last else None, error)
             log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
+
+
+def _step_of_best(last: Checkpoint) -> int:
+    return int(last.best.name.rpartition("-")[2])
 
 
 def refuse_slow_torch(version: str) -> None:

@@ -1,0 +1,111 @@
+"""How trainings end before their last step: early by validation loss, and by SIGTERM within an evaluation."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.errors import VlmflowError
+from vlmflow.training.data import TrainingData
+from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.training.report import report
+from vlmflow.training.steps import Steps
+from vlmflow.training.train import Trained, train
+
+WORDS = ["red", "green", "blue", "one", "two", "three"]
+
+
+def row(number: int) -> dict[str, Any]:
+    question, answer = WORDS[number % 6], " ".join(WORDS[: 1 + number % 5])
+    return {"conversations": [{"from": "human", "value": f"Say {question}"}, {"from": "gpt", "value": answer}]}
+
+
+def job(folder: Path, rows: int, val_rows: int, processes: int, **settings: Any) -> TrainJob:
+    """A training of a tiny Qwen3 on rows without pictures, evaluated after every step."""
+    write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=False)
+    (folder / "pictures").mkdir()
+    for split, count in (("train", rows), ("val", val_rows)):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in range(count)))
+    values = {
+        "checkpoint_steps": 1,
+        "evaluation_steps": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,
+        "dataloader_workers": 0,
+        "dtype": "float32",
+        "swift_args": {"template": "qwen3"},
+    }
+    data = TrainingData(folder / "train.jsonl", folder / "val.jsonl", folder / "pictures", "digest", False)
+    base = BaseModel(folder / "base", "qwen3", "digest")
+    return TrainJob(data, base, TrainSettings(**values | settings), "cpu", processes, "ddp")
+
+
+def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was taken for an interruption, for ever: "run the same command again"."""
+    stalling = job(tmp_path, 8, 2, 1, max_steps=8, learning_rate=1e-12, early_stop_after=2)
+    with caplog.at_level("INFO", "vlmflow"):
+        trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
+    assert 3 <= trained.last.step < 8
+    told = report(stalling, trained)
+    assert (told["ended_early"], told["steps"], told["target"]) == (True, trained.last.step, 8)
+    assert told["best"]["step"] == trained.last.step - 2
+    assert "ended early at step" in caplog.text
+    sessions = trained.folder.progress.read_text()
+    assert train(stalling, tmp_path / "runs", 2, "train_lora r").last.step == trained.last.step
+    assert trained.folder.progress.read_text() == sessions, "nothing is trained again"
+
+
+def interrupted_in_the_evaluation_of(step: int, whole: TrainJob, runs: Path) -> None:
+    """Train until the loss of `step` is logged, which transformers does before it evaluates; then SIGTERM."""
+    progress = runs / whole.digest() / "progress.jsonl"
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.is_set():
+            if step in logged(progress, "loss"):
+                return os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.02)
+
+    sender = threading.Thread(target=send)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where it comes too late, it must not end the tests
+    try:
+        sender.start()
+        with pytest.raises(VlmflowError, match=f"interrupted, with step {step} of 2"):
+            train(whole, runs, 2, "train_lora r")
+    finally:
+        over.set()
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_up_for(tmp_path: Path) -> None:
+    """Two processes, all of whose ranks stop after the same batch; then again in the last step's evaluation."""
+    whole = job(tmp_path, 5, 400, 2, epochs=1)
+    assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, rows=4, left_over=1)
+    progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"
+    interrupted_in_the_evaluation_of(1, whole, tmp_path / "runs")
+    assert logged(progress, "eval_loss") == []
+    interrupted_in_the_evaluation_of(2, whole, tmp_path / "runs")
+    assert logged(progress, "eval_loss") == [1]
+    trained: Trained = train(whole, tmp_path / "runs", 2, "train_lora r")
+    told = report(whole, trained)
+    assert (told["steps"], told["target"], told["ended_early"], told["sessions"]) == (2, 2, False, 3)
+    assert [step for step, _ in told["losses"]] == [1, 2]
+    assert [step for step, _ in told["eval_losses"]] == [1, 2]
+    lowest = min(told["eval_losses"], key=lambda entry: entry[1])
+    assert told["best"] == {"step": lowest[0], "eval_loss": pytest.approx(lowest[1], abs=1e-6)}
+    assert trained.best.folder.name == f"checkpoint-{lowest[0]}"
+
+
+def logged(progress: Path, key: str) -> list[int]:
+    """Give the steps of which a trainer logged a value."""
+    lines = progress.read_text().splitlines(keepends=True) if progress.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event["step"] for event in events if key in event]
