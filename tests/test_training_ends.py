@@ -87,7 +87,7 @@ def interrupted_in_the_evaluation_of(step: int, whole: TrainJob, runs: Path) -> 
 
 def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_up_for(tmp_path: Path) -> None:
     """Two processes, all of whose ranks stop after the same batch; then again in the last step's evaluation."""
-    whole = job(tmp_path, 5, 400, 2, epochs=1)
+    whole = job(tmp_path, 5, 150, 2, epochs=1)
     assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, rows=4, left_over=1)
     progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"
     interrupted_in_the_evaluation_of(1, whole, tmp_path / "runs")

@@ -33,6 +33,12 @@ FAULTS = [
         VlmflowError,
     ),
     (r"((?:OutOfMemoryError|CUDA out of memory).*)", REMEDY, OutOfGpuMemoryError),
+    (
+        r"(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
+        "a process waited half an hour for the others: look for a hang in the trainer's log; where ms-swift reads all "
+        "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
+        PassingError,
+    ),
     (r"(not really distributed: .*)", "train with one process, or mend the launcher's environment", VlmflowError),
     (
         r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",

@@ -56,6 +56,11 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
                 f"{what}: the training was interrupted, with {where}",
                 "run the same command again: it goes on",
             )
+        if not last.state["best_model_checkpoint"]:
+            raise VlmflowError(
+                f"{what}: no evaluation up to step {last.step} gave a number as validation loss",
+                f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
+            )
         if last.ended_early(patience):
             log.info(
                 f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
