@@ -11,12 +11,13 @@ FIRE ?=
 DATASET ?= fire
 RUN ?= qwen3vl-fire
 ARGS ?=
+CONFIG ?=
 NAMESPACE ?= vlmflow
 TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo test test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures
+.PHONY: help demo fire-demo check-config test test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## say what there is
@@ -69,6 +70,9 @@ fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=
 	$(DEMO) --directory runs/fire-demo \
 	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- merged/$(RUN) $(PAGES)
 	@$(BIN)/python scripts/summarize.py --folder runs/fire-demo --run $(RUN)
+
+check-config: .venv/data.stamp ## look for faults in files of yours: make check-config CONFIG="my-run.yaml"
+	@$(BIN)/python scripts/check_config.py $(CONFIG)
 
 refresh-pictures: .venv/train.stamp ## take up pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
 	$(BIN)/snakemake $(ARGS) --forcerun resolve_images -- data/$(DATASET)/stats.json

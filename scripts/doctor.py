@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from harness.kubernetes.patient_api import connect
 from harness.planned_jobs import planned_asks
@@ -16,7 +15,7 @@ from vlmflow.cluster.checks import as_json, as_line, is_ready
 from vlmflow.cluster.doctor import Doctor
 from vlmflow.cluster.needs import need_of
 from vlmflow.config.model import check_config
-from vlmflow.config.table import read_yaml
+from vlmflow.config.yaml_file import read_layers
 from vlmflow.errors import VlmflowError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,10 +31,7 @@ def main(
     max_threads: int | None = None,
 ) -> int:
     """Look, print, and give the exit code."""
-    merged: dict[str, Any] = {}
-    for file in [*LAYERS, *files]:
-        _lay_over(merged, read_yaml(file))
-    settings = check_config(merged, [*LAYERS, *files])
+    settings = check_config(read_layers([*LAYERS, *files]), [*LAYERS, *files])
     unknown = [run for run in runs if run not in settings.runs]
     if unknown:
         raise VlmflowError(f"no run is named {unknown[0]}", f"name one of {', '.join(settings.runs)}")
@@ -53,14 +49,6 @@ def main(
     ready = is_ready(checks)
     print(as_json(checks) if as_json_text else f"\n{'ready' if ready else 'NOT ready'}")
     return 0 if ready else 1
-
-
-def _lay_over(lower: dict[str, Any], upper: dict[str, Any]) -> None:
-    for key, value in upper.items():
-        if isinstance(value, dict) and isinstance(lower.get(key), dict):
-            _lay_over(lower[key], value)
-        else:
-            lower[key] = value
 
 
 def _say(words: str) -> None:

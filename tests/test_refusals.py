@@ -45,13 +45,61 @@ def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Pa
     assert "Traceback" not in output
 
 
-def test_where_a_file_is_no_yaml_stands_in_what_verbose_adds(tmp_path: Path) -> None:
-    """docs/config.md says so: Snakemake reads the file before any of our code."""
+WRONG_FILES = [
+    ("runs:\n  r: {model: m\n  b: [\n", ", line 3, column 4: expected ',' or '}'", "; the line is: b: ["),
+    ("runs:\n  r: {model: m}\n\nruns: {}\n", ", line 4, column 1: the key 'runs' stands in line 1 already", "runs: {}"),
+    ("", ": is empty", "leave the file out"),
+    ("- a\n", ": holds ['a'], and no keys", "leave the file out"),
+]
+
+
+@pytest.mark.parametrize(("text", "said", "more"), WRONG_FILES)
+def test_what_is_wrong_in_a_file_of_ones_own_is_said_by_line(tmp_path: Path, text: str, said: str, more: str) -> None:
+    """Snakemake's own reader names neither file nor line, and takes the last of two keys."""
     file = tmp_path / "my-run.yaml"
-    file.write_text("runs:\n  r: {model: m\n  b: [\n")
-    done = call(tmp_path, "-n", "--verbose", "--configfile", str(file), "--", "merged/r")
+    file.write_text(text)
+    done = call(tmp_path, "-n", "--configfile", str(file), "--", "merged/r")
     assert done.returncode == 1
-    assert f'in "{file}", line 3, column 4' in done.stdout + done.stderr
+    assert f"{file}{said}" in done.stderr
+    assert more in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "not valid" not in done.stderr
+
+
+def test_a_key_that_stands_twice_is_refused_without_the_workflow_profile(tmp_path: Path) -> None:
+    file = tmp_path / "my-run.yaml"
+    file.write_text("runs: {}\nruns: {}\n")
+    done = call(tmp_path, "-n", "--workflow-profile", "none", "--configfile", str(file), "--", "merged/r")
+    assert done.returncode == 1
+    assert f"{file}, line 2, column 1: the key 'runs' stands in line 1 already" in done.stderr
+
+
+def check_config(*files: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "check_config.py"), *map(str, files)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("text", "said", "more"), WRONG_FILES)
+def test_check_config_says_the_same(tmp_path: Path, text: str, said: str, more: str) -> None:
+    file = tmp_path / "my-run.yaml"
+    file.write_text(text)
+    done = check_config(file)
+    assert done.returncode == 1
+    assert f"{file}{said}" in done.stderr
+    assert more in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right.json", tmp_path / "wrong.yaml"
+    right.write_text('{\n\t"runs": {"mine": {"model": "qwen3-8b", "dataset": "alpaca"}}\n}\n')
+    assert check_config(right).stdout == f"{right}: no fault; runs: mine\n"
+    wrong.write_text("runs: {mine: {processes: 0, train: {swift_args: {output_dir: x}}}}")
+    done = check_config(right, wrong)
+    assert done.returncode == 1
+    assert f"{wrong}: runs.mine.processes: 0 is not allowed" in done.stderr
+    assert f"{wrong}: runs.mine.train.swift_args.output_dir: 'x' is not allowed" in done.stderr
+    assert "qwen3-alpaca" in check_config().stdout
 
 
 @pytest.mark.parametrize(

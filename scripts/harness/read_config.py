@@ -1,12 +1,34 @@
 """The configuration of a Snakemake run, checked when the workflow is read."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import snakemake.common.configfile
+import snakemake.settings.types
+
 from vlmflow.archives.sources import read_sources
+from vlmflow.config import yaml_file
 from vlmflow.config.model import Config, check_config
 from vlmflow.errors import VlmflowError
+
+
+def say_where_files_are_wrong() -> None:
+    """Look at every configuration file before Snakemake's own reader, which names neither the file nor the line.
+
+    Snakemake reads --configfile before the Snakefile: profiles/default calls this. The reader stays Snakemake's.
+    """
+    read_theirs = snakemake.common.configfile.load_configfile
+
+    def load_configfile(file: str | Path) -> dict[str, Any]:
+        with _ending_on_fault():
+            yaml_file.read_config(Path(file))
+        return read_theirs(file)
+
+    snakemake.common.configfile.load_configfile = load_configfile
+    snakemake.settings.types.load_configfile = load_configfile
 
 
 def read(workflow: Any, merged: dict[str, Any]) -> Config:
@@ -15,9 +37,19 @@ def read(workflow: Any, merged: dict[str, Any]) -> Config:
     Ends the process with a line per fault; an exception would bring a traceback of the Snakefile with it.
     """
     ours = [file for file in workflow.configfiles if file not in workflow.overwrite_configfiles]
-    try:
-        settings = check_config(merged, [Path(file) for file in [*ours, *workflow.overwrite_configfiles]])
+    files = [Path(file) for file in [*ours, *workflow.overwrite_configfiles]]
+    with _ending_on_fault():
+        if workflow.is_main_process:  # jobs, in pods too, were planned from them
+            for file in files:
+                yaml_file.read_config(file)  # a key that stands twice is no fault to Snakemake
+        settings = check_config(merged, files)
         read_sources(settings.picture_sources)
-        return settings
+    return settings
+
+
+@contextmanager
+def _ending_on_fault() -> Iterator[None]:
+    try:
+        yield
     except VlmflowError as error:
         sys.exit(str(error))

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
+
+from vlmflow.config.yaml_file import read_yaml
 
 Schema = dict[str, Any]
 
@@ -20,7 +21,7 @@ def say_faults(error: pydantic.ValidationError, schema: Schema, merged: Any, fil
     merged: the configuration that was checked.
     files: the files that it was merged from, lowest first; the last that has a key is named.
     """
-    contents = [(file, yaml.safe_load(file.read_text()) or {}) for file in files]
+    contents = [(file, read_yaml(file) or {}) for file in files]
     return "\n".join(dict.fromkeys(_say(fault, schema, merged, contents) for fault in error.errors()))
 
 

@@ -16,12 +16,8 @@ Made by `make docs` from the model in `scripts/vlmflow/config/`; a test fails wh
 Numbers may be written in exponent form (`1e-4`) everywhere. A wrong key, type or value is refused when the
 workflow is read, with one line per fault.
 
-Of a file that is no YAML Snakemake says `Config file is not valid JSON or YAML`, not where: it reads these files before
-any of our code. File, line and column stand in what `--verbose` adds:
-
-```console
-.venv/bin/snakemake -n --verbose --configfile my-run.yaml 2>&1 | grep -B 1 -A 2 'in ".*", line'
-```
+A file that is no YAML, is empty or has a key twice is refused with file, line and column. `make check-config
+CONFIG=my-run.yaml` looks at all of this in a second, without a plan.
 """
 
 

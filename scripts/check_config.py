@@ -1,0 +1,32 @@
+"""Check configuration files over config.yaml, without Snakemake: every fault in a line, or the runs that they name."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vlmflow.archives.sources import read_sources
+from vlmflow.config.model import check_config
+from vlmflow.config.yaml_file import read_layers
+from vlmflow.errors import VlmflowError
+
+CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+
+
+def main(files: list[Path]) -> None:
+    """Print what the files configure.
+
+    Raises VlmflowError with a line per fault: file, line and column, or key and value, and what is allowed.
+    """
+    settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    read_sources(settings.picture_sources)
+    runs = [run for run in read_layers(files).get("runs") or {} if run in settings.runs] or list(settings.runs)
+    print(f"{', '.join(map(str, files)) or CONFIG}: no fault; runs: {', '.join(runs)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="as under --configfile, lowest first")
+    try:
+        main(parser.parse_args().files)
+    except VlmflowError as error:
+        sys.exit(str(error))

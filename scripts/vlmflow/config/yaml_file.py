@@ -1,0 +1,88 @@
+"""YAML that people edit, read with line and column of what is wrong: configuration files and tables."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vlmflow.errors import VlmflowError
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML or JSON file; None where it is empty.
+
+    Raises VlmflowError with the file, and where it is no YAML, or has a key twice, with line, column, what is wrong
+    there, and the line itself.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return yaml.load(_without_tabs(text), _Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        raise VlmflowError(_fault(path, text, error), "correct it there, or in the lines before") from None
+    except yaml.YAMLError as error:
+        raise VlmflowError(f"{path}: {' '.join(str(error).split())}", "correct it there") from None
+    except (OSError, ValueError) as error:
+        words = error.strerror if isinstance(error, OSError) else error
+        raise VlmflowError(f"{path}: {words}", "give a file of UTF-8 text that can be read") from None
+
+
+def read_layers(files: Iterable[Path]) -> dict[str, Any]:
+    """Read configuration files and lay each over those before: blocks key by key, as Snakemake does.
+
+    Raises VlmflowError as read_yaml does, and for a file that holds nothing, or no keys.
+    """
+    merged: dict[str, Any] = {}
+    for file in files:
+        _lay_over(merged, read_config(file))
+    return merged
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read one configuration file; raises VlmflowError as read_layers does."""
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        what = "is empty" if content is None else f"holds {content!s:.80}, and no keys"
+        raise VlmflowError(f"{path}: {what}", "write keys of docs/config.md into it, or leave the file out")
+    return content
+
+
+def _lay_over(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+    for key, value in upper.items():
+        if isinstance(value, dict) and isinstance(lower.get(key), dict):
+            _lay_over(lower[key], value)
+        else:
+            lower[key] = value
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one block; YAML's own loader takes the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in first:
+                    what = f"the key {key.value!r} stands in line {first[key.value]} already; one block has it once"
+                    raise yaml.MarkedYAMLError(problem=what, problem_mark=key.start_mark)
+                first[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+def _without_tabs(text: str) -> str:
+    """Give JSON with blanks for its tabs, which YAML does not take between words; other text as it is."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    return text.replace("\t", " ")
+
+
+def _fault(path: Path, text: str, error: yaml.MarkedYAMLError) -> str:
+    mark, begin = error.problem_mark, error.context_mark
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    context = f" {error.context}" if error.context else ""
+    begun = f" begun in line {begin.line + 1}, column {begin.column + 1}" if begin else ""
+    line = text.splitlines()[mark.line].strip() if mark and mark.line < len(text.splitlines()) else ""
+    return f"{path}{where}: {error.problem}{context}{begun}{f'; the line is: {line:.100}' if line else ''}"
