@@ -12,6 +12,7 @@ rule cache_dataset:
     """Have ms-swift read all rows and pictures once, without a GPU."""
     input:
         rows="fitted/{run}",
+        pictures=run_targets.train_pictures_of(settings),
         model=run_targets.model_of(settings),
     output:
         cached=directory("cached/{run}"),

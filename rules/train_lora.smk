@@ -14,6 +14,7 @@ rule train_lora:
     """Train the adapter to its last step, and hand on the best checkpoint by validation loss."""
     input:
         rows="fitted/{run}",
+        pictures=run_targets.train_pictures_of(settings),
         model=run_targets.model_of(settings),
         smoke="checkpoints/{run}/smoke",
         cached=run_targets.cached_of(settings),

@@ -13,6 +13,7 @@ rule train_smoke:
     """Train a few steps on the longest rows, and open or close the gate to the full run."""
     input:
         rows="fitted/{run}",
+        pictures=run_targets.train_pictures_of(settings),
         model=run_targets.model_of(settings),
     output:
         smoke=report(

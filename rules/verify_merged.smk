@@ -15,6 +15,7 @@ rule verify_merged:
         full="checkpoints/{run}/full",
         model=run_targets.model_of(settings),
         rows="fitted/{run}",
+        pictures=run_targets.train_pictures_of(settings),
     output:
         verified=directory("verified/{run}"),
     log:

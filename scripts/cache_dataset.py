@@ -23,6 +23,7 @@ def main(
     model_type: str,
     text_args: dict[str, Any],
     picture_store: Path,
+    pictures: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Cache the data set of one run.
@@ -32,8 +33,9 @@ def main(
     max_length, image_max_tokens, seed, dtype, model_type: see docs/config.md.
     text_args: those of swift_args that change the text.
     picture_store: the folder that holds all picture stores.
+    pictures: the image manifest of the train split, none where rows have no pictures.
     """
-    data = fitted_data(rows, max_length, picture_store)
+    data = fitted_data(rows, max_length, picture_store, pictures or [])
     settings = TrainSettings(
         max_length=max_length, image_max_tokens=image_max_tokens, seed=seed, dtype=dtype, swift_args=text_args
     )

@@ -1,10 +1,14 @@
 """Write the page that says what a data set holds, what it lost, and why."""
 
+from itertools import chain
 from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import NearDuplicates, PictureLimits
 from vlmflow.files import whole_file
+from vlmflow.integrity import refuse_other_rows
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.reports.data_page import data_page
 
 
@@ -26,6 +30,9 @@ def main(
     """
     manifests = {file.stem: file for file in pictures or []}
     store = picture_store / stats.parent.name
+    refuse_other_rows(stats)
+    shown = chain.from_iterable(map(read_picture_manifest, manifests.values()))
+    refuse_changed_pictures(store, (entry for entry in shown if entry.reason is None))
     html = data_page(stats.parent, manifests, store, picture_limits, near_duplicates)
     with whole_file(page, "w") as file:
         file.write(html)

@@ -46,7 +46,7 @@ def main(
     lengths = {"train": train_lengths, "val": val_lengths}
     base = BaseModel.read(model, model_type)
     refuse_other_lengths(summary, lengths, account, base.folder, image_max_tokens, text_args)
-    data = validated_data(train_rows, val_rows, stats, picture_store)
+    data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
 
     def counter() -> TokenCounter:
         entries = chain.from_iterable(map(read_picture_manifest, pictures or []))

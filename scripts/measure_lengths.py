@@ -40,7 +40,7 @@ def main(
     image_max_tokens, model_type: see docs/config.md. text_args: those of swift_args that change the text.
     picture_store: the folder that holds all picture stores.
     """
-    data = validated_data(train_rows, val_rows, stats, picture_store)
+    data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
     base = BaseModel.read(model, model_type)
     entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
     form = ChatForm.of(text_args, data.last_answer_only)

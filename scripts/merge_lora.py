@@ -5,16 +5,18 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.merging.merge import merge_adapter
+from vlmflow.training.checkpoint import refuse_changed_adapter
 
 
 def main(*, model: Path, adapter: Path, merged: Path, threads: int = 1) -> None:
     """Write base + adapter in the base's own layout.
 
     model: the base model's folder with its manifest, as fetch_model makes it.
-    adapter: the folder with adapter_model.safetensors and adapter_config.json.
+    adapter: the training's folder (checkpoints/RUN/full) with the adapter and its report.
     merged: the folder to write.
     threads: how many cores compute.
     """
+    refuse_changed_adapter(adapter)
     manifest = read_manifest(model)
     merge_adapter(manifest.folder, adapter, merged, manifest.files, threads)
 

@@ -5,9 +5,11 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.files import read_json, remove, whole_folder, write_json
+from vlmflow.integrity import refuse_other_rows
 from vlmflow.merging.proof import PROOF, read_proof, take_over
 from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.reports.rights import rights
+from vlmflow.training.data import ACCOUNT
 
 
 def main(
@@ -32,7 +34,8 @@ def main(
     data_sources: where the data set came from. licence, source_licences: see docs/config.md.
     picture_licences: those of picture_sources, by the beginnings of the pictures' paths.
     """
-    proof = read_proof(verified)
+    refuse_other_rows(rows / ACCOUNT)
+    base, proof = read_manifest(model), read_proof(verified)
     dataset = read_json(stats)["dataset"]
     stated = rights(dataset, data_sources, licence, source_licences, picture_licences, rows / "train.jsonl")
     with whole_folder(published) as folder:
@@ -40,7 +43,7 @@ def main(
         for ours in (PROOF, ".snakemake_timestamp", "README.md"):  # the base's README is not this model's card
             remove(folder / ours)
         sees_pictures = "vision_config" in read_json(folder / "config.json")
-        facts = provenance(published.name, stats, read_manifest(model), smoke, full, proof, stated, sees_pictures)
+        facts = provenance(published.name, stats, base, smoke, full, proof, stated, sees_pictures)
         write_json(folder / "provenance.json", facts)
         (folder / "README.md").write_text(model_card(facts))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.files import read_json, whole_folder, write_json
+from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.checkpoint import copy_adapter
 from vlmflow.training.data import fitted_data
 from vlmflow.training.gate import refuse_failed
@@ -27,6 +28,7 @@ def main(
     model_type: str,
     picture_store: Path,
     run_store: Path,
+    pictures: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Run the full training of one run.
@@ -37,13 +39,22 @@ def main(
     full: the folder to write (checkpoints/RUN/full): the best adapter, the report, the loss curve.
     settings, device, processes, strategy, model_type: see docs/config.md.
     picture_store, run_store: the folders that hold all picture stores and all run folders.
+    pictures: the image manifest of the train split, none where rows have no pictures.
     """
     run = full.parent.name
     refuse_failed(read_json(smoke / "gate.json"), run)
-    data = fitted_data(rows, settings.max_length, picture_store)
-    base = BaseModel.read(model, model_type)
-    job = TrainJob(data, base, settings, device, processes, strategy, cached=cached[0] if cached else None)
+
+    def look() -> TrainJob:
+        data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
+        for folder in cached:
+            refuse_changed_cache(folder)
+        base = BaseModel.read(model, model_type)
+        return TrainJob(data, base, settings, device, processes, strategy, cached=cached[0] if cached else None)
+
+    job = look()
     trained = train(job, run_store / run / "full", threads, f"train_lora {run}")
+    with trained.folder.set_aside_where_refused(f"train_lora {run}"):
+        look()  # trainers read pictures for days
     account = report(job, trained)
     with whole_folder(full) as finished:
         copy_adapter(trained.best.folder, finished)

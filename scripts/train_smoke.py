@@ -33,6 +33,7 @@ def main(
     model_type: str,
     picture_store: Path,
     run_store: Path,
+    pictures: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Run the smoke stage of one run.
@@ -41,9 +42,10 @@ def main(
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
     settings, smoke_settings, device, processes, strategy, model_type: see docs/config.md.
     picture_store, run_store: the folders that hold all picture stores and all run folders.
+    pictures: the image manifest of the train split, none where rows have no pictures.
     """
     run = smoke.parent.name
-    data = fitted_data(rows, settings.max_length, picture_store)
+    data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
     full = TrainJob(data, BaseModel.read(model, model_type), settings, device, processes, strategy)
     train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 

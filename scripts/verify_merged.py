@@ -8,10 +8,13 @@ from harness.stage import run_stage
 from vlmflow.config.run_settings import VerifySettings
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.files import remove, whole_folder
-from vlmflow.merging.proof import take_over, write_proof
+from vlmflow.integrity import refuse_other_rows
+from vlmflow.merging.proof import remember_proven, take_over, write_proof
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
-from vlmflow.training.data import first_rows, pictures_of
+from vlmflow.pictures.store import refuse_changed_pictures
+from vlmflow.training.checkpoint import refuse_changed_adapter
+from vlmflow.training.data import ACCOUNT, entries_named, first_rows, pictures_of
 
 log = logging.getLogger("vlmflow")
 
@@ -28,6 +31,7 @@ def main(
     dtype: str,
     image_max_tokens: int,
     picture_store: Path,
+    pictures: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Verify one run's merged weights.
@@ -36,21 +40,27 @@ def main(
     model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN).
     verified: the folder to make (verified/RUN): the same files, and proof.json.
     verify, device, dtype, image_max_tokens: see docs/config.md.
-    picture_store: the folder that holds all picture stores.
+    picture_store: the folder that holds all picture stores. pictures: the image manifest of the train split, none
+    where rows have no pictures.
     """
     base = read_manifest(model)
+    refuse_changed_adapter(full)
+    refuse_other_rows(rows / ACCOUNT)
+    compared, store = first_rows(rows / "val.jsonl", verify.rows), pictures_of(rows, picture_store)
+    named = {name for row in compared for name in row["images"]}
+    refuse_changed_pictures(store, entries_named(named, pictures or []).values())
     remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
     checks = {"tensors": asdict(verify_tensors(base.folder, full, merged, base.files, threads)), "logits": None}
     if verify.logits:
         log.info(f"comparing logits of base + adapter and of the merged weights on {verify.rows} rows ({device})")
-        compared, pictures = first_rows(rows / "val.jsonl", verify.rows), pictures_of(rows, picture_store)
         checks["logits"] = asdict(
-            verify_logits(base.folder, full, merged, compared, pictures, device, dtype, image_max_tokens)
+            verify_logits(base.folder, full, merged, compared, store, device, dtype, image_max_tokens)
         )
     log.info("writing proof.json: digests of all files")
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary
         write_proof(folder, checks, code=Path(__file__).parents[1])
+    remember_proven(verified)
 
 
 if __name__ == "__main__":

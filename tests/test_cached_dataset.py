@@ -40,7 +40,8 @@ def cached(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(road: Path, settings: TrainSettings = SETTINGS) -> TrainJob:
-    data = fitted_data(road / "fitted" / RUN, settings.max_length, road / "stores" / "pictures")
+    manifest = road / "images" / "fire" / "train.jsonl"
+    data = fitted_data(road / "fitted" / RUN, settings.max_length, road / "stores" / "pictures", [manifest])
     return TrainJob(data, BaseModel(road / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, "ddp")
 
 

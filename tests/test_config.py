@@ -103,7 +103,8 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         (
             "run",
             {},
-            "unknown key; allowed: stores, cluster, models, datasets, picture_sources, runs; nearest known key: runs",
+            "unknown key; allowed: stores, cluster, integrity, models, datasets, picture_sources, runs; nearest known "
+            "key: runs",
         ),
         ("runs.r.train.learning_rate", "high", "'high' is not allowed; it must be a number more than 0"),
         ("runs.r.train.learning_rate", ".nan", "must be a number more than 0"),

@@ -42,8 +42,12 @@ def timestep(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def manifest(folder: Path) -> Path:
+    return folder / "images" / "fire-timestep" / "train.jsonl"
+
+
 def counter(folder: Path) -> TokenCounter:
-    return TokenCounter(folder / "tiny-model", read_picture_manifest(folder / "images/fire-timestep/train.jsonl"), 64)
+    return TokenCounter(folder / "tiny-model", read_picture_manifest(manifest(folder)), 64)
 
 
 def fit(timestep: Path, target: Path, max_length: int, over_long: OverLong) -> dict[str, Any]:
@@ -51,7 +55,7 @@ def fit(timestep: Path, target: Path, max_length: int, over_long: OverLong) -> d
     files = (data / "train.jsonl", data / "val.jsonl", data / "stats.json")
     target.mkdir()
     return fit_rows(
-        validated_data(*files, timestep / "stores" / "pictures"),
+        validated_data(*files, timestep / "stores" / "pictures", [manifest(timestep)]),
         read_json(files[2]),
         {split: timestep / f"{split}.lengths.jsonl" for split in ("train", "val")},
         lambda: counter(timestep),
@@ -87,7 +91,9 @@ def test_rows_that_fit_are_handed_on_byte_by_byte(timestep: Path, tmp_path: Path
         assert lengths == list(read_lengths(timestep / f"{split}.lengths.jsonl"))
         assert (account[split]["left_out"], account[split]["shortened"]) == (0, 0)
     assert (tmp_path / "fitted" / "over_long.jsonl").read_bytes() == b""
-    assert fitted_data(tmp_path / "fitted", longest, timestep / "stores" / "pictures").last_answer_only
+    assert fitted_data(
+        tmp_path / "fitted", longest, timestep / "stores" / "pictures", [manifest(timestep)]
+    ).last_answer_only
 
 
 def test_over_long_rows_are_counted_and_named_before_training(timestep: Path, tmp_path: Path) -> None:
@@ -156,7 +162,7 @@ def test_shortened_rows_are_as_long_as_ms_swift_finds_them(timestep: Path, tmp_p
     lengths = read_lengths(folder / "train.lengths.jsonl")
     shortened = [row for row in lengths if named.get(row.id, {}).get("outcome") == "shortened"][:12]
     assert all(row.picture_tokens for row in shortened)
-    data = fitted_data(folder, limit, timestep / "stores" / "pictures")
+    data = fitted_data(folder, limit, timestep / "stores" / "pictures", [manifest(timestep)])
     model = BaseModel(timestep / "tiny-model", "qwen3_vl", "digest")
     assert check_lengths({folder / "train.jsonl": shortened}, data, model, 64, {}, 2) == len(shortened) > 3
 
@@ -204,7 +210,7 @@ def test_rows_that_changed_after_fitting_are_refused(timestep: Path, tmp_path: P
     file = tmp_path / "fitted" / "val.jsonl"
     file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
     with pytest.raises(VlmflowError, match="these are not the rows that"):
-        fitted_data(tmp_path / "fitted", longest, pictures)
+        fitted_data(tmp_path / "fitted", longest, pictures, [manifest(timestep)])
 
 
 def test_lengths_of_something_else_are_refused(road: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
+from vlmflow.training.checkpoint import adapter_digests
+
 WIDE = (4608, 2048)
 """Rows and columns of the layers of a wide base."""
 
@@ -97,7 +99,7 @@ def write_wide_base(folder: Path, layers: int, shards: int) -> Path:
 
 
 def write_wide_adapter(folder: Path, layers: int) -> Path:
-    """An adapter for every layer of such a base."""
+    """An adapter for every layer of such a base, with the training's report beside it."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(2)
     tensors = {
@@ -108,6 +110,7 @@ def write_wide_adapter(folder: Path, layers: int) -> Path:
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["up_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "report.json").write_text(json.dumps({"digests": adapter_digests(folder)}))
     return folder
 
 

@@ -26,6 +26,7 @@ from typing import Any, get_origin
 import pydantic
 import yaml
 
+from harness.messages import whole_commands
 from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.process import descends_from, die_with_parent
 
@@ -115,7 +116,7 @@ def _named(text: str, job: Any) -> str:
     for block, wildcard in (("datasets", "dataset"), ("runs", "run")):
         if wildcard in names:
             text = text.replace(f"{block}.NAME", f"{block}.{names[wildcard]}")
-    return text
+    return whole_commands(text)
 
 
 def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path | None]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from snakemake.utils import min_version
 
-from harness import before_start, plan, stage
+from harness import before_start, plan, stage, told
 from harness.kubernetes import executor
 from harness.refuse_relative_stores import refuse_relative_stores
 from harness.stage import FAILURE
@@ -22,6 +22,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     """
     min_version("9.27")
     stage.let_stages_end_with_this_process()
+    told.tell_stages(workflow, settings)
     whole_targets.install(workflow)
     executor.install(workflow, settings)
     plan.install(workflow, settings)

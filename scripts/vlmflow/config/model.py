@@ -14,6 +14,7 @@ from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, parse_source, refuse_path
 from vlmflow.config.swift_args import check_model_type
 from vlmflow.errors import VlmflowError
+from vlmflow.integrity import Integrity
 
 TARGETS = (
     *("raw", "models", "images", "converted", "data", "lengths", "fitted", "cached"),
@@ -79,6 +80,12 @@ class Config(Settings):
 
     stores: StoreSettings = StoreSettings()
     cluster: ClusterSettings = ClusterSettings()
+
+    integrity: Integrity = "quick"
+    """How a stage makes sure that pictures, rows, model and adapter are still what an earlier stage recorded. quick:
+    pictures and model files whose size, mtime or inode are not those that they had when they were last read are read
+    again; full: all are read again, in every stage. Another value makes nothing run again."""
+
     models: dict[Name, ModelSettings]
     """Base models, by name; fetched into `models/NAME`."""
 

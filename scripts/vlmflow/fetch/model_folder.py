@@ -15,6 +15,7 @@ from vlmflow.config.settings import Settings
 from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_files import is_housekeeping, shown
 from vlmflow.files import read_json, sha256_of, whole_folder, write_json
+from vlmflow.integrity import refuse_changed
 from vlmflow.progress import Progress
 
 MANIFEST = "manifest.json"
@@ -103,7 +104,7 @@ def write_manifest(
 def read_manifest(model: Path) -> ModelManifest:
     """Read what `fetch_model` left in `models/NAME`.
 
-    Raises VlmflowError where the folder is gone or holds other files, or a file has another size than it had.
+    Raises VlmflowError where the folder is gone or holds other files, or a file is no more the one that it was.
     """
     next_step = f"remove {model} and run the same command again: what is missing is fetched"
     try:
@@ -124,6 +125,8 @@ def read_manifest(model: Path) -> ModelManifest:
             f"model {manifest.name}: {manifest.folder} holds {shown(min(others))}, which vlmflow did not put there",
             f"take it out: transformers and ms-swift would read it; or {next_step}",
         )
+    digests = {name: record.sha256 for name, record in manifest.files.items()}
+    refuse_changed("model files", manifest.folder, digests, f"models/{manifest.name}", next_step)
     return manifest
 
 

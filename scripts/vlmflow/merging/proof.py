@@ -10,6 +10,7 @@ from typing import Any
 
 from vlmflow.errors import VlmflowError
 from vlmflow.files import read_json, sha256_of, write_json
+from vlmflow.integrity import look, refuse_changed, remember
 
 PROOF = "proof.json"
 
@@ -53,9 +54,9 @@ def write_proof(folder: Path, checks: dict[str, Any], code: Path) -> None:
 
 
 def read_proof(folder: Path) -> dict[str, Any]:
-    """Give what `write_proof` wrote into `folder`, whose files must still have the names and sizes of then.
+    """Give what `write_proof` wrote into `folder`, whose files must still be those of then, and no others.
 
-    Raises VlmflowError where a file is missing, is new or has another size.
+    Raises VlmflowError where a file is missing, is new or has other bytes.
     """
     proof = read_json(folder / PROOF)
     proven = {name: file["size"] for name, file in proof["files"].items()}
@@ -64,12 +65,26 @@ def read_proof(folder: Path) -> dict[str, Any]:
     }
     ours = {PROOF, ".snakemake_timestamp"}  # the second is Snakemake's mark in a folder that a rule made
     changed = sorted(name for name in (proven.keys() | found.keys()) - ours if proven.get(name) != found.get(name))
+    again = f"remove {folder} and run the same command again: it is merged and proven anew"
     if changed:
         raise VlmflowError(
-            f"{folder}: {len(changed)} files are not those that were proven: {', '.join(changed[:5])}",
-            f"remove {folder} and run the same command again: it is merged and proven anew",
+            f"{folder}: {len(changed)} files are not those that were proven: {', '.join(changed[:5])}", again
         )
+    refuse_changed("model files", folder, _digests(proof), _record(folder), again)
     return proof
+
+
+def remember_proven(folder: Path) -> None:
+    """Keep how the files of `folder` look, which `write_proof` has just read: `read_proof` need not read them again."""
+    remember(_record(folder), look(folder, _digests(read_json(folder / PROOF))))
+
+
+def _record(folder: Path) -> str:
+    return f"verified/{folder.name}"
+
+
+def _digests(proof: dict[str, Any]) -> dict[str, str]:
+    return {name: file["sha256"] for name, file in proof["files"].items()}
 
 
 def take_over(folder: Path, target: Path) -> None:

@@ -14,6 +14,7 @@ from vlmflow.parts import WHOLE, Part, items_of
 from vlmflow.pictures.check import MAGIC
 from vlmflow.pictures.manifest import MAKE_AGAIN, PictureEntry, read_picture_manifest
 from vlmflow.pictures.perceptual_hash import SIDE, perceptual_hash
+from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.progress import Progress
 
 CHUNK = 16
@@ -36,6 +37,7 @@ def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part
     """
     usable = {entry.sha256: entry for entry in read_picture_manifest(manifest) if entry.reason is None}
     entries = list(items_of(part, usable.values()))
+    refuse_changed_pictures(store, entries)
     encoder = msgspec.json.Encoder()
     with (
         whole_file(table) as file,

@@ -1,7 +1,9 @@
 """The image manifest of a split: for every path that its rows name, the picture it is, or why it is none."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -69,12 +71,25 @@ class PictureEntry(msgspec.Struct, kw_only=True):
     rewritten: str | None = None
 
 
-def read_picture_manifest(manifest: Path) -> Iterator[PictureEntry]:
+class KnownPicture(msgspec.Struct, gc=False):
+    """Of a line of the manifest what tells whether the picture is still the same; see PictureEntry."""
+
+    name: str | None
+    sha256: str | None
+    rewritten: str | None
+
+
+Entry = TypeVar("Entry", PictureEntry, KnownPicture)
+
+
+def read_picture_manifest(manifest: Path, form: type[Entry] = PictureEntry) -> Iterator[Entry]:
     """Yield the entries of an image manifest, in the order in which the rows first name the paths.
+
+    form: what is read of them.
 
     Raises VlmflowError where the file is missing or a line is no entry.
     """
-    decoder = msgspec.json.Decoder(PictureEntry)
+    decoder = msgspec.json.Decoder(form)
     try:
         lines = manifest.open("rb")
     except OSError as error:
@@ -86,3 +101,11 @@ def read_picture_manifest(manifest: Path) -> Iterator[PictureEntry]:
             except ValueError as error:
                 raise VlmflowError(f"{manifest}, line {number}: {error}", MAKE_AGAIN) from None
             yield entry
+
+
+def pictures_digest(entries: Mapping[str, KnownPicture]) -> str:
+    """Give one SHA-256 over names and contents of usable pictures, by their names in the store."""
+    digest = hashlib.sha256()
+    for name, entry in sorted(entries.items()):
+        digest.update(name.encode() + b"\0" + bytes.fromhex(entry.sha256))
+    return digest.hexdigest()

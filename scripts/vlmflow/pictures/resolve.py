@@ -181,8 +181,8 @@ def _entries(paths: Mapping[str, int], found: Found, verdicts: Verdicts, store: 
                 if isinstance(verdict, Unusable):
                     yield PictureEntry(path=path, rows=rows, reason=verdict.reason, detail=verdict.detail, file=file)
                     continue
-                if first_names.setdefault(file, name) != name:
-                    store.link(located, verdict)
+                if (first := first_names.setdefault(file, name)) != name:
+                    store.link(located, verdict, store_name(Located(first, file), verdict))
                 yield PictureEntry(
                     path=path,
                     rows=rows,

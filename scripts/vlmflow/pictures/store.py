@@ -2,17 +2,19 @@
 
     <pictures>/<data set>/coco/train2017/000000000009.jpg           link to the file in its root
     <pictures>/<data set>/chartqa/train/png/x.png.rgb.png           link to the rewritten copy
-    <pictures>/.rewritten/<sha256 of the original>.1.png            plain RGB, upright
+    <pictures>/.rewritten/<sha256 of the original>.1.<its own sha256>.png    plain RGB, upright
 
-A rewritten copy is named after the bytes it was made from: it is made once, for all data sets, and one that
-is there is right. Links are made in one step, and copies take their name whole, so a run that was killed
-leaves nothing wrong behind, and runs may meet in one store.
+A rewritten copy is named after the bytes it was made from and after its own: it is made once, for all data sets, and
+every stage can tell whether it still is what was written. Links are made in one step, and copies take their name
+whole, so a run that was killed leaves nothing wrong behind, and runs may meet in one store.
 """
 
 import errno
 import fcntl
+import hashlib
 import io
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from PIL import Image
 
 from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.files import unfinished
+from vlmflow.integrity import refuse_changed
 from vlmflow.pictures.check import Picture
+from vlmflow.pictures.manifest import KnownPicture, PictureEntry
 from vlmflow.pictures.paths import REWRITTEN_SUFFIX
 from vlmflow.pictures.roots import Located
 
@@ -47,14 +51,17 @@ class PictureStore:
 
         rgb: the pixels that are to be used in place of the file; None to use the file itself.
         """
-        if rgb is not None:
-            self._write_once(self._copy_of(picture), rgb)
-        self.link(located, picture)
+        copy = None if rgb is None else self._write_once(picture, rgb)
+        self._link(located, picture, copy)
 
-    def link(self, located: Located, picture: Picture) -> None:
-        """Give a picture that was added before one more name."""
+    def link(self, located: Located, picture: Picture, added: str) -> None:
+        """Give a picture that was added before, under the name `added`, one more name."""
+        copy = self._rewritten / os.path.basename(os.readlink(self._folder / added)) if picture.rewritten else None
+        self._link(located, picture, copy)
+
+    def _link(self, located: Located, picture: Picture, copy: Path | None) -> None:
         link = self._folder / store_name(located, picture)
-        target = os.path.relpath(self._copy_of(picture), link.parent) if picture.rewritten else located.file
+        target = os.path.relpath(copy, link.parent) if copy else located.file
         try:
             _put_link(link, target)
         except OSError as error:
@@ -66,28 +73,29 @@ class PictureStore:
                 else "mend that, or put the store elsewhere (config: stores.pictures), and run the same command again",
             ) from None
 
-    def _copy_of(self, picture: Picture) -> Path:
-        return self._rewritten / f"{picture.sha256}.{REWRITING}.png"
-
-    def _write_once(self, copy: Path, rgb: Image.Image) -> None:
-        if copy.exists():
-            return
+    def _write_once(self, picture: Picture, rgb: Image.Image) -> Path:
+        """Write the copy of a picture, where it is not there already, and give its place."""
         png = io.BytesIO()
         rgb.save(png, "PNG", compress_level=QUICK)
+        content = png.getbuffer()
+        copy = self._rewritten / f"{_copy_prefix(picture.sha256)}{hashlib.sha256(content).hexdigest()}.png"
+        if _holds(copy, content):
+            return copy
         part = unfinished(copy)
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
             # Not emptied on opening: another run may be writing it, and holds the lock until it has its name.
             with part.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if copy.exists():
+                if _holds(copy, content):
                     part.unlink(missing_ok=True)
-                    return
+                    return copy
                 file.truncate(0)
-                file.write(png.getbuffer())
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(copy)
+                return copy
         except OSError as error:
             raise VlmflowError(
                 f"{part}: {error.strerror}",
@@ -99,6 +107,47 @@ class PictureStore:
 def store_name(located: Located, picture: Picture) -> str:
     """Give the name that training rows carry, relative to the data set's store."""
     return located.name if picture.rewritten is None else located.name + REWRITTEN_SUFFIX
+
+
+def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | PictureEntry]) -> None:
+    """Refuse pictures of a data set's store that are no more those that were checked.
+
+    entries: those of the manifest that are looked at; each can be used.
+
+    Raises VlmflowError with how many are gone or changed, and what to do.
+    """
+    digests = {entry.name: _digest_in(store, entry) for entry in entries}
+    refuse_changed(
+        "pictures",
+        store,
+        digests,
+        f"pictures/{store.name}",
+        f"put them back as they were, or have them checked anew: make refresh-pictures DATASET={store.name}",
+    )
+
+
+def _digest_in(store: Path, entry: KnownPicture | PictureEntry) -> str:
+    """Give the SHA-256 that the file in the store must have: the original's, or the copy's, which its name tells."""
+    if entry.rewritten is None:
+        return entry.sha256
+    try:
+        copy = os.path.basename(os.readlink(store / entry.name))
+    except OSError:
+        return ""
+    prefix = _copy_prefix(entry.sha256)
+    return copy.removeprefix(prefix).removesuffix(".png") if copy.startswith(prefix) else ""
+
+
+def _copy_prefix(sha256: str) -> str:
+    return f"{sha256}.{REWRITING}."
+
+
+def _holds(file: Path, content: memoryview) -> bool:
+    """Tell whether a file has these bytes; a copy that somebody changed is written again."""
+    try:
+        return file.stat().st_size == len(content) and file.read_bytes() == content
+    except OSError:
+        return False
 
 
 def _put_link(link: Path, target: str) -> None:

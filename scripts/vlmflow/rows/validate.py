@@ -87,7 +87,7 @@ class DatasetWriter:
     def keep(self, split: str, verdicts: list[Verdict]) -> None:
         """Write the training rows of one raw row."""
         self.examples[split] += len(verdicts)
-        if verdicts[0].picture:
+        if verdicts[0].picture and split != "test":
             self.pictures[verdicts[0].picture] = verdicts[0].group
         if split == "test":
             self.test_groups.add(verdicts[0].group)
@@ -96,7 +96,10 @@ class DatasetWriter:
             self.files[split].write(verdict.line)
 
     def pictures_digest(self) -> str:
-        """Give one SHA-256 over names and contents of all pictures that the kept rows name."""
+        """Give one SHA-256 over names and contents of the pictures of train and val: what a training must find again.
+
+        It is that of `manifest.pictures_digest`.
+        """
         digest = hashlib.sha256()
         for name, content in sorted(self.pictures.items()):
             digest.update(name.encode() + b"\0" + content)

@@ -5,12 +5,16 @@ from collections import Counter
 from pathlib import Path
 
 from vlmflow.errors import VlmflowError
-from vlmflow.files import count_lines
+from vlmflow.files import count_lines, read_json, write_json
+from vlmflow.integrity import digests_of, refuse_changed
 from vlmflow.progress import Progress
 from vlmflow.training import swift_export
 from vlmflow.training.job import TrainJob, as_words
 from vlmflow.training.lengths import read_lengths
 from vlmflow.training.swift_process import environment, run_module
+
+DIGESTS = "digests.json"
+"""SHA-256 of every file of a cached data set, by name."""
 
 
 def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what: str) -> None:
@@ -31,6 +35,18 @@ def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what:
             progress.advance(progress.total)
     for split in ("train", "val"):
         _refuse_other_rows(cached / split, rows / f"{split}.lengths.jsonl")
+    files = sorted(file.relative_to(cached).as_posix() for file in cached.rglob("*") if file.is_file())
+    write_json(cached / DIGESTS, digests_of(cached, files))
+
+
+def refuse_changed_cache(cached: Path) -> None:
+    """Refuse a cached data set whose files are no more those that `cache_dataset` wrote.
+
+    Raises VlmflowError with their names.
+    """
+    digests = read_json(cached / DIGESTS)
+    next_step = f"remove {cached} and run the same command again: it is made anew"
+    refuse_changed("row files", cached, digests, f"cached/{cached.name}", next_step)
 
 
 def arguments(job: TrainJob, cached: Path, processes: int) -> list[str]:

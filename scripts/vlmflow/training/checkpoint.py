@@ -16,6 +16,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from vlmflow.files import read_json, sha256_of
+from vlmflow.integrity import refuse_changed
+
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 STATE = "trainer_state.json"
@@ -123,6 +126,26 @@ def copy_adapter(checkpoint: Path, target: Path) -> None:
     """Copy what peft needs of a checkpoint, readable for others (transformers writes weights with mode 0600)."""
     for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
         shutil.copyfile(checkpoint / name, target / name)
+
+
+def adapter_digests(folder: Path) -> dict[str, str]:
+    """Give the SHA-256 of an adapter's weights and of its configuration, under the names that report.json has."""
+    return {"adapter": sha256_of(folder / ADAPTER_WEIGHTS), "adapter_config": sha256_of(folder / ADAPTER_CONFIG)}
+
+
+def refuse_changed_adapter(full: Path) -> None:
+    """Refuse an adapter in `checkpoints/RUN/full` that is no more the one that the training handed on.
+
+    Raises VlmflowError with the names of the files.
+    """
+    recorded = read_json(full / "report.json")["digests"]
+    refuse_changed(
+        "adapter files",
+        full,
+        {ADAPTER_WEIGHTS: recorded["adapter"], ADAPTER_CONFIG: recorded["adapter_config"]},
+        f"adapters/{full.parent.name}",
+        f"remove {full} and run the same command again: it is copied from its run folder",
+    )
 
 
 def _open_every_tensor(file: Path) -> None:

@@ -1,20 +1,21 @@
 """What a training reads: validated rows, and the pictures that they name."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json, sha256_of
+from vlmflow.files import read_json
+from vlmflow.integrity import refuse_other_rows
+from vlmflow.pictures.manifest import KnownPicture, pictures_digest, read_picture_manifest
+from vlmflow.pictures.store import refuse_changed_pictures
 
 ACCOUNT = "account.json"
 """What `fit_rows` says of its rows, in their folder; the training stages rely on it."""
-
-PICTURES_NAMED = 5
-"""Missing pictures that an error names."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class TrainingData:
 
     train, val: JSON lines of ShareGPT rows. pictures: the store that the rows' picture names are relative to.
     digest: SHA-256 over rows and pictures. last_answer_only: train no answer but the last (timestep form).
+    manifests: what was found of the pictures when they were checked.
     """
 
     train: Path
@@ -30,6 +32,7 @@ class TrainingData:
     pictures: Path
     digest: str
     last_answer_only: bool
+    manifests: tuple[Path, ...] = ()
 
     @property
     def loss_scale(self) -> str:
@@ -41,13 +44,15 @@ class _Images(msgspec.Struct):
     images: list[str]
 
 
-def validated_data(train: Path, val: Path, stats: Path, picture_store: Path) -> TrainingData:
+def validated_data(
+    train: Path, val: Path, stats: Path, picture_store: Path, manifests: Sequence[Path] = ()
+) -> TrainingData:
     """Give a data set that passed validation, and is still what passed.
 
     stats: the account that `validate_sharegpt` wrote beside the rows. picture_store: the folder of all stores.
+    manifests: the image manifests of the rows' pictures; none where rows have no pictures.
 
-    Raises VlmflowError where the rows changed since, a picture is gone from the store, or nobody looked at the
-    pictures.
+    Raises VlmflowError where rows or pictures changed since, a picture is gone, or nobody looked at the pictures.
     """
     account = read_json(stats)
     if account["skip_images"]:
@@ -55,26 +60,25 @@ def validated_data(train: Path, val: Path, stats: Path, picture_store: Path) -> 
             f"{stats}: skip_images: the pictures of this data set were never looked at; it is for its texts alone",
             f"remove datasets.{account['dataset']}.skip_images, and run the same command again",
         )
-    for rows in (train, val):
-        _refuse_others(rows, account["digests"], stats, remedy=f"remove {rows}")
-    return _checked(train, val, account, picture_store)
+    refuse_other_rows(stats, [train, val])
+    return _checked(train, val, stats, account, picture_store, manifests)
 
 
-def fitted_data(folder: Path, max_length: int, picture_store: Path) -> TrainingData:
+def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: Sequence[Path] = ()) -> TrainingData:
     """Give the rows that `fit_rows` left in `fitted/RUN`, each of at most `max_length` tokens.
 
-    Raises VlmflowError where they changed since, were fitted to more tokens, or a picture is gone from the store.
+    manifests: the image manifests of the rows' pictures; none where rows have no pictures.
+
+    Raises VlmflowError where rows or pictures changed since, a picture is gone, or rows were fitted to more tokens.
     """
     account = read_json(folder / ACCOUNT)
     if account["max_length"] > max_length:
         raise VlmflowError(
             f"{folder}: these rows were fitted to {account['max_length']} tokens, the run has {max_length}",
-            f"fit them again: snakemake {folder}",
+            f"fit them again: snakemake --forcerun fit_rows -- {folder}",
         )
-    train, val = folder / "train.jsonl", folder / "val.jsonl"
-    for rows in (train, val):
-        _refuse_others(rows, account["digests"], folder / ACCOUNT, remedy=f"remove {folder}")
-    return _checked(train, val, account, picture_store)
+    refuse_other_rows(folder / ACCOUNT)
+    return _checked(folder / "train.jsonl", folder / "val.jsonl", folder / ACCOUNT, account, picture_store, manifests)
 
 
 def pictures_of(fitted: Path, picture_store: Path) -> Path:
@@ -82,34 +86,36 @@ def pictures_of(fitted: Path, picture_store: Path) -> Path:
     return picture_store / read_json(fitted / ACCOUNT)["dataset"]
 
 
-def _refuse_others(rows: Path, digests: dict[str, str], account: Path, remedy: str) -> None:
-    if sha256_of(rows) != digests[rows.name]:
-        raise VlmflowError(
-            f"{rows}: these are not the rows that {account} vouches for",
-            f"{remedy} and run the same command again: it is made anew",
-        )
-
-
-def _checked(train: Path, val: Path, account: dict[str, Any], picture_store: Path) -> TrainingData:
+def _checked(
+    train: Path, val: Path, account_file: Path, account: dict[str, Any], picture_store: Path, manifests: Sequence[Path]
+) -> TrainingData:
     pictures = picture_store / account["dataset"]
-    _refuse_missing_pictures([train, val], pictures)
+    entries = entries_named(pictures_in(train, val), manifests)
+    if pictures_digest(entries) != account["digests"]["pictures"]:
+        raise VlmflowError(
+            f"{', '.join(map(str, manifests)) or pictures}: these are not the pictures that {account_file} vouches for",
+            f"have them checked anew: make refresh-pictures DATASET={pictures.name}",
+        )
+    refuse_changed_pictures(pictures, entries.values())
     digest = "".join(account["digests"][name] for name in (train.name, val.name, "pictures"))
-    return TrainingData(train, val, pictures, digest, account["form"] == "timestep")
+    return TrainingData(train, val, pictures, digest, account["form"] == "timestep", tuple(manifests))
 
 
-def _refuse_missing_pictures(files: list[Path], pictures: Path) -> None:
+def pictures_in(*files: Path) -> set[str]:
+    """Give the names of the pictures that the rows of some files have."""
     decoder = msgspec.json.Decoder(_Images)
     names: set[str] = set()
     for file in files:
         with file.open("rb") as lines:
             for line in lines:
                 names.update(decoder.decode(line).images)
-    missing = sorted(name for name in names if not (pictures / name).exists())
-    if missing:
-        raise VlmflowError(
-            f"{pictures}: {len(missing)} of {len(names)} pictures are gone: {', '.join(missing[:PICTURES_NAMED])}",
-            f"put them back, or resolve them anew: make refresh-pictures DATASET={pictures.name} (see README.md)",
-        )
+    return names
+
+
+def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, KnownPicture]:
+    """Give what the manifests say of some pictures, by their names in the store; unknown names are left out."""
+    entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in manifests)
+    return {entry.name: entry for entry in entries if entry.name in names}
 
 
 def first_rows(rows: Path, count: int) -> list[dict[str, Any]]:

@@ -12,10 +12,12 @@ import msgspec
 
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.errors import VlmflowError
-from vlmflow.files import sha256_of, whole_file, write_json
+from vlmflow.files import whole_file, write_json
+from vlmflow.integrity import digests_of
+from vlmflow.pictures.manifest import pictures_digest
 from vlmflow.progress import Progress
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
-from vlmflow.training.data import ACCOUNT, TrainingData
+from vlmflow.training.data import ACCOUNT, TrainingData, entries_named, pictures_in
 from vlmflow.training.length_account import LengthAccount
 from vlmflow.training.lengths import RowLength, TokenCounter, make_again, read_lengths
 
@@ -96,14 +98,15 @@ def fit_rows(
         )
     if longest:
         log.info(f"{_too_many(splits, longest, max_length)}; all of them: {OVER_LONG}")
+    kept = [f"{split}.jsonl" for split in splits]
     account = {
         "dataset": stats["dataset"],
         "form": stats["form"],
         "max_length": max_length,
         **{split: _describe(split, fitted, max_length) for split, fitted in splits.items()},
         "digests": {
-            **{f"{split}.jsonl": sha256_of(folder / f"{split}.jsonl") for split in splits},
-            "pictures": stats["digests"]["pictures"],
+            **digests_of(folder, [*kept, *(f"{split}.lengths.jsonl" for split in splits), OVER_LONG]),
+            "pictures": pictures_digest(entries_named(pictures_in(*(folder / name for name in kept)), data.manifests)),
         },
     }
     write_json(folder / ACCOUNT, account)

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vlmflow.files import sha256_of
-from vlmflow.training.checkpoint import ADAPTER_WEIGHTS
+from vlmflow.training.checkpoint import adapter_digests
 from vlmflow.training.job import TrainJob
 from vlmflow.training.train import Trained
 
@@ -45,7 +44,7 @@ def report(job: TrainJob, trained: Trained) -> dict[str, Any]:
             "job": job.digest(),
             "data": job.data.digest,
             "model": job.model.digest,
-            "adapter": sha256_of(trained.best.folder / ADAPTER_WEIGHTS),
+            **adapter_digests(trained.best.folder),
         },
         "versions": {package: importlib.metadata.version(package) for package in PACKAGES},
         "run_folder": str(trained.folder.path),

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
-from vlmflow.errors import PassingError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.files import write_json
 from vlmflow.training.lease import Lease
 
@@ -64,6 +65,29 @@ class RunFolder:
                 if not (self.path / "job.json").exists():
                     write_json(self.path / "job.json", describe)
                 yield lock.fileno()
+
+    @contextmanager
+    def set_aside_where_refused(self, what: str) -> Iterator[None]:
+        """Move the folder aside where the block refuses what was trained on: nobody resumes from it, nothing is lost.
+
+        what: the stage and run, for the message.
+
+        Raises VlmflowError as the block, with where the folder is now.
+        """
+        try:
+            yield
+        except VlmflowError as error:
+            aside = next(
+                place
+                for place in (self.path.with_name(f"{self.path.name}.refused-{number}") for number in count(1))
+                if not place.exists()
+            )
+            self.path.rename(aside)
+            raise VlmflowError(
+                f"{what}: while this run trained, its input changed: {error.cause}",
+                f"{error.next_step}; then run the same command again: it trains from the first step, since nobody can "
+                f"tell what the steps done saw (their run folder is now {aside})",
+            ) from None
 
     def _wait_for(self, lock: int, patience: float) -> None:
         give_up = time.monotonic() + patience

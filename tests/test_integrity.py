@@ -1,0 +1,158 @@
+"""Files that changed after a stage recorded them: seen by size, mtime and inode, and by their digest."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from vlmflow.errors import VlmflowError
+from vlmflow.files import sha256_of
+from vlmflow.integrity import LEVEL, RECORDS, compare, refuse_changed
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Three files with their digests, in `tmp_path / "files"`, changed long ago; records are kept."""
+    monkeypatch.setenv(RECORDS, str(tmp_path / "records"))
+    monkeypatch.setenv(LEVEL, "quick")
+    (tmp_path / "files" / "deep").mkdir(parents=True)
+    names = ["a", "b", "deep/c"]
+    for name in names:
+        (tmp_path / "files" / name).write_text(f"the bytes of {name[-1]}")
+        os.utime(tmp_path / "files" / name, (1e9, 1e9))
+    return {name: sha256_of(tmp_path / "files" / name) for name in names}
+
+
+def look(folder: Path, files: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Give what is gone and what changed."""
+    return compare("files", folder / "files", files, "kind/name")
+
+
+def read_files(capsys: pytest.CaptureFixture[str]) -> str:
+    """Give how many files were read since the last call ("" for none), by what was said of it."""
+    said = capsys.readouterr().err
+    return said.split(": ")[1].split(" ")[0] if said else ""
+
+
+def swap(file: Path, content: str) -> None:
+    """Put another file of the same size and times in a file's place."""
+    before = file.stat()
+    other = file.with_name("other")
+    other.write_text(content)
+    assert other.stat().st_size == before.st_size
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(file)
+
+
+def forge(file: Path, content: str) -> None:
+    """Write other bytes of the same number into a file, and give it its times back."""
+    before = file.stat()
+    with file.open("r+") as opened:
+        opened.write(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (before.st_size, before.st_mtime_ns, before.st_ino) == (after.st_size, after.st_mtime_ns, after.st_ino)
+
+
+def test_what_was_read_once_is_not_read_again(tmp_path: Path, files: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    assert look(tmp_path, files) == ([], [])
+    assert read_files(capsys) == "3"
+    assert look(tmp_path, files) == ([], [])
+    assert read_files(capsys) == ""
+    os.utime(tmp_path / "files" / "b", (1e9 + 1, 1e9 + 1))
+    assert look(tmp_path, files) == ([], []), "touched, with the bytes that it had"
+    assert read_files(capsys) == "1"
+    assert look(tmp_path, {name: files[name] for name in ("a", "b")}) == ([], [])
+    assert look(tmp_path, files) == ([], []), "a look at some of the files forgets none of the others"
+    assert read_files(capsys) == ""
+
+
+def test_every_kind_of_change_is_seen(tmp_path: Path, files: dict) -> None:
+    assert look(tmp_path, files) == ([], [])
+    (tmp_path / "files" / "a").write_text("the bytes of A and more")
+    swap(tmp_path / "files" / "b", "the bytes of B")
+    (tmp_path / "files" / "deep" / "c").unlink()
+    assert look(tmp_path, files) == (["deep/c"], ["a", "b"])
+    with pytest.raises(VlmflowError) as refusal:
+        refuse_changed("pictures", tmp_path / "files", files, "kind/name", "do this")
+    assert refusal.value.cause == (
+        f"{tmp_path}/files: 2 of 3 pictures have changed since they were checked: a, b; "
+        "1 of 3 pictures are gone: deep/c"
+    )
+    assert refusal.value.next_step == "do this"
+
+
+@pytest.mark.parametrize("place", ["a folder", "a pipe", "a link to nothing", "a file where its folder was"])
+def test_what_is_no_file_any_more_is_gone(tmp_path: Path, files: dict, place: str) -> None:
+    """A pipe is not waited for."""
+    file = tmp_path / "files" / "deep" / "c"
+    file.unlink()
+    match place:
+        case "a folder":
+            file.mkdir()
+        case "a pipe":
+            os.mkfifo(file)
+        case "a link to nothing":
+            file.symlink_to("nothing")
+        case _:
+            file.parent.rmdir()
+            file.parent.write_text("")
+    assert look(tmp_path, files) == (["deep/c"], [])
+
+
+def test_forged_times_deceive_a_quick_look_and_no_full_one(
+    tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of the promise: same size, mtime and inode, other bytes."""
+    assert look(tmp_path, files) == ([], [])
+    forge(tmp_path / "files" / "b", "the bytes of B")
+    assert look(tmp_path, files) == ([], [])
+    monkeypatch.setenv(LEVEL, "full")
+    assert look(tmp_path, files) == ([], ["b"])
+
+
+def test_another_machine_reads_everything_once(
+    tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy has other inodes; the record of the first is no harm."""
+    assert look(tmp_path, files) == ([], [])
+    (tmp_path / "files").rename(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "files")
+    read_files(capsys)
+    assert look(tmp_path, files) == ([], [])
+    assert read_files(capsys) == "3"
+    assert look(tmp_path, files) == ([], [])
+    assert read_files(capsys) == ""
+    monkeypatch.delenv(RECORDS)
+    assert look(tmp_path, files) == ([], [])
+    assert read_files(capsys) == "3", "without records every file is read"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3, "digest"]}', None])
+def test_a_damaged_record_or_none_has_files_read(tmp_path: Path, files: dict, damage: bytes | None) -> None:
+    record = tmp_path / "records" / "kind" / "name.json"
+    record.parent.mkdir(parents=True)
+    if damage is None:
+        record.mkdir()  # nor can it be written
+    else:
+        record.write_bytes(damage)
+    swap(tmp_path / "files" / "b", "the bytes of B")
+    assert look(tmp_path, files) == ([], ["b"])
+
+
+def test_a_record_with_another_digest_is_no_proof(tmp_path: Path, files: dict) -> None:
+    """The digest that an earlier stage recorded decides; what a record says of another one counts for nothing."""
+    assert look(tmp_path, files) == ([], [])
+    assert look(tmp_path, files | {"a": "0" * 64}) == ([], ["a"])
+    assert look(tmp_path, files) == ([], [])
+
+
+def test_a_file_that_changed_a_moment_ago_is_read_again(tmp_path: Path, files: dict) -> None:
+    """Its next change could fall into the same tick of the disk's clock."""
+    file = tmp_path / "files" / "b"
+    os.utime(file, (time.time() + 3600,) * 2)  # as if no time had passed since; or the disk's clock is ahead
+    assert look(tmp_path, files) == ([], [])
+    forge(file, "the bytes of B")
+    assert look(tmp_path, files) == ([], ["b"])

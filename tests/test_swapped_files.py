@@ -1,0 +1,354 @@
+"""A file that is swapped between two stages is refused by the next that reads it: every stage, every kind of file."""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from drawn_pictures import drawn, encoded, put
+from roads import ROOT, RUN, command, copy_folder, snakemake
+from vlmflow.errors import VlmflowError
+from vlmflow.files import write_json
+from vlmflow.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
+from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.training.cached_dataset import DIGESTS
+from vlmflow.training.data import first_rows
+
+SETTINGS = {
+    "max_steps": 6,
+    "checkpoint_steps": 3,
+    "learning_rate": 1e-2,
+    "max_length": 512,
+    "image_max_tokens": 64,
+    "dtype": "float32",
+    "gradient_accumulation_steps": 1,
+    "dataloader_workers": 0,
+    "gradient_checkpointing": False,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished road with a picture, a model and a cached data set that may be changed."""
+    folder = copy_folder(road, tmp_path_factory.mktemp("swapped") / "road")
+    manifest = folder / "models" / "tiny" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"folder": str(folder / "tiny-model")}))
+    for name in ("test.jsonl", "train.jsonl"):
+        assert (folder / "images" / "fire" / name).exists()
+    return folder
+
+
+@pytest.fixture
+def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, whose pictures and model files have been looked at; the working directory."""
+    folder = copy_folder(finished, tmp_path / "road")
+    manifest = folder / "models" / "tiny" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(str(finished), str(folder)))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(RECORDS, str(tmp_path / "records"))
+    monkeypatch.setenv(LEVEL, "quick")
+    return folder
+
+
+def run(stage: str, **changed: Any) -> None:
+    """Call a stage's script as its rule does, in the working directory."""
+    pictures = {"pictures": ["images/fire/train.jsonl"], "picture_store": "stores/pictures"}
+    data = {f"{name}_rows": f"data/fire/{name}.jsonl" for name in ("train", "val")} | {"stats": "data/fire/stats.json"}
+    length = {"image_max_tokens": 64, "model_type": "qwen3_vl", "text_args": {}, "model": "models/tiny"}
+    rows = {"rows": f"fitted/{RUN}", "model": "models/tiny"}
+    trained = {"full": f"checkpoints/{RUN}/full", "smoke": f"checkpoints/{RUN}/smoke"}
+    how = {"device": "cpu", "processes": 1, "strategy": "ddp", "model_type": "qwen3_vl", "run_store": "out/runs"}
+    lengths = {f"{name}_lengths": f"lengths/{RUN}/{name}.jsonl" for name in ("train", "val")}
+    arguments: dict[str, dict[str, Any]] = {
+        "hash_pictures": {
+            "manifest": pictures["pictures"][0],
+            "hashes": "out/h",
+            "dataset": "fire",
+            "picture_store": "stores/pictures",
+        },
+        "data_page": {
+            "stats": "data/fire/stats.json",
+            "page": "out/page.html",
+            "picture_limits": {},
+            "near_duplicates": {},
+            **pictures,
+        },
+        "measure_lengths": {
+            **(data | length | pictures),
+            **{name: f"out/{name}" for name in ("train", "val", "summary")},
+        },
+        "fit_rows": {
+            **(data | length | pictures | lengths),
+            "summary": f"lengths/{RUN}/summary.json",
+            "fitted": "out/f",
+            "max_length": 512,
+            "over_long": "refuse",
+        },
+        "cache_dataset": {
+            **(rows | pictures | {"text_args": {}, "model_type": "qwen3_vl", "cached": "out/cached"}),
+            "max_length": 512,
+            "image_max_tokens": 64,
+            "seed": 42,
+            "dtype": "float32",
+        },
+        "train_smoke": {
+            **(rows | pictures | how | {"smoke": "out/smoke", "settings": SETTINGS}),
+            "smoke_settings": {"steps": 6, "longest": 4, "sample": 4},
+        },
+        "train_lora": {
+            **(rows | pictures | how | {"settings": SETTINGS, "cached": []}),
+            **(trained | {"full": "out/run/full"}),
+        },
+        "merge_lora": {"model": "models/tiny", "adapter": trained["full"], "merged": "out/merged"},
+        "verify_merged": {
+            **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": "out/verified"}),
+            "verify": {"rows": 2},
+            "device": "cpu",
+            "dtype": "float32",
+            "image_max_tokens": 64,
+        },
+        "publish_merged": {
+            **(rows | trained | {"stats": "data/fire/stats.json", "verified": f"verified/{RUN}"}),
+            "published": "out/published",
+            "data_sources": [],
+            "licence": None,
+            "source_licences": {},
+            "picture_licences": {},
+        },
+    }
+    main = importlib.import_module(stage).main
+    pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**(arguments[stage] | changed))
+
+
+def other_file(file: Path) -> None:
+    """Put a file with one other byte, and the same size and times, in a file's place."""
+    before = file.stat()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    other = file.with_name("other")
+    other.write_bytes(content)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(file)
+
+
+def forged_file(file: Path) -> None:
+    """Change one byte of a file in its place, and give it its times back."""
+    if file.is_symlink():  # a picture of the road that all tests share
+        file.write_bytes(shutil.copyfile(file, file.with_name("own")).read_bytes())
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(before.st_size // 2)
+        byte = opened.read(1)[0]
+        opened.seek(before.st_size // 2)
+        opened.write(bytes([byte ^ 1]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def picture(folder: Path, rewritten: bool = False) -> Path:
+    """Give the place in the store of the first val row's picture; or of one of train that was rewritten."""
+    (row,) = first_rows(folder / "fitted" / RUN / "val.jsonl", 1)
+    if not rewritten:
+        return folder / "stores" / "pictures" / "fire" / row["images"][0]
+    named = {name for row in first_rows(folder / "fitted" / RUN / "train.jsonl", 1000) for name in row["images"]}
+    entries = read_picture_manifest(folder / "images" / "fire" / "train.jsonl")
+    return folder / "stores/pictures/fire" / next(e.name for e in entries if e.name in named and e.rewritten)
+
+
+REFRESH = "make refresh-pictures DATASET=fire"
+OTHER_ROWS = r"these are not the rows that"
+
+
+def delete_picture(folder: Path) -> None:
+    picture(folder).unlink()
+
+
+def other_picture(folder: Path) -> None:
+    other_file(picture(folder))
+
+
+def other_copy(folder: Path) -> None:
+    """A rewritten copy, changed where it lies."""
+    other_file(picture(folder, rewritten=True).resolve())
+
+
+def shard(model: Path) -> Path:
+    return sorted(model.glob("*.safetensors"))[0]
+
+
+def other_proven_shard(folder: Path) -> None:
+    other_file(shard(folder / "verified" / RUN))
+
+
+def other_shard(folder: Path) -> None:
+    other_file(shard(folder / "tiny-model"))
+
+
+def in_folder(name: str) -> Callable[[Path], None]:
+    def other_file_in_folder(folder: Path) -> None:
+        other_file(folder / name)
+
+    return other_file_in_folder
+
+
+CHANGED = rf"1 of \d+ pictures have changed since they were checked: .*\n.*{REFRESH}"
+GONE = rf"1 of \d+ pictures are gone: .*\n.*{REFRESH}"
+SHARD = r"1 of \d+ model files have changed since they were checked: model\S*\.safetensors\n.*remove models/tiny"
+ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\w+\.\w+\n.*remove checkpoints/"
+
+READ_PICTURES = ("measure_lengths", "fit_rows", "cache_dataset", "train_smoke", "train_lora")
+READ_MODEL = (*READ_PICTURES, "merge_lora", "verify_merged", "publish_merged")
+
+SWAPS = [
+    *((stage, delete_picture, GONE) for stage in (*READ_PICTURES, "verify_merged", "hash_pictures", "data_page")),
+    *((stage, other_picture, CHANGED) for stage in (*READ_PICTURES, "verify_merged", "hash_pictures", "data_page")),
+    *((stage, other_copy, CHANGED) for stage in (*READ_PICTURES, "hash_pictures", "data_page")),
+    *((stage, other_shard, SHARD) for stage in READ_MODEL),
+    *((stage, in_folder("data/fire/val.jsonl"), OTHER_ROWS) for stage in ("measure_lengths", "fit_rows", "data_page")),
+    *(
+        (stage, in_folder(f"fitted/{RUN}/{name}"), OTHER_ROWS)
+        for stage in ("cache_dataset", "train_smoke", "train_lora", "verify_merged", "publish_merged")
+        for name in ("train.jsonl", "val.jsonl", "val.lengths.jsonl")
+    ),
+    ("fit_rows", in_folder(f"lengths/{RUN}/val.jsonl"), "was changed since"),
+    *(
+        (stage, in_folder(f"checkpoints/{RUN}/full/{name}"), ADAPTER)
+        for stage in ("merge_lora", "verify_merged")
+        for name in ("adapter_model.safetensors", "adapter_config.json")
+    ),
+    ("publish_merged", other_proven_shard, SHARD.replace("models/tiny", f"verified/{RUN}")),
+]
+
+
+@pytest.mark.parametrize(("stage", "swap", "said"), SWAPS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_file_swapped_between_two_stages_is_refused(
+    place: Path, stage: str, swap: Callable[[Path], None], said: str
+) -> None:
+    """Size and times are as before: the inode, or the digest alone, tells."""
+    swap(place)
+    with pytest.raises(VlmflowError) as refusal:
+        run(stage)
+    assert re.search(said, str(refusal.value)), refusal.value
+    assert not list((place / "out").rglob("*.safetensors"))
+
+
+def test_a_cached_data_set_that_changed_is_refused(place: Path) -> None:
+    cached = place / "cached" / RUN
+    put(cached / "train" / "data.arrow", b"the rows that ms-swift made")
+    write_json(cached / DIGESTS, digests_of(cached, ["train/data.arrow"]))
+    other_file(cached / "train" / "data.arrow")
+    with pytest.raises(VlmflowError, match=r"1 of 1 row files have changed .*: train/data\.arrow\n.*remove cached/"):
+        run("train_lora", cached=[f"cached/{RUN}"])
+
+
+FORGED = [
+    ("fit_rows", lambda folder: forged_file(picture(folder)), CHANGED),
+    ("merge_lora", lambda folder: forged_file(shard(folder / "tiny-model")), SHARD),
+]
+
+
+@pytest.mark.parametrize(("stage", "forge", "said"), FORGED, ids=["picture", "shard"])
+def test_with_integrity_full_forged_times_help_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, stage: str, forge: Callable[[Path], None], said: str
+) -> None:
+    """A quick look is deceived by size, mtime and inode as they were; docs/design.md says so."""
+    if stage == "fit_rows":  # a file of the folder's own in the place of the link to the road's
+        shown = picture(place)
+        content = shown.read_bytes()
+        shown.unlink()
+        put(shown, content)
+    settle()
+    run(stage)
+    forge(place)
+    shutil.rmtree("out")
+    run(stage)
+    monkeypatch.setenv(LEVEL, "full")
+    with pytest.raises(VlmflowError, match=f"(?s){said}"):
+        run(stage)
+
+
+def settle() -> None:
+    """Wait until the files that were just written are old enough to be recorded."""
+    time.sleep(2 * CLOCK_NS / 1e9)
+
+
+def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_handed_on(place: Path) -> None:
+    """Nobody resumes from that run folder; put back, the picture is trained on from the first step."""
+    shown = picture(place)
+    was = shown.readlink()
+    swapped = threading.Event()
+
+    def swap_in_the_middle() -> None:
+        while not any('"log"' in file.read_text() for file in place.glob("out/runs/*/full/*/progress.jsonl")):
+            time.sleep(0.05)
+        other_file(shown)
+        swapped.set()
+
+    threading.Thread(target=swap_in_the_middle, daemon=True).start()
+    with pytest.raises(VlmflowError) as refusal:
+        run("train_lora")
+    assert swapped.is_set()
+    assert "while this run trained, its input changed: " in refusal.value.cause
+    assert "1 of" in refusal.value.cause
+    assert REFRESH in refusal.value.next_step
+    assert not (place / "out" / "run").exists()
+    (aside,) = (place / "out" / "runs" / "run" / "full").iterdir()
+    assert aside.name.endswith(".refused-1")
+    assert list((aside / "checkpoints").glob("checkpoint-*/adapter_model.safetensors")), "nothing is lost"
+    shown.unlink()
+    shown.symlink_to(was)
+    run("fit_rows")
+
+
+def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(place: Path) -> None:
+    """With the configuration files of the call; one entry of the manifest changes, and rows follow."""
+    folder = place
+    shown = picture(folder)
+    source = folder / "sample" / "pictures" / shown.relative_to(folder / "stores" / "pictures" / "fire")
+    assert source.read_bytes() == shown.read_bytes()
+    shown.unlink()
+    shown.symlink_to(source)  # of the road that all tests share, the store of this copy knows the pictures
+    before = found_of_train(folder)
+    source.write_bytes(encoded(drawn(97, 61), "JPEG" if source.suffix == ".jpg" else "PNG"))
+    again = command(folder, "--forcerun", "fit_rows", "--allowed-rules", "fit_rows", "--", f"fitted/{RUN}")
+    failed = subprocess.run(again, capture_output=True, text=True, check=False)
+    said = failed.stdout + failed.stderr
+    assert failed.returncode != 0
+    assert "1 of " in said
+    named = re.search(r'make refresh-pictures DATASET=fire ARGS="([^"]+)"', said)
+    assert named, said[-3000:]
+    assert shlex.split(named[1])[:2] == ["--directory", str(folder)]
+    assert "--configfile profiles/demo/run.yaml" in named[1]
+    refreshed = subprocess.run(
+        ["make", "--dry-run", "refresh-pictures", "DATASET=fire", f"ARGS={named[1]}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()[-1]
+    words = shlex.split(refreshed)[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    after = found_of_train(folder)
+    assert {name for name in before if before[name] != after[name]} == {
+        str(source.relative_to(folder / "sample/pictures"))
+    }
+    snakemake(folder, f"fitted/{RUN}")
+
+
+def found_of_train(folder: Path) -> dict[str, tuple[str, int]]:
+    entries = read_picture_manifest(folder / "images" / "fire" / "train.jsonl")
+    return {entry.name: (entry.sha256, entry.rows) for entry in entries if entry.name}
