@@ -13,13 +13,15 @@ from typing import Any
 def refuse_remote_code() -> None:
     """Have every loader of transformers take trust_remote_code as false, whatever it is called with."""
     import transformers
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+    from transformers.models.auto import modeling_auto
 
-    single = [
+    others = [
         getattr(transformers, f"Auto{kind}")
         for kind in ("Config", "FeatureExtractor", "ImageProcessor", "Processor", "Tokenizer", "VideoProcessor")
     ]
-    for loader in [*single, _BaseAutoModelClass, transformers.PreTrainedModel]:
+    # Each automatic class of models has a copy of its own of the two functions (auto_factory.auto_class_update).
+    models = [kind for kind in vars(modeling_auto).values() if isinstance(kind, type)]
+    for loader in [*others, *models, transformers.PreTrainedModel]:
         for name in ("from_pretrained", "from_config"):
             if name in vars(loader):
                 setattr(loader, name, classmethod(_untrusting(vars(loader)[name].__func__)))
