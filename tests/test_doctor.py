@@ -297,4 +297,4 @@ def test_a_configuration_that_is_no_yaml_is_refused_with_line_and_column(tmp_pat
     )
     assert done.returncode == 1
     assert done.stderr.startswith(f"{file}, line 3, column 4: expected ',' or '}}', but got ':' while parsing")
-    assert "begun in line 2, column 6\n  what to do: " in done.stderr
+    assert "begun in line 2, column 6; the line is: b: [\n  what to do: " in done.stderr
