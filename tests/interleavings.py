@@ -10,18 +10,23 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from boto3.s3 import transfer
+from botocore.client import BaseClient
 
-from harness.storage import in_place
+from harness.storage import in_place, s3_folder
 
 CALLS = ("rename", "unlink", "rmdir", "mkdir", "listdir", "scandir", "open", "stat", "lstat", "readlink", "symlink")
-CALLS += ("utime", "fsync", "fstat")
+CALLS += ("utime",)
+READS = {"stat", "lstat", "listdir", "scandir", "open", "readlink"}
 DAY = 24 * 3600 * 10**9
 NOW = 400 * DAY
 LATER = NOW + 2 * DAY
+MUCH_LATER = NOW + 4 * DAY
 """The clock of who is no `Process`."""
 _this = threading.local()
 
@@ -33,12 +38,13 @@ class _Killed(BaseException):
 class Process(threading.Thread):
     """One process: what it does, and its clock in nanoseconds; `letter` (a to f) begins its new names.
 
+    own: the folder that no other process looks at or changes: it does not wait before it reads there.
     outcome: None while it works, "ok", or the error that it ended with.
     """
 
-    def __init__(self, letter: str, does: Callable[[], None], clock: int = NOW) -> None:
+    def __init__(self, letter: str, does: Callable[[], None], clock: int = NOW, own: Path | None = None) -> None:
         super().__init__(daemon=True)
-        self.letter, self.does, self.clock = letter, does, clock
+        self.letter, self.does, self.clock, self.own = letter, does, clock, own
         self.outcome: Any = None
         self.past: list[Any] = []
         self.descriptors: set[int] = set()
@@ -53,7 +59,7 @@ class Process(threading.Thread):
             self.outcome = "ok"
         except _Killed:
             pass
-        except OSError as error:
+        except Exception as error:
             self.outcome = error
         self._waits.release()
 
@@ -71,8 +77,9 @@ class Process(threading.Thread):
 
     def call(self, name: str, real: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Make a call when its turn has come."""
-        self._waits.release()
-        self._may_go.acquire()
+        if not (self.own and name in READS and not isinstance(args[0], int) and self.own in Path(args[0]).parents):
+            self._waits.release()
+            self._may_go.acquire()
         if self._is_killed:
             raise _Killed
         told = (name, *(str(arg) for arg in (*args, *named.values()) if isinstance(arg, str | Path)))
@@ -83,8 +90,7 @@ class Process(threading.Thread):
             raise
         if name == "open":
             self.descriptors.add(result)
-        answer = sorted(result) if name == "listdir" else result.st_mode if name in ("stat", "lstat") else None
-        self.past.append((*told, str(answer)))
+        self.past.append((*told, _answer(name, result)))
         return result
 
     def close(self, descriptor: int, real: Callable[[int], None]) -> None:
@@ -94,16 +100,44 @@ class Process(threading.Thread):
 
     def new_name(self) -> str:
         self._names += 1
-        return f"{self.letter}{self._names:011x}"
+        return f"{self.letter}{self._names:011x}".ljust(32, "0")
 
     def where(self) -> list[str]:
         """Give where the folders and files lie now that it has open."""
         return sorted(os.readlink(f"/proc/self/fd/{number}") for number in self.descriptors)
 
 
+def _answer(name: str, result: Any) -> str:
+    """Give what of a call's answer can change what a process does next."""
+    if isinstance(result, dict):  # a storage's
+        return str([result.get("ETag"), [(each["Key"], each["Size"]) for each in result.get("Contents", [])]])
+    return str(sorted(result) if name == "listdir" else result.st_mode if name in ("stat", "lstat") else None)
+
+
 class _Token:
     def __init__(self) -> None:
-        self.hex = _this.process.new_name() if hasattr(_this, "process") else "f" * 12
+        self.hex = _this.process.new_name() if hasattr(_this, "process") else "f" * 32
+
+
+@contextmanager
+def requests_in_turn(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have every request of a `Process` to an object storage wait for its turn."""
+    real = BaseClient._make_api_call
+
+    def request(client: BaseClient, operation: str, named: dict[str, Any]) -> Any:
+        process = getattr(_this, "process", None)
+        place = named.get("Key") or named.get("Prefix") or ""
+        return (
+            process.call(f"{operation} {place}", lambda: real(client, operation, named))
+            if process
+            else real(client, operation, named)
+        )
+
+    with patch.context() as each:
+        each.setattr(BaseClient, "_make_api_call", request)
+        each.setattr(transfer, "TransferConfig", partial(transfer.TransferConfig, use_threads=False))
+        each.setattr(s3_folder, "uuid4", _Token)
+        yield
 
 
 @contextmanager
@@ -133,7 +167,7 @@ def calls_in_turn(patch: pytest.MonkeyPatch, exchange: bool) -> Iterator[None]:
         process.close(descriptor, real) if process else real(descriptor)
 
     def now() -> int:
-        return _this.process.clock if hasattr(_this, "process") else LATER
+        return _this.process.clock if hasattr(_this, "process") else MUCH_LATER
 
     with patch.context() as each:
         each.setattr(shutil, "copyfile", copyfile)

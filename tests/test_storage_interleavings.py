@@ -44,12 +44,14 @@ class Scene:
         self.before, self.target = before, folder / "targets" / "x"
         self.versions = {letter: whole if kind == "folder" else whole["one"] for letter, whole in VERSIONS.items()}
         self.may_be_free = False
+        self.has_next_writer = True
         self.checked: set[str] = set()
 
     def source(self, letter: str) -> Path:
         return self.folder / "pods" / letter / "x"
 
     def writer(self, letter: str, step: Callable[[Path, Path], None] = in_place.move, **named: Any) -> Process:
+        named = {"own": self.source(letter).parent} | named
         return Process(letter, lambda: step(self.source(letter), self.target), **named)
 
     def prepare(self) -> None:
@@ -69,8 +71,9 @@ class Scene:
             with copied(self.folder) as copy:
                 in_place.put_back(copy / "targets" / "x")
                 self.check_content(copy, succeeded, put_back=True)
-            with copied(self.folder) as copy:
-                self.check_next_writer(copy)
+            if self.has_next_writer:
+                with copied(self.folder) as copy:
+                    self.check_next_writer(copy)
 
     def check_content(self, folder: Path, succeeded: bool, put_back: bool = False) -> None:
         found = content_of(folder / "targets" / "x")
@@ -113,12 +116,11 @@ def test_two_writers(
     assert all(end == ["ok", "ok"] for end in ends)
 
 
-@pytest.mark.parametrize("exchange", [True, False])
 def test_a_writer_that_is_taken_for_killed_fails_or_succeeds_rightly(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It copies for two days, by the other one's clock, which removes what it has beside the target."""
-    scene = Scene(folder, monkeypatch, "folder", OLD, exchange)
+    scene = Scene(folder, monkeypatch, "folder", OLD, exchange=True)
     ends = scene.explore(
         lambda: scene.writer("a", in_place.copy), lambda: scene.writer("b", in_place.move, clock=LATER)
     )
@@ -131,7 +133,7 @@ def test_a_writer_whose_folder_is_swept_meanwhile(folder: Path, monkeypatch: pyt
     """It lives on a node that was given up for lost, and the controller removes its pod's folder."""
     scene = Scene(folder, monkeypatch, kind, None, exchange=True)
     ends = scene.explore(
-        lambda: scene.writer("a"), lambda: Process("d", lambda: in_place.discard(scene.source("a").parent))
+        lambda: scene.writer("a", own=None), lambda: Process("d", lambda: in_place.discard(scene.source("a").parent))
     )
     assert all(end[1] == "ok" for end in ends)
     assert {type(end[0]) for end in ends} == {str, FileNotFoundError}
@@ -145,19 +147,22 @@ def test_a_target_that_is_removed_while_it_is_written(
     scene = Scene(folder, monkeypatch, kind, b"old" if kind == "file" else OLD, exchange)
     scene.may_be_free = True
     ends = scene.explore(lambda: scene.writer("a"), lambda: Process("d", lambda: in_place.take_away(scene.target)))
-    assert all(end == ["ok", "ok"] for end in ends)
+    assert all(end[1] == "ok" for end in ends)
+    assert {type(end[0]) for end in ends} == ({str} if exchange else {str, FileNotFoundError})
 
 
 def test_who_looks_gives_the_name_back_while_two_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where names cannot be exchanged: a reader comes when the name is free, and meets both writers."""
     scene = Scene(folder, monkeypatch, "folder", {"one": b"old"}, exchange=False)
     scene.versions = {letter: {"one": letter.encode()} for letter in "abc"}
+    scene.has_next_writer = False  # tried with two writers; here it would take most of the time
     ends = scene.explore(
         lambda: scene.writer("a"),
         lambda: scene.writer("b"),
         lambda: Process("d", lambda: in_place.put_back(scene.target)),
     )
-    assert all(end == ["ok", "ok", "ok"] for end in ends)
+    assert all(end[2] == "ok" for end in ends)
+    assert {type(outcome) for end in ends for outcome in end[:2]} <= {str, FileNotFoundError}
 
 
 def test_what_a_live_writer_has_beside_the_target_stays(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -6,34 +7,57 @@ from harness.storage import manifest, pod_folder
 from harness.storage.manifest import Entry
 from vlmflow.errors import VlmflowError
 
-PLACE = "s3://bucket/merged/x/.manifest.json"
+PLACE, FOLDER = "s3://bucket/run/merged/x/.manifest.json", "run/merged/x"
+KEY = f"{FOLDER}/.stored-{'0' * 32}/files/"
+DIGEST = "ab" * 32
+
+
+def entry(name: str, size: int = 1, key: str | None = None) -> Entry:
+    return Entry(size, key or KEY + name, DIGEST)
 
 
 def test_a_manifest_says_what_was_written_into_it() -> None:
-    entries = {"b/é.txt": Entry(0, '"0-3"'), "a": Entry(1 << 40, '"1"')}
-    assert manifest.load(manifest.dump(entries), PLACE) == entries
+    elsewhere = f"run/verified/x/.stored-{'1' * 32}/files/weights\n"
+    entries = {"b/é.txt": entry("b/é.txt", 0), "a": entry("a", 1 << 40), "w": entry("w", key=elsewhere)}
+    assert manifest.load(manifest.dump(entries), PLACE, FOLDER) == entries
     assert manifest.dump(entries) == manifest.dump(dict(reversed(entries.items())))
+    attempts = manifest.attempts_of(entries)
+    assert attempts == {f"{FOLDER}/.stored-{'0' * 32}", f"run/verified/x/.stored-{'1' * 32}"}
+    assert {manifest.owner_of(attempt) for attempt in attempts} == {FOLDER, "run/verified/x"}
+
+
+def test_an_older_manifest_is_read() -> None:
+    content = b'{"files": {"inner/a": {"size": 3, "etag": "\\"0\\""}}}'
+    assert manifest.load(content, PLACE, FOLDER) == {"inner/a": Entry(3, f"{FOLDER}/inner/a", etag='"0"')}
+
+
+GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"files": [1]}', b'{"files": {"a": {"size": "x", "etag": ""}}}', b'{"files": {"a": {}}}']
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"files": [1]}',
+        b'{"files": {"a": {"size": "x", "etag": ""}}}',
+        b'{"files": {"a": {}}}',
+        json.dumps({"version": 2, "files": {"a": GOOD}}).encode(),
+        *(
+            json.dumps({"version": 1, "files": {"a": GOOD | wrong}}).encode()
+            for wrong in ({"size": -1}, {"sha256": "ab"}, {"sha256": None}, {"key": "run/elsewhere"}, {"key": 1})
+        ),
+    ],
 )
 def test_what_is_no_manifest_is_refused_by_its_address(content: bytes) -> None:
     with pytest.raises(VlmflowError, match=f"{PLACE} is no manifest"):
-        manifest.load(content, PLACE)
+        manifest.load(content, PLACE, FOLDER)
 
 
-@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", ".", "a//b", "./a", manifest.NAME])
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", ".", "a//b", "./a"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(name: str) -> None:
     with pytest.raises(VlmflowError, match="outside its folder"):
-        manifest.load(manifest.dump({name: Entry(1, "")}), PLACE)
-
-
-def test_every_file_that_differs_is_named() -> None:
-    wanted = {"a": Entry(1, "x"), "b": Entry(2, "y"), "c": Entry(3, "z")}
-    present = {"a": Entry(1, "x"), "b": Entry(2, "other"), "more": Entry(4, "")}
-    assert [text.split(":")[0] for text in manifest.differences(wanted, present)] == ["b", "c"]
-    assert manifest.differences({"a": Entry(1, "x")}, present) == []
+        manifest.load(manifest.dump({name: entry("a")}), PLACE, FOLDER)
 
 
 def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> None:

@@ -66,11 +66,12 @@ def test_the_road_from_a_laptop_gives_the_same_weights(project: ClusterRoad, lap
     assert "14 of 14 steps" in said
     assert len(project.pods) == 14
     here, there = demo / "merged" / RUN, laptop.bucket / "merged" / RUN
-    manifest = json.loads((there / ".manifest.json").read_text())
-    assert manifest
+    files = json.loads((there / ".manifest.json").read_text())["files"]
     names = sorted(path.relative_to(here) for path in here.rglob("*.safetensors"))
     assert names
-    assert {name: sha256_of(there / name) for name in names} == {name: sha256_of(here / name) for name in names}
+    digests = {name: sha256_of(here / name) for name in names}
+    assert {name: sha256_of(laptop.bucket / files[str(name)]["key"]) for name in names} == digests
+    assert {name: files[str(name)]["sha256"] for name in names} == digests
 
 
 def test_a_second_call_finds_nothing_to_do(laptop: Laptop) -> None:

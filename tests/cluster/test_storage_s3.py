@@ -4,48 +4,54 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import secrets
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import snakemake_storage_plugin_s3
 
 from cluster.binaries import binary
-from harness.storage import manifest
+from harness.storage import manifest, s3_folder
 from harness.storage.s3_object import S3Object
+from interleavings import Process, content_of, explore, requests_in_turn
 from storage_runs import StorageRun
 from vlmflow.errors import VlmflowError
 
 
 @dataclass(frozen=True)
 class Server:
-    """An S3 server of the tests, with its keys."""
+    """An S3 server of the tests, with its keys; each folder below `folder` is a bucket."""
 
     endpoint_url: str
     access_key: str
     secret_key: str
+    folder: Path
 
     @property
     def variables(self) -> dict[str, str]:
         """What the storage plugin reads from the environment."""
-        return {f"SNAKEMAKE_STORAGE_S3_{name.upper()}": value for name, value in vars(self).items()} | {
-            "no_proxy": "127.0.0.1"
-        }
+        names = ("endpoint_url", "access_key", "secret_key")
+        own = {f"SNAKEMAKE_STORAGE_S3_{name.upper()}": getattr(self, name) for name in names}
+        return own | {"no_proxy": "127.0.0.1"}
 
-    def target(self, local: Path, name: str) -> S3Object:
-        """Give a target in a bucket of its own; its local path is below `local`."""
+    def target(self, local: Path, name: str, bucket: str | None = None) -> S3Object:
+        """Give a target in a bucket, by default of its own; its local path is below `local`."""
         settings = snakemake_storage_plugin_s3.StorageProviderSettings(
             endpoint_url=self.endpoint_url, access_key=self.access_key, secret_key=self.secret_key
         )
         logger = logging.getLogger("test")
         provider = snakemake_storage_plugin_s3.StorageProvider(local_prefix=local, logger=logger, settings=settings)
-        return S3Object(f"s3://{local.name.replace('_', '-')}/run/{name}", False, True, provider)
+        bucket = bucket or local.name.replace("_", "-")
+        return S3Object(f"s3://{bucket}/run/{name}", False, True, provider)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +60,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = Server(f"http://127.0.0.1:{port}", "vlmflow", secrets.token_hex(16))
     folder = tmp_path_factory.mktemp("s3")
+    server = Server(f"http://127.0.0.1:{port}", "vlmflow", secrets.token_hex(16), folder)
     command = [binary("versitygw"), "--port", f"127.0.0.1:{port}", "--region", "us-east-1", "posix", folder]
     keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
     with (tmp_path_factory.mktemp("log") / "log").open("wb") as log:
@@ -99,20 +105,41 @@ def read(target: S3Object) -> dict[str, bytes]:
 
 
 def keys(target: S3Object) -> set[str]:
-    return {item.key.removeprefix("run/merged/x/") for item in target.s3bucket().objects.all()}
+    """Give the keys in the bucket; those of a folder's attempts without their tokens."""
+    found = (item.key.removeprefix("run/") for item in target.s3bucket().objects.all())
+    return {re.sub(r"/\.stored-[0-9a-f]{32}/", "//", key) for key in found}
+
+
+def object_of(target: S3Object, name: str) -> Any:
+    """Give the object that holds a file of a folder."""
+    return target.s3bucket().Object(target._folder.entries()[name].key)
+
+
+@pytest.fixture
+def a_day_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what no manifest names for a killed writer's at once."""
+    monkeypatch.setattr(s3_folder, "LEFT_AFTER", timedelta(seconds=-2))
+
+
+FILES = {"merged/x//files/README.md", "merged/x//files/inner/weights", "merged/x//files/empty"}
+MANIFEST = f"merged/x/{manifest.NAME}"
 
 
 def test_a_folder_is_its_objects_and_a_manifest(merged: S3Object) -> None:
-    assert keys(merged) == {"README.md", "inner/weights", "empty", manifest.NAME}
+    assert keys(merged) == {*FILES, MANIFEST}
     assert (merged.exists(), merged.size(), merged.local_footprint()) == (True, 0, 104)
     assert abs(merged.mtime() - time.time()) < 60
     assert read(merged) == {"README.md": b"card", "inner/weights": b"w" * 100, "empty": b""}
 
 
-def test_a_new_store_leaves_nothing_of_the_old_one(merged: S3Object) -> None:
+def test_a_new_store_leaves_the_old_objects_for_a_day(merged: S3Object, monkeypatch: pytest.MonkeyPatch) -> None:
     write(merged, {"README.md": b"other", "more": b"m"})
     merged.store_object()
-    assert keys(merged) == {"README.md", "more", manifest.NAME}
+    assert keys(merged) == {*FILES, "merged/x//files/more", MANIFEST}
+    assert read(merged) == {"README.md": b"other", "more": b"m"}
+    monkeypatch.setattr(s3_folder, "LEFT_AFTER", timedelta(seconds=-2))
+    merged.store_object()
+    assert keys(merged) == {"merged/x//files/README.md", "merged/x//files/more", MANIFEST}
     assert read(merged) == {"README.md": b"other", "more": b"m"}
 
 
@@ -139,6 +166,13 @@ def test_a_file_is_an_object(server: Server, merged: S3Object, tmp_path: Path) -
     rows.local_path().unlink()
     rows.retrieve_object()
     assert rows.local_path().read_bytes() == b"rows"
+    kept = rows.s3obj()
+    kept.put(Body=b"cows", Metadata=kept.metadata)
+    with pytest.raises(VlmflowError, match=r"data/rows\.jsonl is damaged: its sha256"):
+        rows.retrieve_object()
+    assert not rows.local_path().exists()
+    kept.put(Body=b"rows")  # as an older checkout stored it
+    rows.retrieve_object()
     assert (rows.exists(), rows.size(), rows.local_footprint()) == (True, 4, 4)
     rows.remove()
     assert not rows.exists()
@@ -147,9 +181,9 @@ def test_a_file_is_an_object(server: Server, merged: S3Object, tmp_path: Path) -
 @pytest.mark.parametrize("damage", ["changed", "missing"])
 def test_a_damaged_folder_is_refused_by_its_file(merged: S3Object, damage: str) -> None:
     if damage == "changed":
-        merged.s3obj("inner/weights").put(Body=b"v" * 100)
+        object_of(merged, "inner/weights").put(Body=b"v" * 100)
     else:
-        merged.s3obj("inner/weights").delete()
+        object_of(merged, "inner/weights").delete()
     shutil.rmtree(merged.local_path())
     with pytest.raises(VlmflowError, match="merged/x is damaged: inner/weights"):
         merged.retrieve_object()
@@ -157,29 +191,189 @@ def test_a_damaged_folder_is_refused_by_its_file(merged: S3Object, damage: str) 
 
 
 def test_a_manifest_that_leads_out_of_its_folder_is_refused(merged: S3Object) -> None:
-    entry = {"size": 4, "etag": "x"}
-    merged.s3obj(manifest.NAME).put(Body=json.dumps({"files": {"../../outside": entry}}).encode())
+    entry = merged._folder.entries()["empty"]
+    merged.s3obj(manifest.NAME).put(Body=manifest.dump({"../../outside": entry}))
     with pytest.raises(VlmflowError, match="outside its folder"):
         merged.retrieve_object()
 
 
+def test_a_folder_that_an_older_checkout_stored_is_read_and_removed(merged: S3Object) -> None:
+    merged.remove()
+    merged.s3obj("inner/weights").put(Body=b"old")
+    entry = {"size": 3, "etag": merged.s3obj("inner/weights").e_tag}
+    merged.s3obj(manifest.NAME).put(Body=json.dumps({"files": {"inner/weights": entry}}).encode())
+    assert (merged.exists(), merged.local_footprint()) == (True, 3)
+    assert read(merged) == {"inner/weights": b"old"}
+    merged.s3obj("inner/weights").put(Body=b"new")
+    with pytest.raises(VlmflowError, match="merged/x is damaged: inner/weights: ETag"):
+        merged.retrieve_object()
+    merged.remove()
+    assert keys(merged) == set()
+
+
 def test_a_kill_in_the_middle_of_a_store(server: Server, merged: S3Object, tmp_path: Path) -> None:
-    """The folder is not there, though many of its objects are; the next store makes it whole."""
+    """What was there stays whole; what the killed one left goes after a day."""
+    was = read(merged)
     files = {f"{number:02}": bytes([number]) * 2_000_000 for number in range(40)}
     write(merged, files)
     store = multiprocessing.get_context("fork").Process(
         target=lambda: server.target(tmp_path, "merged/x").store_object()
     )
     store.start()
-    while len(keys(merged) & files.keys()) < 3:
+    while len(keys(merged) - FILES) < 3:
         assert store.is_alive()
     store.kill()
     store.join()
-    assert files.keys() - keys(merged)
-    assert not merged.exists()
+    sent = {key.removeprefix("merged/x//files/") for key in keys(merged)}
+    assert files.keys() - sent
+    assert read(merged) == was
+
+
+VERIFIED = {"weights": b"w" * 100, "proof.json": b"{}"}
+MERGED = {"weights": VERIFIED["weights"], "README.md": b"card"}
+
+
+@pytest.fixture
+def published(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[S3Object, S3Object]:
+    """Give verified/x, and merged/x made of what this process has retrieved of it."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(s3_folder, "SHARED_FROM", 100)
+    verified, merged = server.target(tmp_path, "verified/x"), server.target(tmp_path, "merged/x")
+    write(verified, VERIFIED)
+    verified.store_object()
+    shutil.rmtree(verified.local_path())
+    verified.retrieve_object()
+    merged.local_path().mkdir(parents=True)
+    os.link(verified.local_path() / "weights", merged.local_path() / "weights")
+    (merged.local_path() / "README.md").write_text("card")
     merged.store_object()
-    assert keys(merged) == {*files, manifest.NAME}
-    assert read(merged) == files
+    return verified, merged
+
+
+def test_what_is_published_names_the_proven_objects(published: tuple[S3Object, S3Object]) -> None:
+    verified, merged = published
+    assert keys(merged) == {
+        "verified/x//files/weights",
+        "verified/x//files/proof.json",
+        "verified/x//named-by/run%2Fmerged%2Fx",
+        f"verified/x/{manifest.NAME}",
+        "merged/x//files/README.md",
+        MANIFEST,
+    }
+    assert object_of(merged, "weights").key == object_of(verified, "weights").key
+    assert read(merged) == MERGED
+
+
+@pytest.mark.usefixtures("a_day_later")
+@pytest.mark.parametrize("first", [0, 1])
+def test_objects_go_with_the_last_folder_that_names_them(published: tuple[S3Object, S3Object], first: int) -> None:
+    one, other = published[first], published[1 - first]
+    held = read(other)
+    one.remove()
+    assert not one.exists()
+    assert read(other) == held
+    write(one, {"other": b"of the next attempt"})
+    one.store_object()
+    one.remove()
+    assert read(other) == held
+    other.remove()
+    assert keys(other) == set()
+
+
+@dataclass
+class EveryOrder:
+    """Every order of the requests of several processes to a bucket that holds what it holds now."""
+
+    server: Server
+    tmp_path: Path
+    patch: pytest.MonkeyPatch
+    bucket: str
+
+    def target(self, place: str, name: str, bucket: str | None = None) -> S3Object:
+        """Give a target of the bucket for a process of its own, whose local path is below `place`."""
+        return self.server.target(self.tmp_path / "places" / place, name, bucket or self.bucket)
+
+    def explore(self, make: Callable[[], list[Process]], wholes: list[dict], before: Any) -> list[Any]:
+        """Give the outcomes. merged/x is at every moment one of `wholes`, or what it was `before` the first success.
+
+        And a later writer can make it, and leaves nothing of the killed ones.
+        """
+        folder, saved = self.server.folder / self.bucket, self.tmp_path / "saved"
+        checked: set[str] = set()
+        shutil.copytree(folder, saved)
+
+        def prepare() -> list[Process]:
+            shutil.copytree(saved, folder, dirs_exist_ok=True)
+            return make()
+
+        def check(processes: list[Process]) -> None:
+            succeeded = any(process.outcome == "ok" for process in processes[: len(wholes)])
+            state = repr((content_of(folder), succeeded))
+            if state in checked:
+                return
+            checked.add(state)
+            found = self.target("reader", "merged/x")
+            found.local_path().mkdir(parents=True, exist_ok=True)
+            content = read(found) if found.exists() else None
+            assert content in [*wholes, *([] if succeeded else [before])]
+            shutil.rmtree(self.server.folder / "copy", ignore_errors=True)
+            shutil.copytree(folder, self.server.folder / "copy")
+            with self.patch.context() as later:
+                later.setattr(s3_folder, "LEFT_AFTER", timedelta(seconds=-2))
+                next_writer = self.target("later", "merged/x", "copy")
+                write(next_writer, {"1": b"later"})
+                next_writer.store_object()
+                assert {key for key in keys(next_writer) if key.startswith("merged")} == {"merged/x//files/1", MANIFEST}
+
+        with requests_in_turn(self.patch):
+            states, ends = explore(folder, prepare, check)
+        print(f"{states} states, {len(ends)} ends")
+        return ends
+
+
+@pytest.fixture
+def every_order(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EveryOrder:
+    return EveryOrder(server, tmp_path, monkeypatch, tmp_path.name.replace("_", "-"))
+
+
+def test_two_writers_of_one_folder(merged: S3Object, every_order: EveryOrder) -> None:
+    """Files of equal names and sizes: in every order, and after every kill, one writer's are there."""
+    versions = {letter: {name: letter.encode() * 8 for name in ("1", "2")} for letter in "ab"}
+
+    def make() -> list[Process]:
+        targets = {letter: every_order.target(letter, "merged/x") for letter in "ab"}
+        for letter, target in targets.items():
+            write(target, versions[letter])
+        return [Process(letter, target.store_object) for letter, target in targets.items()]
+
+    ends = every_order.explore(make, list(versions.values()), read(merged))
+    assert all(end == ["ok", "ok"] for end in ends)
+
+
+def test_a_proven_folder_that_goes_while_it_is_published(
+    published: tuple[S3Object, S3Object], every_order: EveryOrder
+) -> None:
+    """In every order: what is published is whole, whether it names the proven objects or was uploaded."""
+    published[1].remove()
+
+    def make() -> list[Process]:
+        merged, verified = every_order.target("a", "merged/x"), every_order.target("b", "verified/x")
+        write(merged, MERGED)
+        return [Process("a", merged.store_object), Process("b", verified.remove)]
+
+    ends = every_order.explore(make, [MERGED], None)
+    assert all(end == ["ok", "ok"] for end in ends)
+
+
+def test_a_bucket_of_which_nothing_is_told_is_not_made(server: Server, tmp_path: Path) -> None:
+    strange = replace(server, secret_key="wrong")  # noqa: S106
+    stranger = strange.target(tmp_path, "data/rows.jsonl")
+    stranger.local_path().parent.mkdir(parents=True)
+    stranger.local_path().write_text("rows")
+    with pytest.raises(VlmflowError, match=r"does not say whether it is there.*403"):
+        stranger.store_object()
+    own = server.target(tmp_path, "data/rows.jsonl")
+    assert not own.bucket_exists()
 
 
 ROAD = """
@@ -203,13 +397,13 @@ def test_snakemake_makes_targets_in_storage(server: Server, tmp_path: Path) -> N
     run.run("--config", "word=first")
     assert "Nothing to be done" in run.run("--config", "word=first")
     run.run("--config", "word=second", "--forcerun", "made", "--", "merged/x")
-    bucket = server.target(tmp_path / "a-road", "merged/x").s3bucket()
-    assert {item.key.removeprefix("run/") for item in bucket.objects.all()} == {
-        "merged/x/rows",
+    target, temporary = (server.target(tmp_path / "a-road", name) for name in ("merged/x", "work/x"))
+    assert keys(target) == {
+        "merged/x//files/rows",
         "merged/x/.manifest.json",
         "logs/named.log",
         "benchmarks/made.tsv",
     }
-    assert bucket.Object("run/merged/x/rows").get()["Body"].read() == b"second\n"
+    assert object_of(target, "rows").get()["Body"].read() == b"second\n"
     run.call(run.as_pod("made", "--config", "word=third"))
-    assert bucket.Object("run/work/x/rows").get()["Body"].read() == b"third\n"
+    assert object_of(temporary, "rows").get()["Body"].read() == b"third\n"

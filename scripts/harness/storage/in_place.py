@@ -16,12 +16,14 @@ Why that holds, on whatever machines the writers are, and wherever they are kill
 Where names cannot be exchanged (NFS, CephFS, macOS), an older folder is renamed to `.NAME.TIME-TOKEN.old`, and the new
 one then to the name, which is free between the two calls:
 
-6. An `old` is whole, since it had the name. Its writer deletes it, after its own success; who removes the target does;
-   and a writer does when it is a day old and the name is taken. Whenever the name is free after a success, a writer
-   that has not succeeded yet has made the latest `old`, and it is still there.
+6. An `old` is whole, since it had the name. Its writer deletes it after it has taken the name, or before it makes
+   another `old`; who removes the target does; and a writer does when it is a day old and the name is taken. So while
+   the name is free after a success, the latest `old` is there, of a writer that is not done yet.
 7. `put_back`, with which every look at a missing target begins, and every writer that fails ends, renames the latest
    `old` to the name. Where another version has come there meanwhile, that call changes nothing: folders that are
-   targets hold Snakemake's time stamp and are never empty.
+   targets hold Snakemake's time stamp and are never empty. A writer whose `old` was given back reports no success.
+   This is for two writers, either of them killed, and any who look; with a third one, killed in the same moment, the
+   name may lead to the version before the last, which is whole too.
 """
 
 import errno
@@ -95,32 +97,34 @@ def put_back(target: Path) -> None:
                     raise
 
 
-def discard(place: Path) -> None:
+def discard(place: Path) -> bool:
     """Delete a file, link or folder, and nothing of it that another process renames meanwhile; no link is followed.
 
-    Nothing is done where it is not there. What cannot be deleted now (NFS keeps open files) is once it is a day old.
+    Gives whether it was there. What cannot be deleted now (NFS keeps open files) is once it is a day old.
 
     Raises OSError where it keeps its name.
     """
     folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _discard_in(folder, place.name)
+        return _discard_in(folder, place.name)
     finally:
         os.close(folder)
 
 
-def _discard_in(folder: int, name: str) -> None:
+def _discard_in(folder: int, name: str) -> bool:
     gone = _new_name("discarded", "gone")
     try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        return
-    except (IsADirectoryError, PermissionError):  # Linux, macOS
-        with suppress(FileNotFoundError):
+        try:
+            os.unlink(name, dir_fd=folder)
+            return True
+        except (IsADirectoryError, PermissionError):  # Linux, macOS
             os.rename(name, gone, src_dir_fd=folder, dst_dir_fd=folder)
-            with suppress(OSError):
-                _empty(folder, gone)
-                os.rmdir(gone, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    with suppress(OSError):
+        _empty(folder, gone)
+        os.rmdir(gone, dir_fd=folder)
+    return True
 
 
 def _empty(folder: int, name: str) -> None:
@@ -134,21 +138,26 @@ def _empty(folder: int, name: str) -> None:
 
 
 def _take_name(part: Path, target: Path) -> None:
-    displaced: list[Path] = []
+    old = None
     try:
-        while not _has_taken_name(part, target, displaced):
-            pass
+        while (taken := _try_to_take_name(part, target)) is not True:
+            if taken is None:
+                continue
+            if old is not None:
+                discard(old)  # what has come to the name since is later
+            old = _displaced(target)
     except OSError:
         put_back(target)
         raise
     sync(target.parent)
-    for place in [part, *displaced]:
-        discard(place)
+    discard(part)
+    if old is not None and not discard(old):
+        raise FileNotFoundError(errno.ENOENT, "somebody gave it back or removed it meanwhile", str(target))
     _discard_what_killed_writers_left(target.parent)
 
 
-def _has_taken_name(part: Path, target: Path, displaced: list[Path]) -> bool:
-    """Try it once. False: another writer came between, or the name is free now; try again."""
+def _try_to_take_name(part: Path, target: Path) -> bool | None:
+    """Give True when it is done, None where the name has become free, False where names cannot be exchanged."""
     try:
         os.rename(part, target)
         return True
@@ -159,14 +168,18 @@ def _has_taken_name(part: Path, target: Path, displaced: list[Path]) -> bool:
         exchange(part, target)
         return True
     except FileNotFoundError:  # the target; were it the part, the next rename would say so
-        return False
+        return None
     except ExchangeNotSupportedError:
-        displaced.append(_beside(target, "old"))
+        return False
+
+
+def _displaced(target: Path) -> Path | None:
+    old = _beside(target, "old")
     try:
-        os.rename(target, displaced[-1])
+        os.rename(target, old)
     except FileNotFoundError:
-        displaced.pop()
-    return False
+        return None
+    return old
 
 
 def _beside(place: Path, suffix: str) -> Path:

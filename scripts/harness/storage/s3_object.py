@@ -1,29 +1,34 @@
-"""Targets in object storage: a file is an object, a folder is objects and a manifest that is written last."""
+"""Targets in object storage: a file is an object with its SHA-256, a folder is objects and a manifest (s3_folder)."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import ClientError
 from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, Mtime
 from snakemake_storage_plugin_s3 import DEFAULT_REGION, StorageObject
 
-from harness.storage import manifest
-from harness.storage.manifest import Entry
+from harness.storage.s3_folder import Folder, is_not_there
 from vlmflow.errors import VlmflowError
-from vlmflow.files import remove, unfinished
+from vlmflow.files import sha256_of
 
-NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
-
-SNAKEMAKES_OWN = ".snakemake_timestamp"
-"""Snakemake's mark in a folder that a rule made."""
+UNFINISHED_UPLOADS = {
+    "Rules": [
+        {
+            "ID": "unfinished-uploads",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
+        }
+    ]
+}
+"""The lifecycle of a bucket that we make: parts of uploads that were killed cost money and are listed nowhere."""
 
 
 class S3Object(StorageObject):
     """A target in a bucket, in the place of the s3 plugin's own class.
 
-    The plugin takes a folder for there as soon as one of its objects is, keeps objects of an earlier folder, and
-    deletes a bucket that is empty (snakemake_storage_plugin_s3, `exists`, `store_object` and `remove`).
+    The plugin takes a folder for there as soon as one of its objects is, keeps objects of an earlier folder, makes a
+    bucket where it may not look at one, and deletes one that is empty (snakemake_storage_plugin_s3, `exists`,
+    `store_object`, `bucket_exists` and `remove`).
     """
 
     async def inventory(self, cache: IOCacheStorageInterface) -> None:
@@ -54,30 +59,19 @@ class S3Object(StorageObject):
         """Give the bytes that a local copy takes."""
         valid = self._valid()
         if self._is_manifest(valid):
-            return sum(entry.size for entry in self._manifest(valid).values())
+            return sum(entry.size for entry in (self._folder.entries() or {}).values())
         return valid.content_length
 
     def retrieve_object(self) -> None:
-        """Download the target to its local path.
+        """Download the target to its local path, and compare its content.
 
-        Raises VlmflowError where the storage does not hold what a folder's manifest says.
+        Raises VlmflowError where the storage does not hold what was stored.
         """
-        local, valid = self.local_path(), self._valid()
-        if not self._is_manifest(valid):
-            valid.download_file(str(local))
-            return
-        wanted = self._manifest(valid)
-        self._refuse_differences(wanted, self._entries())
-        part = unfinished(local)
-        remove(part)
-        part.mkdir(parents=True)
-        for name, entry in wanted.items():
-            (part / name).parent.mkdir(parents=True, exist_ok=True)
-            self.s3obj(name).download_file(str(part / name))
-            if (part / name).stat().st_size != entry.size:
-                raise self._damaged(f"{name}: changed while it was read")
-        remove(local)
-        part.rename(local)
+        valid = self._valid()
+        if self._is_manifest(valid):
+            self._folder.retrieve(self.local_path())
+        else:
+            self._retrieve_file(valid)
 
     def store_object(self) -> None:
         """Upload the local file or folder. A folder is there again only when all of it is.
@@ -86,41 +80,62 @@ class S3Object(StorageObject):
         """
         local = self.local_path()
         self._make_bucket()
-        if not local.is_dir():
-            self.s3obj().upload_file(str(local))
-            return
-        files = {str(path.relative_to(local)): path for path in _files_of(local)}
-        if manifest.NAME in files:
-            raise VlmflowError(f"{local / manifest.NAME}: this name is taken", "have the stage give it another")
-        self.s3obj(manifest.NAME).delete()
-        for name, path in files.items():
-            self.s3obj(name).upload_file(str(path))
-        present = self._entries()
-        for name in present.keys() - files.keys():
-            self.s3obj(name).delete()
-        sent = {name: Entry(path.stat().st_size, present[name].etag) for name, path in files.items() if name in present}
-        if missing := files.keys() - sent.keys():
-            raise self._damaged(f"not there after the upload: {', '.join(sorted(missing))}")
-        self._refuse_differences(sent, present)
-        self.s3obj(manifest.NAME).put(Body=manifest.dump(sent))
+        if local.is_dir():
+            self._folder.store(local)
+        else:
+            self.s3obj().upload_file(str(local), ExtraArgs={"Metadata": {"sha256": sha256_of(local)}})
 
     def remove(self) -> None:
-        """Remove the target, of a folder the manifest first; the bucket stays."""
+        """Remove the target; the bucket stays, and so do objects of a folder that another folder's manifest names."""
         valid = self._what_makes_it_valid()
-        if valid is not None:
+        if valid is not None and self._is_manifest(valid):
+            self._folder.remove()
+        elif valid is not None:
             valid.delete()
-            if self._is_manifest(valid):
-                for name in self._entries():
-                    self.s3obj(name).delete()
+
+    def bucket_exists(self) -> bool:
+        """Tell whether the bucket is there.
+
+        Raises VlmflowError where the storage does not say.
+        """
+        try:
+            self.provider.s3c.meta.client.head_bucket(Bucket=self.bucket)
+        except ClientError as error:
+            if is_not_there(error):
+                return False
+            raise VlmflowError(
+                f"bucket {self.bucket}: the storage does not say whether it is there: {error}",
+                "see that the credentials may list the bucket (docs/kubernetes.md), then run the same command again",
+            ) from None
+        return True
+
+    @property
+    def _folder(self) -> Folder:
+        return Folder(self.s3bucket(), self.key)
+
+    def _retrieve_file(self, valid: Any) -> None:
+        local = self.local_path()
+        while True:
+            valid.download_file(str(local))
+            wanted, etag = valid.metadata.get("sha256"), valid.e_tag
+            if wanted in (None, sha256_of(local)):  # None: stored by an older checkout
+                return
+            valid.reload()
+            if valid.e_tag == etag:  # else another writer has replaced it meanwhile
+                local.unlink()
+                raise VlmflowError(
+                    f"{self.query} is damaged: its sha256 is not {wanted}",
+                    "remove it there and run the same command again: it is made anew",
+                )
 
     def _what_makes_it_valid(self) -> Any:
         """Give the object that a file is, or a folder's manifest; None where neither is there."""
-        for found in (self.s3obj(), self.s3obj(manifest.NAME)):
+        for found in (self.s3obj(), self._folder.manifest):
             try:
                 found.load()
                 return found
             except ClientError as error:
-                if error.response["Error"]["Code"] not in NOT_THERE:
+                if not is_not_there(error):
                     raise
         return None
 
@@ -133,31 +148,14 @@ class S3Object(StorageObject):
     def _is_manifest(self, valid: Any) -> bool:
         return valid.key != self.key
 
-    def _manifest(self, valid: Any) -> dict[str, Entry]:
-        return manifest.load(valid.get()["Body"].read(), f"{self.query}/{manifest.NAME}")
-
-    def _entries(self) -> dict[str, Entry]:
-        """Give what the storage holds below the target's key, without the manifest."""
-        below = f"{self.key}/"
-        found = {item.key.removeprefix(below): Entry(item.size, item.e_tag) for item in self.get_subkeys()}
-        found.pop(manifest.NAME, None)
-        return found
-
     def _make_bucket(self) -> None:
         if not self.bucket_exists():
             region = self.provider.settings.region
             place = {} if region == DEFAULT_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
             self.provider.s3c.create_bucket(Bucket=self.bucket, **place)
-
-    def _refuse_differences(self, wanted: dict[str, Entry], present: dict[str, Entry]) -> None:
-        if wrong := manifest.differences(wanted, present):
-            raise self._damaged("; ".join(wrong[:3]))
-
-    def _damaged(self, what: str) -> VlmflowError:
-        return VlmflowError(
-            f"{self.query} is damaged: {what}", "remove it there and run the same command again: it is made anew"
-        )
-
-
-def _files_of(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and path.name != SNAKEMAKES_OWN)
+            try:
+                self.provider.s3c.meta.client.put_bucket_lifecycle_configuration(
+                    Bucket=self.bucket, LifecycleConfiguration=UNFINISHED_UPLOADS
+                )
+            except ClientError as error:  # some servers have no lifecycles
+                self.provider.logger.warning(f"bucket {self.bucket}: no rule for unfinished uploads: {error}")

@@ -1,0 +1,215 @@
+"""A folder in a bucket: objects of attempts, and a manifest that names those it consists of.
+
+    FOLDER/.manifest.json                      size, SHA-256 and object of every file; written last
+    FOLDER/.stored-TOKEN/files/NAME            the objects of one attempt; no other writer has its token
+    FOLDER/.stored-TOKEN/named-by/OTHER        says that OTHER's manifest names, or is to name, objects of this attempt
+
+Why a folder is whole or not there, for any number of writers: a writer uploads under its own token alone, and then the
+manifest in one request. Whichever manifest is there names one attempt's objects, and those of other folders below.
+
+Why no object goes that a manifest names: a folder that is to name another's objects writes its `named-by` first, and
+looks then whether the manifest that it knows them from still names them. Who removes a folder deletes its manifest
+first, and looks then for `named-by`. So one of the two sees the other. Objects are deleted by whoever removes the last
+manifest that names them. What no manifest names (a killed writer's, or a replaced one's) is deleted by a later writer
+of the folder when its newest object is a day old, so never a live writer's.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from botocore.exceptions import ClientError
+
+from harness.storage import manifest
+from harness.storage.manifest import Entry
+from vlmflow.errors import VlmflowError
+from vlmflow.files import remove, sha256_of, unfinished
+
+NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
+LEFT_AFTER = timedelta(days=1)
+SHARED_FROM = 1 << 20
+"""Bytes from which on a file that lies in storage already is named and not uploaded."""
+
+SNAKEMAKES_OWN = ".snakemake_timestamp"
+"""Snakemake's mark in a folder that a rule made."""
+
+_retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
+"""What this process, a job's, has from storage: the folder's key and the object's, by bucket, SHA-256 and size."""
+
+
+class Folder:
+    """A folder of a bucket. bucket: boto3's. key: the folder's, without a slash at its end."""
+
+    def __init__(self, bucket: Any, key: str) -> None:
+        self.bucket, self.key, self.address = bucket, key, f"s3://{bucket.name}/{key}"
+
+    @property
+    def manifest(self) -> Any:
+        """The object that makes the folder valid."""
+        return self.bucket.Object(f"{self.key}/{manifest.NAME}")
+
+    def entries(self) -> dict[str, Entry] | None:
+        """Give what the manifest names; None where it is not there.
+
+        Raises VlmflowError where it is no manifest.
+        """
+        try:
+            content = self.manifest.get()["Body"].read()
+        except ClientError as error:
+            if is_not_there(error):
+                return None
+            raise
+        return manifest.load(content, f"{self.address}/{manifest.NAME}", self.key)
+
+    def retrieve(self, local: Path) -> None:
+        """Download the folder, which takes the name `local` when every file's SHA-256 is the manifest's.
+
+        Raises VlmflowError where the storage does not hold what the manifest says, FileNotFoundError where it is not
+        there.
+        """
+        part = unfinished(local)
+        while True:
+            remove(part)
+            part.mkdir(parents=True)
+            entries = self.entries()
+            if entries is None:
+                raise FileNotFoundError(self.address)
+            try:
+                for name, entry in entries.items():
+                    self._download(name, entry, part / name)
+                break
+            except VlmflowError:
+                if self.entries() == entries:  # else another writer has replaced it meanwhile
+                    raise
+        remove(local)
+        part.rename(local)
+        for entry in entries.values():
+            if entry.sha256:
+                _retrieved[self.bucket.name, entry.sha256, entry.size] = self.key, entry.key
+
+    def store(self, local: Path) -> None:
+        """Upload what is not in storage yet, and then the manifest. What another attempt stored stays until then.
+
+        Raises VlmflowError where the storage does not hold what was sent to it.
+        """
+        attempt, entries = f"{self.key}/.stored-{uuid4().hex}", {}
+        contents = {path: (self.bucket.name, sha256_of(path), path.stat().st_size) for path in _files_of(local)}
+        # What is named and not uploaded comes last: a `named-by` counts for a day, until its manifest is there.
+        for path, content in sorted(contents.items(), key=lambda item: item[1] in _retrieved):
+            name, (_, digest, size) = path.relative_to(local).as_posix(), content
+            key = self._key_in_storage(content)
+            if key is None:
+                key = f"{attempt}/files/{name}"
+                self.bucket.Object(key).upload_file(str(path))
+            entries[name] = Entry(size, key, sha256=digest)
+        sent = {item.key: item.size for item in self._below(attempt)}
+        for name, entry in entries.items():
+            if entry.attempt == attempt and sent.get(entry.key) != entry.size:
+                raise self._damaged(f"{name}: {sent.get(entry.key)} bytes after {entry.size} were sent")
+        self.manifest.put(Body=manifest.dump(entries))
+        self._delete_what_killed_writers_left()
+
+    def remove(self) -> None:
+        """Remove the folder: its manifest first, then the objects that no other folder's manifest names."""
+        entries = self.entries() or {}
+        self.manifest.delete()
+        for attempt in manifest.attempts_of(entries):
+            self._named_by(attempt).delete()
+            if not self._is_named(attempt):
+                self._delete(attempt)
+        for entry in entries.values():
+            if entry.attempt is None:
+                self.bucket.Object(entry.key).delete()
+        self._delete_what_killed_writers_left()
+
+    def _download(self, name: str, entry: Entry, place: Path) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        source = self.bucket.Object(entry.key)
+        try:
+            source.load()
+            source.download_file(str(place))
+        except ClientError as error:
+            if is_not_there(error):
+                raise self._damaged(f"{name}: not there") from None
+            raise
+        if place.stat().st_size != entry.size:
+            raise self._damaged(f"{name}: {place.stat().st_size} bytes instead of {entry.size}")
+        if entry.sha256 is None and source.e_tag != entry.etag:
+            raise self._damaged(f"{name}: ETag {source.e_tag} instead of {entry.etag}")
+        if entry.sha256 is not None and (digest := sha256_of(place)) != entry.sha256:
+            raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
+
+    def _key_in_storage(self, content: tuple[str, str, int]) -> str | None:
+        """Give the key of another folder's object with this content, which that one's manifest names, and now ours."""
+        _, digest, size = content
+        source, key = _retrieved.get(content, (self.key, ""))
+        if source == self.key or size < SHARED_FROM or manifest.owner_of(key) == self.key:
+            return None
+        self._named_by(Entry(size, key).attempt).put(Body=b"")
+        entries = self._of(source).entries() or {}
+        return key if any((entry.key, entry.sha256) == (key, digest) for entry in entries.values()) else None
+
+    def _is_named(self, attempt: str) -> bool:
+        """Tell whether another folder's manifest names an object of an attempt, or is about to."""
+        owner, marks, now = manifest.owner_of(attempt), self._marks(attempt), self._now()
+        if owner != self.key and self._of(owner)._names(attempt):
+            return True
+        if any(now - since < LEFT_AFTER or self._of(other)._names(attempt) for other, since in marks.items()):
+            return True
+        return self._marks(attempt) != marks  # one that came meanwhile may rely on a manifest that has gone meanwhile
+
+    def _marks(self, attempt: str) -> dict[str, datetime]:
+        mark = f"{attempt}/named-by/"
+        found = {
+            unquote(item.key.removeprefix(mark)): item.last_modified for item in self._below(f"{attempt}/named-by")
+        }
+        found.pop(self.key, None)
+        return found
+
+    def _names(self, attempt: str) -> bool:
+        return attempt in manifest.attempts_of(self.entries() or {})
+
+    def _named_by(self, attempt: str) -> Any:
+        return self.bucket.Object(f"{attempt}/named-by/{quote(self.key, safe='')}")
+
+    def _delete_what_killed_writers_left(self) -> None:
+        now, newest = self._now(), {}
+        for item in self.bucket.objects.filter(Prefix=f"{self.key}/.stored-"):
+            attempt = "/".join(item.key.split("/")[: self.key.count("/") + 2])
+            newest[attempt] = max(newest.get(attempt, item.last_modified), item.last_modified)
+        for attempt in (attempt for attempt, changed in newest.items() if now - changed > LEFT_AFTER):
+            if not self._names(attempt) and not self._is_named(attempt):
+                self._delete(attempt)
+
+    def _delete(self, attempt: str) -> None:
+        for item in self._below(attempt):
+            self.bucket.Object(item.key).delete()
+
+    def _below(self, attempt: str) -> list[Any]:
+        return list(self.bucket.objects.filter(Prefix=f"{attempt}/"))
+
+    def _of(self, key: str) -> "Folder":
+        return Folder(self.bucket, key)
+
+    def _now(self) -> datetime:
+        """Give the storage's own time: it dates its objects by it."""
+        said = self.bucket.meta.client.head_bucket(Bucket=self.bucket.name)
+        return parsedate_to_datetime(said["ResponseMetadata"]["HTTPHeaders"]["date"])
+
+    def _damaged(self, what: str) -> VlmflowError:
+        return VlmflowError(
+            f"{self.address} is damaged: {what}", "remove it there and run the same command again: it is made anew"
+        )
+
+
+def is_not_there(error: ClientError) -> bool:
+    """Tell whether the storage says that there is no such object or bucket, and nothing else."""
+    return error.response["Error"]["Code"] in NOT_THERE
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SNAKEMAKES_OWN)
