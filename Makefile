@@ -58,6 +58,7 @@ demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole road on a 
 	@$(BIN)/python scripts/summarize.py --folder runs/demo --run $(RUN)
 
 runs/demo/sample/faults.json: scripts/make_sample.py $(GENERATOR) | .venv/train.stamp
+	@echo "The sample is damaged on purpose: broken rows and pictures are to be found, counted and left out."
 	$(BIN)/python scripts/make_sample.py --folder runs/demo/sample
 	@touch $@
 

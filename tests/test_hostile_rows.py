@@ -109,6 +109,18 @@ def test_a_row_with_nothing_in_it_is_rejected(tmp_path: Path, kind: str) -> None
     assert all(outcome(as_lines(tmp_path, rows), kind).values())
 
 
+@pytest.mark.parametrize("content", [b"[]", b"[ \n]", b" \n\t", b"\xef\xbb\xbf[]\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_a_file_without_rows_is_refused_by_name(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    if name == "rows.jsonl" and b"[" in content:  # lines that are no rows cost themselves
+        assert set(outcome(tmp_path / name).values()) <= {"bad_json", "bad_shape"}
+        return
+    with pytest.raises(VlmflowError, match=f"{name}: holds no rows") as raised:
+        outcome(tmp_path / name)
+    assert "datasets.NAME.train" in raised.value.next_step
+
+
 def write_csv(path: Path, rows: list[list[str]], ending: str = "\r\n") -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator=ending).writerows([["prompt", "completion"], *rows])

@@ -287,6 +287,7 @@ def test_a_wrong_template_is_refused_when_the_workflow_is_read(tmp_path: Path) -
     files = clone(tmp_path / "clone")
     template = files / "k8s/templates/gpu.yaml"
     template.write_text(template.read_text().replace("name: snakemake", "name: main"))
+    (files / "pictures").mkdir()
     dry = [sys.executable, "-m", "snakemake", "-n", "merged/qwen3vl-fire"]
     local = subprocess.run(dry, cwd=files, capture_output=True, text=True, check=False)
     assert local.returncode == 0, local.stderr

@@ -397,3 +397,43 @@ def test_hostile_bytes_raise_nothing(format: str, patches: list[tuple[int, bytes
 
 def png_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def tiff_12_bit(levels: np.ndarray) -> bytes:
+    """Give a TIFF of grey levels of 12 bits, packed, two in three bytes; the width is even."""
+    high, low = levels[:, ::2].astype(np.uint32), levels[:, 1::2].astype(np.uint32)
+    packed = np.stack([high >> 4, (high & 15) << 4 | low >> 8, low & 255], axis=-1).astype(np.uint8).tobytes()
+    height, width = levels.shape
+    fields = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 200, 277: 1, 278: height, 279: len(packed)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields.items())
+    return (b"II*\x00" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4)).ljust(200, b"\x00") + packed
+
+
+def test_a_12_bit_tiff_is_scaled_by_its_own_depth():
+    """Case 16: divided by 256 it was nearly black; a dark one stays dark, since the file says its depth."""
+    levels = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    content = tiff_12_bit(levels)
+    assert checked(content)[0].rewritten == "12 bit"
+    assert np.array_equal(rgb(content)[..., 0], levels // 16)
+    assert np.array_equal(rgb(tiff_12_bit(levels // 16))[..., 0], levels // 256)
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+@pytest.mark.parametrize(
+    ("greatest", "depth"), [(0, 8), (255, 8), (256, 10), (1023, 10), (4095, 12), (4096, 14), (16_384, 16)]
+)
+def test_16_bit_greys_of_a_narrow_range_keep_it(format: str, greatest: int, depth: int):
+    """Case 16: levels in the room of 16 bits that fill fewer, as cameras and microscopes write them."""
+    levels = np.linspace(0, greatest, 40 * 40).astype(np.uint16).reshape(40, 40)
+    content = encoded(Image.fromarray(levels), format)
+    assert checked(content)[0].rewritten == f"{depth} bit"
+    assert np.array_equal(rgb(content)[..., 0], levels >> (depth - 8))
+
+
+@pytest.mark.parametrize(("said", "depth"), [(4095, 12), (1023, 12), (0, 12), (65_535, 12), (16_383, 14)])
+def test_a_tiff_may_say_its_greatest_level(said: int, depth: int):
+    """One that says less than it holds is not believed; 65535 is the default, and says nothing."""
+    levels = np.linspace(0, 4000, 40 * 40).astype(np.uint16).reshape(40, 40)
+    content = encoded(Image.fromarray(levels), "TIFF", tiffinfo={341: said})
+    assert checked(content)[0].rewritten == f"{depth} bit"
+    assert np.array_equal(rgb(content)[..., 0], levels >> (depth - 8))

@@ -14,6 +14,7 @@ from roads import ROOT
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pictures").mkdir(exist_ok=True)  # the picture root of config.yaml
     command = [
         sys.executable,
         "-m",
@@ -168,14 +169,16 @@ def test_a_plan_beside_a_running_snakemake_holds_no_error(tmp_path: Path, at_wor
     assert lock.exists()
 
 
-def test_missing_picture_roots_are_refused_before_the_first_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [["-n"], []])
+def test_missing_picture_roots_are_refused_with_the_plan(tmp_path: Path, plan: list[str]) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.json").write_text("[]")
     sources = f"train: {tmp_path}/train.json, test: {tmp_path}/test.json, image_roots: [{tmp_path}/nowhere]"
-    done = call(tmp_path, "--config", f"datasets={{fire: {{{sources}}}}}", "--", "data/fire/stats.json")
+    done = call(tmp_path, *plan, "--config", f"datasets={{fire: {{{sources}}}}}", "--", "data/fire/stats.json")
     output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert f"data set fire: there is no folder {tmp_path}/nowhere with pictures" in output
+    assert f"datasets.fire.image_roots: there is no folder {tmp_path}/nowhere\n  what to do: " in output
+    assert "Traceback" not in output
     assert not (tmp_path / "raw").exists()
 
 

@@ -182,7 +182,7 @@ def test_what_is_missing_is_said_by_source(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.INFO):
         say_what_was_found(entries, "datasets.fire.image_roots")
     assert "4 pictures named, 1 usable, 0 of these rewritten" in caplog.messages
-    assert "missing from vg: 2 pictures, 2 rows" in caplog.messages
+    assert "missing, of source vg: 2 picture(s), 2 row(s)" in caplog.messages
 
 
 def test_roots_that_hold_nothing_of_it_stop_the_stage(tmp_path: Path):

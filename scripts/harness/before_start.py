@@ -3,32 +3,17 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 
 def refuse_what_cannot_end(workflow: Any) -> None:
     """Look at the jobs that would run, and stop where one of them cannot.
 
-    Ends the process for a data set without its picture roots, and for jobs that need GPUs on a machine that
-    has fewer; an exception would bring a traceback of the Snakefile with it.
+    Ends the process for jobs that need GPUs on a machine that has fewer; an exception would bring a traceback of the
+    Snakefile with it.
     """
-    jobs = list(workflow.dag.needrun_jobs())
     if workflow.local_exec:
-        _share_gpus(workflow, jobs)
-        for job in jobs:
-            if job.rule.name in ("fetch_images", "resolve_images"):
-                _refuse_missing_roots(job, jobs)
-
-
-def _refuse_missing_roots(job: Any, workflow_jobs: list[Any]) -> None:
-    fetched = {str(before.params.store) for before in workflow_jobs if before.rule.name == "fetch_images"}
-    for root in job.params.roots:
-        if root not in fetched and not Path(root).is_dir():
-            sys.exit(
-                f"data set {job.wildcards.dataset}: there is no folder {root} with pictures; mend "
-                f"datasets.{job.wildcards.dataset}.image_roots"
-            )
+        _share_gpus(workflow, list(workflow.dag.needrun_jobs()))
 
 
 def _share_gpus(workflow: Any, jobs: list[Any]) -> None:

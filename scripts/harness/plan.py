@@ -5,6 +5,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
@@ -15,6 +16,9 @@ from vlmflow.config.model import Config
 
 TRAINING = ("train_smoke", "train_lora")
 """The rules that start `processes` trainers."""
+
+LOOKING = ("fetch_images", "resolve_images")
+"""The rules that look for pictures in a data set's roots."""
 
 
 def install(workflow: Any, settings: Config) -> None:
@@ -31,6 +35,7 @@ def install(workflow: Any, settings: Config) -> None:
         _refuse_unknown_targets(workflow, settings)
         build_dag()
         _refuse_trainers_without_cores(workflow, settings)
+        _refuse_missing_roots(workflow, settings)
         if workflow.dryrun:
             _look_past_the_lock(workflow)
 
@@ -79,6 +84,21 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
                     f"runs.{job.wildcards.run}.processes: {run.processes} trainers on device cpu, this machine has "
                     f"{cores} core(s)\n  what to do: set it to {cores} or less"
                 )
+
+
+def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
+    """Refuse to look for pictures on this machine in a folder that is not there."""
+    if workflow.storage_registry.default_storage_provider is not None:
+        return  # the jobs run elsewhere
+    for job in workflow.dag.needrun_jobs():
+        if job.rule.name in LOOKING:
+            dataset = job.wildcards.dataset
+            for root in settings.datasets[dataset].image_roots:
+                if not Path(root).expanduser().is_dir():
+                    sys.exit(
+                        f"datasets.{dataset}.image_roots: there is no folder {root}\n"
+                        "  what to do: name the folders that hold the pictures under the paths that the rows name"
+                    )
 
 
 def _look_past_the_lock(workflow: Any) -> None:

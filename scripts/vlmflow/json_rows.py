@@ -120,6 +120,8 @@ class JsonRows:
             return _places(found.span() for found in LINE.finditer(self._map, start))
         start = skip_white(self._map, start)
         match self._map[start : start + 1]:
+            case b"":
+                return _places([])
             case b"[":
                 closed = _closing_bracket(self._map)
                 return self._split_cut_array(start) if closed is None else self._split_sound_array(start, closed)

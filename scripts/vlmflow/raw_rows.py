@@ -172,7 +172,11 @@ def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
     suffix = raw.suffix.lower()
     if suffix == PARQUET:
         return ParquetRows(raw, columns)
-    return CsvRows(raw) if suffix in CSV_DIALECTS else JsonRows(raw)
+    rows = CsvRows(raw) if suffix in CSV_DIALECTS else JsonRows(raw)
+    if not len(rows):
+        rows.close()
+        raise VlmflowError(f"{raw}: holds no rows", "give another file (datasets.NAME.train, test)")
+    return rows
 
 
 def _same_values(row: bytes, raw: bytes) -> bool:

@@ -91,11 +91,11 @@ def _about_shapes(scene: ShapesScene) -> Iterator[Question]:
     for shape, count in Counter(thing.shape for thing in things).items():
         yield Question(
             texts=(
-                f"How many {shape}s are there?",
-                f"How many {shape}s can you see in the picture?",
-                f"Count the {shape}s.",
+                f"How many {_several(shape)} are there?",
+                f"How many {_several(shape)} can you see in the picture?",
+                f"Count the {_several(shape)}.",
             ),
-            answers=("I count {}.", f"The number of {shape}s is {{}}.", "The number is {}."),
+            answers=("I count {}.", f"The number of {_several(shape)} is {{}}.", "The number is {}."),
             truth=NUMBERS[count],
             wrong=(NUMBERS[count - 1], NUMBERS[count + 1]),
             seen=(f"the picture holds {NUMBERS[len(things)]} shapes in all", *map(_noticed, things)),
@@ -161,7 +161,12 @@ def _about_bars(scene: BarsScene) -> Iterator[Question]:
 
 
 def _noticed(thing: Thing) -> str:
-    return f"there is a {thing.colour} {thing.shape} at the {thing.place}"
+    article = "an" if thing.colour[0] in "aeiou" else "a"
+    return f"there is {article} {thing.colour} {thing.shape} at the {thing.place}"
+
+
+def _several(shape: str) -> str:
+    return f"{shape}es" if shape.endswith("s") else f"{shape}s"
 
 
 def _others(words: Iterable[str], but: str) -> tuple[str, ...]:

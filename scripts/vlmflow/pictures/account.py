@@ -6,13 +6,16 @@ from typing import Any
 
 from vlmflow.pictures.manifest import PictureEntry
 
+NO_FOLDER = "no folder"
+"""The source of pictures whose paths name no folder."""
+
 
 def picture_counts(pictures: Iterable[PictureEntry]) -> dict[str, Any]:
     """Count the pictures of one manifest, for `stats.json`.
 
     Gives the paths named, those usable, how many were rewritten and why, the formats as sniffed; for every
     reason why a picture cannot be used the pictures and the rows that it costs; and the missing ones by source
-    (the path's first folder).
+    (the path's first folder, or NO_FOLDER).
     """
     counts: Counter[str] = Counter()
     rewritten: Counter[str] = Counter()
@@ -29,7 +32,8 @@ def picture_counts(pictures: Iterable[PictureEntry]) -> dict[str, Any]:
             continue
         _cost(unusable, picture.reason, picture)
         if picture.reason == "missing":
-            _cost(missing, picture.path.replace("\\", "/").split("/")[0], picture)
+            folder, slash, _ = picture.path.replace("\\", "/").partition("/")
+            _cost(missing, folder if slash else NO_FOLDER, picture)
     return {
         "named": counts["named"],
         "usable": counts["usable"],

@@ -42,6 +42,12 @@ PLAIN_MODES = frozenset({"RGB", "L", "1"})
 WHY_REWRITTEN = {"P": "palette", "CMYK": "cmyk", "I": "32 bit", "F": "32 bit"}
 """Why a mode without alpha is rewritten, where it is not called by its own name in small letters."""
 
+DEPTHS = (8, 10, 12, 14, 16)
+"""Bits of a grey level that cameras, scanners and microscopes give."""
+
+S_MAX_SAMPLE_VALUE = 341
+"""TIFF's tag of the greatest level that a sample may have (TIFF 6.0, section 19)."""
+
 STRIP = 1 << 20
 """Pixels that are made plain at a time."""
 
@@ -71,7 +77,7 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
     limits: what a picture may be; sides and pixels are checked on the header, before anything is decoded.
 
     Gives the picture with, where it must be rewritten, its pixels as the trainer should see them: RGB,
-    upright, white under alpha, 16 bit scaled, of an animation the first frame.
+    upright, white under alpha, levels of more than 8 bits scaled, of an animation the first frame.
     """
     format = next((name for name, magic in MAGIC.items() if magic.match(content)), None)
     if format is None:
@@ -125,7 +131,8 @@ def _decode(
         if image.has_transparency_data:
             why.append("alpha")
         elif image.mode not in PLAIN_MODES:
-            why.append(WHY_REWRITTEN.get(image.mode, "16 bit" if image.mode.startswith("I;16") else image.mode.lower()))
+            depth = f"{_depth(image)} bit" if image.mode.startswith("I;16") else image.mode.lower()
+            why.append(WHY_REWRITTEN.get(image.mode, depth))
         picture = Picture(
             format=image.format,
             width=image.width,
@@ -178,12 +185,13 @@ def _on_white(strip: Image.Image) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """Give what scales grey levels to 0..255; 16 bit ones by their high byte, as Pillow reads 16 bit colour.
+    """Give what scales grey levels to 0..255; of 16 bit ones their eight highest bits.
 
     32 bit ones have no agreed range: their own smallest and greatest become black and white.
     """
-    low, factor = 0.0, 1 / 256
-    if not image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16"):
+        low, factor = 0.0, 2.0 ** (8 - _depth(image))
+    else:
         low, factor = _range_to_eight_bit(image)
     transparent = image.info.get("transparency")
 
@@ -197,10 +205,39 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     return scaled
 
 
+def _depth(image: Image.Image) -> int:
+    """Give the bits that the grey levels of a 16 bit picture have, 8 to 16, whatever room the file gives them.
+
+    A TIFF may say it: BitsPerSample, where it is not 16, or else SMaxSampleValue, whose default is 65535. Where nothing
+    is said (cameras and microscopes write 12 bits into 16), it is the smallest of DEPTHS that holds the greatest level.
+    PNG's sBIT is not asked: by its standard levels fill the 16 bits whatever stands there.
+    """
+    said = 16
+    if image.format == "TIFF":
+        bits, greatest = (image.tag_v2.get(tag) for tag in (ExifTags.Base.BitsPerSample, S_MAX_SAMPLE_VALUE))
+        said = _first_number(bits, 16)
+        said = _first_number(greatest, 0).bit_length() if said == 16 else said
+    held = int(_ends(image)[1]).bit_length()
+    if 8 <= said < 16 and held <= said:
+        return said
+    return next(depth for depth in DEPTHS if held <= depth)
+
+
+def _first_number(value: object, default: int) -> int:
+    """Give a tag's value, or the first of several; the default where it is none, or no number."""
+    first = value[0] if isinstance(value, tuple) and value else value
+    return int(first) if isinstance(first, int | float) and math.isfinite(first) and first >= 0 else default
+
+
+def _ends(image: Image.Image) -> tuple[float, float]:
+    """Give the smallest and the greatest grey level."""
+    ends = np.array([(levels.min(), levels.max()) for levels in (np.asarray(strip) for _, strip in _strips(image))])
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+
 def _range_to_eight_bit(image: Image.Image) -> tuple[float, float]:
     """Give the smallest grey level, and by what the distance from it is multiplied."""
-    ends = np.array([(levels.min(), levels.max()) for levels in (np.asarray(strip) for _, strip in _strips(image))])
-    low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
+    low, high = _ends(image)
     if not math.isfinite(high - low):
         raise ValueError("grey levels that are no finite numbers")
     return low, 255 / ((high - low) or 1)

@@ -124,7 +124,7 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     for reason, cost in counts["unusable"].items():
         LOGGER.info("%d pictures, %d rows: %s (%s)", cost["pictures"], cost["rows"], reason, REASONS[reason])
     for source, cost in counts["missing_by_source"].items():
-        LOGGER.info("missing from %s: %d pictures, %d rows", source, cost["pictures"], cost["rows"])
+        LOGGER.info("missing, of source %s: %d picture(s), %d row(s)", source, cost["pictures"], cost["rows"])
     if first and not counts["usable"]:
         raise VlmflowError(
             f"not one of {counts['named']} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",
