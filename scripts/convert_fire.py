@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowChoice, RowLimits
-from vlmflow.files import write_json
+from vlmflow.files import sha256_of, write_json
 from vlmflow.raw_rows import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.fire import fire_rows, training_form
@@ -30,7 +30,7 @@ def main(
     raw: the split's files, each a JSON array as FIRE publishes it.
     converted: JSON lines to write, one training row each.
     rejects: JSON lines to write, one for each raw row that cannot be used or is left out.
-    unread: the account of what of the rows was not read, to write.
+    unread: the account of what of the rows was not read, to write, with the digests of the other two.
     split: train or test.
     form: trajectory or timestep.
     max_history_rounds: timestep form: earlier attempts in an example's state; null for all.
@@ -41,7 +41,7 @@ def main(
     make = fire_rows(training_form(form, max_history_rounds), row_limits, system_prompt)
     with open_rows(raw, split, mended) as rows:
         found = convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)
-    write_json(unread, found)
+    write_json(unread, found | {"digests": {file.name: sha256_of(file) for file in (converted, rejects)}})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowChoice
-from vlmflow.files import write_json
+from vlmflow.files import sha256_of, write_json
 from vlmflow.raw_rows import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows, refuse_columns
@@ -32,7 +32,7 @@ def main(
     raw: the split's files, each a JSON array, JSON lines, CSV or parquet.
     converted: JSON lines to write, one training row each.
     rejects: JSON lines to write, one for each raw row that cannot be used or is left out.
-    unread: the account of what of the rows was not read, to write.
+    unread: the account of what of the rows was not read, to write, with the digests of the other two.
     split: train or test.
     kind, modality, columns, prompt, system_prompt, ignore_keys: see docs/config.md.
     choice: which rows are used. mended: files of edited rows.
@@ -42,7 +42,7 @@ def main(
     with open_rows(raw, split, mended, choice.read_columns) as rows:
         refuse_columns(rows, kind, modality, columns or {})
         found = convert(rows, converted, rejects, split, make, choice, threads)
-    write_json(unread, found)
+    write_json(unread, found | {"digests": {file.name: sha256_of(file) for file in (converted, rejects)}})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.files import sha256_of, whole_file, write_json
+from vlmflow.integrity import refuse_other_rows
 from vlmflow.pictures.hash_table import read_hashes
 from vlmflow.pictures.near import near_pictures
 from vlmflow.reports.pages import counts_page
@@ -60,6 +61,8 @@ def main(
     """
     raw = [files for files in (raw_train, raw_test) if files]
     manifests = pictures or [None] * len(raw)
+    for account, *rows in zip(unread, converted, rejects, strict=True):
+        refuse_other_rows(account, rows)
     outputs = (converted, rejects, manifests, unread)
     files = [SplitFiles(*split) for split in zip(("train", "test"), raw, *outputs, strict=False)]
     shares = (val_share, seed, max_reject_share, row_limits, test_share)

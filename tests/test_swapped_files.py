@@ -128,8 +128,13 @@ def run(stage: str, **changed: Any) -> None:
             "picture_licences": {},
         },
     }
+    validated(stage)(**(arguments[stage] | changed))
+
+
+def validated(stage: str) -> Callable[..., None]:
+    """Give what a stage's script does, with its arguments checked as `run_stage` does."""
     main = importlib.import_module(stage).main
-    pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**(arguments[stage] | changed))
+    return pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)
 
 
 def other_file(file: Path) -> None:
@@ -352,3 +357,31 @@ def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(plac
 def found_of_train(folder: Path) -> dict[str, tuple[str, int]]:
     entries = read_picture_manifest(folder / "images" / "fire" / "train.jsonl")
     return {entry.name: (entry.sha256, entry.rows) for entry in entries if entry.name}
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.rejects.jsonl"])
+def test_converted_rows_that_changed_are_not_validated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"Question {number}?", "completion": "Yes."} for number in range(20)]
+    put(tmp_path / "raw.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in [*rows, {"prompt": ""}]))
+    what = {"kind": "prompt_completion", "modality": "text"}
+    files = {"converted": "c/train.jsonl", "rejects": "c/train.rejects.jsonl", "unread": "c/train.unread.json"}
+    validated("convert_rows")(raw=["raw.jsonl"], split="train", **what, **files)
+    other_file(tmp_path / "c" / name)
+    with pytest.raises(VlmflowError, match=rf"c/{name}: these are not the rows that c/train\.unread\.json vouches for"):
+        validated("validate_sharegpt")(
+            **{key: [file] for key, file in files.items()},
+            **what,
+            raw_train=["raw.jsonl"],
+            stats="data/x/stats.json",
+            counts="data/x/counts.html",
+            form="plain",
+            max_history_rounds=None,
+            val_share=0.1,
+            seed=1,
+            max_reject_share=0.5,
+            row_limits={},
+        )
+    assert not (tmp_path / "data").exists()

@@ -265,10 +265,14 @@ def _stats(
             name: picture_counts(read_picture_manifest(split.pictures)) if split.pictures else {}
             for name, split in files.items()
         },
-        "unread": {name: read_json(split.unread) if split.unread else {} for name, split in files.items()},
+        "unread": {name: _unread(split.unread) if split.unread else {} for name, split in files.items()},
         "digests": {**dict(zip(names, made, strict=True)), "pictures": writer.pictures_digest()},
         "raw": given,
     }
+
+
+def _unread(account: Path) -> dict[str, Any]:
+    return {key: value for key, value in read_json(account).items() if key != "digests"}
 
 
 def _described(raw: Path) -> dict[str, Any]:
