@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vlmflow.cluster import checkout, copying, hub_token
 from vlmflow.cluster.following import follow
+from vlmflow.cluster.instance import named
 from vlmflow.cluster.kubectl import Kubectl
 from vlmflow.errors import VlmflowError
 
@@ -72,7 +73,7 @@ def make_token(kubectl: Kubectl, arguments: list[str]) -> int:
     secret = hub_token.secret(hub_token.read_token(ROOT / ".env"))
     # Server-side: a client-side apply would keep a second copy of the value in an annotation.
     kubectl.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=secret)
-    print(f"Secret {hub_token.SECRET} is in namespace {kubectl.namespace}")
+    print(f"Secret {named(hub_token.SECRET)} is in namespace {kubectl.namespace}")
     return 0
 
 

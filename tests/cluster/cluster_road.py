@@ -35,13 +35,15 @@ THREADS = ["--max-threads", "2", "--set-threads", *(f"{rule}=1" for rule in ONE_
 class ClusterRoad:
     """A namespace with the project in it.
 
-    volumes: the folder of its two volumes, as this machine sees them; checkout: a person's, from which they ask.
+    volumes: the folder of its volumes, as this machine sees them; checkout: a person's, from which they ask; instance:
+    whose it is, where the namespace has several.
     """
 
     cluster: Cluster
     namespace: str
     volumes: Path
     checkout: Path
+    instance: str = ""
     pods: dict[str, dict] = field(default_factory=dict)
     """Every pod of a rule that was seen, by name, as the API had it last."""
 
@@ -77,7 +79,8 @@ class ClusterRoad:
     @property
     def environment(self) -> dict[str, str]:
         """The environment that leads the project's commands to this cluster."""
-        return os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig), "KUBECTL": str(binary("kubectl"))}
+        own = {"KUBECONFIG": str(self.cluster.kubeconfig), "KUBECTL": str(binary("kubectl"))}
+        return os.environ | own | {"VLMFLOW_INSTANCE": self.instance}
 
     def run(self, *words: str, ends_well: bool = True) -> str:
         """Run Snakemake in the controller to its end, from outside, and give what it said.
@@ -94,7 +97,8 @@ class ClusterRoad:
 
     def in_controller(self, *command: str) -> str:
         """Run a command in the controller's container."""
-        return self.cluster.kubectl(f"--namespace={self.namespace}", "exec", "deployment/controller", "--", *command)
+        controller = f"deployment/controller-{self.instance}".removesuffix("-")
+        return self.cluster.kubectl(f"--namespace={self.namespace}", "exec", controller, "--", *command)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

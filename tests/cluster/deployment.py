@@ -42,14 +42,25 @@ def without_podtemplates(objects: list[dict]) -> list[dict]:
         return list(yaml.safe_load_all(run(binary("kubectl"), "kustomize", folder)))
 
 
-def in_namespace(cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True) -> list[dict]:
-    """Give the objects of overlays/local for another namespace.
+def with_instance(folder: Path, overlay: str) -> Path:
+    """Write an overlay that makes another one an instance of its own, `ann`, and give its folder."""
+    names = {"resources": f"overlays/{overlay}", "components": "components/instance"}
+    folder.mkdir(parents=True, exist_ok=True)
+    kustomization = {key: [os.path.relpath(K8S / name, folder)] for key, name in names.items()}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return folder
+
+
+def in_namespace(
+    cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True, overlay: Path = K8S / "overlays/local"
+) -> list[dict]:
+    """Give the objects of overlays/local, or of one upon it, for another namespace.
 
     volumes: a folder, in which this machine's cluster gets one for each claim; another cluster uses its default
     storage class. podtemplates: whether pod templates are PodTemplates, or within CronJobs.
     """
     own = isinstance(cluster, Cluster)
-    objects = [one for one in rendered(K8S / "overlays/local") if own or one["kind"] != "PersistentVolume"]
+    objects = [one for one in rendered(overlay) if own or one["kind"] != "PersistentVolume"]
     if not podtemplates:
         objects = without_podtemplates(objects)
     for one in objects:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.deployment import K8S, OVERLAYS, rendered
+from cluster.deployment import K8S, OVERLAYS, rendered, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from harness.kubernetes.apart import refuse_reach
 from vlmflow.errors import VlmflowError
@@ -172,3 +172,23 @@ def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, more: str,
         assert shared == ["/cache", "/outputs"]
         assert not [path for path in executed if path.startswith(tuple(shared))]
         assert claims_of(controller)["/controller"] == "controller-state"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_instance_names_nothing_of_anothers(overlay: str, tmp_path: Path) -> None:
+    objects = rendered(with_instance(tmp_path / "ann", overlay))
+    others = {one["metadata"]["name"] for one in rendered(K8S / "overlays" / overlay) if one["kind"] != "Namespace"}
+    kept = [one for one in objects if one["kind"] != "Namespace"]
+    assert {one["metadata"]["name"] for one in kept} & others == set()
+    assert all(one["metadata"]["labels"]["app.kubernetes.io/instance"] == "ann" for one in objects)
+    for one in kept:
+        if one["kind"] in WORKLOADS:
+            spec = pod_of(one)["spec"]
+            assert all(claim.endswith("-ann") for claim in claims_of(spec).values())
+            assert spec["serviceAccountName"].endswith("-ann")
+            if one["metadata"]["name"] == "fetch-ann":
+                env = spec["containers"][0]["env"]
+                secrets = [each["valueFrom"]["secretKeyRef"]["name"] for each in env if "valueFrom" in each]
+                assert secrets == ["hf-token-ann"]
+    selectors = [one["spec"]["podSelector"]["matchLabels"] for one in kept if one["kind"] == "NetworkPolicy"]
+    assert all(labels["app.kubernetes.io/instance"] == "ann" for labels in selectors)

@@ -33,7 +33,7 @@ from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.progress import cause
 from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
-from vlmflow.cluster.pod_templates import LABEL
+from vlmflow.cluster.instance import named, selector
 from vlmflow.errors import VlmflowError
 
 POLL_SECONDS = 2
@@ -81,7 +81,7 @@ class HardenedExecutor(Executor):
         try:
             self._api = connect(self._say)
             super().__post_init__()
-            found = self.cluster.pod_templates(LABEL)
+            found = self.cluster.pod_templates(selector())
             self._templates = templates.check_all(found, self.namespace)
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
@@ -100,7 +100,7 @@ class HardenedExecutor(Executor):
         self.cluster = Namespace(self.namespace, self._api)
         kept = self.workflow.persistence.aux_path
         kept.mkdir(parents=True, exist_ok=True)
-        targets = f"{self.namespace} {self.workflow.storage_settings.default_storage_prefix}"
+        targets = f"{named(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
         self._owner = owner_of(self.run_namespace, kept, targets)
         self._watch = Watch(self.cluster, self._owner.ours, self._say)
         self._sight = PatientWatch(self._watch, self.logger.warning)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.kubernetes.job_shape import INVOCATION, TARGETS, WORKDIR
+from vlmflow.cluster.instance import labels
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Owner:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of each Job and pod of this call."""
-        return {INVOCATION: self.invocation, WORKDIR: self.workdir, TARGETS: self.targets}
+        return {INVOCATION: self.invocation, WORKDIR: self.workdir, TARGETS: self.targets, **labels()}
 
     @property
     def ours(self) -> str:

@@ -17,7 +17,7 @@ from harness.kubernetes.progress import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import explain
-from vlmflow.cluster.pod_templates import LABEL
+from vlmflow.cluster.instance import selector
 from vlmflow.errors import VlmflowError
 from vlmflow.progress import clock
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 def table(cluster: Namespace) -> list[str]:
     """Give the lines, in columns, the oldest Job first; none where there is no Job."""
-    jobs = sorted(cluster.jobs(f"{LABEL},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
+    jobs = sorted(cluster.jobs(f"{selector()},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
     if not jobs:
         return []
     pods: dict[str, list[Object]] = {}

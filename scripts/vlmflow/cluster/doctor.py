@@ -9,7 +9,8 @@ import kubernetes
 from vlmflow.cluster import inside, needs, objects, rights
 from vlmflow.cluster.api import Api, Object, Refused
 from vlmflow.cluster.checks import Check
-from vlmflow.cluster.pod_templates import LABEL, pod_templates
+from vlmflow.cluster.instance import named, selector
+from vlmflow.cluster.pod_templates import pod_templates
 from vlmflow.cluster.probe import Answer, Probe
 from vlmflow.config.model import Config
 
@@ -86,31 +87,31 @@ class Doctor:
 
     def _rights_of_accounts(self) -> list[Check]:
         checks = []
-        if self._api.get("serviceaccounts", "vlmflow-controller"):
+        if self._api.get("serviceaccounts", named("vlmflow-controller")):
             checks += rights.check_rights(self._as("vlmflow-controller"), "controller")
         return [*checks, rights.check_job_account(self._as("vlmflow-job"))]
 
     def _as(self, name: str) -> Api:
         client = self._client()
-        user = ACCOUNTS.format(namespace=self._api.namespace, name=name)
+        user = ACCOUNTS.format(namespace=self._api.namespace, name=named(name))
         client.set_default_header("Impersonate-User", user)
         return Api(client, self._api.namespace)
 
     def _claim(self, name: str) -> Check:
-        return objects.check_claim(self._api.get("persistentvolumeclaims", name), name)
+        return objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))
 
     def _read_templates(self) -> list[Check]:
-        templates = pod_templates(lambda kind: self._api.list(kind, LABEL), Refused)
+        templates = pod_templates(lambda kind: self._api.list(kind, selector()), Refused)
         check = objects.check_templates(templates)
         if check.state == "ok":
             self._templates = {template["metadata"]["name"]: template for template in templates}
         return [check]
 
     def _secret(self) -> list[Check]:
-        return [objects.check_secret(self._api.get("secrets", "hf-token"), self._hub)]
+        return [objects.check_secret(self._api.get("secrets", named("hf-token")), self._hub)]
 
     def _controller(self) -> list[Check]:
-        deployment = self._api.get("apps/v1/deployments", "controller")
+        deployment = self._api.get("apps/v1/deployments", named("controller"))
         return [*([self._claim(objects.STATE_CLAIM)] if deployment else []), objects.check_controller(deployment)]
 
     def _look_at_nodes(self) -> list[Check]:

@@ -5,6 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from vlmflow.cluster.instance import labels, named
 from vlmflow.errors import VlmflowError
 
 SECRET = "hf-token"  # noqa: S105 - the name of the object
@@ -39,7 +40,7 @@ def secret(token: str) -> str:
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": SECRET, "labels": {"app.kubernetes.io/part-of": "vlmflow"}},
+            "metadata": {"name": named(SECRET), "labels": {"app.kubernetes.io/part-of": "vlmflow", **labels()}},
             "type": "Opaque",
             "data": {KEY: base64.b64encode(token.encode()).decode()},
         }

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from vlmflow.cluster.instance import named
 from vlmflow.errors import VlmflowError
-
-CONTROLLER = ("deployment/controller", "--container=controller")
 
 
 class Kubectl:
     """kubectl in one namespace; which cluster is told by KUBECONFIG, as ever. KUBECTL names another command.
 
-    Raises VlmflowError where there is no kubectl.
+    Raises VlmflowError where there is no kubectl, or VLMFLOW_INSTANCE is no name.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -24,6 +23,7 @@ class Kubectl:
         if found is None:
             raise VlmflowError("kubectl is not there", "install it, or name it: KUBECTL=/path/to/kubectl")
         self._command = [found, "--namespace", namespace]
+        self._controller = (f"deployment/{named('controller')}", "--container=controller")
 
     def run(self, *arguments: str, stdin: str | None = None) -> str:
         """Run one command and give what it wrote. stdin: what it reads.
@@ -37,7 +37,7 @@ class Kubectl:
 
     def in_controller(self, *command: str) -> int:
         """Run a command in the controller, with our output; gives its exit code."""
-        return subprocess.run([*self._command, "exec", *CONTROLLER, "--", *command], check=False).returncode
+        return subprocess.run([*self._command, "exec", *self._controller, "--", *command], check=False).returncode
 
     @contextmanager
     def into_controller(self, *command: str) -> Iterator[IO[bytes]]:
@@ -45,7 +45,7 @@ class Kubectl:
 
         Raises VlmflowError where it fails.
         """
-        arguments = [*self._command, "exec", "--stdin", *CONTROLLER, "--", *command]
+        arguments = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
         process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             yield process.stdin
@@ -54,11 +54,11 @@ class Kubectl:
         finally:
             said = process.communicate()[1].decode(errors="replace").strip()
         if process.returncode:
-            raise VlmflowError(f"{CONTROLLER[0]}: {said or f'exit code {process.returncode}'}", self.next_step)
+            raise VlmflowError(f"{self._controller[0]}: {said or f'exit code {process.returncode}'}", self.next_step)
 
     def talk_to_controller(self, *command: str) -> subprocess.Popen[bytes]:
         """Begin a command in the controller that is written to and read from; its complaints are shown as they come."""
-        arguments = [*self._command, "exec", "--stdin", *CONTROLLER, "--", *command]
+        arguments = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
         return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     @property

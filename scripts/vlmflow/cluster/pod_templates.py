@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from vlmflow.cluster.instance import short
+
 Object = dict[str, Any]
 
 POD_TEMPLATES, CRON_JOBS = "podtemplates", "batch/v1/cronjobs"
@@ -30,7 +32,7 @@ def pod_templates(objects: Callable[[str], list[Object]], refusal: type[Exceptio
     found, refused = [], None
     for kind, template_of in ((CRON_JOBS, _within), (POD_TEMPLATES, _itself)):
         try:
-            found += [template for each in objects(kind) if (template := template_of(each))]
+            found += [_named_shortly(template) for each in objects(kind) if (template := template_of(each))]
             refused = None  # of CronJobs, where PodTemplates may be listed
         except refusal as error:
             if error.status != 403:
@@ -45,6 +47,12 @@ def twice(templates: list[Object]) -> list[str]:
     """Give the names that two templates have: first one kind was applied and then the other, and both are there."""
     counts = Counter(template["metadata"]["name"] for template in templates)
     return sorted(name for name, count in counts.items() if count > 1)
+
+
+def _named_shortly(template: Object) -> Object:
+    """Give a template the name by which rules ask for it: that of k8s/templates, without the instance's suffix."""
+    metadata = template["metadata"]
+    return template | {"metadata": metadata | {"name": short(metadata["name"])}}
 
 
 def _itself(template: Object) -> Object:

@@ -1,0 +1,100 @@
+"""Two people with a vlmflow each in one namespace: nothing that one applies or runs touches what is the other's."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cluster import images
+from cluster.cluster import Cluster
+from cluster.cluster_road import ClusterRoad
+from cluster.deployment import PODS_USER, having_given, in_namespace, with_instance
+from cluster.paths import STATE
+from roads import ROOT, checkout
+
+NAMESPACE = "vlmflow-shared"
+TARGET = "raw/mine/rows.jsonl"
+WORDS = [
+    "--config",
+    "datasets={mine: {kind: text, modality: text, prompt: Say., train: /cache/rows.jsonl}}",
+    "--",
+    TARGET,
+]
+
+
+@pytest.fixture(scope="module")
+def roads(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClusterRoad]]:
+    """One person without an instance, then `ann`, each with a file of their own on a cache of their own."""
+    volumes = STATE / "volumes" / NAMESPACE
+    shutil.rmtree(volumes, ignore_errors=True)
+    cluster.carry_in(images.project_image("data"))
+    files = checkout(tmp_path_factory.mktemp("person") / "checkout")
+    made = [ClusterRoad(cluster, NAMESPACE, volumes / name, files, name) for name in ("", "ann")]
+    made[0].volumes = volumes / "alone"
+    for road in made:
+        for name in ("cache", "outputs", "controller-state"):
+            (road.volumes / name).mkdir(parents=True)
+        (road.volumes / "cache" / "rows.jsonl").write_text(f'{{"text": "of {road.instance or "nobody"}"}}\n')
+        for place in [*road.volumes.iterdir(), *road.volumes.glob("cache/*")]:
+            os.chown(place, PODS_USER, PODS_USER)
+    overlay = with_instance(tmp_path_factory.mktemp("overlay"), "local")
+    of_ann = in_namespace(cluster, NAMESPACE, made[1].volumes, overlay=overlay)
+    of_ann = [one for one in of_ann if one["kind"] != "Namespace"]
+    with (
+        having_given(cluster, NAMESPACE, made[0].volumes) as of_nobody,
+        cluster.having(*(one for one in of_ann if "namespace" not in one["metadata"])),
+    ):
+        cluster.apply(of_nobody)
+        before = versions(cluster)
+        cluster.apply([one for one in of_ann if "namespace" in one["metadata"]])
+        after = versions(cluster)
+        assert before.items() <= after.items()
+        assert len(after) == 2 * len(before)
+        for name in ("controller", "controller-ann"):
+            cluster.kubectl(f"--namespace={NAMESPACE}", "rollout", "status", f"deployment/{name}", "--timeout=240s")
+        yield made
+
+
+def versions(cluster: Cluster) -> dict[tuple[str, str], int]:
+    """Give how often each object of ours was changed in what it says."""
+    found = {}
+    for kind in ("deployments", "persistentvolumeclaims", "podtemplates", "networkpolicies", "roles", "rolebindings"):
+        for one in cluster.get(kind, namespace=NAMESPACE, labels="app.kubernetes.io/part-of=vlmflow")["items"]:
+            found[kind, one["metadata"]["name"]] = one["metadata"].get("generation", 1)
+    return found
+
+
+def test_two_runs_side_by_side_keep_to_their_own(roads: list[ClusterRoad]) -> None:
+    with ThreadPoolExecutor() as pool:
+        said = list(pool.map(lambda road: road.run(*WORDS), roads))
+    for road, text in zip(roads, said, strict=True):
+        assert "of another working directory" not in text
+        assert (road.targets / TARGET).read_bytes() == (road.volumes / "cache" / "rows.jsonl").read_bytes()
+    seen = {name: pod for road in roads for name, pod in road.pods.items()}
+    claims = {}
+    for pod in seen.values():
+        instance = pod["metadata"]["labels"].get("app.kubernetes.io/instance", "")
+        volumes = pod["spec"]["volumes"]
+        named = {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
+        claims.setdefault(instance, set()).update({*named, pod["spec"]["serviceAccountName"]})
+    assert claims == {
+        "": {"cache", "outputs", "vlmflow-job"},
+        "ann": {"cache-ann", "outputs-ann", "vlmflow-job-ann"},
+    }
+
+
+def test_each_sees_and_ends_what_is_theirs(roads: list[ClusterRoad]) -> None:
+    for road in roads:
+        command = [sys.executable, "-m", "harness.kubernetes.status", NAMESPACE]
+        environment = road.environment | {"PYTHONPATH": str(ROOT / "scripts")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        status = road.in_controller("python", "/opt/controller/controller.py", "status")
+        assert TARGET in status
+        assert "ended with code 0" in status
+    assert Path(roads[0].volumes, "outputs/targets", TARGET).stat().st_ino != (roads[1].targets / TARGET).stat().st_ino
