@@ -13,12 +13,15 @@ from cluster.cluster import Cluster
 from cluster.cluster_road import ClusterRoad
 from cluster.deployment import deployed
 from cluster.paths import STATE
-from cluster.shell import wait_for
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.templates import check_all
 from roads import checkout
 
 NAMESPACE = "vlmflow-takeover"
+
+ROW, TARGET = '{"text": "of mine"}\n', "raw/mine/rows.jsonl"
+DATASET = "{mine: {kind: text, modality: text, prompt: Say., train: /cache/rows.jsonl}}"
+WORDS = ["--config", f"datasets={DATASET}", "--", TARGET]
 
 ATTACK = """
 import json, os
@@ -66,6 +69,8 @@ def road(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The project on the cluster, its checkout in the controller, after a run that has ended."""
     volumes = STATE / "volumes" / NAMESPACE
     shutil.rmtree(volumes, ignore_errors=True)
+    (volumes / "cache").mkdir(parents=True)
+    (volumes / "cache" / "rows.jsonl").write_text(ROW)
     cluster.carry_in(images.project_image("data"))
     with deployed(cluster, NAMESPACE, volumes):
         cluster.kubectl(f"--namespace={NAMESPACE}", "rollout", "status", "deployment/controller", "--timeout=240s")
@@ -121,8 +126,8 @@ def test_a_jobs_pod_finds_nothing_of_the_controller(road: ClusterRoad, template:
 def test_the_controller_does_its_own_work_and_not_the_attackers(road: ClusterRoad) -> None:
     attack(road, "default")
     before = state_of(road)
-    refused = road.run("--", "models/qwen3-8b/manifest.json", ends_well=False)
-    assert "/outputs/targets is a link" in refused
+    refused = road.run(*WORDS, ends_well=False)
+    assert "/outputs/targets is a link" in refused, refused[-3000:]
     after = state_of(road)
     kept = {file: digest for file, digest in before.items() if not file.startswith("/controller/run/")}
     assert kept.items() <= after.items()
@@ -134,14 +139,8 @@ def test_the_controller_does_its_own_work_and_not_the_attackers(road: ClusterRoa
 def test_a_run_goes_on_once_the_link_is_removed(road: ClusterRoad) -> None:
     for name in ("targets", ".pods"):
         (road.volumes / "outputs" / name).unlink(missing_ok=True)
-    words = ["--config", "models={qwen3-8b: {source: /cache/none}}", "--", "models/qwen3-8b/manifest.json"]
-    said = road.run(*words, ends_well=False)
-    assert "is a link" not in said
-    assert "/cache/none" in said  # its stage ran in a pod, and said so
+    road.run(*WORDS)
+    assert (road.targets / TARGET).read_text() == ROW
     commands = [pod["spec"]["containers"][0]["args"][1] for pod in road.pods.values()]
     assert commands
     assert all(" --local-storage-prefix /workdir/.sources && " in command for command in commands)
-    wait_for("the run has ended", lambda: "ended with code" in road.in_controller(*STATUS))
-
-
-STATUS = ("python", "/opt/controller/controller.py", "status")
