@@ -192,3 +192,12 @@ def test_an_instance_names_nothing_of_anothers(overlay: str, tmp_path: Path) -> 
                 assert secrets == ["hf-token-ann"]
     selectors = [one["spec"]["podSelector"]["matchLabels"] for one in kept if one["kind"] == "NetworkPolicy"]
     assert all(labels["app.kubernetes.io/instance"] == "ann" for labels in selectors)
+
+
+def test_on_a_shared_cluster_limits_are_requests() -> None:
+    """Nautilus takes no pod whose limits exceed its requests by more than a fifth; the executor makes jobs' equal."""
+    (controller,) = [one for one in rendered(K8S / "overlays/nautilus") if one["kind"] == "Deployment"]
+    spec = controller["spec"]["template"]["spec"]
+    for container in [*spec["containers"], *spec["initContainers"]]:
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        assert container["resources"]["requests"].keys() == {"cpu", "memory", "ephemeral-storage"}
