@@ -68,7 +68,8 @@ class StorageRun:
         no_rsync.parent.mkdir(exist_ok=True)
         no_rsync.write_text("#!/bin/sh\nexit 99\n")
         no_rsync.chmod(0o755)
-        variables = {"PATH": f"{no_rsync.parent}:{os.environ['PATH']}", **dict(self.variables)}
+        own = {"VLMFLOW_POD": socket.gethostname(), "PATH": f"{no_rsync.parent}:{os.environ['PATH']}"}
+        variables = own | dict(self.variables)
         return {"cwd": self.folder, "env": os.environ | variables}
 
     def run(self, *words: str) -> str:

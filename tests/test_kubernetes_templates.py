@@ -85,6 +85,7 @@ def test_template_wins_over_plugin_and_rule_over_template() -> None:
     assert job["spec"]["ttlSecondsAfterFinished"] >= 24 * 3600
     assert {"name": "A", "value": "plugin"} in main["env"]
     assert {"name": "VLMFLOW_COMMIT", "value": "v1"} in main["env"]
+    assert {"name": "VLMFLOW_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in main["env"]
     assert {mount["mountPath"] for mount in main["volumeMounts"]} >= {"/workdir", "/outputs", "/cache", "/dev/shm"}  # noqa: S108
 
 

@@ -63,7 +63,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(name: str) -> None:
 def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> None:
     for name in ("lost-pod-x1", "other"):
         (tmp_path / ".pods" / name / "fs").mkdir(parents=True)
-    prefix = tmp_path / ".pods" / "$HOSTNAME"
+    prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
     pod_folder.remove_of(prefix, "lost-pod-x1")
     pod_folder.remove_of(prefix, "never-began")
     pod_folder.remove_of(tmp_path / ".pods", "other")  # a folder that pods share is no pod's own
@@ -73,17 +73,36 @@ def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> Non
 def test_a_link_in_the_place_of_the_pods_folders_removes_nothing_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "state" / "lost-pod-x1").mkdir(parents=True)
     (tmp_path / ".pods").symlink_to("state")
-    pod_folder.remove_of(tmp_path / ".pods" / "$HOSTNAME", "lost-pod-x1")
+    pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", "lost-pod-x1")
     (tmp_path / ".pods").unlink()
     (tmp_path / ".pods").mkdir()
     (tmp_path / ".pods" / "lost-pod-x1").symlink_to(tmp_path / "state")
-    pod_folder.remove_of(tmp_path / ".pods" / "$HOSTNAME", "lost-pod-x1")
+    pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", "lost-pod-x1")
     assert (tmp_path / "state" / "lost-pod-x1").is_dir()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../run", "a/b", "a..b", "-a", "$HOSTNAME", "a\n"])
-def test_a_name_that_is_no_host_name_removes_nothing(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", ".", "..", "../run", "a/b", "a..b", "-a", "$VLMFLOW_POD", "a\n"])
+def test_a_name_that_is_no_pods_removes_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / ".pods" / "other").mkdir(parents=True)
-    with pytest.raises(VlmflowError, match="no pod's host name"):
-        pod_folder.remove_of(tmp_path / ".pods" / "$HOSTNAME", name)
+    with pytest.raises(VlmflowError, match="no pod's name"):
+        pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", name)
     assert (tmp_path / ".pods" / "other").is_dir()
+
+
+def test_when_the_controller_starts_the_folders_of_pods_that_went_are_removed(tmp_path: Path) -> None:
+    for name in ("lost-pod-x1", "living-x2", "late-x3", "No-pods", ".hidden"):
+        (tmp_path / ".pods" / name / "fs").mkdir(parents=True)
+    prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
+    said: list[str] = []
+    pod_folder.sweep(prefix, lambda: {"living-x2", "late-x3"}, said.append)
+    assert said == ["Removed what 1 pod(s) left that went while nobody looked: lost-pod-x1."]
+    assert {place.name for place in (tmp_path / ".pods").iterdir()} == {"living-x2", "late-x3", "No-pods", ".hidden"}
+
+
+def test_a_sweep_without_such_a_folder_asks_nobody_and_removes_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".pods" / "a").mkdir(parents=True)
+    for prefix in (None, tmp_path / "none" / "$VLMFLOW_POD", tmp_path / ".pods"):
+        pod_folder.sweep(prefix, lambda: pytest.fail("asked"), pytest.fail)
+    (tmp_path / "link").symlink_to(".pods")
+    pod_folder.sweep(tmp_path / "link" / "$VLMFLOW_POD", lambda: pytest.fail("asked"), pytest.fail)
+    assert (tmp_path / ".pods" / "a").is_dir()

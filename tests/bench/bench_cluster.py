@@ -53,8 +53,8 @@ SETTINGS = {
     "seconds-between-status-checks": "2",
     "jobs": "1",
 }
-OURS = {"remote-job-local-storage-prefix": "base64//L291dHB1dHMvLnBvZHMvJEhPU1ROQU1F"}
-"""As profiles/kubernetes has it: /outputs/.pods/$HOSTNAME."""
+OURS = {"remote-job-local-storage-prefix": "base64//L291dHB1dHMvLnBvZHMvJFZMTUZMT1dfUE9E"}
+"""As profiles/kubernetes has it: /outputs/.pods/$VLMFLOW_POD."""
 
 
 class FirstPod:

@@ -19,7 +19,7 @@ from roads import ROOT
 
 NAMESPACE = "vlmflow-faults"
 PLACE = "/outputs/faults"
-PREFIX_OF_PODS = "base64//L291dHB1dHMvLnBvZHMvJEhPU1ROQU1F"  # /outputs/.pods/$HOSTNAME, see profiles/kubernetes
+PREFIX_OF_PODS = "base64//L291dHB1dHMvLnBvZHMvJFZMTUZMT1dfUE9E"  # /outputs/.pods/$VLMFLOW_POD, see profiles/kubernetes
 OPTIONS = {
     "executor": "kubernetes",
     "kubernetes-namespace": NAMESPACE,

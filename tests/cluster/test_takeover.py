@@ -1,6 +1,7 @@
 """A job's pod that wants the controller: it finds nothing that the controller executes, and leads it nowhere."""
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from cluster import images, jobs
 from cluster.cluster import Cluster
 from cluster.cluster_road import ClusterRoad
-from cluster.deployment import deployed
+from cluster.deployment import PODS_USER, deployed
 from cluster.paths import STATE
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.templates import check_all
@@ -140,7 +141,12 @@ def test_the_controller_does_its_own_work_and_not_the_attackers(road: ClusterRoa
 def test_a_run_goes_on_once_the_link_is_removed(road: ClusterRoad) -> None:
     for name in ("targets", ".pods"):
         (road.volumes / "outputs" / name).unlink(missing_ok=True)
-    road.run(*WORDS)
+    left = road.volumes / "outputs" / ".pods" / "a-pod-that-went"
+    left.mkdir(parents=True)
+    for place in (left.parent, left):
+        os.chown(place, PODS_USER, PODS_USER)
+    assert "Removed what 1 pod(s) left that went while nobody looked: a-pod-that-went" in road.run(*WORDS)
+    assert list(left.parent.iterdir()) == []
     assert (road.targets / TARGET).read_text() == ROW
     commands = [pod["spec"]["containers"][0]["args"][1] for pod in road.rules()["fetch_rows"]]
     assert all(" --local-storage-prefix /workdir/.sources && " in command for command in commands)

@@ -107,6 +107,8 @@ class HardenedExecutor(Executor):
         self._disruptions = Disruptions(self.cluster, self._watch)
         refuse_strangers(self.cluster, self._owner.strangers)
         self._end(self._owner.earlier, "An earlier call left work behind.")
+        prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
+        pod_folder.sweep(prefix, self.cluster.pod_names, self._say)
         self._has_secret = False
         self._secret_record = kept / "kubernetes-secret"
         self.unregister_secret()  # that of an earlier call, which was killed

@@ -15,6 +15,7 @@ from harness.kubernetes.namespace import Object
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import CONTAINER, Template
 from harness.stage import VERDICT
+from harness.storage import pod_folder
 
 WEEK = 7 * 24 * 3600
 KEPT_SECONDS = WEEK
@@ -97,9 +98,8 @@ def shape(
     container["args"] = [command[0], OUTLIVE_SIGTERM + with_private_sources(command[1])]
     container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
     ours = {**env, VERDICT: VERDICT_FILE}
-    container["env"] = merge(
-        {"env": container.get("env") or []}, {"env": [{"name": key, "value": value} for key, value in ours.items()]}
-    )["env"]
+    added = [pod_folder.variable(), *({"name": key, "value": value} for key, value in ours.items())]
+    container["env"] = merge({"env": container.get("env") or []}, {"env": added})["env"]
     container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
     labels, annotations = _said(rule_job)
     labels |= owner

@@ -59,6 +59,10 @@ class Namespace:
         """List all pods that hold something of a node, with what they ask for alone (answers.Pods)."""
         return self._list(self._path("pods"), fields=HOLDING, answer=answers.Pods)
 
+    def pod_names(self) -> set[str]:
+        """Name all pods."""
+        return {pod["metadata"]["name"] for pod in self.pods()}
+
     def events(self) -> list[Object]:
         """List what the cluster's parts said lately that may explain something (answers.Events)."""
         fields = ",".join(f"reason!={reason}" for reason in UNTOLD)
