@@ -103,7 +103,7 @@ def test_the_rights_are_all_that_the_executors_code_asks_for() -> None:
     """The executor calls the API through these methods alone: a new one is a new line in CALLS and in the Role."""
     methods = {name for name in vars(Namespace) if not name.startswith("_")}
     listing, changing = (
-        {"jobs", "pods", "pod_names", "events", "pod_templates", "nodes"},
+        {"jobs", "pods", "pod_names", "holding_pods", "events", "pod_templates", "nodes"},
         {"create_job", "delete_job", "delete_pod", "delete_secret"},
     )
     assert methods == listing | changing | {"log_end"}

@@ -48,7 +48,7 @@ def table(cluster: Namespace) -> list[str]:
     if not jobs:
         return []
     pods: dict[str, list[Object]] = {}
-    for pod in cluster.pods(f"{LABEL},{RULE}"):
+    for pod in cluster.pods(f"{selector()},{RULE}"):
         pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
     around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
     rows = [_row(cluster, job, pods.get(job["metadata"]["name"], []), around, cluster.now()) for job in jobs]
