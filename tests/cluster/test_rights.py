@@ -106,4 +106,4 @@ def test_the_rights_are_all_that_the_executors_code_asks_for() -> None:
         {"jobs", "pods", "pod_names", "holding_pods", "events", "pod_templates", "nodes"},
         {"create_job", "delete_job", "delete_pod", "delete_secret"},
     )
-    assert methods == listing | changing | {"log_end"}
+    assert methods == listing | changing | {"log_end", "now"}
