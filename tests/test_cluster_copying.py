@@ -135,6 +135,19 @@ def test_a_link_that_leads_out_of_a_target_is_refused(volume: Path, tmp_path: Pa
         copying.get(kubectl(tmp_path), "x", tmp_path / "here")
 
 
+def test_nothing_is_written_or_read_over_a_link_on_a_volume(volume: Path, tmp_path: Path) -> None:
+    """A job's pod could plant a link to the controller's checkout."""
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "checkout" / "code.py").write_text("ours")
+    (volume / "image-roots").symlink_to(tmp_path / "checkout")
+    make_target(tmp_path / "pictures")
+    with pytest.raises(VlmflowError, match="image-roots is a link to"):
+        copying.put(kubectl(tmp_path), tmp_path / "pictures", f"{volume}/image-roots/mine")
+    with pytest.raises(VlmflowError, match="image-roots is a link to"):
+        copying.get(kubectl(tmp_path), f"{volume}/image-roots/code.py", tmp_path / "here")
+    assert [place.name for place in (tmp_path / "checkout").iterdir()] == ["code.py"]
+
+
 def test_what_is_not_there_is_named(volume: Path, tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="targets/merged/none is not there"):
         copying.get(kubectl(tmp_path), "merged/none", tmp_path / "x")

@@ -163,6 +163,13 @@ def _inside(folder: Path, name: str) -> Path:
     return place / parts[-1]
 
 
+def refuse_links_to(path: Path) -> None:
+    """Refuse a path that leads over a link: a job's pod could have made it, and what it leads to is not a job's."""
+    for place in [path, *path.parents]:
+        if place.is_symlink():
+            raise Refused(f"{place} is a link to {place.readlink()}")
+
+
 def _part(path: Path) -> Path:
     return path.with_name(path.name + PART)
 
@@ -197,6 +204,7 @@ def _heard(stream: BinaryIO) -> Any:
 if __name__ == "__main__":
     place = Path(sys.argv[2])
     try:
+        refuse_links_to(place)
         if sys.argv[1] == "send":
             send(place, _heard(sys.stdin.buffer), sys.stdout.buffer)
         else:
