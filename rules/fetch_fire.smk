@@ -12,7 +12,7 @@ raw_source = targets.raw_source(settings)
 
 
 rule fetch_fire:
-    """Fetch a raw data file of FIRE, pinned and checked."""
+    """Fetch a raw data file, pinned and checked."""
     input:
         targets.local_raw_of(workflow, settings),
     output:

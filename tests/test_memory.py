@@ -13,8 +13,8 @@ from vlmflow.fetch.model_folder import hash_files, write_manifest
 from vlmflow.files import sha256_of, write_json
 from vlmflow.training.lengths import RowLength
 
-ROWS = (8_000, 64_000)
-"""Rows of two runs that are compared: all buffers are full in the smaller one."""
+ROWS = (32_000, 96_000)
+"""Rows of two runs that are compared: in the smaller one all buffers are full, and are looked at often enough."""
 
 TEXT = "It says so. " * 170
 """2 KB in every row: much more than a stage may hold of one."""

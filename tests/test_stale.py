@@ -182,7 +182,6 @@ def test_pictures_added_to_a_root_are_taken_up_on_demand(checkout: Checkout) -> 
 
 def test_the_real_runs_plan_without_a_network_or_a_gpu(tmp_path: Path) -> None:
     """With the shipped configuration; a network would be refused, since the hub's address leads nowhere."""
-    (tmp_path / "pictures").mkdir()
     done = subprocess.run(
         [
             "snakemake",

@@ -17,6 +17,9 @@ from vlmflow.config.model import Config
 TRAINING = ("train_smoke", "train_lora")
 """The rules that start `processes` trainers."""
 
+SHIPPED_ROOT = "pictures"
+"""The picture root of the data sets in config.yaml."""
+
 LOOKING = ("fetch_images", "resolve_images")
 """The rules that look for pictures in a data set's roots."""
 
@@ -87,14 +90,17 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
 
 
 def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
-    """Refuse to look for pictures on this machine in a folder that is not there."""
+    """Refuse to look for pictures on this machine in a folder that is not there.
+
+    The shipped runs can be planned before there is any picture.
+    """
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere
     for job in workflow.dag.needrun_jobs():
         if job.rule.name in LOOKING:
             dataset = job.wildcards.dataset
             for root in settings.datasets[dataset].image_roots:
-                if not Path(root).expanduser().is_dir():
+                if not Path(root).expanduser().is_dir() and not (workflow.dryrun and root == SHIPPED_ROOT):
                     sys.exit(
                         f"datasets.{dataset}.image_roots: there is no folder {root}\n"
                         "  what to do: name the folders that hold the pictures under the paths that the rows name"
