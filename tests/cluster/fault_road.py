@@ -100,6 +100,11 @@ class FaultRoad:
         """Wait until a rule's pod runs, and give it."""
         return wait_for(f"{rule} runs", lambda: self.pods(rule), limit, pause=0.5)[0]
 
+    def begun(self, rule: str) -> dict:
+        """Wait until a rule's pod has left its mark that it waits for its fault, and give the pod."""
+        wait_for(f"{rule} leaves its mark", (self.folder / f"{rule}.begun").exists, 180, pause=0.5)
+        return self.running(rule)
+
     def left(self) -> list[str]:
         """Give the names of all Jobs, their pods, and Secrets."""
         pods = self.cluster.get("pods", namespace=NAMESPACE, labels="vlmflow/rule")["items"]

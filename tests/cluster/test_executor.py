@@ -31,16 +31,16 @@ def storm(road: FaultRoad, request: pytest.FixtureRequest) -> Call:
     node, second = road.cluster.node.name, road.cluster.second_node
     road.cluster.set_capacity(node, {"nvidia.com/gpu": "2"})
     call = road.call("storm", *(f"{name}.txt" for name in TARGETS))
-    assert road.running("stranded")["spec"]["nodeName"] == second.name
+    assert road.begun("stranded")["spec"]["nodeName"] == second.name
     second.stop_kubelet()  # its pods go on, unseen
-    deleted = road.running("deleted")
+    deleted = road.begun("deleted")
     road.cluster.kubectl(
         f"--namespace={NAMESPACE}", "delete", "job", deleted["metadata"]["labels"]["job-name"], "--wait=false"
     )
-    road.evict(road.running("evicted"))
-    queued = road.running("suspended")
+    road.evict(road.begun("evicted"))
+    queued = road.begun("suspended")
     road.suspend(queued, True)
-    road.running("preempted")
+    road.begun("preempted")
     with road.urgent_pod(gpus=2):
         call.wait_for("four_gpus has waited")
         call.wait_for("taken off its node")
