@@ -200,11 +200,16 @@ def content_of(place: Path) -> Any:
 
 
 def explore(
-    folder: Path, prepare: Callable[[], list[Process]], check: Callable[[list[Process]], None], most: int = 30_000
+    folder: Path,
+    prepare: Callable[[], list[Process]],
+    check: Callable[[list[Process]], None],
+    may_step: Callable[[Process], bool] = lambda process: True,
+    most: int = 30_000,
 ) -> tuple[int, list[Any]]:
     """Try every order; gives the number of states, and the outcomes of the processes in the states where all ended.
 
     prepare: called with `folder` empty, for each order. check: called in each state, once; it may change no file.
+    may_step: tells whether a process may go on in a state where another one can; orders in which it does are left out.
 
     Raises AssertionError with the order of calls where a check fails; where there are more states than `most`.
     """
@@ -220,7 +225,7 @@ def explore(
             process.start()
             process.step()
         try:
-            _follow(folder, processes, order, orders, seen, ends, check)
+            _follow(folder, processes, order, orders, seen, ends, check, may_step)
         except AssertionError as error:
             made = [f"{process.letter}: {call}" for process in processes for call in process.past]
             raise AssertionError("\n".join([str(error), f"order {order}", *made])) from error
@@ -239,6 +244,7 @@ def _follow(
     seen: set[str],
     ends: list[Any],
     check: Callable[[list[Process]], None],
+    may_step: Callable[[Process], bool],
 ) -> None:
     for number in order:
         processes[number].step()
@@ -253,6 +259,7 @@ def _follow(
         if not alive:
             ends.append([process.outcome for process in processes])
             return
+        alive = [number for number in alive if may_step(processes[number])] or alive
         orders += [[*order, number] for number in alive[1:]]
         order.append(alive[0])
         processes[alive[0]].step()

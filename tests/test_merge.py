@@ -1,6 +1,7 @@
 """The merge against peft's own, and what it does when it is interrupted or cannot be done."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from vlmflow.fetch.model_folder import hash_files, write_manifest
 from vlmflow.files import unfinished
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.safetensors_file import read_header
+from vlmflow.training.checkpoint import adapter_digests
 
 
 def merge(base: Path, adapter: Path, merged: Path, threads: int = 2) -> dict[str, torch.Tensor]:
@@ -226,6 +228,7 @@ def test_script_says_what_is_wrong(wide: Path, tmp_path: Path) -> None:
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"")
     (adapter / "adapter_config.json").write_text('{"peft_type": "LOHA"}')
+    (adapter / "report.json").write_text(json.dumps({"digests": adapter_digests(adapter)}))
     command = merge_command(wide, tmp_path / "merged")
     command[command.index("--adapter") + 1] = str(adapter)
     done = subprocess.run(command, capture_output=True, text=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from roads import ROOT, command, script, snakemake, speeds
 from vlmflow.errors import VlmflowError
+from vlmflow.integrity import RECORDS_FOLDER
 from vlmflow.parts import items_of, joined_lines
 from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
 from vlmflow.pictures.resolve import join_picture_manifests, write_picture_manifest
@@ -38,11 +39,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 def everything(folder: Path) -> dict[str, str | bytes]:
-    """Give what lies below a folder: links with their targets below it, files with their bytes."""
+    """Give what lies below a folder: links with their targets below it, files with their bytes.
+
+    Without the records of how pictures looked, which hold times and inodes.
+    """
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
         for path in folder.rglob("*")
-        if not path.is_dir() or path.is_symlink()
+        if (not path.is_dir() or path.is_symlink()) and RECORDS_FOLDER not in path.parts
     }
 
 

@@ -135,7 +135,7 @@ def test_processes_that_do_not_train_together_are_noticed(road: Path, tmp_path: 
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", swift_worker.__name__]
     done = subprocess.run(
-        [sys.executable, *torchrun, str(tmp_path / "p"), "2", *words, *lone.arguments()],
+        [sys.executable, *torchrun, str(tmp_path / "p"), "2", "0", *words, *lone.arguments()],
         capture_output=True,
         text=True,
         check=False,
