@@ -5,6 +5,7 @@ the same past of each process) are continued once. A process that is killed afte
 each state is also the state after such a kill.
 """
 
+import math
 import os
 import shutil
 import threading
@@ -203,21 +204,22 @@ def explore(
     folder: Path,
     prepare: Callable[[], list[Process]],
     check: Callable[[list[Process]], None],
-    may_step: Callable[[Process], bool] = lambda process: True,
+    preemptions: float = math.inf,
     most: int = 30_000,
 ) -> tuple[int, list[Any]]:
     """Try every order; gives the number of states, and the outcomes of the processes in the states where all ended.
 
     prepare: called with `folder` empty, for each order. check: called in each state, once; it may change no file.
-    may_step: tells whether a process may go on in a state where another one can; orders in which it does are left out.
+    preemptions: how often a process is interrupted that could go on, at most. Few suffice for nearly all faults
+    (https://doi.org/10.1145/1250734.1250785), and three processes in every order are too many states.
 
     Raises AssertionError with the order of calls where a check fails; where there are more states than `most`.
     """
-    seen: set[str] = set()
+    seen: set[tuple[str, int, float]] = set()
     ends: list[Any] = []
-    orders: list[list[int]] = [[]]
+    orders: list[tuple[list[int], float]] = [([], preemptions)]
     while orders:
-        order = orders.pop()
+        order, left = orders.pop()
         for place in list(folder.iterdir()):
             shutil.rmtree(place)
         processes = prepare()
@@ -225,7 +227,7 @@ def explore(
             process.start()
             process.step()
         try:
-            _follow(folder, processes, order, orders, seen, ends, check, may_step)
+            _follow(folder, processes, order, left, orders, seen, ends, check)
         except AssertionError as error:
             made = [f"{process.letter}: {call}" for process in processes for call in process.past]
             raise AssertionError("\n".join([str(error), f"order {order}", *made])) from error
@@ -240,27 +242,29 @@ def _follow(
     folder: Path,
     processes: list[Process],
     order: list[int],
-    orders: list[list[int]],
-    seen: set[str],
+    left: float,
+    orders: list[tuple[list[int], float]],
+    seen: set[tuple[str, int, float]],
     ends: list[Any],
     check: Callable[[list[Process]], None],
-    may_step: Callable[[Process], bool],
 ) -> None:
     for number in order:
         processes[number].step()
     order = list(order)
     while True:
         state = repr((content_of(folder), [(process.past, process.where(), process.outcome) for process in processes]))
-        if state in seen:
+        last = order[-1] if order and left < math.inf else -1
+        if (state, last, left) in seen:
             return
-        seen.add(state)
+        seen.add((state, last, left))
         check(processes)
         alive = [number for number, process in enumerate(processes) if process.outcome is None]
         if not alive:
             ends.append([process.outcome for process in processes])
             return
-        alive = [number for number in alive if may_step(processes[number])] or alive
-        orders += [[*order, number] for number in alive[1:]]
+        alive.sort(key=lambda number: number != last)
+        left_then = left - (alive[0] == last)
+        orders += [([*order, number], left_then) for number in alive[1:] if left_then >= 0]
         order.append(alive[0])
         processes[alive[0]].step()
 

@@ -7,15 +7,28 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import kubernetes
+
 from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
+from harness.kubernetes.patient_api import PatientRest, QuickClient
 from vlmflow.errors import VlmflowError
 
 
 def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:
     """Give a namespace as an object."""
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
+
+
+def client_of(kubeconfig: Path) -> QuickClient:
+    """Give the executor's own client of the cluster that a kubeconfig names."""
+    settings = kubernetes.client.Configuration()
+    kubernetes.config.load_kube_config(str(kubeconfig), client_configuration=settings)
+    settings.retries = False
+    client = QuickClient(settings)
+    client.rest_client = PatientRest(settings, print, patience=60)
+    return client
 
 
 class Kubectl:

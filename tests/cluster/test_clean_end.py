@@ -3,15 +3,13 @@
 import json
 import time
 
-import kubernetes
 import pytest
 
 from cluster import jobs
-from cluster.kubectl import Kubectl, a_namespace
+from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
 from harness.kubernetes import clean_end
 from harness.kubernetes.namespace import Namespace
-from harness.kubernetes.patient_api import PatientRest, QuickClient
 
 NAMESPACE = "test-clean-end"
 FINALIZER = "tests.vlmflow/kept"
@@ -27,11 +25,7 @@ def test_jobs_of_which_nothing_runs_are_not_waited_for(any_cluster: Kubectl, mon
     with any_cluster.having(a_namespace(NAMESPACE)):
         any_cluster.apply(job, NAMESPACE)
         pod = jobs.pod_of(any_cluster, "kept", NAMESPACE)
-        settings = kubernetes.client.Configuration()
-        kubernetes.config.load_kube_config(str(any_cluster.kubeconfig), client_configuration=settings)
-        client = QuickClient(settings)
-        client.rest_client = PatientRest(settings, print, patience=60)
-        namespace = Namespace(NAMESPACE, client)
+        namespace = Namespace(NAMESPACE, client_of(any_cluster.kubeconfig))
         begun = time.monotonic()
         assert clean_end.end_all(namespace, "test=kept", "Ctrl-C.", said.append) == {pod["metadata"]["name"]}
         assert 2 <= time.monotonic() - begun < 30

@@ -7,7 +7,7 @@ import pytest
 from kubernetes.client.rest import ApiException
 
 from cluster.deployment import K8S, rendered
-from cluster.kubectl import Kubectl, a_namespace
+from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
 from harness.kubernetes.namespace import Namespace
 from vlmflow.cluster import rights
@@ -55,8 +55,8 @@ def account(any_cluster: Kubectl) -> Iterator[list[dict]]:
         yield objects
 
 
-def client_of(cluster: Kubectl, name: str) -> kubernetes.client.ApiClient:
-    client = kubernetes.config.new_client_from_config(str(cluster.kubeconfig))
+def client_as(cluster: Kubectl, name: str) -> kubernetes.client.ApiClient:
+    client = client_of(cluster.kubeconfig)
     client.set_default_header("Impersonate-User", f"system:serviceaccount:{NAMESPACE}:{name}")
     return client
 
@@ -70,7 +70,7 @@ def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiCl
 
 
 def test_the_role_suffices_for_all_that_the_executor_does(any_cluster: Kubectl, account: list[dict]) -> None:
-    client = client_of(any_cluster, "vlmflow-controller")
+    client = client_as(any_cluster, "vlmflow-controller")
     # The API server learns of roles as everybody does, a moment after they were made.
     wait_for("all rights are there", lambda: rights.missing(Api(client, NAMESPACE), EXECUTOR) == [])
     assert [name for name, call in CALLS.items() if refused(call, client)] == []
@@ -84,7 +84,7 @@ def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: l
         for other in EXECUTOR
         if other != right
     ]
-    client = client_of(any_cluster, "vlmflow-controller")
+    client = client_as(any_cluster, "vlmflow-controller")
     try:
         any_cluster.apply(role | {"rules": rules})
         wait_for(f"{right} is taken away", lambda: rights.missing(Api(client, NAMESPACE), EXECUTOR) == [right])
@@ -94,7 +94,7 @@ def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: l
 
 
 def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> None:
-    client = client_of(any_cluster, "vlmflow-job")
+    client = client_as(any_cluster, "vlmflow-job")
     assert rights.check_job_account(Api(client, NAMESPACE)).state == "ok"
     assert all(refused(call, client) for call in CALLS.values())
 
