@@ -336,7 +336,7 @@ def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(plac
     assert shlex.split(named[1])[:2] == ["--directory", str(folder)]
     assert "--configfile profiles/demo/run.yaml" in named[1]
     refreshed = subprocess.run(
-        ["make", "--dry-run", "refresh-pictures", "DATASET=fire", f"ARGS={named[1]}"],
+        ["make", "--no-print-directory", "--dry-run", "refresh-pictures", "DATASET=fire", f"ARGS={named[1]}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
