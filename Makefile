@@ -115,7 +115,7 @@ cluster-stop: .venv/data.stamp ## end the run in the controller; trainers save a
 # --- for those who change it -------------------------------------------------------------------------------------
 
 test: .venv/dev.stamp lint ## lint, unit tests, and the road itself
-	$(BIN)/python -m pytest --ignore tests/cluster --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --ignore tests/cluster --numprocesses 2 --dist loadfile --durations 40
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their own (Debian, root), or that of KUBECONFIG
 	$(BIN)/python -m pytest tests/cluster

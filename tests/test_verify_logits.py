@@ -128,7 +128,7 @@ LAYER = "model.layers.1.self_attn.q_proj.weight"
 FAULTS: dict[str, Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "doubled": lambda _, merged, base: 2 * merged - base,
     "lost": lambda _, merged, base: base,
-    "transposed": lambda _, merged, base: base + (merged - base).T.reshape(merged.shape),
+    "transposed": lambda _, merged, base: base + (merged - base).reshape(len(base), -1).T.reshape(base.shape),
     "one layer left out": lambda name, merged, base: base if name == LAYER else merged,
 }
 SHORT = 0.002
