@@ -317,7 +317,7 @@ def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_h
 
 
 def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(place: Path) -> None:
-    """With the configuration files of the call; one entry of the manifest changes, and rows follow."""
+    """With folder and files of the call, where it named them by other paths too; one entry of the manifest changes."""
     folder = place
     shown = picture(folder)
     source = folder / "sample" / "pictures" / shown.relative_to(folder / "stores" / "pictures" / "fire")
@@ -327,7 +327,8 @@ def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(plac
     before = found_of_train(folder)
     source.write_bytes(encoded(drawn(97, 61), "JPEG" if source.suffix == ".jpg" else "PNG"))
     again = command(folder, "--forcerun", "fit_rows", "--allowed-rules", "fit_rows", "--", f"fitted/{RUN}")
-    failed = subprocess.run(again, capture_output=True, text=True, check=False)
+    again = [os.path.relpath(folder, ROOT) if word == str(folder) else word for word in again]
+    failed = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, check=False)
     said = failed.stdout + failed.stderr
     assert failed.returncode != 0
     assert "1 of " in said

@@ -23,15 +23,14 @@ def tell_stages(workflow: Any, settings: Config) -> None:
 
 
 def _options(workflow: Any) -> list[str]:
-    root = Path(workflow.basedir)
+    root, here = Path(workflow.basedir), Path.cwd()
 
-    def shown(path: Any) -> str:
-        absolute = Path(path).absolute()
-        return str(absolute.relative_to(root) if absolute.is_relative_to(root) else absolute)
+    def shown(path: Path) -> str:
+        return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
     words = []
-    if workflow.overwrite_workdir:
-        words += ["--directory", shown(workflow.overwrite_workdir)]
+    if not workflow.remote_exec and not here.samefile(root):
+        words += ["--directory", shown(here)]
     if workflow.overwrite_configfiles:
-        words += ["--configfile", *map(shown, workflow.overwrite_configfiles)]
+        words += ["--configfile", *(shown(Path(file).absolute()) for file in workflow.overwrite_configfiles)]
     return words
