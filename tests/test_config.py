@@ -206,7 +206,7 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ("datasets.fire.seed", -1, "must be a whole number at least 0"),
         ("runs.a b", {"model": "m", "dataset": "fire"}, "the name is not allowed"),
         ("runs", None, "must be a block of keys"),
-        ("runs.r.model", "qwen", "'qwen' stands not under models: m"),
+        ("runs.r.model", "qwen", "'qwen' is not under models: m"),
         (
             "runs.r.train.swift_args",
             {"output_dir": "x"},
@@ -220,6 +220,11 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ("runs.r.train.swift_args", {"pading_free": 1}, "has no argument of this name; nearest: padding_free"),
         ("runs.r.train.swift_args", {"--padding-free": 1}, "has no argument of this name; nearest: padding_free"),
         ("runs.r.train.swift_args", {"zzzz": 1}, "config/swift_names.json lists them"),
+        (
+            "runs.r.train.swift_args",
+            {"hub_token": "hf_x"},
+            "swift_args.hub_token: its value is not allowed; settings are",
+        ),
         (
             "runs.r.train.swift_args",
             {"template": "qwen3vl"},

@@ -84,9 +84,14 @@ def test_what_is_evaluated_is_saved(settings: dict[str, int], every: str) -> Non
         ({"deepspeed": "zero2"}, "by runs.NAME.strategy"),
         ({"early_stop_interval": 3}, "set train.early_stop_after"),
         ({"load_best_model_at_end": True}, "wait for the others"),
-        ({"target_parameters": "mlp.experts.down_proj"}, "the merge refuses what it trains"),
+        ({"target_parameters": "mlp.experts.down_proj"}, "and would refuse this adapter"),
         ({"init_weights": "pissa"}, "the merge refuses the adapter; allowed: true, false, gaussian"),
         ({"max_epochs": 1}, "set train.epochs"),
+        ({"eval_on_start": True}, "would count in train.early_stop_after"),
+        ({"enable_jit_checkpoint": True}, "takes SIGTERM from the workflow"),
+        ({"use_swift_lora": True}, "not be peft's"),
+        ({"rope_scaling": "yarn"}, "would not say it"),
+        ({"hub_token": "hf_x"}, "a token belongs in the environment"),
     ],
 )
 def test_arguments_that_break_a_run_are_refused_by_name(argument: dict[str, Any], said: str) -> None:

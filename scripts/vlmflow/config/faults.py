@@ -13,6 +13,9 @@ Schema = dict[str, Any]
 COMMAND_LINE = "--config"
 """Where a value comes from that stands in none of the files."""
 
+SECRET = ("_token", "_secret")
+"""Ends of the names of keys whose values go into no message."""
+
 
 def say_faults(error: pydantic.ValidationError, schema: Schema, merged: Any, files: list[Path]) -> str:
     """Say every fault that pydantic found.
@@ -31,7 +34,8 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
     if fault["type"] == "value_error":
         cause = str(fault["ctx"]["error"])
         if "[key]" in fault["loc"]:
-            return f"{where}: {_value_at(merged, path)!r} is not allowed; {cause}"
+            secret = str(path[-1]).endswith(SECRET)
+            return f"{where}: {'its value' if secret else repr(_value_at(merged, path))} is not allowed; {cause}"
         file = _origin([*path, *_keys_named(cause, _value_at(merged, path))], contents)
         return f"{file}: {'.'.join(map(str, path))}{': ' if path else ''}{cause}"
     if "[key]" in fault["loc"]:
@@ -129,7 +133,7 @@ BOUNDS = {
 
 
 def allowed(schema: Schema) -> str:
-    """Say in words what a JSON Schema takes."""
+    """Say what a JSON Schema takes, as messages and the reference have it."""
     if "anyOf" in schema:
         return " or ".join(allowed(branch) for branch in schema["anyOf"])
     if "enum" in schema:

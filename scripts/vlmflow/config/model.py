@@ -103,7 +103,7 @@ class Config(Settings):
         for name, run in self.runs.items():
             for key, known in (("model", self.models), ("dataset", self.datasets)):
                 if (wanted := getattr(run, key)) not in known:
-                    raise ValueError(f"runs.{name}.{key}: {wanted!r} stands not under {key}s: {_names(known)}")
+                    raise ValueError(f"runs.{name}.{key}: {wanted!r} is not under {key}s: {_names(known)}")
         return self
 
     @model_validator(mode="after")
@@ -162,7 +162,7 @@ def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
         return Config.model_validate(merged)
     except pydantic.ValidationError as error:
         lines = say_faults(error, Config.model_json_schema(), merged, files)
-        raise VlmflowError(lines, "mend the configuration; docs/config.md lists every key") from None
+        raise VlmflowError(lines, "correct the configuration; docs/config.md lists every key") from None
 
 
 def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None:

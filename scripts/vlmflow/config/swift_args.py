@@ -68,7 +68,9 @@ SET_BY_THE_WORKFLOW = {
 
 SHARDS = "its checkpoints hold no adapter that can be resumed or merged; set runs.NAME.strategy: zero3 to shard"
 NO_RESUME = "a checkpoint would lack what a training is resumed from; remove it"
-NO_MERGE = "the merge refuses what it trains (docs/design.md); remove it"
+NO_MERGE = "the merge adds low-rank updates to whole layers, and would refuse this adapter; remove it"
+NOT_PEFT = "the adapter would not be peft's, which the merge reads; remove it"
+SECRETS = "settings are printed, kept and published in provenance.json; a token belongs in the environment (HF_TOKEN)"
 
 REFUSED: dict[str, str] = {
     "fsdp": SHARDS,
@@ -83,7 +85,14 @@ REFUSED: dict[str, str] = {
     "auto_find_batch_size": "steps and batches would differ from those that the gate tried; remove it",
     "dataloader_drop_last": "rows would go untrained that nobody counts; remove it",
     "push_to_hub": "the trainer asks no network; upload merged/RUN yourself",
-    "tuner_backend": "the adapter would not be peft's, which the merge reads; remove it",
+    "eval_on_start": "that loss belongs to no checkpoint, and would count in train.early_stop_after; remove it",
+    "enable_jit_checkpoint": "it takes SIGTERM from the workflow, which saves then; remove it",
+    "tuner_backend": NOT_PEFT,
+    "use_swift_lora": NOT_PEFT,
+    "rope_scaling": "the merged folder has the base's config.json, which would not say it; set it in the base's",
+    "hub_token": SECRETS,
+    "swanlab_token": SECRETS,
+    "swanlab_secret": SECRETS,
     "target_parameters": NO_MERGE,
     "lisa_activated_layers": NO_MERGE,
     "use_galore": NO_MERGE,
