@@ -39,7 +39,7 @@ def main() -> None:
     again = subprocess.run(words, capture_output=True, text=True, check=False)
     output = again.stdout + again.stderr
     assert again.returncode == 0, output[-3000:]
-    assert "going on from step 6 of 18" in output
+    assert "resuming from step 6 of 18" in output
     report = json.loads((folder / "checkpoints" / RUN / "full" / "report.json").read_text())
     assert report["steps"] == 18
     assert [step for step, _ in report["losses"]] == list(range(1, 19))

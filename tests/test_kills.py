@@ -246,7 +246,7 @@ def test_training_is_killed_and_goes_on_from_its_checkpoint(road: Path, tmp_path
     stage = Stage(folder, only("train_lora", f"checkpoints/{RUN}/full"), past_a_checkpoint, losses)
     kill_in_the_middle(stage, victims)
     said = snakemake(folder, *stage.words)
-    assert "going on from step" in said
+    assert "resuming from step" in said
     unbroken, resumed = losses(road), losses(folder)
     for key, values in unbroken.items():
         assert [step for step, _ in resumed[key]] == [step for step, _ in values]

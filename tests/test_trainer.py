@@ -191,7 +191,7 @@ def test_an_interrupted_training_saves_and_goes_on(road: Path, tmp_path: Path, s
     saved = folder.glob(f"stores/runs/{RUN}/full/*/checkpoints/checkpoint-*/trainer_state.json")
     step = max(json.loads(state.read_text())["global_step"] for state in saved)
     assert 2 <= step == steps_logged(folder) < 18
-    assert f"going on from step {step} of 18" in snakemake(folder, *words[words.index("--allowed-rules") :])
+    assert f"resuming from step {step} of 18" in snakemake(folder, *words[words.index("--allowed-rules") :])
     report = json.loads((folder / "checkpoints" / RUN / "full" / "report.json").read_text())
     assert [number for number, _ in report["losses"]] == list(range(1, 19))
     assert report["sessions"] == 2

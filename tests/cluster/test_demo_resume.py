@@ -107,7 +107,7 @@ def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(
     training: Training, project: ClusterRoad
 ) -> None:
     log = (project.targets / "logs" / "train_lora" / f"{RUN}.log").read_text()
-    assert re.search(r"going on from step \d+ of 60", log)
+    assert re.search(r"resuming from step \d+ of 60", log)
     assert "its Job" not in training.said.partition("The controller came back")[0].split("Error in rule")[0]
 
 

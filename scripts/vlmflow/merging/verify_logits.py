@@ -187,9 +187,5 @@ def _stored_types(folder: Path) -> set[torch.dtype]:
     return {FLOAT_TYPES[dtype] for dtype in stored.intersection(FLOAT_TYPES)}
 
 
-def _coarsest(types: Iterable[torch.dtype]) -> torch.dtype:
-    return max(types, key=lambda kind: torch.finfo(kind).eps)
-
-
 def _does_not_load(folder: Path, why: object) -> VlmflowError:
     return VlmflowError(f"{folder}: does not load offline with transformers: {why}", MERGE_AGAIN)

@@ -61,7 +61,7 @@ def refuse_failed(gate: dict[str, Any], what: str) -> None:
     if failed:
         raise VlmflowError(
             f"{what}: the gate is closed: " + "; ".join(failed),
-            "mend the run's settings (a lower runs.NAME.train.learning_rate most often), or look at the data; "
+            "change the run's settings (a lower runs.NAME.train.learning_rate most often), or look at the data; "
             "the full training has not begun",
         )
 

@@ -39,10 +39,10 @@ FAULTS = [
         "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
         PassingError,
     ),
-    (r"(not really distributed: .*)", "train with one process, or mend the launcher's environment", VlmflowError),
+    (r"(not really distributed: .*)", "train with one process, or correct the launcher's environment", VlmflowError),
     (
         r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
-        "mend runs.NAME.train.swift_args in the configuration",
+        "correct runs.NAME.train.swift_args in the configuration",
         VlmflowError,
     ),
     (
@@ -60,7 +60,7 @@ FULL_DISK = 16_000_000
 def launch(job: TrainJob, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
     """Train in `folder` until the trainers end, with progress on the console.
 
-    resume: the checkpoint to go on from. lock: the run folder's lock, which the trainers keep while they live.
+    resume: the checkpoint to resume from. lock: the run folder's lock, which the trainers keep while they live.
     threads: cores for all processes together. what: the stage and run, for messages.
 
     SIGTERM or SIGINT (Ctrl-C) to this process lets the trainers save a checkpoint and end.
@@ -188,7 +188,7 @@ def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowErro
         # Looked at first: on a full disk the log says nothing.
         return PassingError(
             f"{what}: no space left on the disk of {trainer_log.parent}",
-            "free disk where stores.runs lies; the same command goes on from the newest whole checkpoint",
+            "free disk where stores.runs lies; the same command resumes from the newest whole checkpoint",
         )
     text = trainer_log.read_bytes()[begin:].decode(errors="replace")
     for pattern, next_step, kind in FAULTS:
@@ -197,6 +197,6 @@ def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowErro
             return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
     return PassingError(
         f"{what}: the trainers ended with code {code}",
-        f"look at {trainer_log}; killed from outside is most often a want of memory; "
-        "the same command goes on from the newest checkpoint",
+        f"look at {trainer_log}; a kill from outside most often means too little memory; "
+        "the same command resumes from the newest checkpoint",
     )

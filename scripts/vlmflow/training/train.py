@@ -28,8 +28,8 @@ class Trained:
 def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = True) -> Trained:
     """Train `job` in its run folder under `runs` (`runs/DIGEST`), and give what came of it.
 
-    A run folder with whole checkpoints of the same data and settings is gone on with from the newest; one
-    that reached its target is taken as it is.
+    A run folder with whole checkpoints of the same data and settings is resumed from the newest; one that
+    ended is taken as it is.
 
     what: the stage and run, for messages. threads: cores for all processes together. resumes: whether a training that
     runs out of GPU memory is resumed, once from the same checkpoint.
@@ -44,7 +44,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
         last = newest_whole_checkpoint(folder.output, job.processes)
         if last is None or not last.ended(patience):
             if last is not None:
-                log.info(f"{what}: going on from step {last.step} of {last.target} ({last.folder})")
+                log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder})")
             _launch(job, folder, last, lock, threads, what, resumes)
             last = newest_whole_checkpoint(folder.output, job.processes)
         else:
@@ -54,7 +54,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
             where = f"step {last.step} of {last.target}" if last else "no whole checkpoint"
             raise PassingError(
                 f"{what}: the training was interrupted, with {where}",
-                "run the same command again: it goes on",
+                "run the same command again: it resumes",
             )
         if not last.state["best_model_checkpoint"]:
             raise VlmflowError(
