@@ -14,6 +14,9 @@ from vlmflow.integrity import look, refuse_changed, remember
 
 PROOF = "proof.json"
 
+WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
+"""Files about the model that a published folder gets; they may differ from the base's, or be new."""
+
 PACKAGES = (
     "snakemake",
     "ms-swift",
@@ -39,7 +42,7 @@ def write_proof(folder: Path, checks: dict[str, Any], code: Path) -> None:
     files = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)}
         for file in sorted(folder.rglob("*"))
-        if file.is_file()
+        if file.is_file() and file != folder / PROOF  # a base may bring its own, whose place this one takes
     }
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
     write_json(

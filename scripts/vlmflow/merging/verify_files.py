@@ -9,10 +9,8 @@ from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX, SINGLE
 from vlmflow.files import read_json
 from vlmflow.merging.model_weights import CONFIG, FETCH_AGAIN, WEIGHT_SUFFIXES
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.merging.safetensors_file import LENGTH_BYTES, MAX_HEADER_BYTES
-
-WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
-"""Files about the model that a verified folder gets; they may differ from the base's, or be new."""
 
 TOKENIZER = frozenset({"tokenizer_config.json"})
 PROCESSOR = frozenset({"preprocessor_config.json", "processor_config.json"})

@@ -6,6 +6,7 @@ from typing import Any
 
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.files import read_json
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.reports.pages import form_of, raw_splits, went
 from vlmflow.reports.rights import hub_datasets, rights_section
 
@@ -48,7 +49,7 @@ def provenance(
         "merged": {
             name: file["sha256"]
             for name, file in proof["files"].items()
-            if name != "README.md"  # the model card of these facts replaces it
+            if name not in WRITTEN_AFTERWARDS  # a base may bring such files, which these facts and their card replace
         },
         "git_commit": proof["git_commit"],
         "versions": proof["versions"],
