@@ -13,7 +13,7 @@ from vlmflow import files
 from vlmflow.errors import VlmflowError
 from vlmflow.files import read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
 from vlmflow.parallel import SLOT_BYTES, ordered_map
-from vlmflow.progress import Progress, amount, clock
+from vlmflow.progress import LOG_INTERVAL, Progress, amount, clock
 
 SCRIPTS = str(Path(__file__).parents[1] / "scripts")
 
@@ -117,6 +117,16 @@ def test_workers_end_with_a_killed_parent() -> None:
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.02)
+
+
+def test_a_stage_that_was_long_tells_its_end_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last unit and the end of the block each showed it."""
+    with Progress("the check", 2, "rows") as progress:
+        for _ in range(2):
+            progress._shown -= LOG_INTERVAL
+            progress.advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" · ")[0] for line in lines] == ["the check: 1 of 2 rows", "the check: 2 of 2 rows"]
 
 
 def test_progress_says_count_rate_and_time_left() -> None:

@@ -46,8 +46,10 @@ class Progress:
         self.count = self._offset = count
 
     def advance(self, units: int = 1) -> None:
-        """Count `units` more as done, and show it when the last line is old enough."""
+        """Count `units` more as done, and show it when the last line is old enough and more are to come."""
         self.count += units
+        if self.count == self.total:
+            return  # the end of the block shows it
         now = time.monotonic()
         if now - self._shown >= (TERMINAL_INTERVAL if self._terminal else LOG_INTERVAL):
             self._shown = now

@@ -70,9 +70,11 @@ def run_module(module: str, words: list[str], folder: Path, env: dict[str, str],
 
 
 def progress_line(output: str) -> str | None:
-    """Say how far ms-swift is with mapping rows, by the last bar that it drew; None where it drew none."""
+    """Say how far ms-swift is with mapping rows, by the last bar that it drew; None for none and a full one."""
     bars = BAR.findall(output)
     if not bars:
         return None
     done, total, left, rate = bars[-1]
+    if done == total:
+        return None
     return f"{int(done):,} of {int(total):,} rows · {float(rate):,.0f} rows/s · {left} left"
