@@ -67,6 +67,18 @@ def test_what_is_wrong_in_a_file_of_ones_own_is_said_by_line(tmp_path: Path, tex
     assert "not valid" not in done.stderr
 
 
+def test_a_target_among_the_configuration_files_is_told_from_one(tmp_path: Path) -> None:
+    """A forgotten --: Snakemake takes all that follows for files."""
+    file = tmp_path / "my-run.yaml"
+    file.write_text("{integrity: full}")
+    done = call(tmp_path, "-n", "--configfile", str(file), "merged/r")
+    assert done.returncode == 1
+    assert (
+        "--configfile: merged/r is no file\n  what to do: name a file; targets come after the files and --"
+        in done.stderr
+    )
+
+
 def test_a_key_that_stands_twice_is_refused_without_the_workflow_profile(tmp_path: Path) -> None:
     file = tmp_path / "my-run.yaml"
     file.write_text("runs: {}\nruns: {}\n")
@@ -122,6 +134,16 @@ def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path,
     assert said in output
     assert "what to do: " in output
     assert "Exception" not in output
+
+
+def test_a_rule_that_is_named_in_place_of_a_file_is_refused_with_what_it_makes(tmp_path: Path) -> None:
+    done = call(tmp_path, "-n", "--", "merge_lora")
+    assert done.returncode == 1
+    assert (
+        "merge_lora: this is a rule\n  what to do: name a file that it makes: work/qwen3vl-fire/merged, " in done.stderr
+    )
+    assert "Exception" not in done.stderr
+    assert "WorkflowError" not in done.stderr
 
 
 def test_without_a_target_the_runs_of_ones_own_file_are_meant(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,21 @@ def install(workflow: Any, settings: Config) -> None:
 
 
 def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
-    """Refuse a file that no rule makes, by the same look that Snakemake takes, with the nearest that one does."""
+    """Refuse a file that no rule makes, by the same look that Snakemake takes, with the nearest that one does.
+
+    And a rule that makes a file for every name: Snakemake would say that it has wildcards.
+    """
+    for rule in workflow.dag.targetrules:
+        if rule.has_wildcards():
+            made = ", ".join(_known_targets([rule], settings)) or "what docs/design.md lists"
+            sys.exit(f"{rule.name}: this is a rule\n  what to do: name a file that it makes: {made}")
     makers = workflow.dag.output_index.match_producers
     for file in sorted(workflow.dag.targetfiles):
         if makers(file):
             continue
         said = next((target for target in workflow.dag_settings.targets if str(file).endswith(target)), str(file))
         before = str(file).removesuffix(said)  # where a default storage keeps its files
-        known = [target.removeprefix(before) for target in _known_targets(workflow, settings) if makers(target)]
+        known = [target.removeprefix(before) for target in _known_targets(workflow.rules, settings) if makers(target)]
         near = difflib.get_close_matches(said, known, n=1)
         sys.exit(
             f"{said}: no rule makes this target{f'; nearest: {near[0]}' if near else ''}\n"
@@ -62,10 +69,10 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
         )
 
 
-def _known_targets(workflow: Any, settings: Config) -> Iterator[str]:
-    """Give every output whose name holds nothing but the configuration's names and the raw splits."""
+def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
+    """Give every output of some rules whose name holds nothing but the configuration's names and the raw splits."""
     values = {"run": settings.runs, "model": settings.models, "dataset": settings.datasets, "split": ("train", "test")}
-    for rule in workflow.rules:
+    for rule in rules:
         for output in rule.output:
             names = get_wildcard_names(str(output))
             if names <= set(values):
