@@ -17,8 +17,8 @@ from urllib3.exceptions import HTTPError
 
 from harness.kubernetes.disruptions import Disruptions
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import LOG_KEPT, LOG_READ, Namespace, message_of
-from harness.kubernetes.outcome import Outcome
+from harness.kubernetes.namespace import LOG_KEPT, LOG_READ, Namespace, is_refusal, message_of
+from harness.kubernetes.outcome import Outcome, not_created
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.watch import Watch
@@ -312,6 +312,8 @@ def test_a_create_that_timed_out_is_looked_for(cluster: Namespace, server: BadMi
     planned = disruptions.plan("j", outcome)
     assert (outcome.disrupted, planned.state) == (True, "waiting")
     assert planned.why.startswith("its Job could not be created: ")
+    taken = disruptions.plan("j", TAKEN)  # it was there after all: its pod ran
+    assert taken.why.startswith("preempted")
 
 
 @pytest.mark.parametrize(
@@ -334,6 +336,12 @@ def test_what_a_create_is_refused_for(
     with pytest.raises(ApiException) if refused else nullcontext():
         disruptions = Disruptions(cluster, Watch(cluster, "", said.append))
         disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)
+
+
+def test_a_connection_that_broke_off_refuses_nothing() -> None:
+    broken = ApiException(status=0, reason="SSLError: EOF occurred in violation of protocol")
+    assert not is_refusal(broken)
+    assert not_created(broken).again
 
 
 def test_of_what_grows_with_the_cluster_only_what_is_needed_is_read(cluster: Namespace, server: BadMinutes) -> None:

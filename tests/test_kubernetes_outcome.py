@@ -155,6 +155,16 @@ def test_a_stage_that_fails_while_its_pod_is_taken_away_was_disrupted() -> None:
     assert (outcome.again, outcome.disrupted) == (True, True)
 
 
+@pytest.mark.parametrize("message", ["", json.dumps(NOT_AGAIN)])
+def test_a_pod_that_fails_as_it_is_deleted_by_hand_was_disrupted(message: str) -> None:
+    """The same as when it is gone at the next look: what a stage says as it is told to end is no failure of its own."""
+    ended = deleted(pod("Failed", 1), -200)
+    ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = message
+    seen = judge(job(Failed="BackoffLimitExceeded"), [ended], None, NOW)
+    gone = judge(job(), [], deleted(pod(), -200), NOW)
+    assert (seen.state, seen.why, seen.again, seen.disrupted) == (gone.state, gone.why, True, True)
+
+
 def suspended(is_now: bool, at: str = "2026-11-21T11:30:00Z") -> dict:
     """Give a Job that a queue has suspended, or has let go on again."""
     condition = {"type": "Suspended", "status": str(is_now), "lastTransitionTime": at}

@@ -265,6 +265,15 @@ def test_an_image_that_cannot_be_pulled_is_given_up_in_the_end(
     assert "cannot be pulled" in outcome.why
 
 
+def test_a_registry_that_was_away_is_given_its_time_to_refuse_for_good(watched: tuple) -> None:
+    watch, cluster, clock, _ = watched
+    watch.follow("j", RuleJob("x"), None)
+    for words, state in (("i/o timeout", "waiting"), ("401 Unauthorized", "waiting"), ("denied", "failed")):
+        cluster.pod = pod(node="a", waiting={"reason": "ErrImagePull", "message": words})
+        assert watch.look(["j"])["j"].state == state, words
+        clock.now += 600
+
+
 def test_what_is_around_waiting_jobs_is_read_every_half_minute(watched: tuple) -> None:
     watch, cluster, clock, _ = watched
     watch.follow("j", RuleJob("x"), None)

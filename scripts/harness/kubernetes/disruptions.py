@@ -77,7 +77,7 @@ class Disruptions:
     def plan(self, name: str, outcome: Outcome) -> Outcome:
         """Plan to make a Job again that was taken away; gives it as waiting, or as failed where its budget is over."""
         job = self._jobs[name]
-        why = job.not_made or outcome.why
+        why = outcome.why if outcome.pod else job.not_made or outcome.why
         job.times = 1 if outcome.ran >= WORKED else job.times + 1
         if job.times > MOST:
             why = f"{why}\nThis was disruption {job.times} in a row, and {MOST} are waited for."

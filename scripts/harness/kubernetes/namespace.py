@@ -168,7 +168,9 @@ class Namespace:
 
 def is_refusal(error: Exception) -> bool:
     """Tell whether a create was refused for good; of any other failure nobody knows whether it was done."""
-    if not isinstance(error, ApiException) or error.status >= 500 or error.status in (408, 429):
+    if not isinstance(error, ApiException) or not error.status:  # 0: TLS broke off
+        return False
+    if error.status >= 500 or error.status in (408, 429):
         return False
     return reason_of(error) != "Conflict" and "exceeded quota" not in message_of(error)
 

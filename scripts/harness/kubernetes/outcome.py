@@ -16,6 +16,8 @@ LOST_SECONDS = 30.0
 
 OOM = "OOMKilled"
 
+TAKEN = "its pod was taken away: evicted, or deleted by hand"
+
 VERDICT_BYTES = 4096
 """The kubelet's own limit of a termination message; what is longer is no verdict of a stage."""
 
@@ -73,8 +75,7 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     if not alive and (over or pod is not None):
         if job is not None and pod is not None and not pods and not is_over(pod, now):
             why = _why_taken(pod)
-            taken = "its pod was taken away: evicted, or deleted by hand"
-            return Outcome("failed", name, why or taken, disrupted=True, unseen=not why)
+            return Outcome("failed", name, why or TAKEN, disrupted=True, unseen=not why)
         return failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
         return Outcome("ending", name, _why_taken(alive[0]) or ("its Job is suspended" if suspended else "deleted"))
@@ -106,8 +107,9 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
     taken = _why_taken(pod)
     if taken:
         return Outcome("failed", name, taken, disrupted=True)
-    if job is None and "deletionTimestamp" in pod["metadata"]:
-        return Outcome("failed", name, "its Job was deleted", disrupted=True)
+    # A pod that was told to end fails as it ends: whether a look still finds it then must not matter.
+    if "deletionTimestamp" in pod["metadata"] and (ended or job is None):
+        return Outcome("failed", name, TAKEN if job else "its Job was deleted", disrupted=True)
     if ended:
         signalled = f" (signal {ended['exitCode'] - 128})" if ended.get("exitCode", 0) > 128 else ""
         again = not _says_not_again(ended)
@@ -129,7 +131,7 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
 def not_created(error: Exception) -> Outcome:
     """Judge a Job whose creation, or what it needs, was refused."""
     why = words_of(error) if isinstance(error, FAILURES) else str(error)
-    away = isinstance(error, FAILURES) and getattr(error, "status", 500) >= 500
+    away = isinstance(error, FAILURES) and (getattr(error, "status", 0) or 500) >= 500
     return Outcome("failed", why=f"its Job could not be created: {why}", again=away)
 
 

@@ -7,7 +7,7 @@ a look at its log every half minute, and pods that vanished one more together.
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import FAILURES, Namespace, Object
@@ -29,7 +29,11 @@ PROGRESS_EVERY = 30.0
 
 @dataclass
 class Followed:
-    """One Job and what has been said of it; times are monotonic seconds."""
+    """One Job and what has been said of it; times are monotonic seconds.
+
+    hopeless_since: by Waiting.hopeless_after: half an hour without the registry is no minute of an image that is not
+    there.
+    """
 
     rule_job: RuleJob
     pending_limit: float | None
@@ -38,7 +42,7 @@ class Followed:
     pod: Object | None = None
     told: str = ""
     told_at: float = 0.0
-    hopeless_since: float | None = None
+    hopeless_since: dict[float, float] = field(default_factory=dict)
     log_read: float = 0.0
     progress: str = ""
 
@@ -117,7 +121,7 @@ class Watch:
         if outcome.state == "running":
             if each.told:
                 self._say(f"{each.rule_job.words} runs now.")
-            each.told, each.hopeless_since = "", None
+            each.told, each.hopeless_since = "", {}
             self._tell_progress(each, outcome)
         if outcome.state == "ending" and each.told != outcome.why:
             each.told = outcome.why
@@ -128,10 +132,10 @@ class Watch:
         now = self._clock()
         waited = now - each.waiting_since
         if waiting.hopeless_after is None:
-            each.hopeless_since = None
+            each.hopeless_since = {}
         else:
-            each.hopeless_since = each.hopeless_since or now
-            if now - each.hopeless_since >= waiting.hopeless_after and not waiting.trying:
+            since = each.hopeless_since.setdefault(waiting.hopeless_after, now)
+            if now - since >= waiting.hopeless_after and not waiting.trying:
                 return replace(outcome, state="failed", why=waiting.why, again=waiting.again)
         if waited >= EXPLAINED_AFTER and waiting.reason != each.told and now - each.told_at >= EXPLAINED_AFTER:
             each.told, each.told_at = waiting.reason, now
