@@ -2,8 +2,10 @@
 # that touch weights.
 #   docker build --target data  --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/data:0.1.0  .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/train:0.1.0 .
-# The base is a slim Debian with Python 3.11 to 3.13, better given by digest (--build-arg BASE=NAME@sha256:…);
-# CUDA's libraries come with the wheels.
+# The base is a slim Debian with Python 3.11 to 3.13; CUDA's libraries come with the wheels. For images
+# that are the same twice give it by digest (--build-arg BASE=NAME@sha256:…); one written here would hold back Debian's
+# security fixes.
+# With BuildKit, `docker buildx build --sbom=true --provenance=true --push …` lists what is in an image.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 
 FROM ${BASE} AS base

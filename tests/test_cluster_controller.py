@@ -1,6 +1,9 @@
 """The controller's own process and its checkout, tried without a cluster: with real processes and real git."""
 
 import contextlib
+import errno
+import fcntl
+import importlib.util
 import json
 import os
 import signal
@@ -171,6 +174,21 @@ def test_two_controllers_do_not_both_run_it(work: Path, serve: Callable) -> None
     first.kill()
     first.wait(timeout=60)
     until_output_has(work, "The controller came back")
+
+
+def test_a_volume_without_locks_is_named(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Lustre without -o flock."""
+    monkeypatch.chdir(work)
+    spec = importlib.util.spec_from_file_location("controller", CONTROLLER)
+    controller = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(controller)
+
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    with CONTROLLER.open() as file, pytest.raises(SystemExit, match=r"(?s)serving cannot be locked.*Lustre: -o flock"):
+        controller._locked(file)
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -158,7 +158,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str
     (tmp_path / "to" / "inner").mkdir(parents=True)
     (tmp_path / "to" / "inner" / "link").symlink_to(tmp_path)
     with pytest.raises(file_stream.Refused):
-        file_stream._inside(tmp_path / "to", name)
+        file_stream.inside(tmp_path / "to", name)
 
 
 CONTROLLER = """

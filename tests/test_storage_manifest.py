@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
     "content",
     [
         b"",
+        b"[" * 200_000,
         b"[]",
         b'{"files": [1]}',
         b'{"files": {"a": {"size": "x", "etag": ""}}}',
@@ -52,6 +54,16 @@ GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
 def test_what_is_no_manifest_is_refused_by_its_address(content: bytes) -> None:
     with pytest.raises(VlmflowError, match=f"{PLACE} is no manifest"):
         manifest.load(content, PLACE, FOLDER)
+
+
+def test_a_manifest_that_nobody_could_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job wrote it, and the main process reads it."""
+    monkeypatch.setattr(manifest, "LARGEST", 1_000)
+    entries = {f"file-{number}": entry(f"file-{number}") for number in range(10)}
+    with pytest.raises(VlmflowError, match="more than 0 MB"):
+        manifest.dump(entries)
+    with pytest.raises(VlmflowError, match="more than 0 MB"):
+        manifest.load(b"{" + b" " * 1_000, PLACE, FOLDER)
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", ".", "a//b", "./a"])
@@ -90,13 +102,15 @@ def test_a_name_that_is_no_pods_removes_nothing(tmp_path: Path, name: str) -> No
 
 
 def test_when_the_controller_starts_the_folders_of_pods_that_went_are_removed(tmp_path: Path) -> None:
-    for name in ("lost-pod-x1", "living-x2", "late-x3", "No-pods", ".hidden"):
+    cut_off = [f".discarded.{since:016x}-{'0' * 12}.gone" for since in (0, time.time_ns())]  # the second may go on
+    for name in ("lost-pod-x1", "living-x2", "late-x3", "No-pods", ".hidden", *cut_off):
         (tmp_path / ".pods" / name / "fs").mkdir(parents=True)
     prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
     said: list[str] = []
     pod_folder.sweep(prefix, lambda: {"living-x2", "late-x3"}, said.append)
     assert said == ["Removed what 1 pod(s) left that went while nobody looked: lost-pod-x1."]
-    assert {place.name for place in (tmp_path / ".pods").iterdir()} == {"living-x2", "late-x3", "No-pods", ".hidden"}
+    stay = {"living-x2", "late-x3", "No-pods", ".hidden", cut_off[1]}
+    assert {place.name for place in (tmp_path / ".pods").iterdir()} == stay
 
 
 def test_a_sweep_without_such_a_folder_asks_nobody_and_removes_nothing(tmp_path: Path) -> None:

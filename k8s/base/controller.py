@@ -61,6 +61,12 @@ def _locked(file: object) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        sys.exit(
+            f"{SERVING} cannot be locked ({error}), and two controllers could run one call\n"
+            "  what to do: mount the volume of the claim controller-state with locks (Lustre: -o flock; NFS: without "
+            "nolock), or give the claim another storage class"
+        )
     return True
 
 

@@ -240,7 +240,7 @@ class HardenedExecutor(Executor):
         return replace(rule_job, mem_mb=self._after_oom.get(rule_job.words, rule_job.mem_mb))
 
     async def _missing_targets(self, job: Any) -> str:
-        """Say which of a job's targets are not there, in words; Snakemake itself would end the whole call for one."""
+        """Say which of a job's targets are not there; Snakemake itself would end the whole call for one."""
         try:
             seconds = self.workflow.execution_settings.latency_wait
             await wait_for_files(job.products(include_logfiles=False), seconds, ignore_pipe_or_service=True)

@@ -26,7 +26,7 @@ GPU_RESOURCE = "vlmflow/gpu-resource"
 PENDING_LIMIT = "vlmflow/pending-limit"
 RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
-NEXT = "mend it under k8s/templates or in the overlay, and `kubectl apply -k k8s/overlays/NAME` again"
+NEXT = "fix it under k8s/templates or in the overlay, and `kubectl apply -k k8s/overlays/NAME` again"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def check_files(folder: Path) -> None:
         except VlmflowError as error:
             raise VlmflowError(f"{file}: {error.cause}", error.next_step) from None
         except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise VlmflowError(f"{file}: {error}", "mend the YAML") from None
+            raise VlmflowError(f"{file}: {error}", "fix the YAML") from None
         except (AttributeError, KeyError, TypeError) as error:
             raise VlmflowError(
                 f"{file}: is no list of Kubernetes objects as `kubectl explain podtemplate` shows them ({error!r})",

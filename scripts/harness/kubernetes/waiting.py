@@ -1,4 +1,4 @@
-"""Why a Job's pod does not run yet, in words, from what the scheduler, the kubelet and the controllers said."""
+"""Why a Job's pod does not run yet, from what the scheduler, the kubelet and the controllers said."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from harness.kubernetes.outcome import newest
 from harness.kubernetes.surroundings import Surroundings, amount, asks, quantity
 
 REFUSED_SECONDS = 120.0
-"""How long an image, or a pod, may be refused in words that mean for good: a registry has bad minutes too."""
+"""How long an image, or a pod, may be refused by a message that means for good: a registry has bad minutes too."""
 
 PASSING_SECONDS = 1800.0
 """How long whatever else may last: a registry or an admission webhook that does not answer."""
@@ -31,7 +31,7 @@ CLAIM = {"FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "Externa
 
 @dataclass(frozen=True)
 class Waiting:
-    """why: in words. hopeless_after: seconds of this reason after which it is given up; None for never.
+    """why: for people. hopeless_after: seconds of this reason after which it is given up; None for never.
 
     again: may another attempt help then. trying: it is being tried right now, and not given up meanwhile.
     """

@@ -111,6 +111,14 @@ def discard(place: Path) -> bool:
         os.close(folder)
 
 
+def discard_left(folder: Path) -> None:
+    """Delete what killed writers, and deletions that were cut off, left in a folder a day ago or longer."""
+    for place, left in _left_in(folder):
+        is_old = time.time_ns() - int(left["time"], 16) > LEFT_AFTER * 1e9
+        if is_old and (left["suffix"] != "old" or os.path.lexists(folder / left["name"])):
+            discard(place)
+
+
 def _discard_in(folder: int, name: str) -> bool:
     gone = _new_name("discarded", "gone")
     try:
@@ -153,7 +161,7 @@ def _take_name(part: Path, target: Path) -> None:
     discard(part)
     if old is not None and not discard(old):
         raise FileNotFoundError(errno.ENOENT, "somebody gave it back or removed it meanwhile", str(target))
-    _discard_what_killed_writers_left(target.parent)
+    discard_left(target.parent)
 
 
 def _try_to_take_name(part: Path, target: Path) -> bool | None:
@@ -201,13 +209,6 @@ def _left_in(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
     except (FileNotFoundError, NotADirectoryError):
         return
     yield from ((folder / name, left) for name in names if (left := _LEFT.fullmatch(name)))
-
-
-def _discard_what_killed_writers_left(folder: Path) -> None:
-    for place, left in _left_in(folder):
-        is_old = time.time_ns() - int(left["time"], 16) > LEFT_AFTER * 1e9
-        if is_old and (left["suffix"] != "old" or os.path.lexists(folder / left["name"])):
-            discard(place)
 
 
 def _copy(source: Path, part: Path) -> None:

@@ -10,6 +10,9 @@ from vlmflow.errors import VlmflowError
 NAME = ".manifest.json"
 """The key of the manifest below the folder's own."""
 
+LARGEST = 64_000_000
+"""Bytes of a manifest that are read, of some 300,000 files: jobs write manifests, and the main process reads them."""
+
 _OBJECT = re.compile(r"(?P<attempt>(?P<target>.+)/\.stored-[0-9a-f]{32})/files/.+", re.DOTALL)
 
 
@@ -43,11 +46,18 @@ def owner_of(attempt: str) -> str:
 
 
 def dump(entries: dict[str, Entry]) -> bytes:
-    """Write a manifest. entries: by the file's path below the folder, with slashes."""
+    """Write a manifest. entries: by the file's path below the folder, with slashes.
+
+    Raises VlmflowError where there are too many.
+    """
     files = {
         name: {"size": entry.size, "sha256": entry.sha256, "key": entry.key} for name, entry in sorted(entries.items())
     }
-    return (json.dumps({"version": 1, "files": files}, indent=1, ensure_ascii=False) + "\n").encode()
+    content = (json.dumps({"version": 1, "files": files}, indent=1, ensure_ascii=False) + "\n").encode()
+    if len(content) > LARGEST:
+        what = f"{len(files):,} files in a folder: their manifest has more than {LARGEST // 1_000_000} MB"
+        raise VlmflowError(what, "have the rule write fewer files, or pack them")
+    return content
 
 
 def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
@@ -55,11 +65,13 @@ def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
 
     Raises VlmflowError where it is none, or names a file outside the folder.
     """
+    if len(content) > LARGEST:
+        raise _broken(place, f"has more than {LARGEST // 1_000_000} MB")
     try:
         said = json.loads(content)
         known = said.get("version", 0)
         entries = {name: _entry(name, each, known, folder) for name, each in said["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(place, f"is no manifest ({type(error).__name__}: {error})") from None
     for name in entries:
         if not _lies_within(name):

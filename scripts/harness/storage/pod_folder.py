@@ -38,7 +38,7 @@ def remove_of(local_storage_prefix: Path, pod: str) -> None:
 
 
 def sweep(local_storage_prefix: Path | None, living: Callable[[], Iterable[str]], say: Callable[[str], None]) -> None:
-    """Remove the folders of pods that are no more, and say so.
+    """Remove the folders of pods that are no more, and say so; and what removals that were cut off left.
 
     local_storage_prefix: as `remove_of` takes it. living: gives the names of all pods of the namespace; it is asked
     after the folders were listed, since a pod is there before its folder.
@@ -47,6 +47,7 @@ def sweep(local_storage_prefix: Path | None, living: Callable[[], Iterable[str]]
     if _is_of_one_pod(prefix):
         with suppress(OSError, VlmflowError), no_links.reached(prefix) as folder:
             names = [name for name in os.listdir(folder.parent) if _is_name(name)]
+            in_place.discard_left(folder.parent)
     if names and (gone := sorted(set(names) - set(living()))):
         for name in gone:
             remove_of(prefix, name)

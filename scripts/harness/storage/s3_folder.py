@@ -58,7 +58,7 @@ class Folder:
         Raises VlmflowError where it is no manifest.
         """
         try:
-            content = self.manifest.get()["Body"].read()
+            content = self.manifest.get()["Body"].read(manifest.LARGEST + 1)
         except ClientError as error:
             if is_not_there(error):
                 return None

@@ -15,7 +15,7 @@ class Check:
 
     what: the thing that was looked at.
     state: ok; warn where a run can do without; fail where it cannot.
-    found: what is there, in words.
+    found: what is there, as people read it.
     next_step: what to do about it; empty where all is well.
     """
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from vlmflow.cluster import file_stream
-from vlmflow.cluster.file_stream import Broken, Refused, files_at, receive, send, sizes_at
+from vlmflow.cluster.file_stream import Broken, Refused, files_at, heard, receive, say, send, sizes_at
 from vlmflow.cluster.kubectl import Kubectl
 from vlmflow.errors import VlmflowError
 from vlmflow.progress import Progress
@@ -38,7 +38,7 @@ def get(kubectl: Kubectl, target: str, to: Path) -> None:
 
         def stream() -> int:
             with _Talk(kubectl, "send", source) as (give, take):
-                file_stream._say(give, sizes_at(to))
+                say(give, sizes_at(to))
                 return receive(to, take, lambda done, total: _show(progress, done, total))
 
         _until_all_is_there(stream, lambda: sum(sizes_at(to).values()))
@@ -59,11 +59,11 @@ def put(kubectl: Kubectl, source: Path, to: str) -> None:
         def stream() -> int:
             nonlocal there
             with _Talk(kubectl, "receive", place) as (give, take):
-                have = file_stream._heard(take)
+                have = heard(take)
                 there = sum(have.values())
                 progress.start_at(min(there, total))
                 send(source, have, _Counted(give, progress))
-                return file_stream._heard(take)["wrong"]
+                return heard(take)["wrong"]
 
         _until_all_is_there(stream, lambda: there)
     log.info(f"{source} is at {to}, every file with the digest that it has here")
@@ -149,6 +149,7 @@ class _Talk:
         said = b"".join(self._said).decode(errors="replace").strip()
         refused = next((line for line in said.splitlines() if line.startswith("refused: ")), "")
         if refused:
-            raise VlmflowError(refused.removeprefix("refused: "), "name what is there; `make status` shows the runs")
+            step = "see what the message says of that path, then run the same command again: it goes on from here"
+            raise VlmflowError(refused.removeprefix("refused: "), step)
         if isinstance(error, OSError | Broken) or (code and error is None):
             raise Broken(said.splitlines()[-1] if said else str(error or f"exit code {code}")) from None

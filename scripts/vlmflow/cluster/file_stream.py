@@ -78,19 +78,19 @@ def send(path: Path, there: dict[str, int], stream: BinaryIO) -> None:
     Raises Refused as `files_at`, and where a file shrinks meanwhile.
     """
     files = files_at(path)
-    _say(stream, {"files": len(files), "bytes": sum(file.stat().st_size for file in files.values())})
+    say(stream, {"files": len(files), "bytes": sum(file.stat().st_size for file in files.values())})
     for name, file in files.items():
         with file.open("rb") as content:
             stat = os.fstat(content.fileno())
             offset = there.get(name, 0) if there.get(name, 0) <= stat.st_size else 0
-            _say(stream, {"name": name, "size": stat.st_size, "mtime": stat.st_mtime_ns, "offset": offset})
+            say(stream, {"name": name, "size": stat.st_size, "mtime": stat.st_mtime_ns, "offset": offset})
             digest = hashlib.sha256()
             for block in _blocks(content, offset, Refused):
                 digest.update(block)
             for block in _blocks(content, stat.st_size - offset, Refused):
                 digest.update(block)
                 stream.write(block)
-        _say(stream, {"sha256": digest.hexdigest()})
+        say(stream, {"sha256": digest.hexdigest()})
     stream.write(b"\n")
     stream.flush()
 
@@ -103,11 +103,11 @@ def receive(path: Path, stream: BinaryIO, seen: Callable[[int, int], None]) -> i
     Gives the number of files whose bytes were not those that were sent: to be sent anew. Raises Broken where the stream
     ends early, and Refused for a name that leads out of the path.
     """
-    head = _heard(stream)
+    head = heard(stream)
     root = _root(path)
     done = wrong = files = 0
-    while (about := _heard(stream)) is not None:
-        place = _inside(root, about["name"]) if about["name"] != SINGLE else path
+    while (about := heard(stream)) is not None:
+        place = inside(root, about["name"]) if about["name"] != SINGLE else path
         wrong += not _receive_one(stream, place, about, lambda count, before=done: seen(before + count, head["bytes"]))
         done += about["size"]
         files += 1
@@ -142,7 +142,7 @@ def _receive_one(stream: BinaryIO, place: Path, about: dict[str, Any], seen: Cal
             seen(count)
         content.flush()
         os.fsync(content.fileno())
-    if _heard(stream) != {"sha256": digest.hexdigest()}:
+    if heard(stream) != {"sha256": digest.hexdigest()}:
         mine.unlink()
         return False
     os.utime(mine, ns=(about["mtime"], about["mtime"]))
@@ -150,7 +150,7 @@ def _receive_one(stream: BinaryIO, place: Path, about: dict[str, Any], seen: Cal
     return True
 
 
-def _inside(folder: Path, name: str) -> Path:
+def inside(folder: Path, name: str) -> Path:
     """Give the place of a name in a folder. Raises Refused for one that leads elsewhere, a link on the way included."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or "\0" in name or not parts:
@@ -183,13 +183,14 @@ def _blocks(stream: BinaryIO, count: int, failure: type[Exception]) -> Iterator[
         yield block
 
 
-def _say(stream: BinaryIO, value: Any) -> None:
+def say(stream: BinaryIO, value: Any) -> None:
+    """Write a line of JSON."""
     stream.write(json.dumps(value).encode() + b"\n")
     stream.flush()
 
 
-def _heard(stream: BinaryIO) -> Any:
-    """Give the JSON of the next line; None for the empty line at the end."""
+def heard(stream: BinaryIO) -> Any:
+    """Give the JSON of the next line; None for the empty line at the end. Raises Broken where there is none."""
     line = stream.readline(LONGEST_LINE)
     if line == b"\n":
         return None
@@ -206,10 +207,10 @@ if __name__ == "__main__":
     try:
         refuse_links_to(place)
         if sys.argv[1] == "send":
-            send(place, _heard(sys.stdin.buffer), sys.stdout.buffer)
+            send(place, heard(sys.stdin.buffer), sys.stdout.buffer)
         else:
-            _say(sys.stdout.buffer, sizes_at(place))
-            _say(sys.stdout.buffer, {"wrong": receive(place, sys.stdin.buffer, lambda done, total: None)})
+            say(sys.stdout.buffer, sizes_at(place))
+            say(sys.stdout.buffer, {"wrong": receive(place, sys.stdin.buffer, lambda done, total: None)})
     except (Refused, OSError) as error:
         sys.exit(f"refused: {error}")
     except Broken as error:

@@ -20,7 +20,7 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
     asked how the run ended, and where it has not, the output goes on from the byte at which it broke off.
     Raises VlmflowError where nobody answers for `patience`.
     """
-    shown, answered = 0, time.monotonic()
+    shown, told, answered = 0, -1, time.monotonic()
     while True:
         process = kubectl.talk_to_controller(*controller, "follow", "--from", str(shown))
         try:
@@ -45,7 +45,13 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
                 f"the controller does not answer for {patience:.0f} s: {process.stderr.read().decode().strip()}",
                 "the run goes on without us; `kubectl get pods` shows the controller, `make cluster-log` follows it",
             )
-        print("\nThe connection to the controller broke; trying again. The run goes on.\n", file=sys.stderr, flush=True)
+        if told != shown:  # once, however long nobody answers
+            told = shown
+            print(
+                "\nThe connection to the controller broke; trying again. The run goes on.\n",
+                file=sys.stderr,
+                flush=True,
+            )
         time.sleep(PAUSE)
 
 

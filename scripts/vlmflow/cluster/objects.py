@@ -64,7 +64,7 @@ def check_templates(templates: list[Object]) -> Check:
         if container_of(template) is None:
             faults.append(f"{name} has no container named {CONTAINER}")
     if faults:
-        return Check("pod templates", "fail", "; ".join(faults), f"mend k8s/templates; {APPLY}")
+        return Check("pod templates", "fail", "; ".join(faults), f"fix k8s/templates; {APPLY}")
     return Check("pod templates", "ok", ", ".join(sorted(present)))
 
 

@@ -27,7 +27,7 @@ class Answer:
 
     image: what it ran. node: where.
     made, ended: the API server's clock when the Job was made and when its end was seen.
-    said: the JSON of its last such line; empty where it said none. fault: why there is no answer, in words.
+    said: the JSON of its last such line; empty where it said none. fault: why there is no answer.
     """
 
     image: str
