@@ -44,7 +44,6 @@ def roads(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             os.chown(place, PODS_USER, PODS_USER)
     overlay = with_instance(tmp_path_factory.mktemp("overlay"), "local")
     of_ann = in_namespace(cluster, NAMESPACE, made[1].volumes, overlay=overlay)
-    of_ann = [one for one in of_ann if one["kind"] != "Namespace"]
     with (
         having_given(cluster, NAMESPACE, made[0].volumes) as of_nobody,
         cluster.having(*(one for one in of_ann if "namespace" not in one["metadata"])),

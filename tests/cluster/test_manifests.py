@@ -177,14 +177,21 @@ def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, more: str,
         assert claims_of(controller)["/controller"] == "controller-state"
 
 
+def folders_of(objects: list[dict]) -> set[str]:
+    """Give the folders of a node that volumes are."""
+    return {one["spec"]["hostPath"]["path"] for one in objects if one["kind"] == "PersistentVolume"}
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_instance_names_nothing_of_anothers(overlay: str, tmp_path: Path) -> None:
     objects = rendered(with_instance(tmp_path / "ann", overlay))
-    others = {one["metadata"]["name"] for one in rendered(K8S / "overlays" / overlay) if one["kind"] != "Namespace"}
-    kept = [one for one in objects if one["kind"] != "Namespace"]
-    assert {one["metadata"]["name"] for one in kept} & others == set()
+    others = rendered(K8S / "overlays" / overlay)
+    assert {one["metadata"]["name"] for one in objects} & {one["metadata"]["name"] for one in others} == set()
+    assert folders_of(objects) & folders_of(others) == set()
+    assert len(folders_of(objects)) == len(folders_of(others))
+    assert {one["kind"] for one in objects} & {"Namespace", "ResourceQuota", "LimitRange"} == set()
     assert all(one["metadata"]["labels"]["app.kubernetes.io/instance"] == "ann" for one in objects)
-    for one in kept:
+    for one in objects:
         if one["kind"] in WORKLOADS:
             spec = pod_of(one)["spec"]
             assert all(claim.endswith("-ann") for claim in claims_of(spec).values())
@@ -193,7 +200,7 @@ def test_an_instance_names_nothing_of_anothers(overlay: str, tmp_path: Path) -> 
                 env = spec["containers"][0]["env"]
                 secrets = [each["valueFrom"]["secretKeyRef"]["name"] for each in env if "valueFrom" in each]
                 assert secrets == ["hf-token-ann"]
-    selectors = [one["spec"]["podSelector"]["matchLabels"] for one in kept if one["kind"] == "NetworkPolicy"]
+    selectors = [one["spec"]["podSelector"]["matchLabels"] for one in objects if one["kind"] == "NetworkPolicy"]
     assert all(labels["app.kubernetes.io/instance"] == "ann" for labels in selectors)
 
 
