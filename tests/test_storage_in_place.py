@@ -96,6 +96,19 @@ def test_a_target_that_is_a_link_is_replaced_and_what_it_led_to_stays(tmp_path: 
     assert held.is_dir()
 
 
+def test_a_folder_of_any_depth_is_deleted(tmp_path: Path) -> None:
+    """A job can make one that no path names, and the controller removes it."""
+    there = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(3_000):
+        os.mkdir("deeper", dir_fd=there)
+        inner = os.open("deeper", os.O_RDONLY, dir_fd=there)
+        os.close(there)
+        there = inner
+    os.close(there)
+    assert in_place.discard(tmp_path / "deeper")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_to_nothing_is_refused_and_the_target_stays(tmp_path: Path) -> None:
     source, target = make_folder(tmp_path / "source", "new"), make_folder(tmp_path / "target", "old")
     (source / "link").symlink_to(tmp_path / "nowhere")

@@ -106,9 +106,17 @@ def discard(place: Path) -> bool:
     """
     folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return _discard_in(folder, place.name)
+        gone = _take_off(folder, place.name, folder)
+        while gone:  # no recursion: a job may make folders of any depth
+            name = gone.pop()
+            with suppress(OSError):
+                gone += _emptied(folder, name)
+                os.rmdir(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
     finally:
         os.close(folder)
+    return True
 
 
 def discard_left(folder: Path) -> None:
@@ -119,30 +127,27 @@ def discard_left(folder: Path) -> None:
             discard(place)
 
 
-def _discard_in(folder: int, name: str) -> bool:
-    gone = _new_name("discarded", "gone")
+def _take_off(folder: int, name: str, top: int) -> list[str]:
+    """Delete a file or link of a folder; a folder gets a new name in the folder `top`, which is given."""
     try:
-        try:
-            os.unlink(name, dir_fd=folder)
-            return True
-        except (IsADirectoryError, PermissionError):  # Linux, macOS
-            os.rename(name, gone, src_dir_fd=folder, dst_dir_fd=folder)
-    except FileNotFoundError:
-        return False
-    with suppress(OSError):
-        _empty(folder, gone)
-        os.rmdir(gone, dir_fd=folder)
-    return True
+        os.unlink(name, dir_fd=folder)
+        return []
+    except (IsADirectoryError, PermissionError):  # Linux, macOS
+        gone = _new_name("discarded", "gone")
+        os.rename(name, gone, src_dir_fd=folder, dst_dir_fd=top)
+        return [gone]
 
 
-def _empty(folder: int, name: str) -> None:
-    inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+def _emptied(top: int, name: str) -> list[str]:
+    """Delete what lies in a folder; gives the new names, in `top`, of the folders in it."""
+    inside, gone = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top), []
     try:
         for each in os.listdir(inside):
             with suppress(OSError):
-                _discard_in(inside, each)
+                gone += _take_off(inside, each, top)
     finally:
         os.close(inside)
+    return gone
 
 
 def _take_name(part: Path, target: Path) -> None:
