@@ -33,7 +33,7 @@ def get(kubectl: Kubectl, target: str, to: Path) -> None:
 
     Raises VlmflowError where it is not there, or the controller cannot be reached for minutes.
     """
-    source = _on_volume(target)
+    source, to = _on_volume(target), to.resolve()
     with Progress(f"get {target}", 0, "bytes") as progress:
 
         def stream() -> int:
@@ -50,7 +50,7 @@ def put(kubectl: Kubectl, source: Path, to: str) -> None:
 
     to: an absolute path on a volume. Raises VlmflowError as `get`.
     """
-    place = _on_volume(to)
+    place, source = _on_volume(to), source.resolve()
     total = sum(file.stat().st_size for file in _local_files(source).values())
     there = 0
 

@@ -9,14 +9,20 @@ The receiver begins: a line of JSON with the bytes that it has of each file, fin
 answers with the number of files and bytes, and for each file with a line of JSON (name, size, mtime in ns, offset), the
 bytes from that offset on, and a line with the SHA-256 of the whole file. It ends with an empty line. The receiver
 compares every digest, and gives a file its name then; one that is another is sent anew by the next stream.
+
+Jobs write to the volumes, and the controller has a token and what it executes on its other mounts: no link is followed
+to a place outside of the folder that is read, and none at all to a place that is written.
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -27,6 +33,10 @@ LONGEST_LINE = 64 << 20
 PART = ".part"
 SINGLE = ""
 """The name of a file that is sent by itself."""
+
+FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""O_NONBLOCK: opening a named pipe would wait for ever."""
 
 
 class Broken(Exception):
@@ -40,25 +50,25 @@ class Refused(Exception):
 def files_at(path: Path) -> dict[str, Path]:
     """Give the regular files at a path by their names in it; a file by itself has the name "".
 
-    A link is followed where it stays within the folder.
+    path: absolute, and without a link on the way. A link is followed where it stays within the folder.
 
-    Raises Refused where there is nothing, or a link leads out: a job's pod could have made it.
+    Raises Refused where there is nothing, or a link leads out.
     """
     if path.is_file():
         return {SINGLE: path}
     if not path.is_dir():
         raise Refused(f"{path} is not there")
-    root = path.resolve()
-    found = {}
+    root, found = path, {}
     for folder, folders, names in os.walk(root):
         for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             file = Path(folder, name)
-            if file.is_symlink() and not file.resolve().is_relative_to(root):
-                raise Refused(f"{file} is a link to {file.resolve()}, which is outside of {path}")
-            if not file.is_file():
+            real = file.resolve() if file.is_symlink() else file
+            if not real.is_relative_to(root):
+                raise Refused(f"{file} is a link to {real}, which is outside of {path}")
+            if not real.is_file():
                 raise Refused(f"{file} is neither a file nor a folder")
             if name != ".snakemake_timestamp":
-                found[file.relative_to(root).as_posix()] = file
+                found[file.relative_to(root).as_posix()] = real
     return dict(sorted(found.items()))
 
 
@@ -80,14 +90,14 @@ def send(path: Path, there: dict[str, int], stream: BinaryIO) -> None:
     files = files_at(path)
     say(stream, {"files": len(files), "bytes": sum(file.stat().st_size for file in files.values())})
     for name, file in files.items():
-        with file.open("rb") as content:
-            stat = os.fstat(content.fileno())
-            offset = there.get(name, 0) if there.get(name, 0) <= stat.st_size else 0
-            say(stream, {"name": name, "size": stat.st_size, "mtime": stat.st_mtime_ns, "offset": offset})
+        with opened(file) as content:
+            about = os.fstat(content.fileno())
+            offset = there.get(name, 0) if there.get(name, 0) <= about.st_size else 0
+            say(stream, {"name": name, "size": about.st_size, "mtime": about.st_mtime_ns, "offset": offset})
             digest = hashlib.sha256()
             for block in _blocks(content, offset, Refused):
                 digest.update(block)
-            for block in _blocks(content, stat.st_size - offset, Refused):
+            for block in _blocks(content, about.st_size - offset, Refused):
                 digest.update(block)
                 stream.write(block)
         say(stream, {"sha256": digest.hexdigest()})
@@ -108,13 +118,17 @@ def receive(path: Path, stream: BinaryIO, seen: Callable[[int, int], None]) -> i
     done = wrong = files = 0
     while (about := heard(stream)) is not None:
         place = inside(root, about["name"]) if about["name"] != SINGLE else path
-        wrong += not _receive_one(stream, place, about, lambda count, before=done: seen(before + count, head["bytes"]))
+        with reached(place, make=True) as there:
+            wrong += not _receive_one(
+                stream, there, about, lambda count, before=done: seen(before + count, head["bytes"])
+            )
         done += about["size"]
         files += 1
     if files != head["files"]:
         raise Broken(f"{files} of {head['files']} files came")
     if not wrong and root != path and root.is_dir():
-        root.rename(path)
+        with reached(path) as there:
+            _part(there).rename(there)
     return wrong
 
 
@@ -124,14 +138,20 @@ def _root(path: Path) -> Path:
 
 
 def _receive_one(stream: BinaryIO, place: Path, about: dict[str, Any], seen: Callable[[int], None]) -> bool:
-    """Take one file. Tells whether its digest is right: then it has its name; else it is gone."""
+    """Take one file. Tells whether its digest is right: then it has its name; else it is gone.
+
+    place: as `reached` gives it.
+    """
     part, count, digest = _part(place), about["offset"], hashlib.sha256()
-    place.parent.mkdir(parents=True, exist_ok=True)
     whole = place.is_file() and not place.is_symlink() and place.stat().st_size == count == about["size"]
-    if not whole and count and not part.exists():
-        shutil.copyfile(place, part, follow_symlinks=False)  # the file has grown where it comes from
+    if not whole and count and not os.path.lexists(part):  # the file has grown where it comes from
+        with (
+            os.fdopen(os.open(place, os.O_RDONLY | FILE), "rb") as old,
+            os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o644), "wb") as new,
+        ):
+            shutil.copyfileobj(old, new)
     mine = place if whole else part
-    with os.fdopen(os.open(mine, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b") as content:
+    with os.fdopen(os.open(mine, os.O_RDWR | os.O_CREAT | FILE, 0o644), "r+b") as content:
         for block in _blocks(content, count, Broken):
             digest.update(block)
         content.truncate(count)
@@ -151,20 +171,65 @@ def _receive_one(stream: BinaryIO, place: Path, about: dict[str, Any], seen: Cal
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Give the place of a name in a folder. Raises Refused for one that leads elsewhere, a link on the way included."""
+    """Give the place of a name in a folder. Raises Refused for one that leads elsewhere."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or "\0" in name or not parts:
         raise Refused(f"{name!r} is no name of a file in a folder")
-    place = folder
-    for part in parts[:-1]:
-        place /= part
-        if place.is_symlink():
-            raise Refused(f"{place} is a link: nothing is written through it")
-    return place / parts[-1]
+    return folder / name
+
+
+@contextmanager
+def reached(place: Path, make: bool = False) -> Iterator[Path]:
+    """Give another path to an absolute one, for the time of the block; it leads there whatever is renamed on the way.
+
+    As harness.storage.no_links, which cannot be imported in the controller. The last name may be a link: who gets the
+    path does not follow it. make: whether folders on the way are made where they are missing.
+
+    Raises Refused where a folder on the way is a link, or the block meets one.
+    """
+    way, descriptor = Path("/"), os.open("/", FOLDER)
+    try:
+        for name in place.parts[1:-1]:
+            way /= name
+            inner = _folder_in(descriptor, name, make)
+            os.close(descriptor)
+            descriptor = inner
+        way = place
+        yield Path(f"/proc/self/fd/{descriptor}", place.name)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            way = _part(way) if str(error.filename).endswith(PART) and way.suffix != PART else way
+            raise Refused(f"{way} is a link, or of another kind than it should be, and is not followed") from None
+        error.filename, error.filename2 = str(way), None
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _folder_in(descriptor: int, name: str, make: bool) -> int:
+    try:
+        return os.open(name, FOLDER, dir_fd=descriptor)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with suppress(FileExistsError):  # made by another at the same moment
+        os.mkdir(name, dir_fd=descriptor)
+    return os.open(name, FOLDER, dir_fd=descriptor)
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[BinaryIO]:
+    """Give a regular file's content for the time of the block. Raises Refused where it, or one on the way, is none."""
+    with reached(file) as place:
+        content = os.fdopen(os.open(place, os.O_RDONLY | FILE), "rb")
+    with content:
+        if not stat.S_ISREG(os.fstat(content.fileno()).st_mode):
+            raise Refused(f"{file} is no regular file")
+        yield content
 
 
 def refuse_links_to(path: Path) -> None:
-    """Refuse a path that leads over a link: a job's pod could have made it, and what it leads to is not a job's."""
+    """Refuse a path that leads over a link, before anything else is said of what it leads to."""
     for place in [path, *path.parents]:
         if place.is_symlink():
             raise Refused(f"{place} is a link to {place.readlink()}")
