@@ -105,7 +105,7 @@ def _handler_for(server: ArchiveServer) -> type[BaseHTTPRequestHandler]:
 def served_archives(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
     """Serve, with waits between attempts that are short enough for tests, here alone.
 
-    A server that pauses is borne for 10 s: longer than a busy machine takes, so that no request is made twice.
+    A server may pause for 10 s: longer than a busy machine takes, so that no request is made twice.
     """
     with ArchiveServer() as server:
         monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)

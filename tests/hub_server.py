@@ -208,7 +208,7 @@ def command(script: str, **values: object) -> list[str]:
 def served_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """Serve what huggingface_hub takes for the hub, here and in processes that this one starts.
 
-    A token is at hand, and waits between attempts are short enough for tests. A server that pauses is borne for 10 s:
+    A token is at hand, and waits between attempts are short enough for tests. A server may pause for 10 s:
     longer than a busy machine takes, so that no request is made twice.
     """
     with HubServer() as server:

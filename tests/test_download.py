@@ -189,7 +189,7 @@ def test_faults_that_stay_are_told(
 
 
 def test_attempts_count_anew_only_after_progress(server: HubServer, tmp_path: Path):
-    """A line that breaks after every MiB is borne; one that gives the same part again and again is not."""
+    """A line that breaks after every MiB is used; one that gives the same part again and again is not."""
     server.repos["datasets/o/d"].files["big.json"] = content = bytes(PROGRESS_BYTES) * 10
     server.faults[("bytes", "big.json")] = [breaks(PROGRESS_BYTES)] * (retry.TRIES + 1)
     assert receive(tmp_path / "big.json") == sha256(content)
@@ -221,7 +221,7 @@ def test_a_file_that_changes_on_the_hub_meanwhile_is_refused(server: HubServer, 
 
 
 def test_an_unfinished_file_is_resumed_whatever_it_holds(server: HubServer, tmp_path: Path):
-    """Case 10: a part of an earlier run is gone on with; one that does not fit is noticed and dropped."""
+    """Case 10: a part of an earlier run is continued; one that does not fit is noticed and dropped."""
     target = tmp_path / "big.json"
     for part, ranges in [
         (CONTENT[:HALF], [f"bytes={HALF}-"]),

@@ -271,4 +271,4 @@ def test_names_that_are_not_in_the_archive_are_told_with_those_that_are(
     account = fetch(tmp_path / "store", gqa(server, members={"gqa/": "pictures/{rest}"}), WANTED)
     assert account["missing"]["pictures"] == 29
     assert "there are images/" in caplog.text
-    assert "mend `members`" in caplog.text
+    assert "correct `members`" in caplog.text

@@ -98,10 +98,10 @@ def test_a_wrong_token_is_refused(server: HubServer, monkeypatch: pytest.MonkeyP
 def test_another_commit_than_asked_for_is_refused(server: HubServer):
     """Case 10: a moved revision."""
     server.faults[("head", "big.json")] = [with_headers(X_Repo_Commit="2" * 40)]
-    with pytest.raises(VlmflowError, match=f"commit {'2' * 40}, asked for was {REVISION}"):
+    with pytest.raises(VlmflowError, match=f"commit {'2' * 40} in place of {REVISION}"):
         hub.look_up(DATA, REVISION, "big.json")
     server.faults[("api", "o/m")] = [lambda answer: Answer(200, {}, answer.body.replace(REVISION.encode(), b"2" * 40))]
-    with pytest.raises(VlmflowError, match=f"commit {'2' * 40}, asked for was {REVISION}"):
+    with pytest.raises(VlmflowError, match=f"commit {'2' * 40} in place of {REVISION}"):
         hub.describe(MODEL, REVISION)
 
 

@@ -76,7 +76,7 @@ def test_single_rows_are_to_be_mended(tmp_path: Path) -> None:
     said = refusal(tmp_path, [*sound, BROKEN, *sound[:9], *[{"prompt": "x"}] * 4], modality="text")
     part = tmp_path / "mine" / "quarantine.jsonl.part"
     assert (
-        f"look at {part}; mend the rows in a copy of it (datasets.mine.mended), or the picture roots, or allow more "
+        f"look at {part}; correct the rows in a copy of it (datasets.mine.mended), or the picture roots, or allow more "
         "rejects (datasets.mine.max_reject_share)" in said
     )
     assert "rows are counted from 0, lines from 1" in said

@@ -73,7 +73,7 @@ class CsvRows(TableRows):
                     if lines.ended and start >= again:
                         raise VlmflowError(
                             f"{self.path}: row {len(self._starts)}, which begins at byte {start}, never ends: {error}",
-                            "a quotation mark there is not closed, or the file is cut; mend or fetch it again",
+                            "a quotation mark there is not closed, or the file is cut; correct it or fetch it again",
                         ) from None
                 if fields and not fault:
                     fault = self._wrong_count(fields)
@@ -97,7 +97,7 @@ class CsvRows(TableRows):
         except UnicodeDecodeError as error:
             raise VlmflowError(f"{self.path}: the header is not in UTF-8: {error}", "write the file in UTF-8") from None
         if fault:
-            raise VlmflowError(f"{self.path}: the header: {fault}", "mend the first line of the file")
+            raise VlmflowError(f"{self.path}: the header: {fault}", "correct the first line of the file")
         if not all(names) or len(set(names)) != len(names) or not names:
             raise VlmflowError(
                 f"{self.path}: the header {names} does not name every column, each by a name of its own",

@@ -146,7 +146,7 @@ class DamagedArray:
         if self._content[bracket] == ord("]") and self._content[after] not in b",]}":
             raise VlmflowError(
                 f"{self._path}: the array ends at byte {bracket + 1} of {len(self._content)}, and more follows",
-                "one file holds one array; mend or fetch it again",
+                "one file holds one array; correct it or fetch it again",
             )
 
     def _without_white(self, start: int, end: int) -> int:

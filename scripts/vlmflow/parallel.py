@@ -31,7 +31,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
     The processes are forked from this one when the first item is there: the function may be any closure,
     and what it holds (a mapped file, a table) is shared, not copied. With one process everything runs here.
 
-    Raises VlmflowError where a process was killed (most often for want of memory), and whatever the
+    Raises VlmflowError where a process was killed (most often since memory ran out), and whatever the
     function raises.
     """
     if processes == 1:
@@ -54,7 +54,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
                 yield _result(shared, *waiting.popleft())
         except BrokenProcessPool:
             raise PassingError(
-                "a worker process was killed from outside, most likely for want of memory",
+                "a worker process was killed from outside, most likely since memory ran out",
                 "give the rule more memory (resources: mem_mb) or fewer threads, and run the same command again",
             ) from None
         finally:

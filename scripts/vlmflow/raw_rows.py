@@ -194,7 +194,7 @@ def _mend(rows: RawRows, mended: Path, split: str) -> None:
     try:
         lines = mended.read_bytes().rstrip().splitlines()
     except OSError as error:
-        raise VlmflowError(f"{mended}: {error.strerror}", "mend its path (datasets.NAME.mended)") from None
+        raise VlmflowError(f"{mended}: {error.strerror}", "correct its path (datasets.NAME.mended)") from None
     if not lines:
         raise VlmflowError(f"{mended}: holds no rows", "copy quarantine.jsonl, or take datasets.NAME.mended away")
     for number, line in enumerate(lines, start=1):
@@ -243,5 +243,5 @@ def _refuse_another(row: _Mended, rows: RawRows, where: str) -> None:
             f"{where}: row {row.row} of {row.file} is another one now: its checksum is {rows.checksum(row.row)}, that "
             f"of the mended row {row.checksum[:20]}",
             "the raw file, or the columns that are read, changed since, or this is another data set's quarantine: take "
-            "datasets.NAME.mended away, run the data set again, and mend its new quarantine.jsonl",
+            "datasets.NAME.mended away, run the data set again, and correct its new quarantine.jsonl",
         )

@@ -84,7 +84,7 @@ class PictureFetch:
             next_step = "free some space there, or put stores.fetched_pictures on a larger disk"
             raise PassingError(
                 f"{error.filename or self._store}: {error.strerror}",
-                f"{next_step if error.errno == errno.ENOSPC else 'mend that'}, and run the same command again: "
+                f"{next_step if error.errno == errno.ENOSPC else 'correct that'}, and run the same command again: "
                 "what has come is kept",
             ) from None
         self._account.say()

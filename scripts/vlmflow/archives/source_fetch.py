@@ -172,7 +172,7 @@ class SourceFetch:
         if members and len(lacking) == len(self.wanted):
             near = difflib.get_close_matches(self.wanted[0], list(members)[:10_000], n=3, cutoff=0.3)
             logger.warning(
-                "%s: not one of its names is in the archive, as %r; there are %s; mend `members` of this source",
+                "%s: not one of its names is in the archive, as %r; there are %s; correct `members` of this source",
                 self.name,
                 self.wanted[0],
                 ", ".join(near or list(members)[:3]),

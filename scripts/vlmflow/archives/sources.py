@@ -46,7 +46,7 @@ def read_sources(over: Mapping[str, PictureSource], path: Path = PICTURE_SOURCES
         if source.lacks
     ]
     if lacking:
-        raise VlmflowError("\n".join(lacking), "mend the source; docs/config.md (picture_sources.NAME) lists every key")
+        raise VlmflowError("\n".join(lacking), "correct it; docs/config.md (picture_sources.NAME) lists every key")
     return sources
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 class Meaning(NamedTuple):
     """What a key says of a row.
 
-    says: in words, for people. has: whether a value says it; null, empty and neutral values say nothing.
+    says: what it means, for people. has: whether a value says it; null, empty and neutral values say nothing.
     of_answers: in a turn, only where the assistant speaks: what others say is not trained.
     """
 

@@ -28,7 +28,7 @@ READ_TIMEOUT = 60.0
 """Seconds without a connection, or without a byte, after which an attempt is given up and made anew."""
 
 PROGRESS_BYTES = 1 << 20
-"""New bytes that make an attempt count as progress: a line that breaks often is borne, one that drips not."""
+"""New bytes that make an attempt count as progress: a line that breaks often passes, one that drips does not."""
 
 BLOCK_BYTES = 1 << 20
 
@@ -75,7 +75,7 @@ def download(file: HubFile, target: Path, transfer: Transfer) -> str:
         with _own_part(target, transfer) as handle:
             return _download_alone(file, target, handle, transfer)
     except OSError as error:
-        next_step = "free some space there" if error.errno == errno.ENOSPC else "mend that"
+        next_step = "free some space there" if error.errno == errno.ENOSPC else "correct that"
         raise PassingError(
             f"{unfinished(target)}: {error.strerror}",
             f"{next_step} and run the same command again: it goes on where it stopped",

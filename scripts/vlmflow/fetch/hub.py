@@ -76,7 +76,7 @@ def look_up(source: HubSource, revision: str, path: str) -> tuple[HubFile, str]:
 
     The address may be signed and short-lived: it is not for logs and messages.
 
-    Raises PassingFault, or VlmflowError for what waiting does not mend.
+    Raises PassingFault, or VlmflowError for what waiting does not help.
     """
     name = str(HubSource(source.repo_type, source.repo, path))
     with _in_our_words(name, revision):
@@ -171,7 +171,7 @@ def _checked(file: HubFile) -> HubFile:
 def _require_commit(name: str, answered: str, revision: str) -> None:
     if answered != revision:
         raise VlmflowError(
-            f"{name}: the hub answers with commit {answered}, asked for was {revision}",
+            f"{name}: the hub answers with commit {answered} in place of {revision}",
             "check the revision in pins.yaml, and HF_ENDPOINT (a mirror that is behind)",
         )
 

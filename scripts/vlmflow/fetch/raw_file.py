@@ -47,5 +47,7 @@ def copy(source: Path, raw: Path) -> None:
                 file.write(block)
                 progress.advance(len(block))
     except OSError as error:
-        raise PassingError(f"{source} to {raw}: {error.strerror}", "mend that and run the same command again") from None
+        raise PassingError(
+            f"{source} to {raw}: {error.strerror}", "correct that and run the same command again"
+        ) from None
     logger.info("%s: copied %s, %d bytes, sha256 %s", raw, source, raw.stat().st_size, digest.hexdigest())

@@ -70,7 +70,7 @@ class PictureStore:
                 f"{link}: cannot be made a link: {error.strerror}",
                 "something else has this name, or a name above it: move it away, and run the same command again"
                 if taken
-                else "mend that, or put the store elsewhere (config: stores.pictures), and run the same command again",
+                else "correct that, or put the store elsewhere (stores.pictures), and run the same command again",
             ) from None
 
     def _write_once(self, picture: Picture, rgb: Image.Image) -> Path:

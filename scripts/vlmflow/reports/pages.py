@@ -88,7 +88,7 @@ def counts_page(stats: dict[str, Any]) -> str:
 
 
 def unread(stats: dict[str, Any], split: str) -> dict[str, int]:
-    """Give what of a raw split's rows was not read, in words, with the number of rows: keys first, by their names."""
+    """Give what of a raw split's rows was not read, with the number of rows: keys first, by their names."""
     found = stats["unread"][split]
     ignored = found.get("ignored_keys", {})
     further, dropped = found.get("further_unread_keys", 0), found.get("unanswered_last_turns", 0)

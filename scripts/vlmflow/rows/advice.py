@@ -36,8 +36,8 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
                 f"choose the kind that has the keys of these rows: {settings}.kind; or say what its keys are called "
                 f"in your file: {settings}.columns; the rows stand in {quarantine}"
             )
-    mend = f"look at {quarantine}; mend the rows in a copy of it ({settings}.mended), or the picture roots"
-    return mend if none_left else f"{mend}, or allow more rejects ({settings}.max_reject_share)"
+    look = f"look at {quarantine}; correct the rows in a copy of it ({settings}.mended), or the picture roots"
+    return look if none_left else f"{look}, or allow more rejects ({settings}.max_reject_share)"
 
 
 def _some(sources: Counter[str]) -> str:
