@@ -59,8 +59,8 @@ def main(
     log.info("writing proof.json: digests of all files")
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary
-        write_proof(folder, checks, code=Path(__file__).parents[1])
-    remember_proven(verified)
+        proven = write_proof(folder, checks, code=Path(__file__).parents[1])
+    remember_proven(verified, proven)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.files import sha256_of
 from vlmflow.integrity import LEVEL, RECORDS, compare, refuse_changed
+from vlmflow.merging.proof import read_proof, remember_proven, write_proof
 
 
 @pytest.fixture
@@ -84,7 +85,9 @@ def test_every_kind_of_change_is_seen(tmp_path: Path, files: dict) -> None:
     assert refusal.value.next_step == "do this"
 
 
-@pytest.mark.parametrize("place", ["a folder", "a pipe", "a link to nothing", "a file where its folder was"])
+@pytest.mark.parametrize(
+    "place", ["a folder", "a pipe", "a link to nothing", "a link to itself", "a file where its folder was"]
+)
 def test_what_is_no_file_any_more_is_gone(tmp_path: Path, files: dict, place: str) -> None:
     """A pipe is not waited for."""
     file = tmp_path / "files" / "deep" / "c"
@@ -96,10 +99,20 @@ def test_what_is_no_file_any_more_is_gone(tmp_path: Path, files: dict, place: st
             os.mkfifo(file)
         case "a link to nothing":
             file.symlink_to("nothing")
+        case "a link to itself":
+            file.symlink_to(file.name)
         case _:
             file.parent.rmdir()
             file.parent.write_text("")
     assert look(tmp_path, files) == (["deep/c"], [])
+
+
+def test_a_file_that_cannot_be_read_is_neither_gone_nor_changed(tmp_path: Path, files: dict) -> None:
+    """The disk may give it the next time; the kernel refuses the first page of a process's memory."""
+    (tmp_path / "files" / "b").unlink()
+    (tmp_path / "files" / "b").symlink_to("/proc/self/mem")
+    with pytest.raises(PassingError, match=rf"^{tmp_path}/files/b: Input/output error\n"):
+        look(tmp_path, files)
 
 
 def test_forged_times_deceive_a_quick_look_and_no_full_one(
@@ -156,3 +169,16 @@ def test_a_file_that_changed_a_moment_ago_is_read_again(tmp_path: Path, files: d
     assert look(tmp_path, files) == ([], [])
     forge(file, "the bytes of B")
     assert look(tmp_path, files) == ([], ["b"])
+
+
+def test_what_changed_while_a_model_was_proven_is_not_remembered_as_proven(
+    tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest was taken before, how it looks after."""
+    folder = tmp_path / "files"
+    proven = write_proof(folder, {}, tmp_path)
+    (folder / "b").write_text("the bytes of B")
+    os.utime(folder / "b", (1e9 + 1, 1e9 + 1))
+    remember_proven(folder, proven)
+    with pytest.raises(VlmflowError, match="1 of 3 model files have changed since they were checked: b"):
+        read_proof(folder)

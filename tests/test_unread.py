@@ -21,6 +21,7 @@ from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
 from vlmflow.rows.fire import fire_rows, training_form
 from vlmflow.rows.forms import form_rows
+from vlmflow.rows.rejects import Reject
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -74,6 +75,7 @@ STOPS = [
     ("messages", turns({"function_call": {"name": "clock"}}), "messages.function_call"),
     ("messages", turns({"reasoning_content": "So."}), "messages.reasoning_content"),
     ("messages", turns({}, {"images": ["a.jpg"]}), "messages.images"),
+    ("messages", turns({"weight": 0, "from": "user"}), "messages.weight"),
     ("sharegpt", turns(of="conversations") | {"tools": json.dumps([TOOL])}, "tools"),
     ("sharegpt", turns(of="conversations") | {"system": "Be brief."}, "system"),
     ("sharegpt", turns({"weight": 0}, of="conversations"), "conversations.weight"),
@@ -104,6 +106,7 @@ def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
 NEUTRAL = [
     ("alpaca", ASK | {"system": "", "history": [], "tools": None, "label": True, "weight": 1, "kto_tag": None}),
     ("alpaca", ASK | {"system": " \n", "history": [["", ""]], "tools": "[]", "label": "positive", "weight": 1.0}),
+    ("alpaca", ASK | {"weight": "nan", "system": "NaN", "label": ""}),
     ("alpaca", ASK | {"label": 3, "weight": "heavy", "chosen": None, "rejected": {}, "videos": []}),
     ("messages", turns({"weight": 1, "loss": True, "tool_calls": [], "function_call": None, "train": True})),
     ("messages", turns({}, {"weight": 0, "loss": False})),
@@ -143,6 +146,21 @@ def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
     bad = turns({"role": "tool"}) | {"tools": [TOOL]}
     found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "tools": [TOOL]}]), "messages")
     assert found == {"unread_keys": {}, "ignored_keys": {}, "unanswered_last_turns": 0}
+
+
+def test_a_key_that_is_no_utf8_hides_none_of_the_others(tmp_path: Path) -> None:
+    """As in a file of cp1252: the texts that are read are plain, a key that nobody reads is not."""
+    path = tmp_path / "rows.jsonl"
+    keys = [b'"cat\xe9gorie": "x", "label": false', b'"label": false, "cat\xe9gorie": "x"', b'"cat\xe9gorie": "x"']
+    path.write_bytes(b"".join(b'{"prompt": "q", "completion": "a", %s}\n' % key for key in keys))
+    with pytest.raises(VlmflowError, match="label: 2 of 3 rows"):
+        converted(path, "prompt_completion")
+    found = converted(path, "prompt_completion", ignore_keys=["label"])
+    assert found["unread_keys"] == {"cat\ufffdgorie": 3, "label": 2}
+    row = json.dumps(fire_row(more=1)).replace("more", "caf\xe9").encode("latin-1")
+    make = fire_rows(training_form("trajectory", None), RowLimits())
+    assert not isinstance(make("id", 0, row), Reject)
+    assert make.unread.take().keys["caf\ufffd"] == 1
 
 
 def test_a_table_stops_too(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def is_bad(value: Any) -> bool:
 
 
 def is_not_one(value: Any) -> bool:
-    """Say whether a weight is a number other than 1; true is 1, false is 0."""
+    """Say whether a weight is a number other than 1; true is 1, false is 0, and a text that holds nothing is none."""
+    if isinstance(value, str) and value.strip().lower() in NOTHING:
+        return False
     try:
         return isinstance(value, bool | int | float | str) and float(value) != 1
     except (ValueError, OverflowError):

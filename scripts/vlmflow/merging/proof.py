@@ -5,12 +5,14 @@ import os
 import platform
 import shutil
 import subprocess
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json, sha256_of, write_json
-from vlmflow.integrity import look, refuse_changed, remember
+from vlmflow.files import read_json, write_json
+from vlmflow.integrity import Record, read_files, refuse_changed, remember
 
 PROOF = "proof.json"
 
@@ -33,27 +35,36 @@ COMMIT_VARIABLE = "VLMFLOW_COMMIT"
 """Names the commit where there is no checkout, as in an image."""
 
 
-def write_proof(folder: Path, checks: dict[str, Any], code: Path) -> None:
+@dataclass(frozen=True)
+class Proven:
+    """How the files of a proven folder looked when `write_proof` read them, and when it began to, in ns."""
+
+    files: Record
+    began: int
+
+
+def write_proof(folder: Path, checks: dict[str, Any], code: Path) -> Proven:
     """Write `proof.json` into a folder whose files passed `checks`.
 
     checks: what each check found, by its name (`tensors`, `logits`; null where it was not wanted).
     code: the checkout, for its commit.
     """
-    files = {
-        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)}
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file != folder / PROOF  # a base may bring its own, whose place this one takes
-    }
+    # A base may bring a proof of its own, whose place this one takes.
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / PROOF]
+    began = time.time_ns()
+    names = [file.relative_to(folder).as_posix() for file in files]
+    found = read_files("writing the digests of proven files", "files", folder, names)
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
     write_json(
         folder / PROOF,
         {
             "checks": checks,
-            "files": files,
+            "files": {name: {"size": seen.size, "sha256": seen.sha256} for name, seen in found.items()},
             "git_commit": git_commit(code),
             "versions": {"python": platform.python_version()} | versions,
         },
     )
+    return Proven(found, began)
 
 
 def read_proof(folder: Path) -> dict[str, Any]:
@@ -73,21 +84,18 @@ def read_proof(folder: Path) -> dict[str, Any]:
         raise VlmflowError(
             f"{folder}: {len(changed)} files are not those that were proven: {', '.join(changed[:5])}", again
         )
-    refuse_changed("model files", folder, _digests(proof), _record(folder), again)
+    digests = {name: file["sha256"] for name, file in proof["files"].items()}
+    refuse_changed("model files", folder, digests, _record(folder), again)
     return proof
 
 
-def remember_proven(folder: Path) -> None:
-    """Keep how the files of `folder` look, which `write_proof` has just read: `read_proof` need not read them again."""
-    remember(_record(folder), look(folder, _digests(read_json(folder / PROOF))))
+def remember_proven(folder: Path, proven: Proven) -> None:
+    """Keep how the files of `folder` look, so that `read_proof` need not read them again."""
+    remember(_record(folder), proven.files, proven.began)
 
 
 def _record(folder: Path) -> str:
     return f"verified/{folder.name}"
-
-
-def _digests(proof: dict[str, Any]) -> dict[str, str]:
-    return {name: file["sha256"] for name, file in proof["files"].items()}
 
 
 def take_over(folder: Path, target: Path) -> None:

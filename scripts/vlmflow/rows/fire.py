@@ -156,7 +156,7 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         shape = unread.shape
         trajectory = read_trajectory(row, shape.decode)
-        if isinstance(trajectory, Reject) and trajectory.reason == "bad_shape":
+        if isinstance(trajectory, Reject) and trajectory.reason in ("bad_shape", "bad_json"):
             shape = None
             trajectory = read_trajectory(row)
         if isinstance(trajectory, Reject):

@@ -99,7 +99,7 @@ def form_rows(
             shape = unread.shape
             try:
                 raw = shape.decode(row)
-            except msgspec.ValidationError:
+            except (msgspec.ValidationError, UnicodeDecodeError):  # it cannot name a key that is no UTF-8
                 shape = None
                 raw = decode(row)
         except msgspec.ValidationError as error:

@@ -30,7 +30,6 @@ OF_ROW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 OF_PART = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]]).decode
 
 ASSISTANTS = frozenset({"gpt", "assistant"})
-SPEAKER_KEYS = ("from", "role")
 
 Names = tuple[str, ...]
 KeySet = tuple[Names, tuple[Names, ...]]
@@ -132,11 +131,9 @@ class Unread:
         """Count the keys of a sound row, number `number` of the split, that is not of the current shape."""
         self._found.rows += 1
         try:
-            keys = OF_ROW(row)
-            parts = {part: OF_PART(keys[part]) for part in self._parts}
-        except ValueError:  # a key that is no UTF-8: nobody can have meant anything by it
-            self._found.other_keys += 1
-            return
+            keys, parts = self._keys_of(row)
+        except ValueError:  # a key that is no UTF-8 (files of cp1252), which those that read the row pass over
+            keys, parts = self._keys_of(row.decode(errors="replace").encode())
         top = tuple(sorted(keys.keys() - self._fields.keys()))
         paths = set(top)
         inner: list[set[Names]] = []
@@ -180,10 +177,15 @@ class Unread:
         self._found.first.setdefault(key, (number, bytes(value)[:NAME_KEPT].decode(errors="replace")))
         return True
 
+    def _keys_of(self, row: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
+        keys = OF_ROW(row)
+        return keys, {part: OF_PART(keys[part]) for part in self._parts}
+
     def _weigh_turns(self, part: str, number: int, turns: list[dict[str, msgspec.Raw]]) -> None:
+        spoken_by = msgspec.structs.fields(self._parts[part])[0].encode_name
         done: set[str] = set()
         for turn in turns:
-            speaker = next((msgspec.json.decode(turn[key]) for key in SPEAKER_KEYS if key in turn), "")
+            speaker = msgspec.json.decode(turn[spoken_by])
             for key, value in turn.items():
                 path = f"{part}.{key}"
                 if path in self.meanings and path not in done and self._weigh(path, number, value, speaker):

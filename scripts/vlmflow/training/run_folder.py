@@ -72,10 +72,13 @@ class RunFolder:
 
         what: the stage and run, for the message.
 
-        Raises VlmflowError as the block, with where the folder is now.
+        Raises VlmflowError as the block, with where the folder is now. A PassingError leaves it where it is: it says
+        nothing of what was trained on.
         """
         try:
             yield
+        except PassingError:
+            raise
         except VlmflowError as error:
             aside = next(
                 place
