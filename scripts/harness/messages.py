@@ -1,25 +1,49 @@
-"""The commands that a stage's messages name, completed so that they mean the workflow that was called."""
+"""What a stage's messages name, made to mean the workflow that was called: commands, and files of a pod."""
 
 import os
 import re
+import shlex
 
 CALL = "VLMFLOW_CALL"
 """The options that a command in a message needs so that it means the same workflow (--configfile, --directory)."""
 
-IN_POD = "VLMFLOW_IN_POD"
-"""Set where the stage runs in a pod: what helps is then a command for the cluster."""
+TARGETS = "VLMFLOW_TARGETS"
+"""Set where the stage runs in a pod: where the targets lie, a folder of the volume or an address in S3."""
 
-REFRESH = re.compile(r"make refresh-pictures DATASET=([\w.-]+)")
-SNAKEMAKE = re.compile(r"\bsnakemake (?=--forcerun )")
+LOCAL = "VLMFLOW_LOCAL"
+"""Set where the stage runs in a pod: the folder of the pod in which its targets look to it as though they lay there."""
+
+COMMAND = re.compile(
+    r"make refresh-pictures DATASET=(?P<dataset>[\w.-]+)|\bsnakemake --forcerun (?P<rule>\w+) -- (?P<target>\S+)"
+)
+
+IN_S3 = "s3://"
+
+WITHOUT_CONTROLLER = ".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes"
+"""Where targets lie in S3, Snakemake runs on a laptop (docs/kubernetes.md)."""
 
 
 def whole_commands(text: str) -> str:
-    """Complete the commands of a message: the library does not know how the workflow was called."""
-    call = os.environ.get(CALL, "")
-    if os.environ.get(IN_POD):
-        command, args = "cluster-run TARGET=data/{}/stats.json", f"{call} --forcerun resolve_images".strip()
-    else:
-        command, args = "refresh-pictures DATASET={}", call
-    args = f' ARGS="{args}"' if args else ""
-    text = REFRESH.sub(lambda found: f"make {command.format(found[1])}{args}", text)
-    return SNAKEMAKE.sub(lambda found: " ".join(filter(None, ["snakemake", call, ""])), text)
+    """Complete the commands of a message, and name files of a pod by their targets; the library knows neither."""
+    if local := os.environ.get(LOCAL):
+        text = text.replace(f"{local}/fs/", "/").replace(f"{local}/s3/", IN_S3)
+    return COMMAND.sub(_whole, text)
+
+
+def _whole(found: re.Match[str]) -> str:
+    call, targets = os.environ.get(CALL, ""), os.environ.get(TARGETS, "")
+    rule, target = "resolve_images", f"data/{found['dataset']}/stats.json"
+    if found["rule"]:
+        rule, target = found["rule"], found["target"].removeprefix(f"{targets}/")
+    forced = f"{call} --forcerun {rule}".strip()
+    if targets.startswith(IN_S3):
+        return f"{WITHOUT_CONTROLLER} {forced} -- {target}"
+    if targets:
+        return f"make cluster-run TARGET={target} {_args(forced)}"
+    if found["rule"]:
+        return f"snakemake {forced} -- {target}"
+    return f"{found[0]} {_args(call)}" if call else found[0]
+
+
+def _args(words: str) -> str:
+    return f"ARGS={shlex.quote(words)}" if '"' in words else f'ARGS="{words}"'

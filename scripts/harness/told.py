@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from harness.messages import CALL, IN_POD
+from harness.messages import CALL, LOCAL, TARGETS
 from vlmflow.config.model import Config
 from vlmflow.integrity import LEVEL, RECORDS, RECORDS_FOLDER
 
@@ -19,7 +19,9 @@ def tell_stages(workflow: Any, settings: Config) -> None:
     os.environ[LEVEL] = settings.integrity
     os.environ[RECORDS] = str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER)
     os.environ[CALL] = shlex.join(_options(workflow))
-    os.environ[IN_POD] = "yes" if workflow.remote_exec else ""
+    storage = workflow.storage_settings
+    for name, place in ((TARGETS, storage.default_storage_prefix), (LOCAL, storage.local_storage_prefix)):
+        os.environ[name] = str(place) if workflow.remote_exec else ""
 
 
 def _options(workflow: Any) -> list[str]:
@@ -33,4 +35,6 @@ def _options(workflow: Any) -> list[str]:
         words += ["--directory", shown(here)]
     if workflow.overwrite_configfiles:
         words += ["--configfile", *(shown(Path(file).absolute()) for file in workflow.overwrite_configfiles)]
+    if workflow.config_settings.config_args:
+        words += ["--config", *workflow.config_settings.config_args]
     return words

@@ -1,0 +1,81 @@
+"""The commands that a stage's messages name: complete, and ones that help where the workflow was called."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.messages import whole_commands
+from harness.told import tell_stages
+from roads import ROOT
+from vlmflow.config.model import Config
+
+FILES = [ROOT / "profiles/kubernetes/stores.yaml", Path("/home/ann/my run.yaml")]
+CALL = "--configfile profiles/kubernetes/stores.yaml '/home/ann/my run.yaml'"
+REFRESH = "make refresh-pictures DATASET=fire"
+FIT = "fit them again: snakemake --forcerun fit_rows -- "
+
+
+def told(
+    monkeypatch: pytest.MonkeyPatch, prefix: str | None, files: list[Path] = FILES, config: list[str] | None = None
+) -> None:
+    """Tell stages of a call; prefix: where targets lie, where the stage is in a pod."""
+    monkeypatch.chdir(ROOT)
+    for name in ("INTEGRITY", "RECORDS", "CALL", "TARGETS", "LOCAL"):
+        monkeypatch.setenv(f"VLMFLOW_{name}", "left from elsewhere")
+    workflow = SimpleNamespace(
+        basedir=str(ROOT),
+        overwrite_configfiles=files,
+        remote_exec=prefix is not None,
+        storage_settings=SimpleNamespace(default_storage_prefix=prefix, local_storage_prefix=Path("/outputs/.pods/p1")),
+        config_settings=SimpleNamespace(config_args=config or []),
+    )
+    tell_stages(workflow, Config(models={}, datasets={}, runs={}))
+
+
+def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, None)
+    assert whole_commands(f"x: {REFRESH}") == f'x: {REFRESH} ARGS="{CALL}"'
+    assert whole_commands(f"{FIT}fitted/a") == f"fit them again: snakemake {CALL} --forcerun fit_rows -- fitted/a"
+    told(monkeypatch, None, [])
+    assert whole_commands(f"{REFRESH}; {FIT}fitted/a") == f"{REFRESH}; {FIT}fitted/a"
+
+
+def test_of_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod and its folder are gone when the message is read; targets are on the volume."""
+    told(monkeypatch, "/outputs/targets")
+    assert whole_commands(REFRESH) == (
+        f'make cluster-run TARGET=data/fire/stats.json ARGS="{CALL} --forcerun resolve_images"'
+    )
+    seen = "/outputs/.pods/p1/fs/outputs/targets/fitted/a"
+    assert whole_commands(f"{seen}: {FIT}{seen}") == (
+        f'/outputs/targets/fitted/a: fit them again: make cluster-run TARGET=fitted/a ARGS="{CALL} --forcerun fit_rows"'
+    )
+
+
+def test_of_a_pod_that_a_laptop_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no controller."""
+    told(monkeypatch, "s3://bucket")
+    snakemake = f".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes {CALL} --forcerun"
+    assert whole_commands(REFRESH) == f"{snakemake} resolve_images -- data/fire/stats.json"
+    seen = "/outputs/.pods/p1/s3/bucket/fitted/a"
+    assert whole_commands(f"{seen}: {FIT}{seen}") == (
+        f"s3://bucket/fitted/a: fit them again: {snakemake} fit_rows -- fitted/a"
+    )
+
+
+def test_the_controller_takes_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What make hands to it is a call of Snakemake that checks the pictures anew, with the first call's options."""
+    mine = tmp_path / "my run.yaml"
+    mine.write_text(f"datasets: {{fire: {{image_roots: ['{tmp_path}']}}}}")
+    told(monkeypatch, "/outputs/targets", [FILES[0], mine], ['models={"a": {"source": "/m", "model_type": "qwen3"}}'])
+    words = shlex.split(whole_commands(REFRESH))
+    done = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
+    *_, said = done.stdout.splitlines()[-1].partition("cluster_controller.py --namespace vlmflow run -- ")
+    call = [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "-n", *shlex.split(said)]
+    planned = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert planned.returncode == 0, planned.stderr[-2000:]
+    assert "Checking the pictures that the train split of fire names" in planned.stdout + planned.stderr
