@@ -99,6 +99,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     "another rule for over-long rows": (settings(more="    over_long: leave_out"), FROM_FITTING),
     "a cached data set": (settings(more="    cached_dataset: true"), {"cache_dataset", "train_lora", *FROM_MERGING}),
     "another smoke length": (settings(steps=7), FROM_TRAINING),
+    "another way to look at files": (settings(more="integrity: full"), set()),
     "more memory for training": (settings(more="    resources: {train_mem_mb: 9000}"), set()),
     "more rows to verify": (settings(rows=3), FROM_MERGING),
     "another share held out": (settings(more="datasets: {fire: {val_share: 0.2}}"), FROM_VALIDATION),

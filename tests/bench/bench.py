@@ -1,6 +1,6 @@
 """Measure what docs/benchmarks.md says: each way beside its yardstick, in one run, on an otherwise idle machine.
 
-    python tests/bench/bench.py [rows] [volcano] [pictures] [fetch] [lengths] [merge] [road] [change]
+    python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [lengths] [merge] [road] [change]
 
 Prints a table per part in Markdown; without names, all of them. It takes 14 GB in runs/ for a while.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench_change import bench_change
 from bench_fetch import bench_fetch
+from bench_integrity import bench_integrity
 from bench_lengths import bench_lengths
 from bench_merge import bench_merge
 from bench_pictures import bench_pictures
@@ -28,6 +29,7 @@ PARTS = {
     "rows": lambda folder: bench_rows(folder, CORES),
     "volcano": lambda folder: bench_volcano(folder, CORES),
     "pictures": lambda folder: bench_pictures(folder, CORES),
+    "integrity": lambda folder: bench_integrity(folder, CORES),
     "fetch": bench_fetch,
     "lengths": lambda folder: bench_lengths(folder, CORES),
     "merge": lambda folder: bench_merge(folder, CORES),

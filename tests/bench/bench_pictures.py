@@ -40,7 +40,7 @@ def bench_pictures(folder: Path, cores: int) -> dict:
     the store of an earlier run, in which the links are there.
     """
     root = folder / "root"
-    names = _write_photographs(root)
+    names = write_photographs(root)
     files = [root / name for name in names]
     before = _bare_rate(files, 1), _bare_rate(files, cores)
     stage = _stage_rate(folder, names, cores)
@@ -71,7 +71,7 @@ def _stage_rate(folder: Path, names: list[str], cores: int) -> float:
     return len(names) / seconds
 
 
-def _write_photographs(root: Path) -> list[str]:
+def write_photographs(root: Path) -> list[str]:
     """Write JPEGs with gradients and the noise of a sensor, 100 to 200 KB each."""
     random = np.random.default_rng(0)
     rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
