@@ -11,6 +11,7 @@ rule convert_fire:
     """Turn raw FIRE rows into ShareGPT rows, in the data set's form."""
     input:
         raw=targets.raw_of(settings),
+        raw_accounts=targets.raw_accounts_of(settings),
         mended=targets.mended_of(workflow, settings),
     output:
         converted="converted/{dataset}/{split}.jsonl",

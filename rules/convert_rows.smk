@@ -16,6 +16,7 @@ rule convert_rows:
     """Turn raw conversations into ShareGPT rows."""
     input:
         raw=targets.raw_of(settings),
+        raw_accounts=targets.raw_accounts_of(settings),
         mended=targets.mended_of(workflow, settings),
     output:
         converted="converted/{dataset}/{split}.jsonl",

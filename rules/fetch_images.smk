@@ -14,6 +14,7 @@ rule fetch_images:
     """Fetch the pictures that no root holds, the cheapest way that their sources allow."""
     input:
         raw=targets.raw_of(settings),
+        raw_accounts=targets.raw_accounts_of(settings),
         mended=targets.mended_of(workflow, settings),
     output:
         account="images/{dataset}/{split}.fetched.json",

@@ -1,7 +1,7 @@
 # Raw data files of every kind but FIRE: as fetch_fire, under a name of its own.
 #
 # Needs: the sources in the configuration (datasets: train, test), and for those on the hub their rows in pins.yaml.
-# Makes: raw/{dataset}/{file}, the file itself.
+# Makes: raw/{dataset}/{file}, the file itself; raw/{dataset}/.fetched/{file}.json, its size and sha256.
 # Holds: revision, size and sha256 are the pinned ones, or the file is not there.
 
 from vlmflow.config.data_settings import KEYS_OF_KIND

@@ -1,6 +1,7 @@
 # What the train split has in common with the test split, though the bytes differ.
 #
-# Needs: the validated test rows, the converted train rows, the image manifests, the picture hashes.
+# Needs: the validated test rows, the converted train rows, and the accounts that vouch for them; the image manifests,
+#        the picture hashes.
 # Makes: data/{dataset}/near_duplicates.jsonl: a line for every train picture that looks like one of the test split, and
 #        for every train row without a picture whose question a test row asks too, in other letters.
 # Holds: every train picture within near_duplicates.picture_distance of a test picture is there, with the nearest one.
@@ -12,6 +13,8 @@ rule find_near_duplicates:
     input:
         test_rows="data/{dataset}/test.jsonl",
         train_rows="converted/{dataset}/train.jsonl",
+        stats="data/{dataset}/stats.json",
+        unread="converted/{dataset}/train.unread.json",
         pictures=targets.manifests_of(settings),
         hashes=targets.hashes_of(settings),
     output:

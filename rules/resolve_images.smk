@@ -19,6 +19,7 @@ rule resolve_images:
     input:
         targets.fetched_of(settings),
         raw=targets.raw_of(settings),
+        raw_accounts=targets.raw_accounts_of(settings),
         mended=targets.mended_of(workflow, settings),
     output:
         manifest=temp(manifest_of_part) if part else manifest_of_part,

@@ -15,6 +15,7 @@ rule validate_sharegpt:
     input:
         raw_train=targets.raw_of(settings, "train"),
         raw_test=targets.raw_of(settings, "test"),
+        raw_accounts=targets.raw_accounts_of(settings),
         converted=targets.per_split(settings, "converted/{dataset}/{split}.jsonl"),
         rejects=targets.per_split(settings, "converted/{dataset}/{split}.rejects.jsonl"),
         unread=targets.per_split(settings, "converted/{dataset}/{split}.unread.json"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowChoice, RowLimits
+from vlmflow.fetch.raw_file import refuse_changed_raw
 from vlmflow.files import sha256_of, write_json
 from vlmflow.raw_rows import open_rows
 from vlmflow.rows.convert import convert
@@ -23,6 +24,7 @@ def main(
     system_prompt: str | None = None,
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
     threads: int = 1,
 ) -> None:
     """Convert one split.
@@ -36,8 +38,9 @@ def main(
     max_history_rounds: timestep form: earlier attempts in an example's state; null for all.
     row_limits: what a whole trajectory may be; see docs/config.md.
     system_prompt: begins every conversation; null for none.
-    choice: which rows are used. mended: files of edited rows.
+    choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
     """
+    refuse_changed_raw(raw, raw_accounts)
     make = fire_rows(training_form(form, max_history_rounds), row_limits, system_prompt)
     with open_rows(raw, split, mended) as rows:
         found = convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowChoice
+from vlmflow.fetch.raw_file import refuse_changed_raw
 from vlmflow.files import sha256_of, write_json
 from vlmflow.raw_rows import open_rows
 from vlmflow.rows.convert import convert
@@ -25,6 +26,7 @@ def main(
     ignore_keys: list[str] = [],  # noqa: B006
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
     threads: int = 1,
 ) -> None:
     """Convert one split.
@@ -35,8 +37,9 @@ def main(
     unread: the account of what of the rows was not read, to write, with the digests of the other two.
     split: train or test.
     kind, modality, columns, prompt, system_prompt, ignore_keys: see docs/config.md.
-    choice: which rows are used. mended: files of edited rows.
+    choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
     """
+    refuse_changed_raw(raw, raw_accounts)
     make = form_rows(kind, modality, columns or {}, prompt, system_prompt, ignore_keys)
     choice = choice or RowChoice()
     with open_rows(raw, split, mended, choice.read_columns) as rows:

@@ -6,13 +6,13 @@ from harness.stage import run_stage
 from vlmflow.config.source import parse_source
 from vlmflow.fetch.fetch import fetch_data_file
 from vlmflow.fetch.pins import PINS, pin_of, read_pins
-from vlmflow.fetch.raw_file import copy, link_or_copy
+from vlmflow.fetch.raw_file import copy, link_or_copy, write_account
 
 
-def main(*, raw: Path, source: str, store: Path, pins: Path = PINS) -> None:
+def main(*, raw: Path, account: Path, source: str, store: Path, pins: Path = PINS) -> None:
     """Fetch one raw file.
 
-    raw: the file to write.
+    raw: the file to write. account: a JSON file to write, with its size and sha256.
     source: hf://datasets/OWNER/NAME/FILE or …/NAME@COMMIT/FILE, file:///PATH, or a path.
     store: the folder that keeps what comes from the hub, by repository and revision.
     pins: the table with revision, size and sha256 of hub sources.
@@ -22,6 +22,7 @@ def main(*, raw: Path, source: str, store: Path, pins: Path = PINS) -> None:
         copy(place, raw)
     else:
         link_or_copy(fetch_data_file(place, pin_of(source, read_pins(pins)), store), raw)
+    write_account(raw, account)
 
 
 if __name__ == "__main__":

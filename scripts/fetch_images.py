@@ -8,6 +8,7 @@ from vlmflow.archives.sources import PICTURE_SOURCES, read_sources
 from vlmflow.config.data_settings import PictureLimits, RowChoice
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.fetch.pins import PINS, read_pins
+from vlmflow.fetch.raw_file import refuse_changed_raw
 from vlmflow.files import write_json
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.pictures.roots import PictureRoots
@@ -24,6 +25,7 @@ def main(
     sources: dict[str, PictureSource],
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
     table: Path = PICTURE_SOURCES,
     pins: Path = PINS,
 ) -> None:
@@ -36,10 +38,11 @@ def main(
     store: the folder to fetch into, under the paths that the rows name; a root like the others.
     limits: what a picture may be.
     sources: the configuration's own sources, laid over those of the table.
-    choice: which rows are used. mended: files of edited rows.
+    choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
     table: the sources that are known.
     pins: the table with revision, size and sha256 of every archive on the hub.
     """
+    refuse_changed_raw(raw, raw_accounts)
     store.mkdir(parents=True, exist_ok=True)
     picture_roots = PictureRoots([*roots, str(store)], f"datasets.{dataset}.image_roots")
     split = account.name.partition(".")[0]

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.integrity import refuse_other_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
 
 log = logging.getLogger("vlmflow")
@@ -13,6 +14,8 @@ def main(
     *,
     test_rows: Path,
     train_rows: Path,
+    stats: Path,
+    unread: Path,
     pairs: Path,
     picture_distance: int,
     kind: str = "fire",
@@ -22,10 +25,13 @@ def main(
     """Find them.
 
     test_rows: the validated rows of the test split. train_rows: the converted rows of the raw train split.
+    stats, unread: the accounts that vouch for them.
     pictures: the image manifests of the raw splits, train first. hashes: their picture hashes. None where there are no
     such.
     pairs: JSON lines to write. picture_distance, kind: see docs/config.md.
     """
+    refuse_other_rows(stats, [test_rows])
+    refuse_other_rows(unread, [train_rows])
     whole = kind == "text"  # every row has the same prompt
     found = find_near_duplicates(train_rows, test_rows, pictures or [], hashes or [], picture_distance, pairs, whole)
     log.info("near-duplicates of the test split: %d pictures, %d rows without a picture", found.pictures, found.rows)

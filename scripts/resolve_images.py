@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import PictureLimits, RowChoice
+from vlmflow.fetch.raw_file import refuse_changed_raw
 from vlmflow.parts import WHOLE, Part, items_of
 from vlmflow.pictures.resolve import (
     named_paths,
@@ -26,6 +27,7 @@ def main(
     limits: PictureLimits,
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
     part: Part = WHOLE,
     threads: int = 1,
 ) -> None:
@@ -37,13 +39,14 @@ def main(
     roots: the folders that hold its pictures, the first that has one wins.
     store: the folder of all picture stores; the data set's own lies in it under its name.
     limits: what a picture may be.
-    choice: which rows are used. mended: files of edited rows.
+    choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
     part: which part of how many this is, where several pods share the pictures; what was found is then said of all
     of them, when they are joined.
     """
     key = f"datasets.{dataset}.image_roots"
     picture_roots = PictureRoots(roots, key)
     split = manifest.name.partition(".")[0]
+    refuse_changed_raw(raw, raw_accounts)
     paths = named_paths(raw, split, choice, mended)
     paths = dict(items_of(part, paths.items()))
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:

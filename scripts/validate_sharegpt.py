@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowLimits
+from vlmflow.fetch.raw_file import refuse_changed_raw
 from vlmflow.files import sha256_of, whole_file, write_json
 from vlmflow.integrity import refuse_other_rows
 from vlmflow.pictures.hash_table import read_hashes
@@ -34,6 +35,7 @@ def main(
     raw_test: list[Path] = [],  # noqa: B006
     pictures: list[Path] | None = None,
     mended: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
     test_share: float = 0.0,
     kind: str = "fire",
     modality: str = "image",
@@ -50,7 +52,7 @@ def main(
     converted, rejects: per raw split (train first, then test where there is one) the converter's first two outputs.
     unread: likewise the third: which keys nobody read.
     pictures: likewise the image manifests; none without pictures, or where they were skipped.
-    mended: files of edited rows.
+    raw_accounts: what was fetched, file by file, of both. mended: files of edited rows.
     stats: the account to write; train, val, test and quarantine JSON lines are written beside it.
     counts: the account as an HTML page, to write.
     form, max_history_rounds, skip_images: how the rows were made, for stats.json.
@@ -59,6 +61,7 @@ def main(
     and picture_distance, how near they are.
     read_columns: those that are read where the raw rows are parquet; null for all.
     """
+    refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
     raw = [files for files in (raw_train, raw_test) if files]
     manifests = pictures or [None] * len(raw)
     for account, *rows in zip(unread, converted, rejects, strict=True):

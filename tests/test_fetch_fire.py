@@ -1,5 +1,6 @@
 """The stage fetch_fire: raw files from the hub and from this machine, killed and resumed, and its rule."""
 
+import json
 import os
 import signal
 import subprocess
@@ -37,6 +38,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.raw = folder / "raw" / "fire" / "train.json"
+        self.account = folder / "raw" / "fire" / ".fetched" / "train.json.json"
         self.store = folder / "stores" / "raw"
         self.log = folder / "logs" / "fetch.log"
         self.pins = folder / "pins.yaml"
@@ -44,11 +46,12 @@ class Place:
 
     def fetch(self, source: str = SOURCE, **pin: object) -> None:
         self.pins.write_text(yaml.dump({source: {**PIN, **pin}} if source == SOURCE else {}))
-        fetch_fire.main(raw=self.raw, source=source, store=self.store, pins=self.pins)
+        fetch_fire.main(raw=self.raw, account=self.account, source=source, store=self.store, pins=self.pins)
 
     def command(self, source: str = SOURCE) -> list[str]:
         self.pins.write_text(yaml.dump({SOURCE: PIN}))
-        return command("fetch_fire", raw=self.raw, source=source, store=self.store, pins=self.pins, log=self.log)
+        places = {"raw": self.raw, "account": self.account, "store": self.store, "pins": self.pins, "log": self.log}
+        return command("fetch_fire", source=source, **places)
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def test_what_is_not_pinned_is_not_fetched(server: HubServer, place: Place):
     with pytest.raises(VlmflowError, match=r"pins\.yaml: hf://.*/train\.json has no revision\n.*`make pins`"):
         place.fetch(revision=None)
     with pytest.raises(VlmflowError, match=r"does not stand in pins\.yaml\n.*add a line 'hf://.*`make pins`"):
-        fetch_fire.main(raw=place.raw, source=SOURCE, store=place.store)
+        fetch_fire.main(raw=place.raw, account=place.account, source=SOURCE, store=place.store)
     assert not server.requests
     assert not place.raw.exists()
 
@@ -192,10 +195,11 @@ def test_a_local_file_is_copied(place: Place, tmp_path: Path, caplog: pytest.Log
     caplog.set_level("INFO", "vlmflow")
     local = tmp_path / "a_file.json"
     local.write_bytes(CONTENT)
-    fetch_fire.main(raw=place.raw, source=form.format(local), store=place.store)
+    fetch_fire.main(raw=place.raw, account=place.account, source=form.format(local), store=place.store)
     assert place.raw.read_bytes() == CONTENT
     assert not place.raw.samefile(local)
     assert f"{len(CONTENT)} bytes, sha256 {sha256(CONTENT)}" in caplog.text
+    assert json.loads(place.account.read_text()) == {"bytes": len(CONTENT), "sha256": sha256(CONTENT)}
 
 
 def test_a_local_file_that_is_none_is_told(place: Place, tmp_path: Path):

@@ -24,6 +24,7 @@ from hub_server import HubServer, served_hub
 from roads import RUN, command, copy_folder, snakemake, words_of
 from tiny_models import file_names, write_wide_adapter, write_wide_base
 from vlmflow.fetch.model_folder import hash_files, write_manifest
+from vlmflow.fetch.raw_file import write_account
 from vlmflow.files import sha256_of
 
 VICTIMS = ["script", "snakemake", "both", "all"]
@@ -68,6 +69,10 @@ def check(stage: Stage, victims: str, unbroken: object) -> None:
     kill_in_the_middle(stage, victims)
     snakemake(stage.folder, *stage.words)
     assert stage.result(stage.folder) == unbroken
+
+
+RAW = "raw/fire/FIRE-train-100K.json"
+RAW_ACCOUNT = "raw/fire/.fetched/FIRE-train-100K.json.json"
 
 
 def only(rule: str, target: str) -> list[str]:
@@ -121,10 +126,9 @@ def test_fetch_is_killed_and_goes_on(server: HubServer, tmp_path: Path, victims:
     (tmp_path / "quick.yaml").write_text(
         "datasets: {fire: {train: 'hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json'}}"
     )
-    name = "raw/fire/FIRE-train-100K.json"
     part = "stores/raw/PengxiangLi--FIRE@73b9f1397a8a50d944a7650a60ecda39140c2fc1/FIRE-train-100K.json.part"
     content = server.repos["datasets/PengxiangLi/FIRE"].files["FIRE-train-100K.json"]
-    stage = Stage(tmp_path, only("fetch_fire", name), grown(part, 1_000_000), lambda at: (at / name).read_bytes())
+    stage = Stage(tmp_path, only("fetch_fire", RAW), grown(part, 1_000_000), lambda at: (at / RAW).read_bytes())
     check(stage, victims, content)
     # What had arrived is not fetched again; a little is sent that nobody takes any more.
     assert server.sent("FIRE-train-100K.json") < 1.3 * len(content)
@@ -136,7 +140,8 @@ CONVERT = only("convert_fire", CONVERTED[0])
 
 def conversion(folder: Path, rows: Path) -> Stage:
     (folder / "raw" / "fire").mkdir(parents=True)
-    os.link(rows / "train.json", folder / "raw" / "fire" / "FIRE-train-100K.json")
+    os.link(rows / "train.json", folder / RAW)
+    write_account(folder / RAW, folder / RAW_ACCOUNT)
     (folder / "quick.yaml").write_text("{}")
     return Stage(folder, CONVERT, grown(f"{CONVERTED[0]}.part", 5_000_000), digests(*CONVERTED))
 
@@ -170,7 +175,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def resolving(folder: Path, root: Path) -> Stage:
     (folder / "raw" / "fire").mkdir(parents=True)
     rows = [{"image": f"coco/train2017/{number:012}.png"} for number in range(300)]
-    (folder / "raw" / "fire" / "FIRE-train-100K.json").write_text(json.dumps(rows))
+    (folder / RAW).write_text(json.dumps(rows))
+    write_account(folder / RAW, folder / RAW_ACCOUNT)
     (folder / "quick.yaml").write_text(f"datasets: {{fire: {{image_roots: ['{root}']}}}}")
 
     def some_are_stored(at: Path) -> bool:

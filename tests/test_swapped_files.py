@@ -71,7 +71,36 @@ def run(stage: str, **changed: Any) -> None:
     trained = {"full": f"checkpoints/{RUN}/full", "smoke": f"checkpoints/{RUN}/smoke"}
     how = {"device": "cpu", "processes": 1, "strategy": "ddp", "model_type": "qwen3_vl", "run_store": "out/runs"}
     lengths = {f"{name}_lengths": f"lengths/{RUN}/{name}.jsonl" for name in ("train", "val")}
+    raw = {"raw": [RAW], "raw_accounts": ["raw/fire/.fetched/FIRE-train-100K.json.json"]}
+    form = {"form": "trajectory", "max_history_rounds": None, "row_limits": {}}
+    roots = {"dataset": "fire", "roots": [], "limits": {}}
+    made = {"converted": ["converted/fire/train.jsonl"], "rejects": ["converted/fire/train.rejects.jsonl"]}
     arguments: dict[str, dict[str, Any]] = {
+        "fetch_images": {**raw, **roots, "account": "out/train.fetched.json", "store": "out/fetched", "sources": {}},
+        "resolve_images": {**raw, **roots, "manifest": "out/train.jsonl", "store": "out/pictures"},
+        "convert_fire": {
+            **(raw | form | {name: f"out/{name}" for name in ("converted", "rejects", "unread")}),
+            "split": "train",
+        },
+        "validate_sharegpt": {
+            **(made | form | {"unread": ["converted/fire/train.unread.json"], "kind": "fire", "modality": "image"}),
+            "raw_train": raw["raw"],
+            "raw_accounts": raw["raw_accounts"],
+            "pictures": pictures["pictures"],
+            "stats": "out/fire/stats.json",
+            "counts": "out/counts.html",
+            "val_share": 0.1,
+            "seed": 1,
+            "max_reject_share": 0.5,
+        },
+        "find_near_duplicates": {
+            "train_rows": made["converted"][0],
+            "test_rows": "data/fire/test.jsonl",
+            "stats": "data/fire/stats.json",
+            "unread": "converted/fire/train.unread.json",
+            "pairs": "out/pairs",
+            "picture_distance": 4,
+        },
         "hash_pictures": {
             "manifest": pictures["pictures"][0],
             "hashes": "out/h",
@@ -171,6 +200,7 @@ def picture(folder: Path, rewritten: bool = False) -> Path:
     return folder / "stores/pictures/fire" / next(e.name for e in entries if e.name in named and e.rewritten)
 
 
+RAW = "raw/fire/FIRE-train-100K.json"
 REFRESH = "make refresh-pictures DATASET=fire"
 OTHER_ROWS = r"these are not the rows that"
 
@@ -212,6 +242,9 @@ GONE = rf"1 of \d+ pictures are gone: .*\n.*{REFRESH}"
 SHARD = r"1 of \d+ model files have changed since they were checked: model\S*\.safetensors\n.*remove models/tiny"
 ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\w+\.\w+\n.*remove checkpoints/"
 
+OTHER_RAW = rf"1 of 1 raw files have changed since they were checked: .*\n.*remove {RAW} and run the same command again"
+
+READ_RAW = ("fetch_images", "resolve_images", "convert_fire", "validate_sharegpt")
 READ_PICTURES = ("measure_lengths", "fit_rows", "cache_dataset", "train_smoke", "train_lora")
 READ_MODEL = (*READ_PICTURES, "merge_lora", "verify_merged", "publish_merged")
 
@@ -220,6 +253,11 @@ SWAPS = [
     *((stage, other_picture, CHANGED) for stage in (*READ_PICTURES, "verify_merged", "hash_pictures", "data_page")),
     *((stage, other_copy, CHANGED) for stage in (*READ_PICTURES, "hash_pictures", "data_page")),
     *((stage, other_shard, SHARD) for stage in READ_MODEL),
+    *((stage, in_folder(RAW), OTHER_RAW) for stage in READ_RAW),
+    *(
+        ("find_near_duplicates", in_folder(name), OTHER_ROWS)
+        for name in ("data/fire/test.jsonl", "converted/fire/train.jsonl")
+    ),
     *((stage, in_folder("data/fire/val.jsonl"), OTHER_ROWS) for stage in ("measure_lengths", "fit_rows", "data_page")),
     *(
         (stage, in_folder(f"fitted/{RUN}/{name}"), OTHER_ROWS)

@@ -132,6 +132,21 @@ def raw_of(settings: Config, split: str | None = None) -> InputFunction:
     return lambda wildcards: list(raw_files(settings, wildcards.dataset, split or wildcards.split))
 
 
+def raw_accounts_of(settings: Config) -> InputFunction:
+    """Input function: what was fetched, file by file in the order of `raw_of`.
+
+    Of wildcards `dataset` and `split`; in a rule without `split`, of all raw splits.
+    """
+
+    def accounts(wildcards: Any) -> list[str]:
+        split = wildcards.get("split")
+        splits = [split] if split else splits_of(settings, wildcards.dataset)
+        files = [Path(file) for split in splits for file in raw_files(settings, wildcards.dataset, split)]
+        return [str(file.parent / ".fetched" / f"{file.name}.json") for file in files]
+
+    return accounts
+
+
 def fetched_of(settings: Config) -> InputFunction:
     """Input function: the account of the fetched pictures of wildcards `dataset` and `split`, where it fetches any."""
     return lambda wildcards: (

@@ -1,12 +1,14 @@
-"""A raw data file put in its place: linked from the store, or copied from a path on this machine."""
+"""A raw data file put in its place, linked from the store or copied from a path on this machine, with its account."""
 
-import hashlib
 import logging
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.files import remove, require_free_disk, whole_file
+from vlmflow.files import read_json, remove, require_free_disk, whole_file, write_json
+from vlmflow.integrity import read_files, refuse_changed, remember
 from vlmflow.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ def link_or_copy(stored: Path, raw: Path) -> None:
 
 
 def copy(source: Path, raw: Path) -> None:
-    """Copy a file, whole or not at all, and log its size and SHA-256.
+    """Copy a file, whole or not at all.
 
     Raises VlmflowError where there is no such file, it cannot be read, or its copy does not fit on the disk.
     """
@@ -38,16 +40,37 @@ def copy(source: Path, raw: Path) -> None:
     if not source.stat().st_size:
         raise VlmflowError(f"{source} is empty: it holds no rows", "give another data file (config: datasets)")
     require_free_disk(raw.parent, source.stat().st_size, f"a copy of {source}")
-    digest = hashlib.sha256()
     progress = Progress(f"copying {source}", source.stat().st_size, "bytes")
     try:
         with source.open("rb") as original, whole_file(raw) as file, progress:
             while block := original.read(BLOCK_BYTES):
-                digest.update(block)
                 file.write(block)
                 progress.advance(len(block))
     except OSError as error:
-        raise PassingError(
-            f"{source} to {raw}: {error.strerror}", "correct that and run the same command again"
-        ) from None
-    logger.info("%s: copied %s, %d bytes, sha256 %s", raw, source, raw.stat().st_size, digest.hexdigest())
+        raise PassingError(f"{source} to {raw}: {error.strerror}", "fix that and run the same command again") from None
+
+
+def write_account(raw: Path, account: Path) -> None:
+    """Write size and SHA-256 of a raw file into `account`, as JSON, for the stages that read it."""
+    began = time.time_ns()
+    files = read_files(f"reading {raw}", "files", raw.parent, [raw.name])
+    found = files[raw.name]
+    logger.info("%s: %d bytes, sha256 %s", raw, found.size, found.sha256)
+    write_json(account, {"bytes": found.size, "sha256": found.sha256})
+    remember(_record(raw), files, began)
+
+
+def refuse_changed_raw(raw: Sequence[Path], accounts: Sequence[Path]) -> None:
+    """Refuse raw files of a data set that are no more those that were fetched.
+
+    accounts: what `write_account` wrote of each of them; none where nothing is known.
+
+    Raises VlmflowError with the names of the files.
+    """
+    for file, account in zip(raw, accounts, strict=True) if accounts else ():
+        next_step = f"remove {file} and run the same command again: it is fetched again"
+        refuse_changed("raw files", file.parent, {file.name: read_json(account)["sha256"]}, _record(file), next_step)
+
+
+def _record(raw: Path) -> str:
+    return f"raw/{raw.parent.name}"
