@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.errors import VlmflowError
+from vlmflow.errors import PassingError, VlmflowError
 from vlmflow.training.run_folder import RunFolder
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -46,3 +46,15 @@ def test_an_orphan_of_a_killed_trainer_keeps_the_folder(tmp_path: Path) -> None:
     subprocess.run(["kill", str(orphan)], check=True)
     with folder.held({}, patience=5):
         pass
+
+
+@pytest.mark.parametrize(("error", "stays"), [(VlmflowError, False), (PassingError, True)])
+def test_a_folder_is_set_aside_where_its_input_changed_and_not_where_a_disk_failed(
+    tmp_path: Path, error: type[VlmflowError], stays: bool
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    with pytest.raises(error) as raised, folder.set_aside_where_refused("train_lora x"):
+        raise error("1 of 2 pictures cannot be read", "see to the disk")
+    assert folder.path.exists() is stays
+    assert ("its input changed" in str(raised.value)) is not stays
