@@ -73,7 +73,7 @@ def run(stage: str, **changed: Any) -> None:
     lengths = {f"{name}_lengths": f"lengths/{RUN}/{name}.jsonl" for name in ("train", "val")}
     raw = {"raw": [RAW], "raw_accounts": ["raw/fire/.fetched/FIRE-train-100K.json.json"]}
     form = {"form": "trajectory", "max_history_rounds": None, "row_limits": {}}
-    roots = {"dataset": "fire", "roots": [], "limits": {}}
+    roots = {"dataset": "fire", "roots": ["sample/pictures"], "limits": {}}
     made = {"converted": ["converted/fire/train.jsonl"], "rejects": ["converted/fire/train.rejects.jsonl"]}
     arguments: dict[str, dict[str, Any]] = {
         "fetch_images": {**raw, **roots, "account": "out/train.fetched.json", "store": "out/fetched", "sources": {}},
