@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,19 @@ def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Pa
     assert "Traceback" not in output
 
 
+BOMB = "a: &a [x]\n" + "".join(
+    f"{key}: &{key} [{','.join(['*' + before] * 30)}]\n" for before, key in pairwise("abcdefg")
+)
+"""A list of which 30⁶ stand in the last line."""
+
 WRONG_FILES = [
     ("runs:\n  r: {model: m\n  b: [\n", ", line 3, column 4: expected ',' or '}'", "; the line is: b: ["),
     ("runs:\n  r: {model: m}\n\nruns: {}\n", ", line 4, column 1: the key 'runs' stands in line 1 already", "runs: {}"),
     ("", ": is empty", "leave the file out"),
     ("- a\n", ": holds ['a'], and no keys", "leave the file out"),
+    ("runs: &a {b: *a}\n", ", line 1, column 7: an alias stands within what it names", "correct it there"),
+    (BOMB, ", line 5, column 4: more than 100,000 values, aliases written out", "correct it there"),
+    (f"runs: {'[' * 3000}{']' * 3000}", ": blocks within blocks, too deep to be read", "correct it there"),
 ]
 
 

@@ -92,6 +92,13 @@ def test_what_is_evaluated_is_saved(settings: dict[str, int], every: str) -> Non
         ({"use_swift_lora": True}, "not be peft's"),
         ({"rope_scaling": "yarn"}, "would not say it"),
         ({"hub_token": "hf_x"}, "a token belongs in the environment"),
+        ({"external_plugins": "evil.py"}, "imports Python that is no part"),
+        ({"load_args": True}, "write them here"),
+        ({"adapters": "elsewhere"}, "than train.lora says"),
+        ({"model_kwargs": '{"IMAGE_MAX_TOKEN_NUM": 99}'}, "train.image_max_tokens"),
+        ({"new_special_tokens": "<x>"}, "which would not know them"),
+        ({"ignore_data_skip": True}, "with the first rows again"),
+        ({"streaming": True}, "neither rows nor steps"),
     ],
 )
 def test_arguments_that_break_a_run_are_refused_by_name(argument: dict[str, Any], said: str) -> None:
@@ -139,6 +146,18 @@ def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
     words = [word for one in jobs for word in command(one, RunFolder(Path("run")), resume=Path("checkpoint-1"))]
     torchruns = {"standalone", "nproc_per_node=4"}
     assert {word[2:] for word in words if word.startswith("--")} - torchruns == set(SET_BY_THE_WORKFLOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("use_cache", "--model=/another"), ("use_liger_kernel", "--push_to_hub"), ("system", "-- Hello")]
+)
+def test_a_text_that_looks_like_an_argument_stays_a_value(name: str, text: str) -> None:
+    """ms-swift takes the word behind a name that needs no value for an argument of its own."""
+    arguments = job(swift_args={name: text}).arguments()
+    assert f"--{name}={text}" in arguments
+    assert text not in arguments
+    with pytest.raises(ValidationError, match="target_modules"):
+        TrainSettings(lora={"target_modules": ["all-linear", text]})
 
 
 def test_a_slow_torch_is_refused() -> None:

@@ -154,13 +154,12 @@ class DatasetSettings(Settings):
     """Use only so many rows of each raw split, drawn by the seed; null for all."""
 
     licence: str | None = None
-    """The data set's licence, as its owner names it (cc-by-4.0); the model card says unknown where none is given. The
-    card is made with the weights: a changed licence merges and verifies the runs on this data set anew, which takes as
-    long as the first time, but trains nothing."""
+    """The data set's licence, as its owner names it (cc-by-4.0); the model card says unknown where none is given. A
+    changed licence writes the card anew, in seconds; it neither trains, merges nor verifies."""
 
     source_licences: dict[str, str] = {}
     """Licences of single sources, by the rows' `source` or by the first folder of their pictures' paths; they
-    lie over those of picture_sources. Changing them merges and verifies anew, as `licence` does."""
+    lie over those of picture_sources. Changing them writes the card anew, as `licence` does."""
 
     form: Literal["trajectory", "timestep"] = "trajectory"
     """Kind fire. trajectory: a conversation per raw row, every answer trained. timestep: an example per attempt, whose

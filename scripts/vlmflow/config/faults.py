@@ -10,6 +10,9 @@ from vlmflow.config.yaml_file import read_yaml
 
 Schema = dict[str, Any]
 
+SHOWN = 500
+"""Characters of a value that a message shows."""
+
 COMMAND_LINE = "--config"
 """Where a value comes from that stands in none of the files."""
 
@@ -30,12 +33,13 @@ def say_faults(error: pydantic.ValidationError, schema: Schema, merged: Any, fil
 
 def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any]]) -> str:
     path = _key_path(fault, merged)
-    where = f"{_origin(path, contents)}: {'.'.join(map(str, path)) or 'the configuration'}"
+    keys = ".".join(key if key.isprintable() else repr(key)[1:-1] for key in map(str, path))
+    where = f"{_origin(path, contents)}: {keys or 'the configuration'}"
     if fault["type"] == "value_error":
         cause = str(fault["ctx"]["error"])
         if "[key]" in fault["loc"]:
             secret = str(path[-1]).endswith(SECRET)
-            return f"{where}: {'its value' if secret else repr(_value_at(merged, path))} is not allowed; {cause}"
+            return f"{where}: {'its value' if secret else _shown(_value_at(merged, path))} is not allowed; {cause}"
         file = _origin([*path, *_keys_named(cause, _value_at(merged, path))], contents)
         return f"{file}: {'.'.join(map(str, path))}{': ' if path else ''}{cause}"
     if "[key]" in fault["loc"]:
@@ -48,7 +52,12 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
     wanted = allowed(_schema_at(schema, path))
     if fault["type"] == "missing":
         return f"{_origin(path[:-1], contents)}: {'.'.join(map(str, path))}: missing; it must be {wanted}"
-    return f"{where}: {_value_at(merged, path)!r} is not allowed; it must be {wanted}"
+    return f"{where}: {_shown(_value_at(merged, path))} is not allowed; it must be {wanted}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _key_path(fault: Any, merged: Any) -> list[Any]:

@@ -27,7 +27,7 @@ class LoraSettings(Settings):
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.05
     """Dropout on the adapter's input."""
 
-    target_modules: list[str] = ["all-linear"]
+    target_modules: Annotated[list[Annotated[str, Field(pattern=r"^[^-]")]], Field(min_length=1)] = ["all-linear"]
     """The layers that get an adapter: names, or all-linear for every linear layer that is not frozen."""
 
     freeze_vit: bool = True

@@ -70,6 +70,8 @@ SHARDS = "its checkpoints hold no adapter that can be resumed or merged; set run
 NO_RESUME = "a checkpoint would lack what a training is resumed from; remove it"
 NO_MERGE = "the merge adds low-rank updates to whole layers, and would refuse this adapter; remove it"
 NOT_PEFT = "the adapter would not be peft's, which the merge reads; remove it"
+CODE = "it imports Python that is no part of this workflow, and that no digest covers; remove it"
+LOADS_SETTINGS = "settings would come from a file beside the configuration; write them here"
 SECRETS = "settings are printed, kept and published in provenance.json; a token belongs in the environment (HF_TOKEN)"
 
 REFUSED: dict[str, str] = {
@@ -96,6 +98,21 @@ REFUSED: dict[str, str] = {
     "target_parameters": NO_MERGE,
     "lisa_activated_layers": NO_MERGE,
     "use_galore": NO_MERGE,
+    "custom_register_path": CODE,
+    "external_plugins": CODE,
+    "local_repo_path": CODE,
+    "load_args": LOADS_SETTINGS,
+    "load_data_args": LOADS_SETTINGS,
+    "model_kwargs": "it sets variables of the environment, which hold train.image_max_tokens; set that",
+    "adapters": "it trains an adapter of another shape than train.lora says, which no digest covers; merge it, and take "
+    "the result as the base",
+    "new_special_tokens": "the merged folder has the base's tokenizer, which would not know them; add them to the base",
+    "columns": "rows have ms-swift's own keys already; name those of the raw file with datasets.NAME.columns",
+    "split_dataset_ratio": "the run has a val split already; set datasets.NAME.val_share",
+    "streaming": "the gate could count neither rows nor steps; remove it",
+    "ignore_data_skip": "a resumed training would begin with the first rows again, and leave out others; remove it",
+    "logging_strategy": "the report has the loss of every step; remove it",
+    "logging_dir": "TensorBoard's files lie in the run folder; set stores.runs",
 }
 """Arguments that would break a run, each with why, and what to do instead."""
 

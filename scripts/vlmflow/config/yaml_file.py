@@ -23,6 +23,8 @@ def read_yaml(path: Path) -> Any:
         raise VlmflowError(_fault(path, text, error), "correct it there, or in the lines before") from None
     except yaml.YAMLError as error:
         raise VlmflowError(f"{path}: {' '.join(str(error).split())}", "correct it there") from None
+    except RecursionError:
+        raise VlmflowError(f"{path}: blocks within blocks, too deep to be read", "correct it there") from None
     except (OSError, ValueError) as error:
         words = error.strerror if isinstance(error, OSError) else error
         raise VlmflowError(f"{path}: {words}", "give a file of UTF-8 text that can be read") from None
@@ -56,8 +58,20 @@ def _lay_over(lower: dict[str, Any], upper: dict[str, Any]) -> None:
             lower[key] = value
 
 
+MOST_VALUES = 100_000
+"""Values that a file may hold once its aliases are written out: ten lines of them can stand for billions."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one block; YAML's own loader takes the last one in silence."""
+    """Refuses a key that stands twice in one block, where YAML's own loader takes the last one in silence, and aliases
+    that stand for more than MOST_VALUES, or for themselves.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        root = super().get_single_node()
+        if root is not None:
+            _count(root, {})
+        return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         first: dict[str, int] = {}
@@ -70,11 +84,26 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _count(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
+    """Give the values that a node holds, those of aliases each time. counts: of the nodes seen; 0 while in one."""
+    if counts.get(node) == 0:
+        raise yaml.MarkedYAMLError(problem="an alias stands within what it names", problem_mark=node.start_mark)
+    if node not in counts:
+        counts[node] = 0
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [child for each in children for child in (each if isinstance(each, tuple) else [each])]
+        counts[node] = 1 + sum(_count(child, counts) for child in inner)
+        if counts[node] > MOST_VALUES:
+            what = f"more than {MOST_VALUES:,} values, aliases written out"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+    return counts[node]
+
+
 def _without_tabs(text: str) -> str:
     """Give JSON with blanks for its tabs, which YAML does not take between words; other text as it is."""
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return text.replace("\t", " ")
 

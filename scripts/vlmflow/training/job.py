@@ -135,8 +135,15 @@ class TrainJob:
 
 
 def as_words(values: dict[str, object]) -> list[str]:
-    """Give ms-swift's arguments as words of a command line."""
-    return [word for name, value in values.items() for word in (f"--{name}", *_words(value))]
+    """Give ms-swift's arguments as words of a command line.
+
+    A text that begins with a dash is one word with its name, or it would be another argument ("--model=other").
+    """
+    return [word for name, value in values.items() for word in _with_name(f"--{name}", _words(value))]
+
+
+def _with_name(name: str, words: list[str]) -> list[str]:
+    return [f"{name}={words[0]}"] if len(words) == 1 and words[0].startswith("-") else [name, *words]
 
 
 def _words(value: object) -> list[str]:
