@@ -167,6 +167,6 @@ def _verdict(proof: dict[str, Any]) -> str:
     if proof["verdict"] != "inconclusive":
         return ""
     return f"""
-  This comparison is **inconclusive**: the training moved the weights by less than their type can hold, so that a sound
-  merge, peft's own too, shows {proof["effect_rounded"]:.2f} times the adapter's effect; these weights show
+  This comparison is **inconclusive**: rounding hides part of so small an update, so that a sound merge, peft's own
+  too, shows {proof["effect_rounded"]:.2f} times the adapter's effect; these weights show
   {proof["effect_found"]:.2f}. That the adapter is merged rightly is proven by the tensors alone."""
