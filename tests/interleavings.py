@@ -5,6 +5,7 @@ the same past of each process) are continued once. A process that is killed afte
 each state is also the state after such a kill.
 """
 
+import itertools
 import math
 import os
 import shutil
@@ -30,6 +31,8 @@ LATER = NOW + 2 * DAY
 MUCH_LATER = NOW + 4 * DAY
 """The clock of who is no `Process`."""
 _this = threading.local()
+_others = itertools.count(0xF)
+"""New names of who is no `Process`: no two are the same."""
 
 
 class _Killed(BaseException):
@@ -117,7 +120,7 @@ def _answer(name: str, result: Any) -> str:
 
 class _Token:
     def __init__(self) -> None:
-        self.hex = _this.process.new_name() if hasattr(_this, "process") else "f" * 32
+        self.hex = _this.process.new_name() if hasattr(_this, "process") else f"{next(_others):032x}"[::-1]
 
 
 @contextmanager
