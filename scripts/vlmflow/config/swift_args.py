@@ -104,8 +104,8 @@ REFUSED: dict[str, str] = {
     "load_args": LOADS_SETTINGS,
     "load_data_args": LOADS_SETTINGS,
     "model_kwargs": "it sets variables of the environment, which hold train.image_max_tokens; set that",
-    "adapters": "it trains an adapter of another shape than train.lora says, which no digest covers; merge it, and take "
-    "the result as the base",
+    "adapters": "it trains an adapter of another shape than train.lora says, which no digest covers; merge it, and "
+    "take the result as the base",
     "new_special_tokens": "the merged folder has the base's tokenizer, which would not know them; add them to the base",
     "columns": "rows have ms-swift's own keys already; name those of the raw file with datasets.NAME.columns",
     "split_dataset_ratio": "the run has a val split already; set datasets.NAME.val_share",

@@ -63,8 +63,9 @@ MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one block, where YAML's own loader takes the last one in silence, and aliases
-    that stand for more than MOST_VALUES, or for themselves.
+    """Refuses a key that stands twice in one block, and aliases of more than MOST_VALUES, or of themselves.
+
+    Of two keys YAML's own loader takes the last one in silence.
     """
 
     def get_single_node(self) -> yaml.Node | None:
