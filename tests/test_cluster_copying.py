@@ -135,6 +135,12 @@ def test_a_link_that_leads_out_of_a_target_is_refused(volume: Path, tmp_path: Pa
         copying.get(kubectl(tmp_path), "x", tmp_path / "here")
 
 
+def test_a_link_to_itself_in_a_target_is_refused_by_name(volume: Path, tmp_path: Path) -> None:
+    (make_target(volume / "targets" / "x") / "round").symlink_to("round")
+    with pytest.raises(VlmflowError, match="round is neither a file nor a folder"):
+        copying.get(kubectl(tmp_path), "x", tmp_path / "here")
+
+
 def test_nothing_is_written_or_read_over_a_link_on_a_volume(volume: Path, tmp_path: Path) -> None:
     """A job's pod could plant a link to the controller's checkout."""
     (tmp_path / "checkout").mkdir()

@@ -1,5 +1,6 @@
 """Why a pod is Pending, in words."""
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -329,6 +330,9 @@ def test_what_a_log_holds_besides_text_is_not_shown() -> None:
     line = "rows: 1 of 5 rows · 0:06 left"
     assert newest_progress(f"\x1b[2J\x1b]0;mine\x07{line}") == f"[2J]0;mine{line}"
     assert newest_progress(f"{line}\n" + "x · " * 1_000_000 + "0:06 left") == line
+    begun = time.process_time()
+    assert newest_progress(("x" + " · " * 600 + "\n") * 100) == ""
+    assert time.process_time() - begun < 0.5  # a search from every dot on took 2 s
     assert cause("\x1b[31mthe stage failed: " + "x" * 5_000).startswith("the stage failed: xxx")
     assert len(cause("x" * 3_000_000)) < 2_100
 

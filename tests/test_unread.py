@@ -103,6 +103,30 @@ def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
     assert found["unread_keys"][key] == 2
 
 
+HIDDEN = [
+    ("alpaca", json.dumps(ASK | {"System": "Be brief."}), "system"),
+    ("messages", json.dumps(turns() | {"systemPrompt": "Be brief."}), "system_prompt"),
+    ("messages", json.dumps(turns({"Loss": False})), "messages.loss"),
+    ("messages", json.dumps(turns({"toolCalls": [{"id": "1"}]})), "messages.tool_calls"),
+    ("messages", json.dumps(turns({"from": "user", "weight": 0})), "messages.weight"),
+    ("messages", json.dumps(turns({"from": ["user"], "weight": 0})), "messages.weight"),
+    ("alpaca", json.dumps(ASK)[:-1] + f', "weight": {"9" * 400}}}', "weight"),
+    ("alpaca", json.dumps(ASK)[:-1] + f', "system": {"[" * 900}{"]" * 900}}}', "system"),
+    ("alpaca", json.dumps(ASK)[:-1] + ', "system": "\u202e\u009b31m"}', "system"),
+]
+"""In another case, behind the wrong speaker, too large, too deep, and written to move a terminal's cursor."""
+
+
+@pytest.mark.parametrize(("kind", "row", "key"), HIDDEN)
+def test_a_key_that_is_hidden_stops_the_conversion_too(tmp_path: Path, kind: str, row: str, key: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(f"[{row}]")
+    with pytest.raises(VlmflowError) as raised:
+        converted(path, kind)
+    assert f"\n  {key}: 1 of 1 rows, the first of them row 0" in raised.value.cause
+    assert raised.value.cause.replace("\n", "").isprintable()
+
+
 NEUTRAL = [
     ("alpaca", ASK | {"system": "", "history": [], "tools": None, "label": True, "weight": 1, "kto_tag": None}),
     ("alpaca", ASK | {"system": " \n", "history": [["", ""]], "tools": "[]", "label": "positive", "weight": 1.0}),

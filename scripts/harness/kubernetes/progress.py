@@ -5,8 +5,8 @@ import re
 from harness.plain_text import plain
 from harness.stage import FAILURE
 
-PROGRESS = re.compile(r"\S.* · .*(left|\d:\d\d|/step|evaluating and saving)")
-"""The lines of vlmflow.progress and vlmflow.training.launch: parts between middle dots, the last one a time."""
+PROGRESS = re.compile(r"left|\d:\d\d|/step|evaluating and saving")
+"""What stands behind the first middle dot in the lines of vlmflow.progress and vlmflow.training.launch."""
 
 LINES = 60
 """How many of a log's last lines are looked at."""
@@ -19,7 +19,8 @@ def newest_progress(log: str) -> str:
     """Give the log's last line of progress; nothing where there is none."""
     for line in reversed(log.splitlines()):
         line = plain(line.rpartition("\r")[2]).strip()
-        if len(line) <= LONGEST and PROGRESS.match(line):
+        work, _, behind = line.partition(" · ")
+        if len(line) <= LONGEST and work and PROGRESS.search(behind):
             return line
     return ""
 

@@ -62,7 +62,7 @@ def files_at(path: Path) -> dict[str, Path]:
     for folder, folders, names in os.walk(root):
         for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             file = Path(folder, name)
-            real = file.resolve() if file.is_symlink() else file
+            real = Path(os.path.realpath(file)) if file.is_symlink() else file  # resolve() raises for a link to itself
             if not real.is_relative_to(root):
                 raise Refused(f"{file} is a link to {real}, which is outside of {path}")
             if not real.is_file():
@@ -262,7 +262,7 @@ def heard(stream: BinaryIO) -> Any:
     try:
         if line.endswith(b"\n"):
             return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     raise Broken(f"the stream broke off: {line[:200]!r}" if line else "the stream broke off")
 

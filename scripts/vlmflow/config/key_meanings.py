@@ -46,7 +46,9 @@ def is_not_one(value: Any) -> bool:
         return False
     try:
         return isinstance(value, bool | int | float | str) and float(value) != 1
-    except (ValueError, OverflowError):
+    except OverflowError:  # a number of hundreds of digits
+        return True
+    except ValueError:
         return isinstance(value, str) and value.strip().lower() == "false"
 
 

@@ -16,6 +16,7 @@ import msgspec
 from vlmflow.config.data_settings import NOT_IN_COLUMNS
 from vlmflow.config.key_meanings import Meaning
 from vlmflow.errors import VlmflowError
+from vlmflow.fetch.model_files import shown
 
 SHAPES_KEPT = 32
 """Sets of keys that a process has decoders for; rows of further ones are looked at key by key."""
@@ -116,6 +117,7 @@ class Unread:
         ignored: Collection[str] = (),
     ) -> None:
         self.meanings, self.ignored = meanings or {}, ignored
+        self._names = {_folded(key): key for key in self.meanings}
         self._types, self._parts = types, parts
         self._fields = {one.encode_name: one for one in msgspec.structs.fields(types[1])}
         self._part_keys = {key: _names(part) for key, part in parts.items()}
@@ -143,8 +145,11 @@ class Unread:
             paths.update(f"{part}.{key}" for names in inner[-1] for key in names)
             if any(inner[-1]):
                 self._weigh_turns(part, number, objects)
+        done: set[str] = set()
         for key in top:
-            self._weigh(key, number, keys[key])
+            path = self._known(key)
+            if path and path not in done and self._weigh(path, number, keys[key]):
+                done.add(path)
         self._found.keys.update({path[:NAME_KEPT] for path in paths})
         if all(len(sets) == 1 for sets in inner):
             self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
@@ -168,13 +173,17 @@ class Unread:
                 found.first[column] = (first, "bytes")
         return found
 
-    def _weigh(self, key: str, number: int, value: msgspec.Raw, speaker: str = "") -> bool:
-        """Count a key where its value has the key's meaning; say whether it has."""
-        meaning = self.meanings.get(key)
-        if meaning is None or (meaning.of_answers and speaker not in ASSISTANTS) or not meaning.has(_value(value)):
+    def _known(self, key: str) -> str:
+        """Give the name of the key with a meaning that this one is, whatever its case; "" where it is none."""
+        return self._names.get(_folded(key), "") if len(key) <= NAME_KEPT else ""
+
+    def _weigh(self, key: str, number: int, value: msgspec.Raw, answers: bool = False) -> bool:
+        """Count a key where its value has the key's meaning; say whether it has. answers: an assistant's turn."""
+        meaning = self.meanings[key]
+        if (meaning.of_answers and not answers) or not _has(meaning, value):
             return False
         self._found.meant[key] += 1
-        self._found.first.setdefault(key, (number, bytes(value)[:NAME_KEPT].decode(errors="replace")))
+        self._found.first.setdefault(key, (number, shown(bytes(value)[:NAME_KEPT].decode(errors="replace"))))
         return True
 
     def _keys_of(self, row: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
@@ -185,17 +194,17 @@ class Unread:
         spoken_by = msgspec.structs.fields(self._parts[part])[0].encode_name
         done: set[str] = set()
         for turn in turns:
-            speaker = msgspec.json.decode(turn[spoken_by])
+            answers = msgspec.json.decode(turn[spoken_by]) in ASSISTANTS
             for key, value in turn.items():
-                path = f"{part}.{key}"
-                if path in self.meanings and path not in done and self._weigh(path, number, value, speaker):
+                path = self._known(f"{part}.{key}")
+                if path and path not in done and self._weigh(path, number, value, answers):
                     done.add(path)
 
     def _learn(self, keys: KeySet, paths: set[str]) -> None:
         """Try this set of keys first from now on; keys that may have a meaning are looked at in every row."""
         if keys not in self._shapes:
-            odd = any(path in self.meanings or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
-            if odd or len(self._shapes) == SHAPES_KEPT:
+            odd = any(self._known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
+            if odd or len(paths) > NAMES_KEPT or len(self._shapes) == SHAPES_KEPT:
                 return
             self._shapes[keys] = self._made(*keys)
         self.shape = self._shapes[keys]
@@ -212,6 +221,18 @@ class Unread:
                 changed.append((field.name, list[kind] if field.type != part else kind, msgspec.field(name=key)))
             made = _strict(general, top, changed)
         return Shape(msgspec.json.Decoder(made).decode, tuple(names))
+
+
+def _folded(key: str) -> str:
+    """Give a key as it reads: `systemPrompt` and `System_prompt` are `system_prompt`."""
+    return key.replace("_", "").lower()
+
+
+def _has(meaning: Meaning, value: msgspec.Raw) -> bool:
+    try:
+        return meaning.has(_value(value))
+    except RecursionError:  # lists within lists hold something
+        return True
 
 
 def _value(raw: msgspec.Raw) -> Any:
