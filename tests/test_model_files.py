@@ -159,6 +159,7 @@ def test_what_names_nothing_is_no_code(folder: Path) -> None:
         ({"weight_map": {"w": ["x"]}}, r'w = \["x"\]: a shard lies'),
         ({"weight_map": {"w\n": "x.safetensors"}}, r'w\\n = "x\.safetensors", which is missing'),
         ({"weight_map": {"w": "pytorch_model.bin"}}, 'w = "pytorch_model.bin", which is missing'),
+        ({"weight_map": {"w": "config.json"}}, 'w = "config.json": a shard is a file in safetensors form'),
         ({"weight_map": []}, "has no weight_map"),
         ([], "has no weight_map"),
     ],
@@ -167,6 +168,16 @@ def test_shards_lie_in_the_folder(folder: Path, content: object, message: str) -
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / INDEX).write_text(json.dumps(content))
     with pytest.raises(VlmflowError, match=rf"index\.json: (weight_map: )?{message}"):
+        check(folder)
+
+
+def test_pickles_beside_a_decoy_in_safetensors_are_refused(folder: Path) -> None:
+    """Without another index transformers reads that of the pickles; these may be called anything."""
+    for index in folder.glob("*.index.json"):
+        index.unlink()
+    (folder / "weights.txt").write_bytes(b"pickle")
+    (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"w": "weights.txt"}}')
+    with pytest.raises(VlmflowError, match=r"pytorch_model\.bin\.index\.json: the weights are pickles"):
         check(folder)
 
 

@@ -111,3 +111,17 @@ def test_two_forms_of_weights_are_refused(base: Path) -> None:
     save_file({"a": torch.zeros(2)}, base / "model.safetensors")
     with pytest.raises(VlmflowError, match=r"has model\.safetensors and model\.safetensors\.index\.json"):
         read(base)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"text_config": [1]}, "text_config = \\[1\\] is no JSON object"),
+        ({"text_config": "x"}, "text_config = 'x' is no JSON object"),
+        ({"quantization_config": "x"}, "the base is quantised \\(x\\)"),
+    ],
+)
+def test_a_configuration_of_another_form_is_refused(base: Path, values: dict[str, Any], said: str) -> None:
+    set_config(base, **values)
+    with pytest.raises(VlmflowError, match=rf"config\.json: {said}"):
+        read(base)

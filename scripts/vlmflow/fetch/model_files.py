@@ -168,6 +168,12 @@ def refuse_code(folder: Path, names: list[str]) -> None:
             _refuse_keys(folder / name)
     if INDEX in names:
         _refuse_shards(folder / INDEX, set(names))
+    pickles = [name for name in names if name.endswith(".bin.index.json")]
+    if pickles and not {SINGLE, INDEX} & set(names):
+        raise VlmflowError(
+            f"{folder / pickles[0]}: the weights are pickles; there is neither {SINGLE} nor {INDEX}",
+            "use a model in safetensors form, or convert it with transformers' save_pretrained",
+        )
 
 
 def _refuse_keys(file: Path) -> None:
@@ -196,6 +202,11 @@ def _refuse_shards(index: Path, names: set[str]) -> None:
         if not isinstance(shard, str) or "/" in shard or "\\" in shard or ".." in shard:
             raise VlmflowError(
                 f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard lies in the model's own folder",
+                "use a revision of the model that holds its shards; do not use one that reaches for other files",
+            )
+        if not shard.endswith(".safetensors") and shard in names:
+            raise VlmflowError(
+                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard is a file in safetensors form",
                 "use a revision of the model that holds its shards; do not use one that reaches for other files",
             )
         if shard not in names:

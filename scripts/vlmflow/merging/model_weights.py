@@ -79,10 +79,13 @@ def _config(folder: Path, files: Collection[str]) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise VlmflowError(f"{path}: is no JSON object", FETCH_AGAIN)
     for part in (config, config.get("text_config") or {}):
+        if not isinstance(part, dict):
+            raise VlmflowError(f"{path}: text_config = {part!r:.100} is no JSON object", FETCH_AGAIN)
         if quantisation := part.get("quantization_config"):
+            named = isinstance(quantisation, dict)
+            method = quantisation.get("quant_method", "no method given") if named else f"{quantisation!s:.100}"
             raise VlmflowError(
-                f"{path}: the base is quantised ({quantisation.get('quant_method', 'no method given')}), and "
-                "an update cannot be added to quantised weights",
+                f"{path}: the base is quantised ({method}), and an update cannot be added to quantised weights",
                 "take the unquantised model as the base of the run (config: models)",
             )
     return config
