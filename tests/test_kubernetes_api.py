@@ -1,5 +1,6 @@
 """The client of the API server against a real HTTP server that has bad minutes."""
 
+import asyncio
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ from kubernetes.client.rest import ApiException
 from urllib3.exceptions import HTTPError
 
 from harness.kubernetes.disruptions import Disruptions
+from harness.kubernetes.executor import HardenedExecutor
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import LOG_KEPT, LOG_READ, Namespace, is_refusal, message_of
 from harness.kubernetes.outcome import Outcome, not_created
@@ -251,6 +253,16 @@ def test_the_time_is_the_servers(cluster: Namespace, server: BadMinutes) -> None
     cluster.jobs("")
     ahead = (cluster.now() - datetime.now(UTC)).total_seconds()
     assert 398 < ahead < 402
+
+
+def test_a_look_before_the_executor_is_ready_finds_nothing() -> None:
+    """Snakemake's thread of looks begins before __post_init__; one that ends there would never see a Job again."""
+    executor = object.__new__(HardenedExecutor)
+
+    async def look() -> list:
+        return [info async for info in executor.check_active_jobs([])]
+
+    assert asyncio.run(look()) == []
 
 
 TAKEN = Outcome("failed", "p", "preempted", disrupted=True)

@@ -71,10 +71,10 @@ class HardenedExecutor(Executor):
     """
 
     max_mem_mb: int
+    _ending = False  # here, since Snakemake's thread of looks begins before __post_init__
 
     def __post_init__(self) -> None:
         """Connect, end what an earlier call left, and check the templates, before the first job."""
-        self._ending = False
         self._after_oom: dict[str, int] = {}
         commit = commit_of(Path(self.workflow.basedir))
         self._env = {"VLMFLOW_COMMIT": commit} if commit else {}
