@@ -1,6 +1,7 @@
 """What is wrong with a configuration, in one line per fault: file, key path, value, and what is allowed."""
 
 import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 

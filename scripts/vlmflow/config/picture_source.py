@@ -46,7 +46,7 @@ class PictureSource(Settings):
 
     licence: str | None = None
     """The licence, as its owner names it; the model card lists it beside the pictures whose paths begin so. A
-    changed one merges and verifies every run with pictures anew, which trains nothing."""
+    changed one publishes every run with pictures anew, in seconds."""
 
     by_hand: str | None = None
     """How to get them where no program may: they are not fetched, and this is said."""
