@@ -38,7 +38,7 @@ help: ## say what there is
 	@touch $@
 
 .venv/%.stamp: envs/%.lock .venv/bin/uv
-	@echo "installing envs/$*.lock into .venv (6 GB on disk the first time; it takes some minutes)"
+	@echo "installing envs/$*.lock into .venv (some minutes the first time$(if $(filter data,$*),,, and 6 GB on disk))"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r $<
 	@touch $@
 

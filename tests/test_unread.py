@@ -96,7 +96,7 @@ def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
     with pytest.raises(VlmflowError) as raised:
         converted(path, kind, **prompt)
     assert f"\n  {key}: 2 of 4 rows, the first of them row 1, counted from 0, with " in raised.value.cause
-    assert raised.value.next_step.endswith(f"say datasets.mine.ignore_keys: [{key}]")
+    assert raised.value.next_step.endswith(f"add this line to datasets.mine: ignore_keys: [{key}]")
     assert not (tmp_path / "mine" / "train.jsonl").exists()
     found = converted(path, kind, ignore_keys=[key], **prompt)
     assert found["ignored_keys"] == {key: 2}

@@ -78,7 +78,7 @@ class Found:
         raise VlmflowError(
             "\n".join([f"{where}: keys that change what rows mean, and that are not read:", *lines]),
             "take such rows out, or write what they say into the turns; to train on them as though these keys were "
-            f"not there, say datasets.{dataset}.ignore_keys: [{', '.join([*ignored, *stopping])}]",
+            f"not there, add this line to datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
         )
 
     def as_json(self, ignored: Collection[str]) -> dict[str, Any]:
