@@ -23,7 +23,7 @@ def summary(folder: Path, run: str) -> str:
         ("rows", "; ".join(_rows(name, data[name]) for name in raw_splits(data))),
         ("", f"why: {data_folder / 'counts.html'}; the rows: {data_folder / 'quarantine.jsonl'}"),
         ("lengths", _lengths(facts["smoke"])),
-        ("smoke gate", f"open: {facts['smoke']['full_run']['readable']} were expected"),
+        ("smoke gate", f"open; expected: {facts['smoke']['full_run']['readable']}"),
         (
             "validation",
             f"loss {losses[0][1]:.2f} at step {losses[0][0]}, {best['eval_loss']:.2f} at step {best['step']}",
