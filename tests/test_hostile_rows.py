@@ -433,7 +433,7 @@ LINE = {"split": "train", "row": 0, "file": "x/rows.jsonl", "checksum": f"{crc32
     [
         ([LINE | {"row": 9}], r"line 1: row 9 \(counted from 0\) of x/rows.jsonl is none of"),
         ([LINE | {"row": -1}], r"line 1: row -1 \(counted from 0\) of x/rows.jsonl is none of"),
-        ([LINE | {"file": "other.jsonl"}], "line 1: it mends other.jsonl, .* the quarantine of another data set"),
+        ([LINE | {"file": "other.jsonl"}], "line 1: it corrects other.jsonl, .* the quarantine of another data set"),
         ([LINE, LINE | {"row": 1}], "line 2: row 1 of x/rows.jsonl is another one now"),
         ([LINE, LINE], "line 2: row 0 of the train split stands in line 1 already"),
         ([LINE | {"split": "trian"}], r"line 1: Invalid enum value 'trian' - at `\$.split`"),

@@ -229,7 +229,7 @@ def _refuse_another(row: _Mended, rows: RawRows, where: str) -> None:
     names = {file.path.name for file in rows.files}
     if Path(row.file).name not in names:
         raise VlmflowError(
-            f"{where}: it mends {row.file}, and the {row.split} split of this data set is {rows}: this is the "
+            f"{where}: it corrects {row.file}, and the {row.split} split of this data set is {rows}: this is the "
             "quarantine of another data set, or of another file",
             "name a copy of the quarantine of this very data set (datasets.NAME.mended)",
         )

@@ -36,6 +36,8 @@ SHARE_OF_PEAK = (0.2, 0.4)
 
 def main(folder: Path) -> None:
     """Print tokens per row, and hours per kind of GPU."""
+    if not (folder / "images/fire/train.jsonl").is_file():
+        sys.exit(f"{folder}: no data of a FIRE run is there; first: make fire-demo FIRE=FOLDER")
     pictures = {}
     for line in (folder / "images/fire/train.jsonl").read_text().splitlines():
         entry = json.loads(line)

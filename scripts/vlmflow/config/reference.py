@@ -17,7 +17,8 @@ Numbers may be written in exponent form (`1e-4`) everywhere. A wrong key, type o
 workflow is read, with one line per fault.
 
 A file that is no YAML, is empty or has a key twice is refused with file, line and column. `make check-config
-CONFIG=my-run.yaml` looks at all of this in a second, without a plan.
+CONFIG=my-run.yaml` looks at all of this in a second, without a plan. Whether files, folders, cores and GPUs are there,
+`snakemake -n` tells.
 """
 
 

@@ -25,9 +25,10 @@ def read_yaml(path: Path) -> Any:
         raise VlmflowError(f"{path}: {' '.join(str(error).split())}", "correct it there") from None
     except RecursionError:
         raise VlmflowError(f"{path}: blocks within blocks, too deep to be read", "correct it there") from None
-    except (OSError, ValueError) as error:
-        words = error.strerror if isinstance(error, OSError) else error
-        raise VlmflowError(f"{path}: {words}", "give a file of UTF-8 text that can be read") from None
+    except OSError as error:
+        raise VlmflowError(f"{path}: {error.strerror}", "give a file that is there and can be read") from None
+    except ValueError as error:
+        raise VlmflowError(f"{path}: {error}", "write the file in UTF-8") from None
 
 
 def read_layers(files: Iterable[Path]) -> dict[str, Any]:
