@@ -7,6 +7,7 @@ import yaml
 from vlmflow.cluster.objects import STATE_CLAIM
 
 K8S = Path(__file__).parents[1] / "k8s"
+TMP = "/tmp"  # noqa: S108 - in a container
 
 
 def test_no_file_but_the_controllers_names_its_claim() -> None:
@@ -25,6 +26,22 @@ def test_what_the_controller_executes_lies_on_its_claim_or_in_its_config_map() -
     assert mounts["/controller"]["persistentVolumeClaim"]["claimName"] == STATE_CLAIM
     assert spec["containers"][0]["args"] == ["python", "/opt/controller/controller.py", "serve"]
     assert "configMap" in mounts["/opt/controller"]
+
+
+def test_nothing_is_written_into_an_images_files() -> None:
+    """What a container writes for itself goes to an emptyDir: HOME, with the caches below it, and temporary files."""
+    files = [K8S / "base/controller.yaml", *(K8S / "templates").glob("[!k]*.yaml")]
+    assert len(files) == 5
+    for file in files:
+        found = yaml.safe_load(file.read_text())
+        spec = (found.get("spec") or found)["template"]["spec"]
+        empty = {volume["name"] for volume in spec["volumes"] if "emptyDir" in volume}
+        main = spec["containers"][0]
+        writable = {mount["mountPath"] for mount in main["volumeMounts"] if mount["name"] in empty}
+        variables = {each["name"]: each.get("value") for each in main["env"]}
+        assert {TMP, variables["HOME"], variables.get("TMPDIR", TMP)} <= writable, file
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, file
 
 
 def test_jobs_mount_the_two_shared_claims_and_no_more() -> None:

@@ -12,7 +12,7 @@ from cluster.shell import wait_for
 from harness.kubernetes.namespace import Namespace
 from vlmflow.cluster import rights
 from vlmflow.cluster.api import Api
-from vlmflow.cluster.rights import EXECUTOR, Right
+from vlmflow.cluster.rights import EXECUTOR, STORAGE_KEYS, Right
 
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
@@ -25,12 +25,16 @@ CALLS: dict[str, Callable[[Namespace], object]] = {
     "delete pods": lambda cluster: cluster.delete_pod("absent"),
     "get pods/log": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).read_namespaced_pod_log("p", cluster.name),
     "list events": lambda cluster: cluster.events(),
+}
+"""What the executor does with each right."""
+
+CALLS_WITH_S3: dict[str, Callable[[Namespace], object]] = {
     "create secrets": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).create_namespaced_secret(
         cluster.name, SECRET, dry_run="All"
     ),
     "delete secrets": lambda cluster: cluster.delete_secret("absent"),
 }
-"""What the executor does with each right."""
+"""What it does besides with targets in S3, and the controller's account may not."""
 
 
 def job() -> dict:
@@ -76,6 +80,12 @@ def test_the_role_suffices_for_all_that_the_executor_does(any_cluster: Kubectl, 
     assert [name for name, call in CALLS.items() if refused(call, client)] == []
 
 
+def test_the_controller_has_no_right_to_secrets(any_cluster: Kubectl, account: list[dict]) -> None:
+    client = client_as(any_cluster, "vlmflow-controller")
+    assert all(refused(call, client) for call in CALLS_WITH_S3.values())
+    assert [str(right) for right in rights.missing(Api(client, NAMESPACE), STORAGE_KEYS)] == list(CALLS_WITH_S3)
+
+
 @pytest.mark.parametrize("right", EXECUTOR, ids=str)
 def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: list[dict], right: Right) -> None:
     role = next(one for one in account if one["kind"] == "Role")
@@ -96,7 +106,7 @@ def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: l
 def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-job")
     assert rights.check_job_account(Api(client, NAMESPACE)).state == "ok"
-    assert all(refused(call, client) for call in CALLS.values())
+    assert all(refused(call, client) for call in (CALLS | CALLS_WITH_S3).values())
 
 
 def test_the_rights_are_all_that_the_executors_code_asks_for() -> None:

@@ -71,7 +71,7 @@ class HardenedExecutor(Executor):
     """
 
     max_mem_mb: int
-    _ending = False  # here, since Snakemake's thread of looks begins before __post_init__
+    _ending = _has_secret = False  # here, since Snakemake's thread of looks begins before __post_init__
 
     def __post_init__(self) -> None:
         """Connect, end what an earlier call left, and check the templates, before the first job."""
@@ -109,7 +109,6 @@ class HardenedExecutor(Executor):
         self._end(self._owner.earlier, "An earlier call left work behind.")
         prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
         pod_folder.sweep(prefix, self.cluster.pod_names, self._say)
-        self._has_secret = False
         self._secret_record = kept / "kubernetes-secret"
         self.unregister_secret()  # that of an earlier call, which was killed
 
@@ -119,6 +118,11 @@ class HardenedExecutor(Executor):
             name = self._secret_record.read_text()
             if self._try(lambda: self.cluster.delete_secret(name), f"Secret {name} stays until the next call"):
                 self._secret_record.unlink()
+
+    def envvars(self) -> dict[str, str]:
+        """Leave out what the plugin s3 sets in every call, a region by default, where targets lie elsewhere."""
+        in_s3 = self.workflow.storage_settings.default_storage_provider == "s3"
+        return {name: value for name, value in super().envvars().items() if in_s3 or "_STORAGE_S3_" not in name}
 
     def _make_secret(self) -> None:
         """Make the Secret with the storage's keys before the first Job; a call with nothing to do needs none."""
@@ -134,8 +138,7 @@ class HardenedExecutor(Executor):
 
     def run_job(self, job: Any) -> None:
         """Create the Job of one job; what the API refuses fails this job alone."""
-        # On SIGTERM Snakemake would wait until all is done; a controller that is stopped has only seconds. A terminal
-        # that is closed would kill it, and leave its Jobs.
+        # On SIGTERM Snakemake would wait until all is done. A closed terminal would kill it, and leave its Jobs.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, signal.default_int_handler)
@@ -147,10 +150,7 @@ class HardenedExecutor(Executor):
             self._report_failure(SubmittedJobInfo(job), not_created(error))
 
     def get_job_args(self, job: Any) -> str:
-        """Have a pod whose job fails remove no target: it has stored none.
-
-        What has their names by then is another attempt's, where the pod's node came back after it was given up.
-        """
+        """Have a pod whose job fails remove no target: it has stored none; what has the name is another attempt's."""
         return f"{super().get_job_args(job)} --keep-incomplete"
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:

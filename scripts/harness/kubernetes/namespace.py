@@ -1,7 +1,8 @@
 """What the executor asks of one namespace, in plain dicts as the API gives them.
 
-Each verb here is a line in the controller's Role (k8s/base): jobs create, list, delete; pods list; pods/log get;
-events list; podtemplates list, or cronjobs list; secrets create, delete; and, where the cluster grants it, nodes list.
+Each verb here is a line in the controller's Role (k8s/base): jobs create, list, delete; pods list, delete; pods/log
+get; events list; podtemplates list, or cronjobs list; where the cluster grants it, nodes list. Secrets are made and
+deleted where targets lie in S3 alone, with the rights of who runs Snakemake.
 """
 
 import json

@@ -54,7 +54,8 @@ class Doctor:
         yield from present
         if any(check.state == "fail" for check in present):
             return
-        yield from self._try("rights", lambda: rights.check_rights(self._api, "yours"))
+        executor = (*rights.EXECUTOR, *rights.STORAGE_KEYS)
+        yield from self._try("rights", lambda: rights.check_rights(self._api, "yours", executor))
         yield from self._try("rights of accounts", self._rights_of_accounts)
         for claim in inside.FOLDERS:
             yield from self._try(f"claim {claim}", lambda claim=claim: [self._claim(claim)])
@@ -88,7 +89,7 @@ class Doctor:
     def _rights_of_accounts(self) -> list[Check]:
         checks = []
         if self._api.get("serviceaccounts", named("vlmflow-controller")):
-            checks += rights.check_rights(self._as("vlmflow-controller"), "controller")
+            checks += rights.check_rights(self._as("vlmflow-controller"), "controller", rights.EXECUTOR)
         return [*checks, rights.check_job_account(self._as("vlmflow-job"))]
 
     def _as(self, name: str) -> Api:

@@ -31,9 +31,13 @@ EXECUTOR = (
     Right("", "pods", "delete", "taking away what a deleted Job leaves"),
     Right("", "pods/log", "get", "progress, and what a failed job said"),
     Right("", "events", "list", "why a pod waits"),
+)
+
+STORAGE_KEYS = (
     Right("", "secrets", "create", "handing storage credentials to pods"),
     Right("", "secrets", "delete", "taking them away again"),
 )
+"""What the executor does besides where targets lie in S3: never in the controller, whose targets lie on a volume."""
 
 NODES = Right("", "nodes", "list", "how much is short where; belongs to no namespace")
 
@@ -43,10 +47,10 @@ def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
     return [right for right in rights if not _may(api, right) and not (right.instead and _may(api, right.instead))]
 
 
-def check_rights(api: Api, who: str) -> list[Check]:
-    """Check the executor's rights. who: whose they are, for the table."""
-    lacking = missing(api, EXECUTOR)
-    found = f"all {len(EXECUTOR)} that the executor uses"
+def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Check]:
+    """Check the executor's rights. who: whose they are, for the table. rights: which they should have."""
+    lacking = missing(api, rights)
+    found = f"all {len(rights)} that the executor uses"
     if lacking:
         words = ", ".join(f"{right} ({right.purpose})" for right in lacking)
         step = (
@@ -60,7 +64,7 @@ def check_rights(api: Api, who: str) -> list[Check]:
 
 def check_job_account(api: Api) -> Check:
     """Check that jobs' pods have none of the rights. api: calls as their account."""
-    present = [right for right in EXECUTOR if _may(api, right)]
+    present = [right for right in (*EXECUTOR, *STORAGE_KEYS) if _may(api, right)]
     if present:
         return Check(
             "rights, job pods",
