@@ -16,6 +16,7 @@ from cluster.deployment import deployed, having_given
 from cluster.kubectl import Kubectl
 from cluster.paths import STATE
 from cluster.shell import wait_for
+from vlmflow.cluster.rights import EXECUTOR
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"
@@ -106,7 +107,7 @@ def test_who_administers_the_namespace_alone_is_ready_too(
         code, checks = doctor(researcher, "--configfile", cpu_run, "--run", "qwen3vl-fire", namespace=namespace)
     assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
     assert "you may not look" in checks["GPUs"]["found"]
-    assert checks["rights, controller"]["found"].startswith("all 10 that the executor uses")
+    assert checks["rights, controller"]["found"].startswith(f"all {len(EXECUTOR)} that the executor uses")
     assert checks["pod templates"]["found"] == "default, fetch, gpu, train"
     assert "2 processes on CPU over gloo" in checks["training together"]["found"]
 
