@@ -7,7 +7,7 @@
 # Holds: revision, size and sha256 are the pinned ones, or the file is not there. A fetch that was broken off
 #        goes on where it stopped. Data sets of other kinds reuse this rule.
 
-from vlmflow.fetch.pins import revision_of
+from vlmflow.fetch.commits import revision_of
 
 raw_source = targets.raw_source(settings)
 

@@ -7,7 +7,7 @@
 # Holds: the files are those of the pinned revision with the digests that the hub tells, data alone and all of it;
 #        or the manifest is not there. Training, merge and verify see only what it names.
 
-from vlmflow.fetch.pins import revision_of
+from vlmflow.fetch.commits import revision_of
 
 
 rule fetch_model:

@@ -5,10 +5,10 @@ from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.files import whole_folder
+from vlmflow.core.files import whole_folder
+from vlmflow.rows.training_data import fitted_data
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.cached_dataset import cache_dataset
-from vlmflow.training.data import fitted_data
-from vlmflow.training.job import BaseModel, TrainJob
 
 
 def main(

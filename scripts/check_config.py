@@ -7,7 +7,7 @@ from pathlib import Path
 from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 

@@ -13,7 +13,7 @@ from vlmflow.cluster import checkout, copying, hub_token
 from vlmflow.cluster.following import follow
 from vlmflow.cluster.instance import named
 from vlmflow.cluster.kubectl import Kubectl
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKOUT = "/controller/vlmflow"

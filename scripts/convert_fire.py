@@ -4,9 +4,9 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowChoice, RowLimits
-from vlmflow.fetch.raw_file import refuse_changed_raw
-from vlmflow.files import sha256_of, write_json
-from vlmflow.raw_rows import open_rows
+from vlmflow.core.files import sha256_of, write_json
+from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.fire import fire_rows, training_form
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import NearDuplicates, PictureLimits
-from vlmflow.files import whole_file
-from vlmflow.integrity import refuse_other_rows
-from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.core.files import whole_file
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.reports.data_page import data_page
 

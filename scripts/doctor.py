@@ -11,12 +11,12 @@ from pathlib import Path
 
 from harness.kubernetes.patient_api import connect
 from harness.planned_jobs import planned_asks
-from vlmflow.cluster.checks import as_json, as_line, is_ready
-from vlmflow.cluster.doctor import Doctor
-from vlmflow.cluster.needs import need_of
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.doctor.doctor import Doctor
+from vlmflow.doctor.findings import as_json, as_line, is_ready
+from vlmflow.doctor.needs import need_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [ROOT / "config.yaml", ROOT / "profiles/kubernetes/stores.yaml"]

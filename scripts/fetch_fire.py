@@ -4,9 +4,9 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.source import parse_source
-from vlmflow.fetch.fetch import fetch_data_file
-from vlmflow.fetch.pins import PINS, pin_of, read_pins
-from vlmflow.fetch.raw_file import copy, link_or_copy, write_account
+from vlmflow.fetch.commits import PINS, pin_of, read_pins
+from vlmflow.fetch.from_disk import copy, link_or_copy, write_account
+from vlmflow.fetch.from_hub import fetch_data_file
 
 
 def main(*, raw: Path, account: Path, source: str, store: Path, pins: Path = PINS) -> None:

@@ -7,9 +7,9 @@ from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.archives.sources import PICTURE_SOURCES, read_sources
 from vlmflow.config.data_settings import PictureLimits, RowChoice
 from vlmflow.config.picture_source import PictureSource
-from vlmflow.fetch.pins import PINS, read_pins
-from vlmflow.fetch.raw_file import refuse_changed_raw
-from vlmflow.files import write_json
+from vlmflow.core.files import write_json
+from vlmflow.fetch.commits import PINS, read_pins
+from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.pictures.roots import PictureRoots
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.source import parse_source
-from vlmflow.fetch.fetch import fetch_model
+from vlmflow.core.files import whole_folder
+from vlmflow.fetch.commits import PINS, pin_of, read_pins
+from vlmflow.fetch.from_hub import fetch_model
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import hash_files, link_files, write_manifest
-from vlmflow.fetch.pins import PINS, pin_of, read_pins
-from vlmflow.files import whole_folder
 
 
 def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.integrity import refuse_other_rows
+from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
 
 log = logging.getLogger("vlmflow")

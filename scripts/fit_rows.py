@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.stage import run_stage
-from vlmflow.files import read_json, whole_folder
-from vlmflow.pictures.manifest import read_picture_manifest
-from vlmflow.training.chat_form import ChatForm
-from vlmflow.training.data import validated_data
-from vlmflow.training.fit import OverLong, fit_rows, in_words
-from vlmflow.training.job import BaseModel
-from vlmflow.training.lengths import TokenCounter
-from vlmflow.training.measure import refuse_other_lengths
+from vlmflow.core.files import read_json, whole_folder
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import TokenCounter
+from vlmflow.lengths.fit import OverLong, fit_rows, in_words
+from vlmflow.lengths.measure import refuse_other_lengths
+from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.rows.training_data import validated_data
+from vlmflow.swift.arguments import BaseModel
 
 
 def main(

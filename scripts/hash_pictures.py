@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.parts import WHOLE, Part
+from vlmflow.core.pod_shares import WHOLE, Part
 from vlmflow.pictures.hash_table import hash_pictures
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.files import whole_file
-from vlmflow.parts import joined_lines
+from vlmflow.core.files import whole_file
+from vlmflow.core.pod_shares import joined_lines
 
 
 def main(*, parts: list[Path], hashes: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.files import whole_file
+from vlmflow.core.files import whole_file
 from vlmflow.reports.lengths_page import lengths_page
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.model import Config
 from vlmflow.config.reference import reference_page
-from vlmflow.files import whole_file, write_json
+from vlmflow.core.files import whole_file, write_json
 from vlmflow.rows.sharegpt import json_schema
 
 

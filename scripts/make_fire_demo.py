@@ -5,8 +5,8 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from make_tiny_model import main as make_tiny_model
-from vlmflow.errors import VlmflowError
-from vlmflow.files import whole_file
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
 
 
 def main(*, fire: Path, folder: Path) -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.commits import read_pins, write_pins
 from vlmflow.fetch.pinning import fill_in
-from vlmflow.fetch.pins import read_pins, write_pins
 
 
 def main(*, pins: Path = Path("pins.yaml")) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.swift_args import TABLE
-from vlmflow.files import write_json
+from vlmflow.core.files import write_json
 
 
 def main(*, table: Path = TABLE) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.stage import run_stage
-from vlmflow.files import write_json
-from vlmflow.pictures.manifest import read_picture_manifest
-from vlmflow.training.chat_form import ChatForm
-from vlmflow.training.data import validated_data
-from vlmflow.training.job import BaseModel
-from vlmflow.training.lengths import TokenCounter
-from vlmflow.training.measure import in_words, measure_lengths
+from vlmflow.core.files import write_json
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import TokenCounter
+from vlmflow.lengths.measure import in_words, measure_lengths
+from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.rows.training_data import validated_data
+from vlmflow.swift.arguments import BaseModel
 
 
 def main(
@@ -36,7 +36,7 @@ def main(
     train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split, none where
     rows have no pictures.
     model: folder with the base model's manifest.
-    train, val, summary: the files to write: a line per row (vlmflow.training.lengths.RowLength), and their account.
+    train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.
     image_max_tokens, model_type: see docs/config.md. text_args: those of swift_args that change the text.
     picture_store: the folder that holds all picture stores.
     """

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.core.files import read_json, remove, whole_folder, write_json
+from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_manifest
-from vlmflow.files import read_json, remove, whole_folder, write_json
-from vlmflow.integrity import refuse_other_rows
 from vlmflow.merging.proof import PROOF, read_proof, take_over
+from vlmflow.reports.licences import rights
 from vlmflow.reports.provenance import model_card, provenance
-from vlmflow.reports.rights import rights
-from vlmflow.training.data import ACCOUNT
+from vlmflow.rows.training_data import ACCOUNT
 
 
 def main(

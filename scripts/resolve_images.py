@@ -4,8 +4,9 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import PictureLimits, RowChoice
-from vlmflow.fetch.raw_file import refuse_changed_raw
-from vlmflow.parts import WHOLE, Part, items_of
+from vlmflow.core.pod_shares import WHOLE, Part, items_of
+from vlmflow.core.progress import Progress
+from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import (
     named_paths,
     resolve_pictures,
@@ -14,7 +15,6 @@ from vlmflow.pictures.resolve import (
 )
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
-from vlmflow.progress import Progress
 
 
 def main(

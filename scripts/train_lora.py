@@ -4,12 +4,12 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.files import read_json, whole_folder, write_json
+from vlmflow.core.files import read_json, whole_folder, write_json
+from vlmflow.rows.training_data import fitted_data
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.checkpoint import copy_adapter
-from vlmflow.training.data import fitted_data
 from vlmflow.training.gate import refuse_failed
-from vlmflow.training.job import BaseModel, TrainJob
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.train import train
 

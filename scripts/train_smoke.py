@@ -5,14 +5,14 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import SmokeSettings, TrainSettings
+from vlmflow.core.files import read_json, whole_folder, write_json
 from vlmflow.fetch.model_folder import read_manifest
-from vlmflow.files import read_json, whole_folder, write_json
-from vlmflow.merging.plan import plan_merge
+from vlmflow.lengths.count import read_lengths
+from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.pages import gate_page
-from vlmflow.training.data import ACCOUNT, fitted_data
+from vlmflow.rows.training_data import ACCOUNT, fitted_data
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.gate import judge, refuse_failed
-from vlmflow.training.job import BaseModel, TrainJob
-from vlmflow.training.lengths import read_lengths
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import capped, choose_rows, smoke_job
 from vlmflow.training.train import train

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.fetch.raw_file import refuse_changed_raw
-from vlmflow.files import sha256_of, whole_file, write_json
-from vlmflow.integrity import refuse_other_rows
+from vlmflow.core.files import sha256_of, whole_file, write_json
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.near import near_pictures
+from vlmflow.pictures.look_alikes import near_pictures
 from vlmflow.reports.pages import counts_page
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 

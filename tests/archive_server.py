@@ -13,8 +13,7 @@ import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from hub_server import sha256
-from vlmflow.archives import wire
-from vlmflow.fetch import retry
+from vlmflow.web import retry, transport
 
 
 def strong_etag(content: bytes) -> str:
@@ -110,7 +109,7 @@ def served_archives(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
     with ArchiveServer() as server:
         monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
         monkeypatch.setattr(retry, "LONGEST_WAIT", 0.05)
-        monkeypatch.setattr(wire, "READ_TIMEOUT", 10)
+        monkeypatch.setattr(transport, "READ_TIMEOUT", 10)
         yield server
 
 

@@ -6,11 +6,11 @@ from random import Random
 
 import msgspec
 
+from vlmflow.core.files import whole_file
 from vlmflow.demo.sample import PATHS, PICTURES, Gallery
 from vlmflow.demo.sample_dialogues import BLAME, DOUBTS, INSIGHTS, PRAISE, Row
 from vlmflow.demo.sample_questions import questions_about
 from vlmflow.demo.sample_scenes import bars_scene, shapes_scene
-from vlmflow.files import whole_file
 
 PICTURE_COUNT = 256
 ROUNDS = (2,) * 45 + (3,) * 47 + (4,) * 8

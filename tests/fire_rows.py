@@ -8,7 +8,7 @@ import msgspec
 from PIL import Image
 
 from vlmflow.config.data_settings import RowChoice, RowLimits
-from vlmflow.raw_rows import open_rows
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.fire import fire_rows, training_form
 from vlmflow.rows.validate import SplitFiles

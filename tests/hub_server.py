@@ -18,7 +18,7 @@ import huggingface_hub
 import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
-from vlmflow.fetch import download, retry
+from vlmflow.web import download, retry
 
 REVISION = "1" * 40
 TOKEN = "hf_tokenThatNobodyMaySee"  # noqa: S105

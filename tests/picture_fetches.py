@@ -6,7 +6,7 @@ from typing import Any
 
 from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.config.picture_source import PictureSource
-from vlmflow.fetch.pins import Pin
+from vlmflow.fetch.commits import Pin
 from vlmflow.pictures.roots import PictureRoots
 
 MAX_BYTES = 1_000_000

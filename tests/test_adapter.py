@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_adapter, write_base
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.adapter import Update, load_factors, plan_updates, read_adapter
 from vlmflow.merging.model_weights import read_model_weights
 

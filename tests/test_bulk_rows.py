@@ -2,7 +2,7 @@
 
 from bulk_rows import PICTURE_COUNT, write_fire_rows
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.json_rows import JsonRows
+from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
 from vlmflow.rows.fire import Trajectory, read_trajectory, trajectory_row
 

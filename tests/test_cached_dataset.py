@@ -10,12 +10,12 @@ from swift.dataset import LazyLLMDataset, PackingDataset
 
 from roads import RUN, copy_folder, snakemake, speeds
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.rows.training_data import fitted_data
+from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.child_process import progress_line
 from vlmflow.training.cached_dataset import arguments, cache_dataset
-from vlmflow.training.data import fitted_data
-from vlmflow.training.job import BaseModel, TrainJob
 from vlmflow.training.report import report
-from vlmflow.training.swift_process import progress_line
 from vlmflow.training.train import train
 
 SETTINGS = TrainSettings(

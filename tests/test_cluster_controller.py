@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from vlmflow.cluster import checkout, hub_token, unpack
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 CONTROLLER = Path(__file__).parents[1] / "k8s/base/controller.py"
 SNAKEMAKE = """#!/bin/sh

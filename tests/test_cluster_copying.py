@@ -9,8 +9,8 @@ import pytest
 
 from vlmflow.cluster import copying, file_stream, following
 from vlmflow.cluster.kubectl import Kubectl
-from vlmflow.errors import VlmflowError
-from vlmflow.files import sha256_of
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
 
 KUBECTL = """#!{python}
 import pathlib, subprocess, sys

@@ -10,7 +10,7 @@ from vlmflow.archives.sources import read_sources
 from vlmflow.config.data_settings import KEYS_OF_KIND
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.reference import reference_page
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.forms import ANY_FORM, FORMS, form_rows
 
 ROOT = Path(__file__).parents[1]

@@ -17,8 +17,8 @@ from browser import Browser
 from drawn_pictures import drawn, encoded, put
 from fire_rows import fire_row, split_files
 from vlmflow.config.data_settings import NearDuplicates, PictureLimits, RowLimits
-from vlmflow.errors import VlmflowError
-from vlmflow.files import write_json
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import write_json
 from vlmflow.reports.data_page import data_page
 from vlmflow.reports.pages import counts_page
 from vlmflow.reports.thumbnails import thumbnail

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from harness.planned_jobs import planned_asks
-from vlmflow.cluster import checks, in_pod, inside, needs, objects, pins, probe, rights
-from vlmflow.cluster.checks import Check
-from vlmflow.cluster.needs import Ask, Need
-from vlmflow.cluster.probe import Answer
 from vlmflow.config.model import check_config
+from vlmflow.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
+from vlmflow.doctor.findings import Check
+from vlmflow.doctor.needs import Ask, Need
+from vlmflow.doctor.probe import Answer
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = {
@@ -61,7 +61,7 @@ def test_the_controllers_role_is_what_the_executor_uses() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == {(right.group, right.resource, right.verb) for right in rights.EXECUTOR}
+    assert granted == {(right.group, right.resource, right.verb) for right in rbac.EXECUTOR}
 
 
 def test_what_runs_ask_for_comes_from_the_configuration() -> None:
@@ -171,10 +171,10 @@ def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
         "a-b==1.0 ; python_full_version >= '3.11' \\\n    --hash=sha256:0\nold==1 ; python_full_version < '3.11' \\\n"
         "c[extra]==2.0 \\\n    --hash=sha256:1\n"
     )
-    assert pins.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
-    found = pins.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
+    assert image_packages.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
+    found = image_packages.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
     assert found.endswith("a-b 1.1 instead of 1.0, c missing instead of 2.0")
-    assert len(pins.pins_of(ROOT / "envs/data.lock", "3.11.2")) > 80
+    assert len(image_packages.pins_of(ROOT / "envs/data.lock", "3.11.2")) > 80
 
 
 def in_a_pod(*words: object) -> dict:
@@ -280,10 +280,10 @@ def test_why_a_probe_does_not_start_is_in_the_clusters_words() -> None:
 
 def test_table_and_json_say_whether_it_is_ready() -> None:
     good, bad = Check("a", "ok", "fine"), Check("b", "fail", "gone", "bring it")
-    assert json.loads(checks.as_json([good]))["ready"] is True
-    assert json.loads(checks.as_json([good, bad]))["ready"] is False
-    assert "what to do: bring it" in checks.as_line(bad, colours=False)
-    assert "\x1b" not in checks.as_line(bad, colours=False)
+    assert json.loads(findings.as_json([good]))["ready"] is True
+    assert json.loads(findings.as_json([good, bad]))["ready"] is False
+    assert "what to do: bring it" in findings.as_line(bad, colours=False)
+    assert "\x1b" not in findings.as_line(bad, colours=False)
 
 
 def test_a_configuration_that_is_no_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ import pytest
 from faulty_server import Answer, Fault, breaks, html_page, ignores_range, refuses, with_headers
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, served_hub, sha256
 from vlmflow.config.source import HubSource
-from vlmflow.errors import VlmflowError
-from vlmflow.fetch import download as downloading
-from vlmflow.fetch import fetch, hub, retry
-from vlmflow.fetch.download import PROGRESS_BYTES, Transfer, download
-from vlmflow.files import unfinished
-from vlmflow.progress import Progress
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import unfinished
+from vlmflow.core.progress import Progress
+from vlmflow.fetch import from_hub
+from vlmflow.web import download as downloading
+from vlmflow.web import hub, retry
+from vlmflow.web.download import PROGRESS_BYTES, Transfer, download
 
 DATA = HubSource("dataset", "o/d", "big.json")
 CONTENT = Random(1).randbytes(300_000)
@@ -273,7 +274,7 @@ def test_a_disk_that_refuses_is_told(server: HubServer, tmp_path: Path):
 def test_free_disk_is_checked_before_the_first_byte(server: HubServer, tmp_path: Path):
     file = hub.HubFile(DATA, REVISION, "big.json", 10**18, "0" * 64)
     with pytest.raises(VlmflowError, match=r"needs 1000000000\.00 GB"):
-        fetch.bring({tmp_path / "store" / "big.json": file}, "fetching", threads=1)
+        from_hub.bring({tmp_path / "store" / "big.json": file}, "fetching", threads=1)
     assert not server.requests
 
 
@@ -283,7 +284,7 @@ def test_the_first_failure_stops_the_other_downloads(server: HubServer, tmp_path
     del server.repos["datasets/o/d"].files["missing.json"]
     server.pace = 0.2  # half a minute for the whole
     with pytest.raises(VlmflowError, match="no such file"):
-        fetch.bring(files, "fetching", threads=2)
+        from_hub.bring(files, "fetching", threads=2)
     assert server.sent("slow.json") < 10_000_000
     assert not (tmp_path / "slow.json").exists()
 

@@ -17,9 +17,9 @@ import fetch_fire
 from faulty_server import breaks, html_page, refuses
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, command, served_hub, sha256
 from one_rule import one_rule
-from vlmflow.errors import VlmflowError
-from vlmflow.fetch.raw_file import link_or_copy
-from vlmflow.files import unfinished
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import unfinished
+from vlmflow.fetch.from_disk import link_or_copy
 
 SOURCE = "hf://datasets/o/d/sub/train.json"
 CONTENT = Random(2).randbytes(4_000_000)

@@ -18,10 +18,10 @@ import fetch_model
 from faulty_server import Answer, refuses
 from hub_server import REVISION, HubServer, command, served_hub, sha256
 from one_rule import one_rule
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_files import list_files
 from vlmflow.fetch.model_folder import FileRecord, digest_of, read_manifest
-from vlmflow.files import unfinished
 
 SOURCE = "hf://o/m"
 PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", "LICENSE": b"free"}

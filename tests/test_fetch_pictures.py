@@ -16,8 +16,8 @@ from archive_server import ArchiveServer, served_archives, zip_of
 from faulty_server import breaks, html_page, ignores_range, refuses, with_headers
 from picture_fetches import fetch, pictures_in
 from vlmflow.config.picture_source import PictureSource
-from vlmflow.errors import VlmflowError
-from vlmflow.fetch.download import Transfer
+from vlmflow.core.errors import VlmflowError
+from vlmflow.web.download import Transfer
 
 RANDOM = Random(5)
 PICTURES = {f"images/{number}.jpg": RANDOM.randbytes(RANDOM.randrange(2_000, 30_000)) for number in range(200)}
@@ -162,7 +162,7 @@ FAULTS = {
 def test_faults_that_pass_cost_nothing(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, first: int
 ) -> None:
-    monkeypatch.setattr("vlmflow.archives.wire.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 1)
     server.faults["gqa.zip"] = [*[None] * (first - 1), fault, None, fault]
     account = fetch(tmp_path / "store", gqa(server), WANTED)
     require_wanted(tmp_path / "store")

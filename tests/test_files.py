@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from vlmflow import files
-from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
-from vlmflow.parallel import SLOT_BYTES, ordered_map
-from vlmflow.progress import LOG_INTERVAL, Progress, amount, clock
+from vlmflow.core import files
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
+from vlmflow.core.parallel import SLOT_BYTES, ordered_map
+from vlmflow.core.progress import LOG_INTERVAL, Progress, amount, clock
 
 SCRIPTS = str(Path(__file__).parents[1] / "scripts")
 
@@ -104,7 +104,7 @@ def test_a_killed_worker_is_an_error_with_a_next_step() -> None:
 def test_workers_end_with_a_killed_parent() -> None:
     """No orphan is left when a stage is killed."""
     program = (
-        "import os, sys, time; from vlmflow.parallel import ordered_map\n"
+        "import os, sys, time; from vlmflow.core.parallel import ordered_map\n"
         "def work(item): print(os.getpid(), flush=True); time.sleep(60)\n"
         "list(ordered_map(work, range(2), 2))\n"
     )

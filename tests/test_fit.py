@@ -13,18 +13,18 @@ from fire_rows import fire_row
 from roads import RUN, copy_folder, snakemake
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.model import check_config
-from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json
-from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
+from vlmflow.lengths import fit as fit_module
+from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.count import TokenCounter, lines_of, measure_rows, read_lengths
+from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
+from vlmflow.lengths.measure import refuse_other_lengths
+from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.fire import fire_rows, training_form
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
-from vlmflow.training import fit as fit_module
-from vlmflow.training.data import fitted_data, validated_data
-from vlmflow.training.fit import OverLong, fit_rows, in_words, without_oldest
-from vlmflow.training.job import BaseModel
-from vlmflow.training.length_check import check_lengths
-from vlmflow.training.lengths import TokenCounter, lines_of, measure_rows, read_lengths
-from vlmflow.training.measure import refuse_other_lengths
+from vlmflow.rows.training_data import fitted_data, validated_data
+from vlmflow.swift.arguments import BaseModel
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from drawn_pictures import drawn, encoded, put
 from fire_rows import write_array
 from roads import ROOT
 from vlmflow.config.data_settings import RowChoice
-from vlmflow.files import write_json
-from vlmflow.integrity import digests_of
-from vlmflow.raw_rows import open_rows
+from vlmflow.core.files import write_json
+from vlmflow.core.integrity import digests_of
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows
 

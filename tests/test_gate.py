@@ -6,10 +6,10 @@ import pytest
 
 from test_train_job import job
 from vlmflow.config.run_settings import SmokeSettings
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.count import RowLength
 from vlmflow.reports.pages import gate_page
 from vlmflow.training.gate import estimate, judge, refuse_failed
-from vlmflow.training.lengths import RowLength
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
 from vlmflow.training.steps import Steps
 

@@ -19,8 +19,8 @@ from gpu.random_model import Shape, write_random_model
 from gpu.table import table
 from gpu.work import Weights
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import TRAIN_FILE, write_sample
-from vlmflow.errors import VlmflowError
 
 TESTS = Path(__file__).parent
 SCRIPTS = TESTS.parent / "scripts"

@@ -16,7 +16,7 @@ from vlmflow.config.model import check_config
 STAGE = """
 from pathlib import Path
 from harness.stage import run_stage
-from vlmflow.errors import PassingError, VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError
 
 def main(*, source: Path, target: Path, words: list[str], times: int = 2) -> None:
     '''Write words.'''

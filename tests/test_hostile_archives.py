@@ -14,10 +14,10 @@ import pytest
 from archive_server import ArchiveServer, served_archives, zip_of
 from picture_fetches import MAX_BYTES, fetch, pictures_in
 from vlmflow.archives import zip_records
-from vlmflow.archives.members import WASTE, ranges_of
-from vlmflow.archives.missing import Refused
+from vlmflow.archives.zip_members import WASTE, ranges_of
 from vlmflow.archives.zip_records import Member, read_members
 from vlmflow.config.picture_source import PictureSource
+from vlmflow.web.missing import Refused
 
 PICTURES = {f"p/{number}.jpg": Random(number).randbytes(3_000) for number in range(40)}
 WANTED = ["x/1.jpg", "x/2.jpg", "x/30.jpg"]

@@ -14,9 +14,9 @@ import yaml
 from roads import ROOT
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.rows.training_data import fitted_data
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training import launch
-from vlmflow.training.data import fitted_data
-from vlmflow.training.job import BaseModel, TrainJob
 from vlmflow.training.train import train
 
 TRAIN = {
@@ -156,7 +156,7 @@ def test_the_trainer_never_trusts_remote_code(hostile: Path, tmp_path: Path, mon
 LOAD = """
 import sys
 from transformers import AutoConfig, AutoModelForCausalLM
-from vlmflow.training.no_remote_code import refuse_remote_code
+from vlmflow.swift.no_remote_code import refuse_remote_code
 if sys.argv[2] == "locked":
     refuse_remote_code()
 AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmflow.config.data_settings import DatasetSettings, RowChoice, RowLimits
-from vlmflow.csv_rows import _CountedLines
-from vlmflow.errors import VlmflowError
-from vlmflow.raw_rows import open_rows
-from vlmflow.row_choice import left_out
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.choice import left_out
+from vlmflow.raw.csv_file import _CountedLines
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import FORMS, form_rows, refuse_columns
 from vlmflow.rows.rejects import REASONS
@@ -192,7 +192,7 @@ def test_a_broken_quotation_costs_no_sound_row(tmp_path: Path, bad: bytes, last:
 
 def test_an_open_quotation_is_followed_so_far_and_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stray marks a file apart would hold all between them in memory; each costs its own line, and is said."""
-    monkeypatch.setattr("vlmflow.csv_rows.LONGEST_RECORD", 20_000)
+    monkeypatch.setattr("vlmflow.raw.csv_file.LONGEST_RECORD", 20_000)
     lines = [b"q%d,a%d\n" % (n, n) for n in range(20_000)]
     long = b'q,"' + b"long\n" * 3_000 + b'"\n'
     lines[100], lines[9_000], lines[15_000], lines[-1] = b'q,"oops\n', long, b'"oops",a"\n', b'q,"fine"\n'
@@ -470,7 +470,7 @@ def test_mended_rows_stand_in_their_places(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from vlmflow.raw_rows import open_rows
+from vlmflow.raw.split import open_rows
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 open_rows([Path(sys.argv[1])], "train")
 """

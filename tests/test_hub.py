@@ -11,9 +11,9 @@ import pytest
 from faulty_server import Answer, html_page, refuses, with_headers
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, blob_id, served_hub, sha256
 from vlmflow.config.source import HubSource
-from vlmflow.errors import VlmflowError
-from vlmflow.fetch import hub, retry
-from vlmflow.fetch.retry import PassingFault, Patience
+from vlmflow.core.errors import VlmflowError
+from vlmflow.web import hub, retry
+from vlmflow.web.retry import PassingFault, Patience
 
 DATA = HubSource("dataset", "o/d", "big.json")
 MODEL = HubSource("model", "o/m", None)

@@ -7,7 +7,7 @@ import pytest
 from harness.kubernetes.ownership import Owner
 from vlmflow.cluster import hub_token, instance
 from vlmflow.cluster.pod_templates import pod_templates
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.files import sha256_of
-from vlmflow.integrity import LEVEL, RECORDS, compare, refuse_changed
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import sha256_of
+from vlmflow.core.integrity import LEVEL, RECORDS, compare, refuse_changed
 from vlmflow.merging.proof import read_proof, remember_proven, write_proof
 
 

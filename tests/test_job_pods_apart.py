@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from vlmflow.cluster.objects import STATE_CLAIM
+from vlmflow.doctor.objects import STATE_CLAIM
 
 K8S = Path(__file__).parents[1] / "k8s"
 TMP = "/tmp"  # noqa: S108 - in a container

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bulk_rows import write_volcano_rows
 from roads import ROOT
-from vlmflow.errors import VlmflowError
-from vlmflow.json_rows import JsonRows
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.json_file import JsonRows
 
 
 def rows_of(tmp_path: Path, content: bytes) -> list[bytes]:
@@ -164,7 +164,7 @@ def test_a_cut_array_says_where_it_is_cut(tmp_path: Path, keep: int) -> None:
 READ_CUT = """
 import re, resource, sys
 from pathlib import Path
-from vlmflow.json_rows import JsonRows
+from vlmflow.raw.json_file import JsonRows
 has = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (has + 20_000_000, -1))
 try:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.archives.keep import BUFFER_BYTES, keep
-from vlmflow.archives.missing import Missing
+from vlmflow.archives.picture_file import BUFFER_BYTES, keep
+from vlmflow.web.missing import Missing
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -56,7 +56,7 @@ def test_a_folder_in_the_place_of_a_file_is_told(folder: Path) -> None:
 WITHOUT_A_WAY_PAST_THE_CACHE = """
 import os, sys
 from pathlib import Path
-from vlmflow.archives.keep import keep
+from vlmflow.archives.picture_file import keep
 folder, content = Path(sys.argv[1]), os.urandom(5_000)
 try:
     os.open(folder / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT)

@@ -23,9 +23,9 @@ from drawn_pictures import drawn
 from hub_server import HubServer, served_hub
 from roads import RUN, command, copy_folder, snakemake, words_of
 from tiny_models import file_names, write_wide_adapter, write_wide_base
+from vlmflow.core.files import sha256_of
+from vlmflow.fetch.from_disk import write_account
 from vlmflow.fetch.model_folder import hash_files, write_manifest
-from vlmflow.fetch.raw_file import write_account
-from vlmflow.files import sha256_of
 
 VICTIMS = ["script", "snakemake", "both", "all"]
 

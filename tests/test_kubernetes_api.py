@@ -24,7 +24,7 @@ from harness.kubernetes.outcome import Outcome, not_created
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.watch import Watch
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 class BadMinutes(ThreadingHTTPServer):

@@ -13,7 +13,7 @@ from harness.kubernetes.job_shape import RuleJob, label_value, shape
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import check, check_all, check_files, choose
 from roads import clone
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 FOLDER = Path(__file__).parents[1] / "k8s" / "templates"
 

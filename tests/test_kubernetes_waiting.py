@@ -8,7 +8,7 @@ from kubernetes.client.rest import ApiException
 
 from harness.kubernetes import waiting
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.progress import cause, newest_progress
+from harness.kubernetes.stage_log import cause, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import Waiting
 from harness.kubernetes.watch import Watch

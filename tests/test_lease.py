@@ -13,7 +13,7 @@ import pytest
 
 from storage_runs import other_file_system
 from test_run_folder import SCRIPTS
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.training.lease import Lease, newest
 
 SILENCE = 4.0

@@ -15,14 +15,14 @@ from make_swift_names import installed_names
 from roads import ROOT, RUN, snakemake
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
 from vlmflow.config.swift_args import names
-from vlmflow.errors import VlmflowError
-from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.against_swift import DRAWN, CheckedRows, check_lengths
+from vlmflow.lengths.count import RowLength, TokenCounter, measure_rows, picture_tokens_of, read_lengths, squares
+from vlmflow.lengths.token_counts import NAMED, LengthAccount, max_lengths
+from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
-from vlmflow.training.data import TrainingData
-from vlmflow.training.job import BaseModel
-from vlmflow.training.length_account import NAMED, LengthAccount, max_lengths
-from vlmflow.training.length_check import DRAWN, CheckedRows, check_lengths
-from vlmflow.training.lengths import RowLength, TokenCounter, measure_rows, picture_tokens_of, read_lengths, squares
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel
 
 side = st.integers(28, 8_000)
 

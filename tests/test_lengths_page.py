@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from browser import Browser
-from vlmflow.errors import VlmflowError
-from vlmflow.files import write_json
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import write_json
+from vlmflow.lengths.count import RowLength
+from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.reports.lengths_page import lengths_page
-from vlmflow.training.length_account import LengthAccount, max_lengths
-from vlmflow.training.lengths import RowLength
 
 HOSTILE = "<script>document.title='taken'</script>"
 

@@ -9,9 +9,9 @@ import pytest
 
 from bench.anonymous_memory import peak_anonymous
 from hub_server import command
+from vlmflow.core.files import sha256_of, write_json
 from vlmflow.fetch.model_folder import hash_files, write_manifest
-from vlmflow.files import sha256_of, write_json
-from vlmflow.training.lengths import RowLength
+from vlmflow.lengths.count import RowLength
 
 ROWS = (32_000, 96_000)
 """Rows of two runs that are compared: in the smaller one all buffers are full, and are looked at often enough."""

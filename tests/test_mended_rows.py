@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmflow.config.data_settings import RowChoice, RowLimits
-from vlmflow.raw_rows import open_rows
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate

@@ -24,9 +24,9 @@ from tiny_models import (
     write_wide_adapter,
     write_wide_base,
 )
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_folder import hash_files, write_manifest
-from vlmflow.files import unfinished
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.safetensors_file import read_header
 from vlmflow.training.checkpoint import adapter_digests

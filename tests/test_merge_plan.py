@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_adapter, write_base
-from vlmflow.errors import VlmflowError
-from vlmflow.merging.plan import MergePlan, plan_merge
+from vlmflow.core.errors import VlmflowError
+from vlmflow.merging.merge_plan import MergePlan, plan_merge
 
 
 def scaled_adapter(base: Path, folder: Path, scale: float) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch import model_files
 from vlmflow.fetch.model_files import INDEX, is_taken, list_files, refuse_code, sort_names
 

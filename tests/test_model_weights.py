@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_base
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX
 from vlmflow.merging.model_weights import ModelWeights, read_model_weights
 

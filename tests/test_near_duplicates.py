@@ -12,8 +12,8 @@ from drawn_pictures import put
 from fire_rows import digest, fire_row, split_files, write_array
 from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.near import near_pictures
-from vlmflow.raw_rows import open_rows
+from vlmflow.pictures.look_alikes import near_pictures
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
 from drawn_pictures import drawn, encoded, put
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.hash_table import hash_pictures, read_hashes
-from vlmflow.pictures.near import FARTHEST, Near, near_pictures, nearest_hashes
+from vlmflow.pictures.look_alikes import FARTHEST, Near, near_pictures, nearest_hashes
 from vlmflow.pictures.perceptual_hash import perceptual_hash
 
 

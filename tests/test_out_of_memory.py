@@ -10,9 +10,9 @@ import yaml
 from roads import ROOT, script
 from tiny_models import write_base
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.training.data import TrainingData
-from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.out_of_memory import Mark, OutOfGpuMemoryError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
@@ -21,7 +21,7 @@ SWIFT_ARGS = yaml.safe_load((ROOT / "config.yaml").read_text())["runs"]["qwen3-a
 
 SMALL_GPU = """
 import os, sys
-if "vlmflow.training.swift_worker" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "vlmflow.training.trainer" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import torch, transformers
     step = transformers.Trainer.training_step
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roads import ROOT, command, script, snakemake, speeds
-from vlmflow.errors import VlmflowError
-from vlmflow.integrity import RECORDS_FOLDER
-from vlmflow.parts import items_of, joined_lines
-from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.integrity import RECORDS_FOLDER
+from vlmflow.core.pod_shares import items_of, joined_lines
+from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.pictures.resolve import join_picture_manifests, write_picture_manifest
 
 TARGETS = ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl", "data/fire/stats.json"]

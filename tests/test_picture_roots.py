@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn_pictures import put
-from vlmflow.errors import VlmflowError
-from vlmflow.pictures.manifest import REASONS, Unusable
+from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.image_manifest import REASONS, Unusable
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 
 KEY = "datasets.fire.image_roots"

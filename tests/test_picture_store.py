@@ -8,8 +8,8 @@ from PIL import Image
 
 from drawn_pictures import as_trained, drawn, encoded, put
 from vlmflow.config.data_settings import PictureLimits
-from vlmflow.errors import VlmflowError
-from vlmflow.pictures.check import check_picture
+from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.decode import check_picture
 from vlmflow.pictures.roots import Located
 from vlmflow.pictures.store import PictureStore, store_name
 

@@ -17,12 +17,12 @@ from archive_server import ArchiveServer, served_archives, strong_etag, zip_of
 from faulty_server import breaks, html_page, refuses
 from hub_server import REVISION, served_hub, sha256
 from picture_fetches import MAX_BYTES, fetch, pictures_in
-from vlmflow.archives.plan import ways_to
-from vlmflow.archives.progress import FetchProgress
+from vlmflow.archives.fetch_plan import ways_to
+from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.archives.sources import Places, read_sources
 from vlmflow.config.picture_source import PictureSource
-from vlmflow.errors import VlmflowError
-from vlmflow.fetch.pins import PINS, Pin, read_pins
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.commits import PINS, Pin, read_pins
 from vlmflow.pictures.roots import PictureRoots
 
 TRAIN = {f"train2017/{number:012}.jpg": Random(number).randbytes(4_000) for number in range(1, 60, 2)}
@@ -80,7 +80,7 @@ def test_coco_by_number_one_by_one(server: ArchiveServer, tmp_path: Path, caplog
 def test_single_pictures_through_faults(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    monkeypatch.setattr("vlmflow.archives.wire.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 1)
     server.faults["train2017/000000000001.jpg"] = [fault, fault]
     account = fetch(tmp_path / "store", coco(server), ["coco/train2017/000000000001.jpg"])
     assert account["fetched"] == 1

@@ -20,9 +20,9 @@ from PIL import Image, ImageOps, PngImagePlugin
 from drawn_pictures import drawn, encoded, put
 from roads import ROOT
 from vlmflow.config.data_settings import PictureLimits
-from vlmflow.pictures import check
-from vlmflow.pictures.check import UPRIGHT, Picture, check_picture
-from vlmflow.pictures.manifest import REASONS, Unusable
+from vlmflow.pictures import decode
+from vlmflow.pictures.decode import UPRIGHT, Picture, check_picture
+from vlmflow.pictures.image_manifest import REASONS, Unusable
 
 LIMITS = PictureLimits()
 RED = (255, 0, 0)
@@ -154,7 +154,7 @@ CHECK_ONE = """
 import sys
 from pathlib import Path
 from vlmflow.config.data_settings import PictureLimits
-from vlmflow.pictures.check import check_picture
+from vlmflow.pictures.decode import check_picture
 from vlmflow.pictures.roots import Located
 from vlmflow.pictures.store import PictureStore
 file = sys.argv[1]
@@ -193,7 +193,7 @@ def test_a_picture_is_made_plain_alike_in_strips_of_any_size(monkeypatch: pytest
         encoded(Image.fromarray((grey + 3000).astype(np.uint16)), "PNG", transparency=3000),
     ]
     whole = [rgb(content) for content in contents]
-    monkeypatch.setattr(check, "STRIP", 200)
+    monkeypatch.setattr(decode, "STRIP", 200)
     for content, pixels in zip(contents, whole, strict=True):
         assert np.array_equal(rgb(content), pixels)
 

@@ -9,9 +9,9 @@ import yaml
 import make_pins
 from faulty_server import refuses
 from hub_server import REVISION, HubServer, served_hub, sha256
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.commits import Pin, read_pins, revision_of, write_pins
 from vlmflow.fetch.model_folder import FileRecord, digest_of
-from vlmflow.fetch.pins import Pin, read_pins, revision_of, write_pins
 
 REPOSITORY = Path(__file__).parents[1]
 TABLE = REPOSITORY / "pins.yaml"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
 from vlmflow.merging.proof import PROOF, read_proof, write_proof
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drawn_pictures import drawn, encoded, put
-from vlmflow.files import unfinished
+from vlmflow.core.files import unfinished
 
 SCRIPT = Path(__file__).parents[1] / "scripts/resolve_images.py"
 

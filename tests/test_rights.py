@@ -9,8 +9,8 @@ import pytest
 from drawn_pictures import put
 from harness.run_targets import picture_licences_of
 from vlmflow.config.model import check_config
-from vlmflow.errors import VlmflowError
-from vlmflow.reports.rights import hub_datasets, rights, rights_section
+from vlmflow.core.errors import VlmflowError
+from vlmflow.reports.licences import hub_datasets, rights, rights_section
 
 HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
 

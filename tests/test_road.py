@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from roads import RUN, snakemake, stale_rules
-from vlmflow.files import sha256_of
+from vlmflow.core.files import sha256_of
 from vlmflow.reports.summary import summary
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 

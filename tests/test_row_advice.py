@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
-from vlmflow.errors import VlmflowError
-from vlmflow.raw_rows import open_rows
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate

@@ -8,7 +8,7 @@ import pytest
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.pictures.resolve import named_paths
-from vlmflow.raw_rows import open_rows
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows
 

@@ -200,8 +200,8 @@ def test_texts_alone_are_never_trained_on(done: Path) -> None:
     assert not (done / "images" / "fire-texts").exists()
     assert stats["train"]["rejected"] == {"not_sampled": 10, "source_left_out": 30}
     assert {row["images"][0] for row in rows_of(done, "fire-texts")} <= set(PICTURES)
-    from vlmflow.errors import VlmflowError
-    from vlmflow.training.data import validated_data
+    from vlmflow.core.errors import VlmflowError
+    from vlmflow.rows.training_data import validated_data
 
     data = done / "data" / "fire-texts"
     with pytest.raises(VlmflowError, match="never looked at"):

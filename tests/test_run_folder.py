@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.errors import PassingError, VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.training.run_folder import RunFolder
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

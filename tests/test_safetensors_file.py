@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.safetensors_file import read_header, read_rows, read_tensor, write_rows
 
 TENSORS = {

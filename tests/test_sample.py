@@ -13,11 +13,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from vlmflow.config.data_settings import PictureLimits, RowLimits
+from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
 from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site, exif_rotated
 from vlmflow.demo.sample_scenes import shapes_scene
-from vlmflow.errors import VlmflowError
-from vlmflow.json_rows import JsonRows
+from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
 from vlmflow.rows.fire import Trajectory, read_trajectory, trajectory_row
 from vlmflow.rows.rejects import Reject

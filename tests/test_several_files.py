@@ -20,9 +20,9 @@ from roads import clone
 from vlmflow.config.data_settings import DatasetSettings, RowChoice
 from vlmflow.config.model import check_config
 from vlmflow.config.source import files_of
-from vlmflow.errors import VlmflowError
-from vlmflow.raw_rows import open_rows
-from vlmflow.row_choice import left_out
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.choice import left_out
+from vlmflow.raw.split import open_rows
 
 NAMES = [f"data/train-0000{number}-of-00003.parquet" for number in range(3)]
 SHARDS = "hf://datasets/o/d/data/train-*-of-00003.parquet"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roads import ROOT, RUN, clone, copy_folder, snakemake, stale_rules
-from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.pictures.image_manifest import read_picture_manifest
 
 PUBLISHING = {"publish_merged"}
 FROM_MERGING = {"merge_lora", "verify_merged", *PUBLISHING}
@@ -142,7 +142,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         PUBLISHING,
     ),
     "a function that the trainers run": (
-        edit("scripts/vlmflow/training/swift_worker.py", "def _peak_memory(", "def _peak_bytes("),
+        edit("scripts/vlmflow/training/trainer.py", "def _peak_memory(", "def _peak_bytes("),
         FROM_TRAINING,
     ),
     "a function that the demo's generator uses": (

@@ -12,7 +12,7 @@ import pytest
 from harness.storage import fs_object, no_links
 from harness.storage.stored_text import text_of
 from storage_runs import make_run, other_file_system
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 ROAD = """
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vlmflow.files import write_json
+from vlmflow.core.files import write_json
 from vlmflow.reports.summary import summary
 
 SPLIT = {"rows_in": 3, "kept": 2, "rejected": {"missing": 1}}

@@ -19,12 +19,12 @@ import pytest
 
 from drawn_pictures import drawn, encoded, put
 from roads import ROOT, RUN, command, copy_folder, snakemake
-from vlmflow.errors import VlmflowError
-from vlmflow.files import write_json
-from vlmflow.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
-from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import write_json
+from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
+from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.rows.training_data import first_rows
 from vlmflow.training.cached_dataset import DIGESTS
-from vlmflow.training.data import first_rows
 
 SETTINGS = {
     "max_steps": 6,

@@ -12,13 +12,13 @@ import yaml
 
 from roads import ROOT, script
 from tiny_models import write_base
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.reports.provenance import FOLDER, how_to_ask
-from vlmflow.training.chat_form import ChatForm
-from vlmflow.training.data import TrainingData
-from vlmflow.training.job import BaseModel
-from vlmflow.training.length_check import check_lengths
-from vlmflow.training.lengths import TokenCounter, measure_rows
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SWIFT_ARGS = CONFIG["runs"]["qwen3-alpaca"]["train"]["swift_args"]

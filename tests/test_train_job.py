@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
-from vlmflow.errors import VlmflowError
-from vlmflow.training.data import TrainingData
-from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.core.errors import VlmflowError
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.launch import command, end_of_whole_lines, environment, report_line
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory, shared_memory_needed

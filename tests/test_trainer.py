@@ -15,14 +15,14 @@ import pytest
 
 from roads import ROOT, RUN, command, copy_folder, snakemake, words_of
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.errors import VlmflowError
-from vlmflow.json_rows import JsonRows
-from vlmflow.pictures.manifest import read_picture_manifest
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.count import TokenCounter, measure_rows
+from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.fire import Trajectory, read_trajectory, timestep_rows, trajectory_row
-from vlmflow.training import swift_worker
-from vlmflow.training.data import TrainingData
-from vlmflow.training.job import BaseModel, TrainJob
-from vlmflow.training.lengths import TokenCounter, measure_rows
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.training import trainer
 from vlmflow.training.train import train
 
 TEMPLATE = """
@@ -133,7 +133,7 @@ def test_processes_that_do_not_train_together_are_noticed(road: Path, tmp_path: 
     rows = lone.data.train
     paths = {"model": road / "tiny-model", "dataset": rows, "val_dataset": rows, "output_dir": tmp_path / "o"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", swift_worker.__name__]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", trainer.__name__]
     done = subprocess.run(
         [sys.executable, *torchrun, str(tmp_path / "p"), "2", "0", *words, *lone.arguments()],
         capture_output=True,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.errors import VlmflowError
-from vlmflow.training.data import TrainingData
-from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.report import report
 from vlmflow.training.steps import Steps
 from vlmflow.training.train import Trained, train

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fire_rows import fire_row, write_array
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
-from vlmflow.errors import VlmflowError
-from vlmflow.raw_rows import open_rows
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.split import open_rows
 from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
 from vlmflow.rows.fire import fire_rows, training_form

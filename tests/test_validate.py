@@ -8,8 +8,8 @@ import pytest
 
 from fire_rows import digest, fire_row, split_files
 from vlmflow.config.data_settings import RowChoice, RowLimits
-from vlmflow.errors import VlmflowError
-from vlmflow.raw_rows import open_rows
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.split import open_rows
 from vlmflow.rows import row_check
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows

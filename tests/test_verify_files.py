@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_base
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.verify_files import verify_files
 
 

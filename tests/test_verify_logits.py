@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tiny_models import file_names, randomise
+from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.errors import VlmflowError
 from vlmflow.merging.logit_proof import LogitProof
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.verify_logits import verify_logits

@@ -23,7 +23,7 @@ from tiny_models import (
     write_wide_adapter,
     write_wide_base,
 )
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.merging import verify_tensors as module
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.verify_tensors import TensorProof, verify_tensors

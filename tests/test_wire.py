@@ -16,11 +16,11 @@ import pytest
 
 from archive_server import ArchiveServer, served_archives
 from faulty_server import breaks, refuses
-from vlmflow.archives.missing import Refused
-from vlmflow.archives.progress import FetchProgress
-from vlmflow.archives.wire import CONNECTIONS, Answer, Wire
-from vlmflow.fetch.download import Stopped, Transfer
-from vlmflow.fetch.retry import PassingFault
+from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.web.download import Stopped, Transfer
+from vlmflow.web.missing import Refused
+from vlmflow.web.retry import PassingFault
+from vlmflow.web.transport import CONNECTIONS, Answer, Wire
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -83,7 +83,7 @@ def test_a_redirect_to_a_file_of_this_machine_is_refused(server: ArchiveServer, 
 def test_what_ends_early_is_a_passing_fault(
     server: ArchiveServer, wire: Wire, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("vlmflow.archives.wire.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 1)
     server.always["a.jpg"] = breaks(900, how)
     with pytest.raises(PassingFault, match=r"127\.0\.0\.1"):
         content_of(wire, f"{server.base}/a.jpg")
@@ -113,7 +113,7 @@ def test_the_token_stays_with_the_server_it_is_for(server: ArchiveServer, wire: 
 def test_the_word_to_stop_ends_what_gives_nothing(
     server: ArchiveServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmflow.archives.wire.READ_TIMEOUT", 60)
+    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 60)
     server.always["a.jpg"] = breaks(900, "stall")
     threading.Timer(0.3, wire.transfer.stop).start()
     begun = time.monotonic()
@@ -150,9 +150,9 @@ def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, wire
 
 INTERRUPTED = """
 import sys
-from vlmflow.archives.progress import FetchProgress
-from vlmflow.archives.wire import Wire
-from vlmflow.fetch.download import Transfer
+from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.web.transport import Wire
+from vlmflow.web.download import Transfer
 with FetchProgress("test") as progress:
     try:
         Wire(Transfer(progress)).get(sys.argv[1], {}, lambda _: print("answer", flush=True), lambda _: None)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.archives.directory import directory_on_disk, kept_directory
-from vlmflow.archives.members import refuse_unreadable
-from vlmflow.archives.missing import Refused
+from vlmflow.archives.zip_directory import directory_on_disk, kept_directory
+from vlmflow.archives.zip_members import refuse_unreadable
 from vlmflow.archives.zip_records import Member, read_members
+from vlmflow.web.missing import Refused
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 COMMENTS = st.binary(max_size=50).filter(lambda comment: b"PK\5\6" not in comment)

@@ -11,8 +11,8 @@ from snakemake.api import SnakemakeApi
 from snakemake.settings.enums import Quietness
 from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings, StorageSettings
 
-from vlmflow.cluster.needs import Ask
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.doctor.needs import Ask
 
 MANY = 10**6
 """Cores of the machine that plans: a rule's threads are not to be cut to this one's."""

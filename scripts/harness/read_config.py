@@ -12,7 +12,7 @@ import snakemake.settings.types
 from vlmflow.archives.sources import read_sources
 from vlmflow.config import yaml_file
 from vlmflow.config.model import Config, check_config
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def say_where_files_are_wrong() -> None:

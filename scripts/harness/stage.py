@@ -27,8 +27,8 @@ import pydantic
 import yaml
 
 from harness.messages import whole_commands
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.process import descends_from, die_with_parent
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.process import descends_from, die_with_parent
 
 FAILURE = "the stage failed: "
 """Begins the last lines of a log whose stage failed; they are shown again at the very end."""

@@ -12,7 +12,7 @@ from harness.stage import FAILURE
 from harness.storage import whole_targets
 from harness.storage.stored_text import text_of
 from vlmflow.config.model import Config
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def before_rules(workflow: Any, settings: Config) -> Config:

@@ -13,9 +13,9 @@ from harness.storage.volume_inputs import as_inputs
 from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import Config
 from vlmflow.config.source import parse_source
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.commits import revision_of
 from vlmflow.fetch.model_files import list_files, local_files
-from vlmflow.fetch.pins import revision_of
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, gives file names."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.messages import CALL, LOCAL, TARGETS
 from vlmflow.config.model import Config
-from vlmflow.integrity import LEVEL, RECORDS, RECORDS_FOLDER
+from vlmflow.core.integrity import LEVEL, RECORDS, RECORDS_FOLDER
 
 
 def tell_stages(workflow: Any, settings: Config) -> None:

@@ -27,12 +27,12 @@ from range_server import ZIP
 from virtual_zip import VirtualZip
 
 from vlmflow.archives.fetch_pictures import PictureFetch
-from vlmflow.archives.members import ranges_of
-from vlmflow.archives.wire import CONNECTIONS
+from vlmflow.archives.zip_members import ranges_of
 from vlmflow.archives.zip_records import read_members
 from vlmflow.config.picture_source import PictureSource
-from vlmflow.fetch import retry
 from vlmflow.pictures.roots import PictureRoots
+from vlmflow.web import retry
+from vlmflow.web.transport import CONNECTIONS
 
 WANTED = 12_000
 """Members of 118,287, scattered: 2.0 GB; a tenth, since FIRE's 81,000 pictures lie in a dozen archives."""

@@ -15,13 +15,13 @@ from unittest.mock import patch
 from bench_pictures import write_photographs  # puts scripts/ on the path
 
 from vlmflow.config.data_settings import PictureLimits
-from vlmflow.files import sha256_of
-from vlmflow.integrity import LEVEL, RECORDS, refuse_changed
+from vlmflow.core.files import sha256_of
+from vlmflow.core.integrity import LEVEL, RECORDS, refuse_changed
+from vlmflow.core.progress import Progress
 from vlmflow.pictures import hash_table
 from vlmflow.pictures.resolve import resolve_pictures, write_picture_manifest
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
-from vlmflow.progress import Progress
 
 MODEL_BYTES = 2 << 30
 ROUNDS = 3

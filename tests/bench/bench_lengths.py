@@ -23,9 +23,9 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from vlmflow.pictures.manifest import read_picture_manifest
-from vlmflow.training.lengths import TokenCounter, measure_rows
-from vlmflow.training.swift_process import environment
+from vlmflow.lengths.count import TokenCounter, measure_rows
+from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.swift.child_process import environment
 
 ROUNDS = 3
 ROWS = 20_000

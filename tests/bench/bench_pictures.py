@@ -17,10 +17,10 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from vlmflow.config.data_settings import PictureLimits
+from vlmflow.core.progress import Progress
 from vlmflow.pictures.resolve import resolve_pictures
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
-from vlmflow.progress import Progress
 
 PHOTOGRAPHS = 300
 COPIES = 6

@@ -13,9 +13,9 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from vlmflow.files import whole_file
-from vlmflow.parallel import ordered_map
-from vlmflow.raw_rows import RawRows, open_rows
+from vlmflow.core.files import whole_file
+from vlmflow.core.parallel import ordered_map
+from vlmflow.raw.split import RawRows, open_rows
 from vlmflow.rows.convert import SHARD_BYTES
 from vlmflow.rows.fire import RawRow
 from vlmflow.rows.sharegpt import Turn

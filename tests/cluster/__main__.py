@@ -7,7 +7,7 @@ import time
 from cluster import addons, images
 from cluster.cluster import Cluster
 from cluster.paths import KUBECONFIG
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def up(asked: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 MOUNT = Path("/sys/fs/cgroup")
 PARENT = "vlmflow-tests"

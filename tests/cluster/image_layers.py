@@ -18,7 +18,7 @@ from cluster import images
 from cluster.image_store import ARCHIVES, add_member
 from cluster.node import Node
 from cluster.shell import run
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def carry_image(node: Node, name: str) -> None:

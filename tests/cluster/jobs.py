@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cluster.kubectl import Kubectl
 from cluster.shell import wait_for
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 USER = 1000
 """The numeric user of the project's images."""

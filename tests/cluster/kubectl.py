@@ -13,7 +13,7 @@ from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
 from harness.kubernetes.patient_api import PatientRest, QuickClient
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:

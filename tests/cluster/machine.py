@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.paths import CACHE, STATE
 from cluster.shell import run
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 PACKAGES = {
     "buildah": "buildah",

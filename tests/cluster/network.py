@@ -17,7 +17,7 @@ from cluster.paths import (
     SERVICE_NETWORK,
 )
 from cluster.shell import run, wait_for
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 BRIDGE = "pods"
 HARDWARE_ADDRESSES = {"node-a": "02:00:0a:e7:00:01", "node-b": "02:00:0a:e7:00:02"}

@@ -14,7 +14,7 @@ from cluster.node_config import containerd_config, kube_proxy_config, kubelet_co
 from cluster.paths import CACHE, NODE_ADDRESSES, STATE
 from cluster.processes import children, pid_of, spawn, stop
 from cluster.shell import run, wait_for
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 KUBELET_FOLDER = Path("/var/lib/kubelet")
 """The kubelet's socket for device plugins is there whatever its settings say: each node mounts its own over it."""

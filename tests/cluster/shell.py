@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def run(*argv: object, input: str | None = None, log: Path | None = None, **options: object) -> str:

@@ -12,7 +12,7 @@ from cluster.kubectl import a_namespace
 from cluster.node import Node
 from cluster.paths import MACHINE_ADDRESS
 from cluster.shell import wait_for
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 NAMESPACE = "cluster-tests"
 IMAGE = images.image_name("data")

@@ -13,7 +13,7 @@ from harness.kubernetes.job_shape import PULL_SECONDS
 from harness.kubernetes.surroundings import quantity
 from harness.run_targets import LOGS_MB
 from roads import ROOT, RUN
-from vlmflow.files import sha256_of
+from vlmflow.core.files import sha256_of
 
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
 ONE_JOB_EACH = {

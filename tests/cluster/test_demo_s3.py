@@ -11,7 +11,7 @@ import pytest
 from cluster.addons import S3, start_s3
 from cluster.cluster_road import DEMO, THREADS, ClusterRoad
 from roads import RUN, checkout
-from vlmflow.files import sha256_of
+from vlmflow.core.files import sha256_of
 
 BUCKET = "vlmflow-targets"
 

@@ -16,7 +16,7 @@ from cluster.deployment import deployed, having_given
 from cluster.kubectl import Kubectl
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.cluster.rights import EXECUTOR
+from vlmflow.doctor.rbac import EXECUTOR
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"

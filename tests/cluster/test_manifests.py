@@ -11,7 +11,7 @@ import yaml
 from cluster.deployment import K8S, OVERLAYS, rendered, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from harness.kubernetes.apart import refuse_reach
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 WORKLOADS = {"Deployment", "PodTemplate", "CronJob"}
 NAMESPACE = "vlmflow-manifests"

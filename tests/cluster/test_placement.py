@@ -19,7 +19,7 @@ from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import Template, check
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.pod_templates import pod_templates
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 NAMESPACE = "vlmflow-placement"
 A100 = "nvidia.com/a100"

@@ -10,9 +10,9 @@ from cluster.deployment import K8S, rendered
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
 from harness.kubernetes.namespace import Namespace
-from vlmflow.cluster import rights
 from vlmflow.cluster.api import Api
-from vlmflow.cluster.rights import EXECUTOR, STORAGE_KEYS, Right
+from vlmflow.doctor import rbac
+from vlmflow.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
 
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
@@ -76,14 +76,14 @@ def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiCl
 def test_the_role_suffices_for_all_that_the_executor_does(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-controller")
     # The API server learns of roles as everybody does, a moment after they were made.
-    wait_for("all rights are there", lambda: rights.missing(Api(client, NAMESPACE), EXECUTOR) == [])
+    wait_for("all rights are there", lambda: rbac.missing(Api(client, NAMESPACE), EXECUTOR) == [])
     assert [name for name, call in CALLS.items() if refused(call, client)] == []
 
 
 def test_the_controller_has_no_right_to_secrets(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-controller")
     assert all(refused(call, client) for call in CALLS_WITH_S3.values())
-    assert [str(right) for right in rights.missing(Api(client, NAMESPACE), STORAGE_KEYS)] == list(CALLS_WITH_S3)
+    assert [str(right) for right in rbac.missing(Api(client, NAMESPACE), STORAGE_KEYS)] == list(CALLS_WITH_S3)
 
 
 @pytest.mark.parametrize("right", EXECUTOR, ids=str)
@@ -97,7 +97,7 @@ def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: l
     client = client_as(any_cluster, "vlmflow-controller")
     try:
         any_cluster.apply(role | {"rules": rules})
-        wait_for(f"{right} is taken away", lambda: rights.missing(Api(client, NAMESPACE), EXECUTOR) == [right])
+        wait_for(f"{right} is taken away", lambda: rbac.missing(Api(client, NAMESPACE), EXECUTOR) == [right])
         assert [name for name, call in CALLS.items() if refused(call, client)] == [str(right)]
     finally:
         any_cluster.apply(role)
@@ -105,7 +105,7 @@ def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: l
 
 def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-job")
-    assert rights.check_job_account(Api(client, NAMESPACE)).state == "ok"
+    assert rbac.check_job_account(Api(client, NAMESPACE)).state == "ok"
     assert all(refused(call, client) for call in (CALLS | CALLS_WITH_S3).values())
 
 

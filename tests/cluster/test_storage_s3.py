@@ -20,11 +20,11 @@ import pytest
 import snakemake_storage_plugin_s3
 
 from cluster.binaries import binary
-from harness.storage import manifest, s3_folder
+from harness.storage import folder_manifest, s3_folder
 from harness.storage.s3_object import S3Object
 from interleavings import Process, content_of, explore, requests_in_turn
 from storage_runs import StorageRun
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def a_day_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FILES = {"merged/x//files/README.md", "merged/x//files/inner/weights", "merged/x//files/empty"}
-MANIFEST = f"merged/x/{manifest.NAME}"
+MANIFEST = f"merged/x/{folder_manifest.NAME}"
 
 
 def test_a_folder_is_its_objects_and_a_manifest(merged: S3Object) -> None:
@@ -144,7 +144,7 @@ def test_a_new_store_leaves_the_old_objects_for_a_day(merged: S3Object, monkeypa
 
 
 def test_without_its_manifest_a_folder_is_not_there(merged: S3Object) -> None:
-    merged.s3obj(manifest.NAME).delete()
+    merged.s3obj(folder_manifest.NAME).delete()
     assert not merged.exists()
     with pytest.raises(FileNotFoundError):
         merged.retrieve_object()
@@ -192,7 +192,7 @@ def test_a_damaged_folder_is_refused_by_its_file(merged: S3Object, damage: str) 
 
 def test_a_manifest_that_leads_out_of_its_folder_is_refused(merged: S3Object) -> None:
     entry = merged._folder.entries()["empty"]
-    merged.s3obj(manifest.NAME).put(Body=manifest.dump({"../../outside": entry}))
+    merged.s3obj(folder_manifest.NAME).put(Body=folder_manifest.dump({"../../outside": entry}))
     with pytest.raises(VlmflowError, match="outside its folder"):
         merged.retrieve_object()
 
@@ -201,7 +201,7 @@ def test_a_folder_that_an_older_checkout_stored_is_read_and_removed(merged: S3Ob
     merged.remove()
     merged.s3obj("inner/weights").put(Body=b"old")
     entry = {"size": 3, "etag": merged.s3obj("inner/weights").e_tag}
-    merged.s3obj(manifest.NAME).put(Body=json.dumps({"files": {"inner/weights": entry}}).encode())
+    merged.s3obj(folder_manifest.NAME).put(Body=json.dumps({"files": {"inner/weights": entry}}).encode())
     assert (merged.exists(), merged.local_footprint()) == (True, 3)
     assert read(merged) == {"inner/weights": b"old"}
     merged.s3obj("inner/weights").put(Body=b"new")
@@ -256,7 +256,7 @@ def test_what_is_published_names_the_proven_objects(published: tuple[S3Object, S
         "verified/x//files/weights",
         "verified/x//files/proof.json",
         "verified/x//named-by/run%2Fmerged%2Fx",
-        f"verified/x/{manifest.NAME}",
+        f"verified/x/{folder_manifest.NAME}",
         "merged/x//files/README.md",
         MANIFEST,
     }

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor
 
+from vlmflow.core.files import read_json
 from vlmflow.demo.sample import FAULTS_FILE, PICTURES, TRAIN_FILE
-from vlmflow.files import read_json
-from vlmflow.json_rows import JsonRows
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.fire import read_trajectory, trajectory_row
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.training.chat_form import ChatForm
 
 ANSWER_BEGINS = "<|im_start|>assistant\n"
 ANSWER_ENDS = "<|im_end|>"

@@ -22,10 +22,10 @@ from gpu.trained import Trained
 from gpu.work import FORMULA, Weights, measured_peak, now
 from gpu.workflow_trainer import train_as_the_workflow
 from vlmflow.config.run_settings import TrainSettings, VerifySettings
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import require_free_disk
 from vlmflow.demo.sample import PICTURES, TRAIN_FILE, write_sample
-from vlmflow.errors import VlmflowError
 from vlmflow.fetch.model_files import list_files
-from vlmflow.files import require_free_disk
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors

@@ -31,8 +31,8 @@ def main() -> None:
 
     from gpu.check import check
     from gpu.table import table
-    from vlmflow.errors import VlmflowError
-    from vlmflow.files import write_json
+    from vlmflow.core.errors import VlmflowError
+    from vlmflow.core.files import write_json
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the folder goes
     try:

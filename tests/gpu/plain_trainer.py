@@ -18,7 +18,7 @@ from gpu.batches import Batch
 from gpu.trained import Trained
 from gpu.work import now
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.progress import Progress
+from vlmflow.core.progress import Progress
 
 DECODER_LAYERS = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 """What ms-swift's all-linear stands for where vision tower and aligner are frozen."""

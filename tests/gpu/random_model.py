@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, GenerationConfig, Qwen3VLConfig
 
+from vlmflow.core.files import read_json, remove
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.demo.tiny_tokenizer import fire_texts
-from vlmflow.files import read_json, remove
 
 SHARDS = 4
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmflow.progress import clock
+from vlmflow.core.progress import clock
 
 
 def table(figures: dict[str, Any]) -> str:

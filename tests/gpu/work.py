@@ -27,7 +27,7 @@ from typing import Self
 import torch
 
 from gpu.batches import RowSize
-from vlmflow.files import read_json
+from vlmflow.core.files import read_json
 from vlmflow.merging.safetensors_file import read_header
 
 FORMULA = "4·D·L + 6·A·L + 6·H·L² + 4·O·T + 2·V·P + M·P/2 + 4·W·P²"

@@ -10,8 +10,8 @@ import msgspec
 from gpu.trained import Trained
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.training.data import TrainingData
-from vlmflow.training.job import BaseModel, TrainJob
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.train import train
 
 HELD_OUT = 8

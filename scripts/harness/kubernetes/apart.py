@@ -7,8 +7,8 @@ executes has all of that.
 import re
 
 from harness.kubernetes.namespace import Object
-from vlmflow.cluster.objects import STATE_CLAIM
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.doctor.objects import STATE_CLAIM
 
 CONTROLLER_ACCOUNT = "vlmflow-controller"
 """The service account that the controller's Role belongs to; or a part of its name."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from harness.kubernetes.job_shape import RULE, WILDCARDS
 from harness.kubernetes.namespace import Namespace, Object
 from harness.kubernetes.outcome import has_ended, is_lost, is_true
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 IDLE_SECONDS = 60.0
 """How long to wait for Jobs of which nothing runs any more: the cluster removes them when it gets to it."""

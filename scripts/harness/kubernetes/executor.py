@@ -30,11 +30,11 @@ from harness.kubernetes.outcome import Outcome, not_created
 from harness.kubernetes.ownership import commit_of, owner_of
 from harness.kubernetes.patient_api import connect
 from harness.kubernetes.patient_watch import PatientWatch
-from harness.kubernetes.progress import cause
+from harness.kubernetes.stage_log import cause
 from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
 from vlmflow.cluster.instance import named, selector
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 POLL_SECONDS = 2
 """Between two looks: one costs two calls, however many Jobs there are."""

@@ -15,7 +15,7 @@ import urllib3
 from kubernetes.client.rest import ApiException, RESTClientObject
 
 from harness.kubernetes.namespace import reason_of
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 PATIENCE = 600.0
 """Seconds for which a call is tried again while the server is away or refuses for now."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from harness.kubernetes.namespace import FAILURES, message_of
 from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.watch import Watch
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 BLIND_SECONDS = 300.0
 """How long the API may refuse to show the Jobs (rights taken away, a login that ran out), or show what nobody

@@ -13,13 +13,13 @@ from harness.kubernetes.job_shape import RULE
 from harness.kubernetes.namespace import FAILURES, Namespace, Object, message_of
 from harness.kubernetes.outcome import judge, newest, read_time
 from harness.kubernetes.patient_api import connect
-from harness.kubernetes.progress import LINES, newest_progress
+from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.instance import selector
-from vlmflow.errors import VlmflowError
-from vlmflow.progress import clock
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.progress import clock
 
 PATIENCE = 10.0
 """Seconds: a person waits for this answer."""

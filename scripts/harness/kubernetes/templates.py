@@ -16,7 +16,7 @@ import yaml
 from harness.kubernetes.apart import refuse_reach
 from harness.kubernetes.namespace import Object
 from vlmflow.cluster.pod_templates import LABEL, REMOVE_ONE_KIND, twice
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 DEFAULT, GPU, NEEDED = "default", "gpu", ("default", "fetch", "gpu", "train")
 CONTAINER = "snakemake"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import FAILURES, Namespace, Object
 from harness.kubernetes.outcome import Outcome, judge, newest, taken_by
-from harness.kubernetes.progress import LINES, newest_progress
+from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import Waiting, explain

@@ -6,8 +6,8 @@ from pathlib import Path
 from snakemake_storage_plugin_fs import StorageObject
 
 from harness.storage import in_place, no_links
-from vlmflow.errors import VlmflowError
-from vlmflow.files import remove
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import remove
 
 
 class FsObject(StorageObject):

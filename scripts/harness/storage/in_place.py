@@ -37,7 +37,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.storage.exchange import ExchangeNotSupportedError, exchange
-from vlmflow.files import sync
+from vlmflow.core.files import sync
 
 LEFT_AFTER = 24 * 3600
 """Seconds after which what lies beside a target is taken for a killed writer's: no copy takes a day."""

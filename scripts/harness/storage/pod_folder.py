@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.storage import in_place, no_links
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 VARIABLE = "VLMFLOW_POD"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")

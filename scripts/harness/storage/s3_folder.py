@@ -24,10 +24,10 @@ from uuid import uuid4
 
 from botocore.exceptions import ClientError
 
-from harness.storage import manifest
-from harness.storage.manifest import Entry
-from vlmflow.errors import VlmflowError
-from vlmflow.files import remove, sha256_of, unfinished
+from harness.storage import folder_manifest
+from harness.storage.folder_manifest import Entry
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import remove, sha256_of, unfinished
 
 NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
 LEFT_AFTER = timedelta(days=1)
@@ -50,7 +50,7 @@ class Folder:
     @property
     def manifest(self) -> Any:
         """The object that makes the folder valid."""
-        return self.bucket.Object(f"{self.key}/{manifest.NAME}")
+        return self.bucket.Object(f"{self.key}/{folder_manifest.NAME}")
 
     def entries(self) -> dict[str, Entry] | None:
         """Give what the manifest names; None where it is not there.
@@ -58,12 +58,12 @@ class Folder:
         Raises VlmflowError where it is no manifest.
         """
         try:
-            content = self.manifest.get()["Body"].read(manifest.LARGEST + 1)
+            content = self.manifest.get()["Body"].read(folder_manifest.LARGEST + 1)
         except ClientError as error:
             if is_not_there(error):
                 return None
             raise
-        return manifest.load(content, f"{self.address}/{manifest.NAME}", self.key)
+        return folder_manifest.load(content, f"{self.address}/{folder_manifest.NAME}", self.key)
 
     def retrieve(self, local: Path) -> None:
         """Download the folder, which takes the name `local` when every file's SHA-256 is the manifest's.
@@ -110,14 +110,14 @@ class Folder:
         for name, entry in entries.items():
             if entry.attempt == attempt and sent.get(entry.key) != entry.size:
                 raise self._damaged(f"{name}: {sent.get(entry.key)} bytes after {entry.size} were sent")
-        self.manifest.put(Body=manifest.dump(entries))
+        self.manifest.put(Body=folder_manifest.dump(entries))
         self._delete_what_killed_writers_left()
 
     def remove(self) -> None:
         """Remove the folder: its manifest first, then the objects that no other folder's manifest names."""
         entries = self.entries() or {}
         self.manifest.delete()
-        for attempt in manifest.attempts_of(entries):
+        for attempt in folder_manifest.attempts_of(entries):
             self._named_by(attempt).delete()
             if not self._is_named(attempt):
                 self._delete(attempt)
@@ -147,7 +147,7 @@ class Folder:
         """Give the key of another folder's object with this content, which that one's manifest names, and now ours."""
         _, digest, size = content
         source, key = _retrieved.get(content, (self.key, ""))
-        if source == self.key or size < SHARED_FROM or manifest.owner_of(key) == self.key:
+        if source == self.key or size < SHARED_FROM or folder_manifest.owner_of(key) == self.key:
             return None
         self._named_by(Entry(size, key).attempt).put(Body=b"")
         entries = self._of(source).entries() or {}
@@ -155,7 +155,7 @@ class Folder:
 
     def _is_named(self, attempt: str) -> bool:
         """Tell whether another folder's manifest names an object of an attempt, or is about to."""
-        owner, marks, now = manifest.owner_of(attempt), self._marks(attempt), self._now()
+        owner, marks, now = folder_manifest.owner_of(attempt), self._marks(attempt), self._now()
         if owner != self.key and self._of(owner)._names(attempt):
             return True
         if any(now - since < LEFT_AFTER or self._of(other)._names(attempt) for other, since in marks.items()):
@@ -171,7 +171,7 @@ class Folder:
         return found
 
     def _names(self, attempt: str) -> bool:
-        return attempt in manifest.attempts_of(self.entries() or {})
+        return attempt in folder_manifest.attempts_of(self.entries() or {})
 
     def _named_by(self, attempt: str) -> Any:
         return self.bucket.Object(f"{attempt}/named-by/{quote(self.key, safe='')}")

@@ -7,8 +7,8 @@ from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, Mtim
 from snakemake_storage_plugin_s3 import DEFAULT_REGION, StorageObject
 
 from harness.storage.s3_folder import Folder, is_not_there
-from vlmflow.errors import VlmflowError
-from vlmflow.files import sha256_of
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
 
 UNFINISHED_UPLOADS = {
     "Rules": [

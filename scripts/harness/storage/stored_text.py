@@ -7,7 +7,7 @@ from typing import Any
 from harness.plain_text import plain
 from harness.storage.fs_object import FsObject
 from harness.storage.no_links import read_end
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 SHOWN_BYTES = 1 << 20
 """How much of a log's end is looked at."""

@@ -9,20 +9,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.archives.account import FetchAccount
-from vlmflow.archives.keep import keep
-from vlmflow.archives.missing import Missing
-from vlmflow.archives.opening import require_pins
-from vlmflow.archives.progress import FetchProgress
+from vlmflow.archives.fetch_counts import FetchAccount
+from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.archives.fetch_source import SourceFetch
+from vlmflow.archives.open_archives import require_pins
+from vlmflow.archives.picture_file import keep
 from vlmflow.archives.side_by_side import side_by_side
-from vlmflow.archives.source_fetch import SourceFetch
 from vlmflow.archives.sources import Place, Places
 from vlmflow.config.picture_source import PictureSource
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.fetch.pins import Pin
-from vlmflow.pictures.manifest import Unusable
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.fetch.commits import Pin
+from vlmflow.pictures.image_manifest import Unusable
 from vlmflow.pictures.paths import HOUSEKEEPING, picture_name
 from vlmflow.pictures.roots import PictureRoots
+from vlmflow.web.missing import Missing
 
 logger = logging.getLogger(__name__)
 

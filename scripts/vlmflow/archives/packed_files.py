@@ -4,7 +4,7 @@ import tarfile
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from vlmflow.archives.missing import Missing, Refused
+from vlmflow.web.missing import Missing, Refused
 
 Content = tuple[str, bytes | Missing]
 

@@ -9,7 +9,7 @@ import pydantic
 
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.config.table import read_table
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.paths import spellings
 
 PICTURE_SOURCES = Path(__file__).absolute().parents[3] / "picture_sources.yaml"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vlmflow.archives.missing import Refused
+from vlmflow.web.missing import Refused
 
 Read = Callable[[int, int], bytes]
 """Gives the bytes of an archive from a place up to another."""

@@ -1,1 +1,1 @@
-"""The Kubernetes cluster as one sees it from outside: what it has and lacks, and how code and token reach it."""
+"""The Kubernetes cluster seen from outside: how code, files and the token reach it."""

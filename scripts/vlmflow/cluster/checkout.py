@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def pack(checkout: Path, stream: IO[bytes]) -> int:

@@ -11,8 +11,8 @@ from typing import IO
 from vlmflow.cluster import file_stream
 from vlmflow.cluster.file_stream import Broken, Refused, files_at, heard, receive, say, send, sizes_at
 from vlmflow.cluster.kubectl import Kubectl
-from vlmflow.errors import VlmflowError
-from vlmflow.progress import Progress
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.progress import Progress
 
 log = logging.getLogger("vlmflow")
 

@@ -4,7 +4,7 @@ import sys
 import time
 
 from vlmflow.cluster.kubectl import Kubectl
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 PATIENCE = 600.0
 """Seconds without a controller that answers: its pod may have to find another node."""

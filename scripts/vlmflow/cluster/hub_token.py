@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from vlmflow.cluster.instance import labels, named
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 SECRET = "hf-token"  # noqa: S105 - the name of the object
 KEY = "HF_TOKEN"

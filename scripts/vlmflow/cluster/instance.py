@@ -7,7 +7,7 @@ without it there is one vlmflow in the namespace, whose objects have neither. k8
 import os
 import re
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 VARIABLE = "VLMFLOW_INSTANCE"
 LABEL = "app.kubernetes.io/instance"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from vlmflow.cluster.instance import named
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 class Kubectl:

@@ -13,8 +13,8 @@ from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, parse_source, refuse_path
 from vlmflow.config.swift_args import check_model_type
-from vlmflow.errors import VlmflowError
-from vlmflow.integrity import Integrity
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.integrity import Integrity
 
 TARGETS = (
     *("raw", "models", "images", "converted", "data", "lengths", "fitted", "cached"),

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from vlmflow.config.settings import EXPONENT_FORM, Settings
 from vlmflow.config.source import HubSource, parse_source
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 FORMS = {".zip": "zip", ".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "parquet"}
 """What an archive is, by the end of its address."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 HUB_FORMS = "hf://datasets/OWNER/NAME/FILE, hf://OWNER/NAME (a model), NAME@COMMIT in both, file:///PATH, or a path"
 

@@ -4,7 +4,7 @@ import difflib
 import functools
 from pathlib import Path
 
-from vlmflow.files import read_json
+from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
 """Names of the locked ms-swift, by kind: arguments, model_types, templates. `scripts/make_swift_names.py` writes it."""

@@ -7,7 +7,7 @@ import pydantic
 
 from vlmflow.config.faults import say_faults
 from vlmflow.config.yaml_file import read_yaml
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 Table = TypeVar("Table")
 

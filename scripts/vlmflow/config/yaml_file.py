@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def read_yaml(path: Path) -> Any:

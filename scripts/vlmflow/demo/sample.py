@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_folder, write_json
 from vlmflow.demo.sample_dialogues import Row, raw_row
 from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site
 from vlmflow.demo.sample_questions import questions_about
 from vlmflow.demo.sample_scenes import Scene, bars_scene, shapes_scene
-from vlmflow.errors import VlmflowError
-from vlmflow.files import whole_folder, write_json
 
 TRAIN_FILE = "FIRE-train-100K.json"
 TEST_FILE = "FIRE-test.json"

@@ -15,6 +15,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from vlmflow.core.files import whole_folder
 from vlmflow.demo.tiny_tokenizer import (
     CHAT_TEMPLATE,
     FIRST_SPECIAL_ID,
@@ -22,7 +23,6 @@ from vlmflow.demo.tiny_tokenizer import (
     VOCABULARY_SIZE,
     write_tokenizer,
 )
-from vlmflow.files import whole_folder
 
 ID = {token: FIRST_SPECIAL_ID + number for number, token in enumerate(SPECIAL_TOKENS)}
 

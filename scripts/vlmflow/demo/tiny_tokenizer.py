@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from vlmflow.json_rows import JsonRows
+from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.fire import read_trajectory
 from vlmflow.rows.rejects import Reject
 

@@ -1,1 +1,1 @@
-"""What comes from elsewhere: pins, the hub, downloads that go on, model folders."""
+"""Pinned data files and models, brought into the stores: from the hub, or from this disk."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.source import NOT_IN_PATHS, parse_source
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 KINDS = (".safetensors", ".json", ".txt", ".jinja", ".model", ".tiktoken")
 """How the names of a model's files end; the last two are tokenizers of sentencepiece and tiktoken."""

@@ -12,11 +12,11 @@ import pydantic
 from pydantic import Field
 
 from vlmflow.config.settings import Settings
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json, sha256_of, whole_folder, write_json
+from vlmflow.core.integrity import refuse_changed
+from vlmflow.core.progress import Progress
 from vlmflow.fetch.model_files import is_housekeeping, shown
-from vlmflow.files import read_json, sha256_of, whole_folder, write_json
-from vlmflow.integrity import refuse_changed
-from vlmflow.progress import Progress
 
 MANIFEST = "manifest.json"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vlmflow.config.source import HubSource, parse_source
-from vlmflow.errors import VlmflowError
-from vlmflow.fetch import hub
-from vlmflow.fetch.fetch import bring, model_files
-from vlmflow.fetch.hub import HubFile
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.commits import Pin
+from vlmflow.fetch.from_hub import bring, model_files
 from vlmflow.fetch.model_folder import FileRecord, digest_of
-from vlmflow.fetch.pins import Pin
+from vlmflow.web import hub
+from vlmflow.web.hub import HubFile
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.adapter_config import ADAPTER_CONFIG, TRAIN_OTHERWISE, AdapterConfig, read_adapter_config
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, SafetensorsFile, TensorEntry, read_header, read_tensor
 

@@ -13,8 +13,8 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from vlmflow.config.swift_args import HARMLESS_INITS
-from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 EFFECT_RANGE = (0.75, 1.25)
 """Share of the adapter's effect that must be found in the merged model, and that rounding must leave for a verdict."""

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
-from vlmflow.errors import VlmflowError
-from vlmflow.files import require_free_disk, sync, whole_folder
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import require_free_disk, sync, whole_folder
+from vlmflow.core.progress import Progress
 from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite
-from vlmflow.merging.plan import plan_merge
+from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.merging.safetensors_file import (
     FLOAT_TYPES,
     WHOLE_AGAIN,
@@ -30,7 +31,6 @@ from vlmflow.merging.safetensors_file import (
     write_rows,
 )
 from vlmflow.merging.threads import run_in_order
-from vlmflow.progress import Progress
 
 BLOCK_ELEMENTS = 1 << 19
 """Elements in one step of the arithmetic: 2 MB in float32, which stays in a core's cache."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
 from vlmflow.fetch.model_files import INDEX, SINGLE
-from vlmflow.files import read_json
 from vlmflow.merging.safetensors_file import SafetensorsFile, TensorEntry, read_header
 
 CONFIG = "config.json"

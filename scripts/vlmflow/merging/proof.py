@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json, write_json
-from vlmflow.integrity import Record, read_files, refuse_changed, remember
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json, write_json
+from vlmflow.core.integrity import Record, read_files, refuse_changed, remember
 
 PROOF = "proof.json"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000

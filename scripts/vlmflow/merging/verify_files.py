@@ -5,9 +5,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
 from vlmflow.fetch.model_files import INDEX, SINGLE
-from vlmflow.files import read_json
 from vlmflow.merging.model_weights import CONFIG, FETCH_AGAIN, WEIGHT_SUFFIXES
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.merging.safetensors_file import LENGTH_BYTES, MAX_HEADER_BYTES

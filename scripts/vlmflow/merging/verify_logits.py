@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.logit_proof import LogitProof, compare, judge
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_header
 from vlmflow.merging.verify_files import MERGE_AGAIN

@@ -21,10 +21,10 @@ from peft import LoraConfig
 from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError, safe_open
 
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.progress import Progress
 from vlmflow.merging.threads import run_in_order
 from vlmflow.merging.verify_files import MERGE_AGAIN, verify_files
-from vlmflow.progress import Progress
 
 BLOCK_ELEMENTS = 1 << 17
 """Elements compared in one step: 1 MB in float64, which stays in a core's cache."""

@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 from PIL import Image
 
-from vlmflow.errors import VlmflowError
-from vlmflow.files import whole_file
-from vlmflow.parallel import ordered_map
-from vlmflow.parts import WHOLE, Part, items_of
-from vlmflow.pictures.check import MAGIC
-from vlmflow.pictures.manifest import MAKE_AGAIN, PictureEntry, read_picture_manifest
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.core.parallel import ordered_map
+from vlmflow.core.pod_shares import WHOLE, Part, items_of
+from vlmflow.core.progress import Progress
+from vlmflow.pictures.decode import MAGIC
+from vlmflow.pictures.image_manifest import MAKE_AGAIN, PictureEntry, read_picture_manifest
 from vlmflow.pictures.perceptual_hash import SIDE, perceptual_hash
 from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.progress import Progress
 
 CHUNK = 16
 """Pictures that a worker takes at a time."""

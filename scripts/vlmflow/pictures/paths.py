@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from vlmflow.pictures.manifest import Unusable
+from vlmflow.pictures.image_manifest import Unusable
 
 HOUSEKEEPING = ".archives"
 """The folder of the store of fetched pictures for zips' directories, whole archives on their way, and locks; no

@@ -10,18 +10,18 @@ from typing import IO
 import msgspec
 
 from vlmflow.config.data_settings import PictureLimits, RowChoice
-from vlmflow.errors import VlmflowError
-from vlmflow.files import whole_file
-from vlmflow.parallel import ordered_map
-from vlmflow.parts import joined_lines
-from vlmflow.pictures.account import picture_counts
-from vlmflow.pictures.check import Picture, check_picture
-from vlmflow.pictures.manifest import REASONS, PictureEntry, Unusable
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.core.parallel import ordered_map
+from vlmflow.core.pod_shares import joined_lines
+from vlmflow.core.progress import Progress
+from vlmflow.pictures.decode import Picture, check_picture
+from vlmflow.pictures.image_manifest import REASONS, PictureEntry, Unusable
+from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
-from vlmflow.progress import Progress
-from vlmflow.raw_rows import open_rows
-from vlmflow.row_choice import left_out, reader
+from vlmflow.raw.choice import left_out, reader
+from vlmflow.raw.split import open_rows
 
 CHUNK = 8
 """Pictures that a worker takes at a time: some 30 ms of decoding, beside which handing over is little."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.pictures.manifest import Unusable
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.pictures.image_manifest import Unusable
 from vlmflow.pictures.paths import is_text, picture_name, spellings
 
 NO_SUCH_NAME = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.files import unfinished
-from vlmflow.integrity import refuse_changed
-from vlmflow.pictures.check import Picture
-from vlmflow.pictures.manifest import KnownPicture, PictureEntry
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import unfinished
+from vlmflow.core.integrity import refuse_changed
+from vlmflow.pictures.decode import Picture
+from vlmflow.pictures.image_manifest import KnownPicture, PictureEntry
 from vlmflow.pictures.paths import REWRITTEN_SUFFIX
 from vlmflow.pictures.roots import Located
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmflow.files import count_lines
-from vlmflow.pictures.manifest import read_picture_manifest
-from vlmflow.progress import Progress
+from vlmflow.core.files import count_lines
+from vlmflow.core.progress import Progress
+from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.reports.histogram import Histogram
 from vlmflow.reports.pages import raw_splits
-from vlmflow.rows.account import QuarantinedRow
 from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.row_counts import QuarantinedRow
 
 FILES = ("train", "val", "test")
 """The data files of a data set, without their suffix."""

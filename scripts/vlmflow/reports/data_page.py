@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.data_settings import NearDuplicates, PictureLimits
-from vlmflow.files import read_json
+from vlmflow.core.files import read_json
 from vlmflow.reports.chart import chart
 from vlmflow.reports.data_facts import (
     FILES,
@@ -20,12 +20,12 @@ from vlmflow.reports.data_facts import (
 )
 from vlmflow.reports.data_template import TEMPLATE
 from vlmflow.reports.histogram import Histogram, whole_bins, wide_bins
-from vlmflow.reports.near_section import near_section
+from vlmflow.reports.look_alikes_section import near_section
 from vlmflow.reports.pages import explain, form_of, raw_splits, rejects, rows_left_out, unread, went
 from vlmflow.reports.thumbnails import thumbnail
-from vlmflow.rows.account import QuarantinedRow
 from vlmflow.rows.data_rows import Row
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
+from vlmflow.rows.row_counts import QuarantinedRow
 
 SOURCES_SHOWN = 20
 UNREAD_SHOWN = 50

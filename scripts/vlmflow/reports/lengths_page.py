@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.files import read_json
+from vlmflow.core.files import read_json
 from vlmflow.reports.chart import chart
 from vlmflow.reports.data_template import CHART, ENVIRONMENT, HEAD, TILES
 from vlmflow.reports.histogram import Histogram, wide_bins

@@ -4,7 +4,7 @@ from typing import Any
 
 from jinja2 import Environment
 
-from vlmflow.pictures.manifest import REASONS as PICTURE_REASONS
+from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
 from vlmflow.rows.rejects import LEFT_OUT, REASONS
 
 PAGE = """<!DOCTYPE html>

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vlmflow.core.files import read_json
 from vlmflow.fetch.model_folder import ModelManifest
-from vlmflow.files import read_json
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
+from vlmflow.reports.licences import hub_datasets, rights_section
 from vlmflow.reports.pages import form_of, raw_splits, went
-from vlmflow.reports.rights import hub_datasets, rights_section
 
 FOLDER = "PATH OF THIS FOLDER"
 QUESTIONS = {"image": "What is in the picture?", "text": "What is a picture?"}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vlmflow.files import read_json
+from vlmflow.core.files import read_json
 from vlmflow.reports.pages import raw_splits, went
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from vlmflow.config.data_settings import RowChoice
-from vlmflow.files import whole_file
-from vlmflow.parallel import ordered_map
-from vlmflow.progress import Progress
-from vlmflow.raw_rows import RawRows
-from vlmflow.row_choice import Named, left_out, reader
+from vlmflow.core.files import whole_file
+from vlmflow.core.parallel import ordered_map
+from vlmflow.core.progress import Progress
+from vlmflow.raw.choice import Named, left_out, reader
+from vlmflow.raw.split import RawRows
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import msgspec
 
-from vlmflow.errors import VlmflowError
-from vlmflow.files import count_lines
-from vlmflow.pictures.manifest import MAKE_AGAIN
-from vlmflow.progress import Progress
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import count_lines
+from vlmflow.core.progress import Progress
+from vlmflow.pictures.image_manifest import MAKE_AGAIN
 
 Line = TypeVar("Line")
 

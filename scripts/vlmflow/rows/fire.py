@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.row_choice import source_of
+from vlmflow.raw.choice import source_of
 from vlmflow.rows.convert import ConvertedRow, MakeRows
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject

@@ -17,16 +17,16 @@ import msgspec
 
 from vlmflow.config.data_settings import read_names
 from vlmflow.config.key_meanings import meanings_of
-from vlmflow.errors import VlmflowError
-from vlmflow.json_rows import JsonRows
-from vlmflow.raw_rows import RawRows
-from vlmflow.row_choice import OF_ANOTHER_MODALITY, pictures_of, source_of
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.choice import OF_ANOTHER_MODALITY, pictures_of, source_of
+from vlmflow.raw.json_file import JsonRows
+from vlmflow.raw.split import RawRows
+from vlmflow.raw.table_file import TEXT
 from vlmflow.rows.convert import ConvertedRow, MakeRows
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import FIRST_LINE, IMAGE_TAG, Turn, wrong_order
 from vlmflow.rows.unread import Unread
-from vlmflow.table_rows import TEXT
 
 ANY_FORM = {"image": str | None, "images": list[str] | None, "source": Any}
 """Keys that every form may have."""

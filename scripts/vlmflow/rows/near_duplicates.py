@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from vlmflow.files import whole_file
+from vlmflow.core.files import whole_file
 from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.manifest import read_picture_manifest
-from vlmflow.pictures.near import Near, near_pictures
+from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.look_alikes import Near, near_pictures
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.rows.questions import question_key, question_of
 

@@ -15,10 +15,10 @@ from typing import IO
 import msgspec
 
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.errors import VlmflowError
-from vlmflow.parallel import ordered_map
-from vlmflow.pictures.manifest import PictureEntry
-from vlmflow.progress import Progress
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.parallel import ordered_map
+from vlmflow.core.progress import Progress
+from vlmflow.pictures.image_manifest import PictureEntry
 from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.questions import question_key, question_of
 from vlmflow.rows.rejects import Reject

@@ -15,7 +15,7 @@ import msgspec
 
 from vlmflow.config.data_settings import NOT_IN_COLUMNS
 from vlmflow.config.key_meanings import Meaning
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import shown
 
 SHAPES_KEPT = 32

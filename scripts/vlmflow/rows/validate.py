@@ -15,18 +15,18 @@ from typing import IO, Any
 import msgspec
 
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.errors import VlmflowError
-from vlmflow.files import naming, read_json, sha256_of, unfinished, whole_file
-from vlmflow.pictures.account import picture_counts
-from vlmflow.pictures.manifest import read_picture_manifest
-from vlmflow.pictures.near import Near
-from vlmflow.progress import Progress
-from vlmflow.raw_rows import open_rows
-from vlmflow.rows.account import Account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import naming, read_json, sha256_of, unfinished, whole_file
+from vlmflow.core.progress import Progress
+from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.look_alikes import Near
+from vlmflow.pictures.picture_counts import picture_counts
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import RejectedRow
 from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
+from vlmflow.rows.row_counts import Account
 
 log = logging.getLogger("vlmflow")
 

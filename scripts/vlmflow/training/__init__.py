@@ -1,1 +1,1 @@
-"""The training: its job, its run folder, its processes, and the gate before it."""
+"""The training: its run folder, its trainers, its checkpoints, and the gate before it."""

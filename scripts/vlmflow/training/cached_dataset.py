@@ -4,14 +4,14 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from vlmflow.errors import VlmflowError
-from vlmflow.files import count_lines, read_json, write_json
-from vlmflow.integrity import digests_of, refuse_changed
-from vlmflow.progress import Progress
-from vlmflow.training import swift_export
-from vlmflow.training.job import TrainJob, as_words
-from vlmflow.training.lengths import read_lengths
-from vlmflow.training.swift_process import environment, run_module
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import count_lines, read_json, write_json
+from vlmflow.core.integrity import digests_of, refuse_changed
+from vlmflow.core.progress import Progress
+from vlmflow.lengths.count import read_lengths
+from vlmflow.swift import export
+from vlmflow.swift.arguments import TrainJob, as_words
+from vlmflow.swift.child_process import environment, run_module
 
 DIGESTS = "digests.json"
 """SHA-256 of every file of a cached data set, by name."""
@@ -31,7 +31,7 @@ def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what:
         folder = Path(scratch)
         env = environment(job.data.pictures, job.settings.image_max_tokens, folder / "cache", 1)
         with Progress(what, count_lines(job.data.train) + count_lines(job.data.val), "rows") as progress:
-            run_module(swift_export.__name__, arguments(job, cached, processes), folder, env, folder / "log", what)
+            run_module(export.__name__, arguments(job, cached, processes), folder, env, folder / "log", what)
             progress.advance(progress.total)
     for split in ("train", "val"):
         _refuse_other_rows(cached / split, rows / f"{split}.lengths.jsonl")

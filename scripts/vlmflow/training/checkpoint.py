@@ -16,8 +16,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from vlmflow.files import read_json, sha256_of
-from vlmflow.integrity import refuse_changed
+from vlmflow.core.files import read_json, sha256_of
+from vlmflow.core.integrity import refuse_changed
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

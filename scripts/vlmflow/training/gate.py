@@ -5,11 +5,11 @@ import statistics
 from typing import Any
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.errors import VlmflowError
-from vlmflow.progress import clock
-from vlmflow.training.job import TrainJob
-from vlmflow.training.length_account import LengthAccount
-from vlmflow.training.lengths import RowLength
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.progress import clock
+from vlmflow.lengths.count import RowLength
+from vlmflow.lengths.token_counts import LengthAccount
+from vlmflow.swift.arguments import TrainJob
 from vlmflow.training.smoke import SmokeRows
 from vlmflow.training.steps import Steps
 

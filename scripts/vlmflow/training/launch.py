@@ -16,11 +16,12 @@ from typing import IO, Any
 
 import psutil
 
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.process import bound_to_this_process
-from vlmflow.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
-from vlmflow.training import swift_process, swift_worker
-from vlmflow.training.job import TrainJob
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
+from vlmflow.swift import child_process
+from vlmflow.swift.arguments import TrainJob
+from vlmflow.training import trainer
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
 
@@ -89,7 +90,7 @@ def launch(job: TrainJob, folder: RunFolder, resume: Path | None, lock: int, thr
 def command(job: TrainJob, folder: RunFolder, resume: Path | None) -> list[str]:
     """Give the torchrun command line of a training."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
-    worker = ["-m", swift_worker.__name__, str(folder.progress.absolute()), str(job.processes)]
+    worker = ["-m", trainer.__name__, str(folder.progress.absolute()), str(job.processes)]
     worker.append(str(job.settings.early_stop_after or 0))
     rows = {"dataset": job.data.train, "val_dataset": job.data.val}
     if job.cached:
@@ -107,7 +108,7 @@ def command(job: TrainJob, folder: RunFolder, resume: Path | None) -> list[str]:
 def environment(job: TrainJob, folder: RunFolder, threads: int) -> dict[str, str]:
     """Give the trainers' environment: ms-swift's, with its caches in the run folder and the cores shared out."""
     cores = max(1, threads // job.processes)
-    return swift_process.environment(job.data.pictures, job.settings.image_max_tokens, folder.path / "cache", cores)
+    return child_process.environment(job.data.pictures, job.settings.image_max_tokens, folder.path / "cache", cores)
 
 
 def end_of_whole_lines(progress: Path) -> int:

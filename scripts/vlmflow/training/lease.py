@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from vlmflow.errors import PassingError
+from vlmflow.core.errors import PassingError
 
 log = logging.getLogger("vlmflow")
 

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.errors import VlmflowError
-from vlmflow.files import read_json, write_json
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json, write_json
 from vlmflow.training.run_folder import RunFolder
 
 REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which trains anew from step 0"

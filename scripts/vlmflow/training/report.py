@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vlmflow.swift.arguments import TrainJob
 from vlmflow.training.checkpoint import adapter_digests
-from vlmflow.training.job import TrainJob
 from vlmflow.training.train import Trained
 
 PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from vlmflow.errors import PassingError, VlmflowError
-from vlmflow.files import write_json
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import write_json
 from vlmflow.training.lease import Lease
 
 log = logging.getLogger("vlmflow")

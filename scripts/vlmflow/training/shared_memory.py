@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written)
 

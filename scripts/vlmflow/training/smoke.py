@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.config.run_settings import SmokeSettings
-from vlmflow.errors import VlmflowError
-from vlmflow.files import whole_file
-from vlmflow.training.job import TrainJob
-from vlmflow.training.lengths import RowLength, lines_of
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.lengths.count import RowLength, lines_of
+from vlmflow.swift.arguments import TrainJob
 from vlmflow.training.steps import Steps
 
 log = logging.getLogger("vlmflow")

@@ -5,9 +5,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.errors import PassingError, VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.swift.arguments import TrainJob
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
-from vlmflow.training.job import TrainJob
 from vlmflow.training.launch import launch
 from vlmflow.training.out_of_memory import OutOfGpuMemoryError, resume_once
 from vlmflow.training.run_folder import RunFolder

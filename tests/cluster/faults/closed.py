@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError
 
 
 def main(*, target: Path) -> None:

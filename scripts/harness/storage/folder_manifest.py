@@ -1,0 +1,101 @@
+"""What makes a folder in object storage whole: a list of its files and of the objects that hold them, written last."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from vlmflow.core.errors import VlmflowError
+
+NAME = ".manifest.json"
+"""The key of the manifest below the folder's own."""
+
+LARGEST = 64_000_000
+"""Bytes of a manifest that are read, of some 300,000 files: jobs write manifests, and the main process reads them."""
+
+_OBJECT = re.compile(r"(?P<attempt>(?P<target>.+)/\.stored-[0-9a-f]{32})/files/.+", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file: its size in bytes, its SHA-256 in hexadecimal, and the key of its object in the bucket.
+
+    An older checkout's manifests have the object's ETag (quotes and all) in the place of the SHA-256.
+    """
+
+    size: int
+    key: str
+    sha256: str | None = None
+    etag: str | None = None
+
+    @property
+    def attempt(self) -> str | None:
+        """The key of the attempt that uploaded the object, this folder's or another's; None in an older manifest."""
+        found = _OBJECT.fullmatch(self.key)
+        return found["attempt"] if found else None
+
+
+def attempts_of(entries: dict[str, Entry]) -> set[str]:
+    """Give the keys of the attempts whose objects a manifest names."""
+    return {entry.attempt for entry in entries.values() if entry.attempt}
+
+
+def owner_of(attempt: str) -> str:
+    """Give the key of the folder of which an attempt's key tells."""
+    return attempt.rpartition("/.stored-")[0]
+
+
+def dump(entries: dict[str, Entry]) -> bytes:
+    """Write a manifest. entries: by the file's path below the folder, with slashes.
+
+    Raises VlmflowError where there are too many.
+    """
+    files = {
+        name: {"size": entry.size, "sha256": entry.sha256, "key": entry.key} for name, entry in sorted(entries.items())
+    }
+    content = (json.dumps({"version": 1, "files": files}, indent=1, ensure_ascii=False) + "\n").encode()
+    if len(content) > LARGEST:
+        what = f"{len(files):,} files in a folder: their manifest has more than {LARGEST // 1_000_000} MB"
+        raise VlmflowError(what, "have the rule write fewer files, or pack them")
+    return content
+
+
+def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
+    """Read a manifest. place: its address, for messages. folder: its folder's key.
+
+    Raises VlmflowError where it is none, or names a file outside the folder.
+    """
+    if len(content) > LARGEST:
+        raise _broken(place, f"has more than {LARGEST // 1_000_000} MB")
+    try:
+        said = json.loads(content)
+        known = said.get("version", 0)
+        entries = {name: _entry(name, each, known, folder) for name, each in said["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _broken(place, f"is no manifest ({type(error).__name__}: {error})") from None
+    for name in entries:
+        if not _lies_within(name):
+            raise _broken(place, f"names a file outside its folder: {name!r}")
+    return entries
+
+
+def _entry(name: str, said: dict, version: int, folder: str) -> Entry:
+    size = said["size"]
+    if not isinstance(size, int) or size < 0:
+        raise ValueError(f"{name}: a size of {size!r}")
+    if version == 0:
+        return Entry(size, f"{folder}/{name}", etag=str(said["etag"]))
+    if version != 1:
+        raise ValueError(f"of version {version!r}, which this checkout does not know")
+    if not re.fullmatch(r"[0-9a-f]{64}", said["sha256"]) or not _OBJECT.fullmatch(said["key"]):
+        raise ValueError(f"{name}: no digest or no object: {said}")
+    return Entry(size, said["key"], sha256=said["sha256"])
+
+
+def _lies_within(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and str(path) == name
+
+
+def _broken(place: str, what: str) -> VlmflowError:
+    return VlmflowError(f"{place} {what}", "remove it and run the same command again: its folder is made anew")

@@ -1,0 +1,276 @@
+"""All that is wanted of one source: planned, said, and fetched."""
+
+import difflib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from vlmflow.archives.archive_copy import fetch_whole
+from vlmflow.archives.fetch_plan import WORTH_WHOLE, Way, is_worth_whole, ways_to
+from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.archives.one_by_one import fetch_single
+from vlmflow.archives.open_archives import Digests, name_on_disk, open_archives
+from vlmflow.archives.packed_files import parquet_members, tar_members
+from vlmflow.archives.picture_file import Content
+from vlmflow.archives.side_by_side import side_by_side
+from vlmflow.archives.zip_directory import kept_directory
+from vlmflow.archives.zip_members import Range, content_of, ranges_of, refuse_unreadable
+from vlmflow.archives.zip_records import Member, Read, read_members
+from vlmflow.config.picture_source import PictureSource
+from vlmflow.core.files import unfinished
+from vlmflow.fetch.commits import Pin
+from vlmflow.web.download import Transfer
+from vlmflow.web.missing import Missing, Refused
+from vlmflow.web.remote_file import RemoteFile
+from vlmflow.web.transport import CONNECTIONS, Wire
+
+logger = logging.getLogger(__name__)
+
+Give = Callable[[str, Content], Missing | None]
+"""Takes a picture's name in the archive and its bytes, and keeps it; gives why it cannot."""
+
+
+class SourceFetch:
+    """What is wanted of one source, on its way.
+
+    name: of the source. wanted: the pictures' names in the archive. give: takes each that comes.
+    folder: for directories and whole archives. max_bytes: of a picture. progress: counts bytes and pictures.
+
+    way: the one that is gone; None before `plan`, and where there is none.
+    fetched, missing: what became of `wanted`, once `run` has ended.
+    bytes_wanted: of the pictures, packed as they are in the archive. bytes_transferred: of content, all in all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: PictureSource,
+        wanted: Iterable[str],
+        give: Give,
+        folder: Path,
+        max_bytes: int,
+        progress: FetchProgress,
+    ) -> None:
+        self.name = name
+        self.wanted = list(wanted)
+        self.fetched: set[str] = set()
+        self.missing: dict[str, Missing] = {}
+        self.bytes_wanted = 0
+        self.way: Way | None = None
+        self._source = source
+        self._give = give
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._progress = progress
+        self._wire = Wire(Transfer(progress))
+        self._lock = threading.Lock()
+        self._archives: list[tuple[RemoteFile, Digests]] = []
+        self._members: dict[str, Member] = {}
+
+    def plan(self, pins: Mapping[str, Pin]) -> None:
+        """Choose the way, and look as far as it takes to know its bytes.
+
+        Raises VlmflowError where a server fails too often. Where a source does not give anything, all is missing.
+        """
+        self._ways = ways_to(self._source, self.wanted, self._directory_is_here())
+        if self.wanted:
+            self._take_next_way(pins)
+
+    def run(self, pins: Mapping[str, Pin]) -> None:
+        """Fetch what is wanted; where nothing came, by the other way, if there is one.
+
+        Raises VlmflowError where a server fails too often or something changed, OSError where the disk does.
+        """
+        while self.way is not None:
+            try:
+                {"ranges": self._run_ranges, "whole": self._run_whole, "one by one": self._run_singles}[self.way.kind]()
+            except Refused as refusal:
+                self.miss_the_rest(refusal.missing)
+            except BaseException:
+                self.stop()
+                raise
+            if self.fetched or not self._ways:
+                return
+            logger.warning("%s: %s gave nothing: %s", self.name, self.way.kind, next(iter(self.missing.values()), ""))
+            self._take_next_way(pins)
+
+    def stop(self) -> None:
+        """Let what another thread waits for or receives end soon, with Stopped."""
+        self._wire.transfer.stop()
+
+    def miss_the_rest(self, missing: Missing) -> None:
+        """Count what has not come, and is not missing for a reason of its own, as missing."""
+        for name in self.wanted:
+            if name not in self.fetched:
+                self.missing.setdefault(name, missing)
+
+    @property
+    def bytes_transferred(self) -> int:
+        """Bytes of content that came so far, those of broken attempts among them."""
+        return self._wire.received
+
+    # --- the plan ---------------------------------------------------------------------------------------------
+
+    def _directory_is_here(self) -> bool:
+        return self._directory_file.is_file()
+
+    @property
+    def _directory_file(self) -> Path:
+        return self._folder / f"{self.name}.directory.json"
+
+    @property
+    def _archive_folder(self) -> Path:
+        """Where whole archives of the source lie while they come and are read."""
+        return self._folder / self.name
+
+    def _take_next_way(self, pins: Mapping[str, Pin]) -> None:
+        self.way = None
+        while self._ways and self.way is None:
+            way = self._ways.pop(0)
+            self.missing.clear()
+            try:
+                self.way = way if way.kind == "one by one" else self._open(way, pins)
+            except Refused as refusal:
+                self.miss_the_rest(refusal.missing)
+                logger.warning("%s: %s", self.name, refusal.missing.detail)
+
+    def _open(self, way: Way, pins: Mapping[str, Pin]) -> Way:
+        self._archives = self._archives or open_archives(self._source, pins, self._wire)
+        size = sum(remote.size for remote, _ in self._archives)
+        if self._source.form != "zip":
+            self.bytes_wanted = size
+            return Way("whole", size, way.why)
+        remote, _ = self._archives[0]
+        whole = name_on_disk(remote, self._archive_folder)
+        if whole.exists() or unfinished(whole).exists():
+            here = (whole if whole.exists() else unfinished(whole)).stat().st_size
+            return Way("whole", remote.size - here, f"{here / 1e6:,.1f} MB of it are here already")
+        if not remote.takes_ranges:
+            return Way("whole", remote.size, "its server does not give parts of it")
+        key = f"{remote.name} {remote.version} {remote.size}"
+        self._find_members(kept_directory(self._directory_file, key, remote.read, remote.size).members)
+        if is_worth_whole(self.bytes_wanted, remote.size):
+            return Way("whole", remote.size, WORTH_WHOLE)
+        self._ranges = ranges_of(self._members)
+        return Way("ranges", sum(part.end - part.start for part in self._ranges), way.why)
+
+    def _find_members(self, members: Mapping[str, Member]) -> None:
+        """Find what is wanted in a zip's directory; what is not there, or cannot be right, is missing."""
+        self._members = {}
+        for name in self.wanted:
+            try:
+                if name not in members:
+                    raise Refused("no_member", f"there is no member {name!r} in {self._source.archive}")
+                refuse_unreadable(members[name], self._max_bytes)
+                self._members[name] = members[name]
+            except Refused as refusal:
+                self.missing[name] = refusal.missing
+        self.bytes_wanted = sum(member.packed for member in self._members.values())
+        lacking = [name for name, missing in self.missing.items() if missing.reason == "no_member"]
+        if members and len(lacking) == len(self.wanted):
+            near = difflib.get_close_matches(self.wanted[0], list(members)[:10_000], n=3, cutoff=0.3)
+            logger.warning(
+                "%s: not one of its names is in the archive, as %r; there are %s; correct `members` of this source",
+                self.name,
+                self.wanted[0],
+                ", ".join(near or list(members)[:3]),
+            )
+
+    # --- the ways ---------------------------------------------------------------------------------------------
+
+    def _run_ranges(self) -> None:
+        self._read_ranges(self._archives[0][0].read)
+
+    def _run_whole(self) -> None:
+        found: set[str] = set()
+        self._archive_folder.mkdir(parents=True, exist_ok=True)
+        self._forget_other_versions()
+        for remote, digests in self._archives:
+            archive = name_on_disk(remote, self._archive_folder)
+            fetch_whole(remote, archive, digests)
+            if self._source.form == "zip":
+                self._unpack_zip(archive, remote.size)
+            else:
+                found |= self._unpack_stream(archive)
+            archive.unlink()
+        if self._source.form != "zip":
+            for name in set(self.wanted) - found:
+                self.missing[name] = Missing("no_member", f"there is no member {name!r} in {self._source.archive}")
+
+    def _forget_other_versions(self) -> None:
+        here = {name_on_disk(remote, self._archive_folder) for remote, _ in self._archives}
+        for other in set(self._archive_folder.iterdir()) - here - set(map(unfinished, here)):
+            logger.info("%s: removing %s, which is of another version", self.name, other)
+            other.unlink()
+
+    def _run_singles(self) -> None:
+        def bring(member: str) -> None:
+            try:
+                content = fetch_single(self._source.one_by_one, member, self._wire, self._max_bytes)
+            except Refused as refusal:
+                self._settle(member, refusal.missing)
+            else:
+                self._settle(member, self._give(member, content))
+                sizes.append(len(content))
+
+        sizes: list[int] = []
+        side_by_side(self.wanted, bring, CONNECTIONS, self.stop)
+        self.bytes_wanted = sum(sizes)
+
+    def _unpack_zip(self, archive: Path, size: int) -> None:
+        descriptor = os.open(archive, os.O_RDONLY)
+        try:
+
+            def read(start: int, end: int) -> bytes:
+                return os.pread(descriptor, end - start, start)
+
+            self._find_members(read_members(read, size))
+            self._ranges = ranges_of(self._members)
+            self._read_ranges(read)
+        finally:
+            os.close(descriptor)
+
+    def _unpack_stream(self, archive: Path) -> set[str]:
+        wanted = set(self.wanted)
+        if self._source.form == "tar":
+            contents = tar_members(archive, wanted, self._max_bytes)
+        else:
+            column = self._source.picture_column or "image"
+            contents = parquet_members(archive, wanted, self._max_bytes, column, self._source.name_column)
+        found = set()
+        for name, content in contents:
+            found.add(name)
+            self._settle(name, content if isinstance(content, Missing) else self._give(name, content))
+        return found
+
+    def _read_ranges(self, read: Read) -> None:
+        def bring(part: Range) -> None:
+            content = memoryview(read(part.start, part.end))
+            for name in part.names:
+                member = self._members[name]
+                packed = content[member.start - part.start : member.end - part.start]
+                self._settle(name, self._keep(name, packed, read))
+
+        side_by_side(self._ranges, bring, CONNECTIONS, self.stop)
+
+    def _keep(self, name: str, packed: memoryview, read: Read) -> Missing | None:
+        member = self._members[name]
+        try:
+            content = content_of(packed, member)
+        except Refused:
+            try:  # was it the way, or the archive?
+                content = content_of(memoryview(read(member.start, member.end)), member)
+            except Refused as refusal:
+                return refusal.missing
+        return self._give(name, content)
+
+    def _settle(self, name: str, missing: Missing | None) -> None:
+        with self._lock:
+            if missing is None:
+                self.missing.pop(name, None)
+                self.fetched.add(name)
+            else:
+                self.missing[name] = missing
+            self._progress.pictures += 1

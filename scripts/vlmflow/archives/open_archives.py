@@ -1,0 +1,78 @@
+"""The archives of a source, opened: on any server, or on the hub at their pinned commit."""
+
+import fnmatch
+from collections.abc import Mapping
+from pathlib import Path
+
+from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.commits import Pin, pin_of
+from vlmflow.fetch.from_hub import pinned_revision, require_pinned
+from vlmflow.web import hub
+from vlmflow.web.hub import HubFile
+from vlmflow.web.remote_file import RemoteFile
+from vlmflow.web.transport import Wire
+
+Digests = dict[str, str | None]
+"""By algorithm, what the digest of an archive must be."""
+
+
+def require_pins(sources: Mapping[str, PictureSource], pins: Mapping[str, Pin]) -> None:
+    """Raise VlmflowError for the first archive on the hub whose commit pins.yaml does not tell."""
+    for source in sources.values():
+        if source.archive and (address := _on_hub(source.archive)):
+            pinned_revision(address, pin_of(source.archive, pins))
+
+
+def open_archives(source: PictureSource, pins: Mapping[str, Pin], wire: Wire) -> list[tuple[RemoteFile, Digests]]:
+    """Give the files of a source's archive, open for reading, and their digests.
+
+    One file, except where an address on the hub names several parquet files by `*`.
+    Raises Refused where the server does not give one, VlmflowError where it is not pinned or fails too often.
+    """
+    address = _on_hub(source.archive)
+    if address is None:
+        remote = RemoteFile(source.archive, lambda: source.archive, wire, source.size)
+        found = [(remote, {"md5": source.md5})]
+    else:
+        pin = pin_of(source.archive, pins)
+        found = [
+            (_hub_file(file, wire), {"sha256": file.sha256, "md5": source.md5})
+            for file in _hub_files(address, pin, pinned_revision(address, pin))
+        ]
+    for remote, _ in found:
+        remote.open()
+    return found
+
+
+def name_on_disk(remote: RemoteFile, folder: Path) -> Path:
+    """Give the file that an archive becomes on the disk, in a folder of its source; another version is another file."""
+    version = "".join(letter for letter in remote.version if letter.isalnum())[:40]
+    return folder / f"{version}-{remote.size}-{remote.name.rpartition('/')[2]}"
+
+
+def _on_hub(archive: str) -> HubSource | None:
+    if not archive.startswith("hf://"):
+        return None
+    source = parse_source(archive)
+    if source.path is None:
+        raise VlmflowError(f"{archive} is a model, not a data set's file", "use hf://datasets/OWNER/NAME/FILE")
+    return source
+
+
+def _hub_files(source: HubSource, pin: Pin, revision: str) -> list[HubFile]:
+    _, files = hub.describe(source, revision)
+    files = [file for file in files if fnmatch.fnmatchcase(file.path, source.path)]
+    if not files:
+        raise VlmflowError(f"{source}: there is no such file at {revision}", "check it in picture_sources.yaml")
+    require_pinned(source, pin, size=sum(file.size for file in files))
+    if len(files) == 1:
+        require_pinned(source, pin, sha256=files[0].sha256)
+    return files
+
+
+def _hub_file(file: HubFile, wire: Wire) -> RemoteFile:
+    return RemoteFile(
+        str(file), lambda: hub.look_up(file.source, file.revision, file.path)[1], wire, file.size, file.etag
+    )

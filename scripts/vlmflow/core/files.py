@@ -1,0 +1,199 @@
+"""Writing files so that a name either holds the whole content or does not exist."""
+
+import fcntl
+import filecmp
+import hashlib
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from vlmflow.core.errors import PassingError, VlmflowError
+
+UNFINISHED = ".part"
+"""Suffix of a file or folder that is still being written; nothing reads such a name as a result."""
+
+
+PATIENCE = 10.0
+"""Seconds to wait for another process that writes the same name."""
+
+BUFFER = 1 << 20
+"""Bytes that are read or written at a time: rows are a few KB each."""
+
+
+def unfinished(path: Path) -> Path:
+    """Give the name under which `path` is written until it is whole (same folder, so a rename suffices)."""
+    return path.with_name(path.name + UNFINISHED)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError that names no file name this one: a write to an open file does not know it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+class _NamedFile(io.FileIO):
+    """A file opened by its descriptor, whose failed writes name it."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        super().__init__(descriptor, "w")
+        self._path = path
+
+    def write(self, content: Any) -> int:
+        with naming(self._path):
+            return super().write(content)
+
+
+@contextmanager
+def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """Open `path` for writing; it takes its name, synced to disk, only when the block ends without error.
+
+    mode: "wb", or "w" for text. Raises VlmflowError where another process writes it, and goes on doing so.
+    """
+    part = unfinished(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _own(part, lambda: os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    content = io.BufferedWriter(_NamedFile(descriptor, part), BUFFER)
+    with content if mode == "wb" else io.TextIOWrapper(content, encoding="utf-8") as file:
+        file.truncate(0)
+        yield file
+        file.flush()
+        with naming(part):
+            os.fsync(descriptor)
+    part.replace(path)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Give an empty folder to fill; it becomes `path`, synced to disk, only when the block ends without error.
+
+    What an earlier, killed attempt left is removed first. An existing `path` is replaced; one with the same files
+    is left as it is, with its times, so that nothing that was made of it looks stale.
+    """
+    part = unfinished(path)
+
+    def make_and_open() -> int:
+        part.mkdir(parents=True, exist_ok=True)
+        return os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+
+    descriptor = _own(part, make_and_open)
+    try:
+        for left in part.iterdir():
+            remove(left)
+        yield part
+        for place in [part, *part.rglob("*")]:
+            if not place.is_symlink():
+                sync(place)
+        if path.is_dir() and _same_files(part, path):
+            remove(part)
+        else:
+            remove(path)
+            part.rename(path)
+    finally:
+        os.close(descriptor)
+
+
+def _own(part: Path, open_it: Callable[[], int]) -> int:
+    """Open an unfinished file or folder for this process alone; gives the descriptor, which holds the lock.
+
+    Two writers of one name would mix their bytes. A killed one's lock goes with it, and its last children's a moment
+    later. What was renamed or removed while we waited is opened anew.
+    """
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        descriptor = open_it()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if part.exists() and part.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                os.close(descriptor)
+                raise PassingError(
+                    f"{part}: another process is writing it", "wait for it or end it, then run the same command again"
+                ) from None
+        os.close(descriptor)
+        time.sleep(0.1)
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    names = [sorted(place.relative_to(folder) for place in folder.rglob("*")) for folder in (one, other)]
+    return names[0] == names[1] and all(_same(one / name, other / name) for name in names[0])
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.is_symlink() or other.is_symlink():  # by where they lead: there may be more bytes than one wants to read
+        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
+    return one.is_dir() or one.samefile(other) or filecmp.cmp(one, other, shallow=False)
+
+
+def sync(path: Path) -> None:
+    """Have the disk take what was written to a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, or nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all; keys keep their order."""
+    with whole_file(path, "w") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON file.
+
+    Raises VlmflowError naming the file where it is missing or no JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise VlmflowError(f"{path}: {error}", "remove it and run the same command again") from None
+
+
+def sha256_of(path: Path) -> str:
+    """Give the SHA-256 of a file's bytes in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def count_lines(path: Path) -> int:
+    """Give the number of lines of a file, at the speed at which it is read."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(partial(file.read, BUFFER), b""))
+
+
+def require_free_disk(folder: Path, needed: int, purpose: str) -> None:
+    """Refuse to begin what cannot end: `needed` bytes must be free where `folder` is, or will be.
+
+    Raises VlmflowError that says how much is missing.
+    """
+    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise PassingError(
+            f"{existing}: {purpose} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+            f"free {(needed - free) / 1e9:.2f} GB there, or put the store on a larger disk (config: stores)",
+        )

@@ -1,0 +1,220 @@
+"""Files that an earlier stage left, held beside the digests that it recorded: they are still those, or a stage refuses.
+
+A digest costs a reading of the whole file. So a file's size, mtime and inode are kept beside the digest that it had
+when it was last read: one that looks as it did then has it still. Records lie in the stores, never among the targets,
+which are the same bytes on every machine; one that is missing, or was made elsewhere, only has the files read again.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import file_digest
+from pathlib import Path
+from stat import S_ISREG
+from typing import Literal
+
+import msgspec
+
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import read_json, sha256_of, whole_file
+from vlmflow.core.progress import Progress
+
+Integrity = Literal["quick", "full"]
+
+LEVEL = "VLMFLOW_INTEGRITY"
+"""The environment variable with the configuration's `integrity`. No rule has it as a param: another value is no reason
+to train again."""
+
+RECORDS = "VLMFLOW_RECORDS"
+"""The environment variable with the folder of the records; without it every file is read."""
+
+RECORDS_FOLDER = ".seen"
+"""Where they lie in `stores.pictures`."""
+
+READERS = 8
+"""Files that are read at a time; hashlib lets go of the interpreter's lock."""
+
+AHEAD = 10_000
+"""Files that wait for a reader at a time: each takes a KB of memory, and a data set may have a million pictures."""
+
+CLOCK_NS = 100_000_000
+"""A file may change twice within one tick of a disk's clock: one that changed this recently is not recorded."""
+
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""Errors that say that there is no such file any more; others (no rights, a disk that fails) say nothing about it."""
+
+NAMED = 5
+"""Files that an error names."""
+
+
+class Seen(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a file looked when it was read, and the SHA-256 that it had. mtime: in ns.
+
+    The time of its last change of state (ctime) is left out: one more hard link, or one less, is such a change.
+    """
+
+    size: int
+    mtime: int
+    inode: int
+    sha256: str
+
+
+Record = dict[str, Seen]
+
+
+def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: str, next_step: str) -> None:
+    """Refuse files that are gone, or have not the digest that an earlier stage recorded.
+
+    what: the files, as people name them ("pictures"). digests: SHA-256 by name in `folder`.
+    record: the name of their record, the same in every stage ("pictures/fire").
+    next_step: what a person can do where some are not the same.
+
+    Raises VlmflowError with how many, and the first of their names; PassingError where one cannot be read.
+    """
+    gone, changed = compare(what, folder, digests, record)
+    faults = [(changed, "have changed since they were checked"), (gone, "are gone")]
+    said = [
+        f"{len(names):,} of {len(digests):,} {what} {fault}: {', '.join(names[:NAMED])}"
+        for names, fault in faults
+        if names
+    ]
+    if said:
+        raise VlmflowError(f"{folder}: {'; '.join(said)}", next_step)
+
+
+def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) -> tuple[list[str], list[str]]:
+    """Give the names of the files that are gone, and of those with another digest than expected, sorted.
+
+    The parameters are those of `refuse_changed`. With `integrity: full` every file is read, with quick those that do
+    not look as they did when they had their digest.
+    """
+    seen = _recorded(_place_of(record))
+    full = os.environ.get(LEVEL) == "full"
+    gone: list[str] = []
+    doubtful: list[str] = []
+    for name, sha256 in digests.items():
+        found = _state(folder / name)
+        if found is None:
+            gone.append(name)
+        elif full or seen.get(name) != _looks(found, sha256):
+            doubtful.append(name)
+    began = time.time_ns()
+    read = read_files(f"comparing {what} with their digests", what, folder, doubtful)
+    changed = [name for name in doubtful if name in read and read[name].sha256 != digests[name]]
+    gone += [name for name in doubtful if name not in read]
+    remember(record, {name: look for name, look in read.items() if look.sha256 == digests[name]}, began)
+    return sorted(gone), sorted(changed)
+
+
+def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Record:
+    """Read files whole, and give how they looked, by name; those that are gone are left out.
+
+    doing, what: the work, and what is counted, for people.
+
+    Raises PassingError where a file cannot be read.
+    """
+    if not names:
+        return {}
+    with (
+        Progress(doing, len(names), what) as progress,
+        ThreadPoolExecutor(min(READERS, len(os.sched_getaffinity(0)))) as pool,
+    ):
+        found: Record = {}
+        for first in range(0, len(names), AHEAD):
+            some = names[first : first + AHEAD]
+            for name, one in zip(some, pool.map(lambda name: _seen(folder / name), some), strict=True):
+                progress.advance()
+                if one is not None:
+                    found[name] = one
+        return found
+
+
+def refuse_other_rows(account: Path, files: Sequence[Path] | None = None) -> None:
+    """Refuse files of rows that are no more those that an account vouches for. They are read whole, every time.
+
+    account: a JSON file whose `digests` hold their SHA-256 by name. files: those that are looked at; None for all
+    `.jsonl` that it names, in its folder.
+
+    Raises VlmflowError with the files.
+    """
+    digests = read_json(account)["digests"]
+    if files is None:
+        files = [account.parent / name for name in digests if name.endswith(".jsonl")]
+    found = {file: _seen(file) for file in files}
+    differ = [file for file, seen in found.items() if seen is None or seen.sha256 != digests[file.name]]
+    if differ:
+        folder = differ[0].parent
+        raise VlmflowError(
+            f"{', '.join(map(str, differ))}: these are not the rows that {account} vouches for",
+            f"remove {folder} and run the same command again: it is made anew",
+        )
+
+
+def remember(record: str, files: Record, began: int) -> None:
+    """Add files to a record. One that cannot be written, or that another stage writes too, only has them read again.
+
+    began: when they began to be read, in ns. Those that had changed a moment before are left out: the next change could
+    fall into the same tick of the disk's clock.
+    """
+    place = _place_of(record)
+    settled = {name: look for name, look in files.items() if look.mtime < began - CLOCK_NS}
+    if place is None or not settled:
+        return
+    known = _recorded(place)
+    if all(known.get(name) == look for name, look in settled.items()):
+        return
+    with suppress(OSError, VlmflowError), whole_file(place) as file:
+        file.write(msgspec.json.encode(known | settled))
+
+
+def _place_of(record: str) -> Path | None:
+    folder = os.environ.get(RECORDS)
+    return Path(folder) / f"{record}.json" if folder else None
+
+
+def _recorded(place: Path | None) -> Record:
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=Record) if place else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _looks(found: os.stat_result, sha256: str) -> Seen:
+    return Seen(found.st_size, found.st_mtime_ns, found.st_ino, sha256)
+
+
+def _state(file: Path) -> os.stat_result | None:
+    """Give the state of a file; None where there is none, or no regular one: a pipe would have us wait for ever."""
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        return _none_where_gone(file, error)
+    return found if S_ISREG(found.st_mode) else None
+
+
+def _seen(file: Path) -> Seen | None:
+    """Read a file, and give how it looked before; None where it is gone."""
+    if _state(file) is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            before = os.fstat(opened.fileno())
+            return _looks(before, file_digest(opened, "sha256").hexdigest())
+    except OSError as error:
+        return _none_where_gone(file, error)
+
+
+def _none_where_gone(file: Path, error: OSError) -> None:
+    if error.errno not in GONE:
+        raise PassingError(
+            f"{file}: {error.strerror}",
+            "see to its rights, and to the disk that holds it; then run the same command again",
+        ) from None
+
+
+def digests_of(folder: Path, names: list[str]) -> dict[str, str]:
+    """Give the SHA-256 of some files of a folder by name, to be recorded for the stages that read them."""
+    return {name: sha256_of(folder / name) for name in names}

@@ -1,0 +1,50 @@
+"""A stage's work shared out over several pods: every N-th item each, and their lines joined in the old order.
+
+What lies together in the rows is alike (small photographs here, large scans there), so that every N-th item is the same
+work for each of the N, where a contiguous range is not.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TypeVar
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import count_lines
+from vlmflow.core.progress import Progress
+
+Item = TypeVar("Item")
+
+Part = tuple[int, int]
+"""Which part of how many: (1, 4) to (4, 4)."""
+
+WHOLE: Part = (1, 1)
+
+
+def items_of(part: Part, items: Iterable[Item]) -> Iterator[Item]:
+    """Yield a part's items: from its own number on, every N-th."""
+    number, parts = part
+    return islice(items, number - 1, None, parts)
+
+
+def joined_lines(files: Sequence[Path]) -> Iterator[bytes]:
+    """Yield the lines of the whole from the files of all parts, which hold a line for each of their pictures.
+
+    Raises VlmflowError where the files are not the parts of one whole.
+    """
+    total = sum(map(count_lines, files))
+    with ExitStack() as opened:
+        progress = opened.enter_context(Progress(f"joining {files[0]} to {files[-1].name}", total, "pictures"))
+        parts = [opened.enter_context(file.open("rb")) for file in files]
+        ended = False
+        for number, lines in enumerate(zip_longest(*parts), start=1):
+            found = [line for line in lines if line is not None]
+            if ended or found != list(lines[: len(found)]) or not all(line.endswith(b"\n") for line in found):
+                raise VlmflowError(
+                    f"{files[0]} to {files[-1].name}, line {number}: these are not the parts of one whole",
+                    "remove them, and run the same command again",
+                )
+            ended = len(found) < len(lines)
+            yield from found
+            progress.advance(len(found))

@@ -1,0 +1,1 @@
+"""What `make doctor` looks at: the cluster from outside, and from inside its pods."""

@@ -1,0 +1,159 @@
+"""Everything that `make doctor` looks at, in the order in which it is needed."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kubernetes
+
+from vlmflow.cluster.api import Api, Object, Refused
+from vlmflow.cluster.instance import named, selector
+from vlmflow.cluster.pod_templates import pod_templates
+from vlmflow.config.model import Config
+from vlmflow.doctor import inside, needs, objects, rbac
+from vlmflow.doctor.findings import Check
+from vlmflow.doctor.probe import Answer, Probe
+
+PATIENCE_ELSEWHERE = 60.0
+"""Seconds to wait for a place on a second node: there may be none."""
+
+ACCOUNTS = "system:serviceaccount:{namespace}:{name}"
+
+
+class Doctor:
+    """Looks at one namespace of a cluster, for some runs of a configuration, and what these need.
+
+    client: a function that gives clients of the API; each may be told to call as somebody else.
+    locks: the folder of the lock files. patience: seconds to wait for each probe's pod.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[], kubernetes.client.ApiClient],
+        namespace: str,
+        settings: Config,
+        needs_of_runs: list[needs.Need],
+        locks: Path,
+        patience: float,
+    ) -> None:
+        self._client = client
+        self._api = Api(client(), namespace)
+        self._needs = needs_of_runs
+        self._hub = needs.hub_sources(settings, [need.run for need in needs_of_runs])
+        self._locks = locks
+        self._patience = patience
+        self._templates: dict[str, Object] = {}
+        self._nodes: list[Object] = []
+
+    def look(self) -> Iterator[Check]:
+        """Give check after check, as they are made; the objects first, then what pods see."""
+        yield from self._try("API server", lambda: [objects.check_version(self._api.call("GET", "/version"))])
+        if self._api.clock is None:
+            return  # nobody answers
+        present = list(self._try("namespace", self._namespace))
+        yield from present
+        if any(check.state == "fail" for check in present):
+            return
+        executor = (*rbac.EXECUTOR, *rbac.STORAGE_KEYS)
+        yield from self._try("rights", lambda: rbac.check_rights(self._api, "yours", executor))
+        yield from self._try("rights of accounts", self._rights_of_accounts)
+        for claim in inside.FOLDERS:
+            yield from self._try(f"claim {claim}", lambda claim=claim: [self._claim(claim)])
+        yield from self._try("pod templates", self._read_templates)
+        yield from self._try("hub token", self._secret)
+        yield from self._try("controller", self._controller)
+        if all(name in self._templates for name in objects.TEMPLATES):
+            yield from self._try("GPUs", self._look_at_nodes)
+            yield from self._try("quota", self._quota)
+            yield from self._look_inside()
+
+    def _try(self, what: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
+        try:
+            yield from look()
+        except Refused as refused:
+            if refused.status == 403:
+                yield Check(what, "warn", f"you may not look: {refused}", "have an administrator run make doctor")
+            else:
+                step = "is KUBECONFIG the right cluster's, and is the API server up?"
+                yield Check(what, "fail", str(refused), step)
+
+    def _namespace(self) -> list[Check]:
+        try:
+            namespace = self._api.call("GET", f"/api/v1/namespaces/{self._api.namespace}")
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            namespace = None
+        return [objects.check_namespace(namespace, self._api.namespace)]
+
+    def _rights_of_accounts(self) -> list[Check]:
+        checks = []
+        if self._api.get("serviceaccounts", named("vlmflow-controller")):
+            checks += rbac.check_rights(self._as("vlmflow-controller"), "controller", rbac.EXECUTOR)
+        return [*checks, rbac.check_job_account(self._as("vlmflow-job"))]
+
+    def _as(self, name: str) -> Api:
+        client = self._client()
+        user = ACCOUNTS.format(namespace=self._api.namespace, name=named(name))
+        client.set_default_header("Impersonate-User", user)
+        return Api(client, self._api.namespace)
+
+    def _claim(self, name: str) -> Check:
+        return objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))
+
+    def _read_templates(self) -> list[Check]:
+        templates = pod_templates(lambda kind: self._api.list(kind, selector()), Refused)
+        check = objects.check_templates(templates)
+        if check.state == "ok":
+            self._templates = {template["metadata"]["name"]: template for template in templates}
+        return [check]
+
+    def _secret(self) -> list[Check]:
+        return [objects.check_secret(self._api.get("secrets", named("hf-token")), self._hub)]
+
+    def _controller(self) -> list[Check]:
+        deployment = self._api.get("apps/v1/deployments", named("controller"))
+        return [*([self._claim(objects.STATE_CLAIM)] if deployment else []), objects.check_controller(deployment)]
+
+    def _look_at_nodes(self) -> list[Check]:
+        self._nodes = self._api.call("GET", "/api/v1/nodes")["items"]
+        return needs.check_nodes(self._nodes, self._templates, self._needs)
+
+    def _quota(self) -> list[Check]:
+        resource = needs.gpu_resource(self._templates["gpu"])
+        return [needs.check_quota(self._api.list("resourcequotas"), resource, self._needs)]
+
+    def _look_inside(self) -> Iterator[Check]:
+        # Where nodes may not be listed, the run's own number is tried: a pod for it finds a place, or tells why not.
+        wanted = max((need.gpus for need in self._needs), default=0)
+        gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"])) if self._nodes else wanted
+        images = {"default": self._locks / "data.lock", "train": self._locks / "train.lock"}
+        probes = []
+        left = f".doctor-{uuid.uuid4()}"
+        try:
+            for name, lock in images.items():
+                probes.append(inside.look_inside(self._api, self._templates[name], lock, left))
+            for probe, lock in zip(tuple(probes), images.values(), strict=True):
+                answer = probe.answer(self._patience)
+                yield from inside.check_inside(answer, lock)
+                if answer.said and answer.said["folders"]:
+                    yield from self._look_from_elsewhere(left, answer.node, probes)
+            if answer.said:  # the training image runs
+                probes.append(inside.train_together(self._api, self._templates, self._needs, gpus))
+                yield inside.check_training(probes[-1].answer(self._patience))
+        finally:
+            for probe in probes:
+                probe.remove()
+
+    def _look_from_elsewhere(self, left: str, first: str, probes: list[Probe]) -> Iterator[Check]:
+        """Look from a second node at what a probe on the node `first` left on the volumes, and have it removed."""
+        template = self._templates["default"]
+        others = [node for node in self._nodes if node["metadata"]["name"] != first]
+        seen_from = None
+        if not self._nodes or any(needs.barred(node, template["template"]["spec"]) is None for node in others):
+            probes.append(inside.look_from_elsewhere(self._api, template, left, first))
+            seen_from = probes[-1].answer(min(self._patience, PATIENCE_ELSEWHERE))
+        yield inside.check_from_elsewhere(seen_from or Answer("", fault="the cluster has no other for our pods"), first)
+        if seen_from is None or not seen_from.said:
+            probes.append(inside.look_from_elsewhere(self._api, template, left, first=""))
+            probes[-1].answer(self._patience)

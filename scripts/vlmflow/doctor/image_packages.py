@@ -1,0 +1,41 @@
+"""Are an image's packages those of a lock file?"""
+
+import re
+from pathlib import Path
+
+from packaging.markers import Marker
+
+from vlmflow.doctor.findings import Check
+
+PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\\]+))?", re.MULTILINE)
+
+
+def pins_of(lock: Path, python: str) -> dict[str, str]:
+    """Read name and version of every package that a lock file pins for a version of Python ("3.12.1")."""
+    environment = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2])}
+    return {
+        _canonical(name): version
+        for name, version, marker in PIN.findall(lock.read_text())
+        if not marker or Marker(marker.strip()).evaluate(environment)
+    }
+
+
+def check_image(image: str, python: str, packages: dict[str, str], lock: Path) -> Check:
+    """Check the packages that a pod found in its image, by name, against a lock file."""
+    present = {_canonical(name): version for name, version in packages.items()}
+    pins = pins_of(lock, python)
+    wrong = [
+        f"{name} {present.get(name, 'missing')} instead of {version}"
+        for name, version in pins.items()
+        if present.get(name) != version
+    ]
+    what = f"image {lock.stem}"
+    if wrong:
+        few = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        step = f"build the image anew (docker build --target {lock.stem}), with a new tag, and set it in the overlay"
+        return Check(what, "fail", f"{image} was built from another envs/{lock.name}: {few}", step)
+    return Check(what, "ok", f"{image}, its {len(pins)} packages are those of envs/{lock.name}")
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

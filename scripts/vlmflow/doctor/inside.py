@@ -1,0 +1,144 @@
+"""What probes find inside the cluster, as checks: images, volumes, clocks, and processes that train together."""
+
+from pathlib import Path
+
+from vlmflow.cluster.api import Api, Object
+from vlmflow.doctor.findings import Check
+from vlmflow.doctor.image_packages import check_image
+from vlmflow.doctor.needs import Need, gpu_resource
+from vlmflow.doctor.probe import Answer, Probe
+
+HERE = Path(__file__).parent
+FOLDERS = {"cache": "/cache", "outputs": "/outputs"}
+"""Claims, and where pods have them."""
+
+LARGEST_SKEW = 30.0
+"""Seconds between a node's clock and the API server's: beyond it times of files and tokens mislead."""
+
+SMALL = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
+
+HINTS = {
+    "No space left on device": "raise the sizeLimit of the volume shm in the pod template",
+    "shared memory": "raise the sizeLimit of the volume shm in the pod template",
+    "driver version is insufficient": "the node's NVIDIA driver is older than the image's CUDA: update it",
+    "OOMKilled": "the node gave less memory than asked for; look at its other pods",
+    "the pod sees": "the GPU device plugin gave fewer than asked for: look at its pods",
+}
+
+
+TRIALS = {
+    "write": (
+        "fail",
+        "cannot write",
+        "volumes that take no notice of fsGroup (hostPath, NFS): chown the folder to 1000:1000; others: set fsGroup in "
+        "the pod templates",
+    ),
+    "flock": (
+        "fail",
+        "cannot lock files",
+        "two trainers could write one run folder: mount Lustre with -o flock, NFS without nolock; FUSE file systems "
+        "without locks do not serve",
+    ),
+    "rename": ("fail", "cannot rename a folder", "targets take their names so: take a POSIX file system"),
+    "symlink": ("fail", "cannot make links", "the picture store is made of them: take a POSIX file system"),
+    "hard_link": ("warn", "cannot make hard links", "nothing, if there is disk: merged weights are copied then"),
+}
+"""What in_pod.py tries on a volume: state where it fails, what that means, and what to do."""
+
+
+def look_inside(api: Api, template: Object, lock: Path, name: str) -> Probe:
+    """Begin a probe of a template's image; only the data image's also tries the volumes.
+
+    name: of what it leaves there for `look_from_elsewhere`.
+    """
+    folders = FOLDERS.values() if lock.stem == "data" else []
+    return Probe(api, template, _in_pod("leave", name, *folders), SMALL)
+
+
+def look_from_elsewhere(api: Api, template: Object, name: str, first: str) -> Probe:
+    """Begin a probe that looks at what another left under `name`, from another node than `first`; and removes it."""
+    return Probe(api, template, _in_pod("find", name, *FOLDERS.values()), SMALL, elsewhere_than=first)
+
+
+def _in_pod(*words: str) -> list[str]:
+    return ["python", "-c", (HERE / "in_pod.py").read_text(), *words]
+
+
+def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gpus: int) -> Probe:
+    """Begin a few seconds of training over as many processes as the largest run has.
+
+    gpus: the most GPUs that a node of the cluster has; with none it trains on the CPU, over gloo.
+    """
+    wanted = max((need.gpus for need in needs), default=0)
+    processes = min(wanted, gpus) or max((need.processes for need in needs), default=2)
+    resources = {"cpu": "500m", "memory": f"{1 + processes}Gi", "ephemeral-storage": "1Gi"}
+    template = templates["gpu" if wanted and gpus else "train"]
+    if wanted and gpus:
+        resources[gpu_resource(templates["gpu"])] = str(processes)
+    command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--no-python"]
+    device = ["cuda"] if wanted and gpus else []
+    return Probe(api, template, [*command, "python", "-c", (HERE / "ddp_check.py").read_text(), *device], resources)
+
+
+def check_inside(answer: Answer, lock: Path) -> list[Check]:
+    """Check what a probe of an image found."""
+    what = f"image {lock.stem}"
+    if not answer.said:
+        step = "bring the image to the nodes' registry, and set its name in the overlay's images:"
+        return [Check(what, "fail", f"{answer.image}: {answer.fault}", step)]
+    said = answer.said
+    checks = [check_image(answer.image, said["python"], said["packages"], lock)]
+    for folder, wrong in said["folders"].items():
+        checks.append(_usable(folder, wrong, said["user"]))
+    if said["folders"]:
+        checks.append(check_clock(answer))
+    return checks
+
+
+def _usable(folder: str, wrong: dict[str, str], user: int) -> Check:
+    for trial, (state, words, step) in TRIALS.items():
+        if trial in wrong:
+            return Check(f"volume {folder}", state, f"user {user} {words}: {wrong[trial]}", step)
+    return Check(f"volume {folder}", "ok", f"writable as user {user}, with locks, links and renamed folders")
+
+
+def check_from_elsewhere(answer: Answer, first: str) -> Check:
+    """Check what a probe on another node than `first` saw of what was left there."""
+    what = "volumes, two nodes"
+    if not answer.said:
+        step = "with one node alone there is nothing to do; else see what is said of the pod"
+        return Check(what, "warn", f"not looked at from another node than {first}: {answer.fault}", step)
+    unseen = {folder: wrong["see"] for folder, wrong in answer.said["folders"].items() if wrong}
+    if unseen:
+        words = "; ".join(f"{folder}: {error}" for folder, error in unseen.items())
+        step = "the claims must be one shared file system (ReadWriteMany); a hostPath is each node's own"
+        return Check(what, "fail", f"{answer.node} does not see what {first} wrote: {words}", step)
+    return Check(what, "ok", f"{answer.node} sees what {first} wrote")
+
+
+def check_clock(answer: Answer) -> Check:
+    """Compare a pod's clock with the API server's, which saw the pod before and after."""
+    told = answer.said["time"]
+    # The API server's Date has whole seconds.
+    early, late = answer.made.timestamp() - told, told - (answer.ended.timestamp() + 1)
+    skew = max(early, late, 0.0)
+    if skew > LARGEST_SKEW:
+        step = "set the clocks of the nodes and of the control plane by NTP"
+        return Check("clocks", "fail", f"a pod's clock is {skew:.0f} s away from the API server's", step)
+    return Check("clocks", "ok", f"pods and API server agree within {max(1.0, skew):.0f} s")
+
+
+def check_training(answer: Answer) -> Check:
+    """Check what the processes that trained together found."""
+    wrong = answer.fault or answer.said.get("wrong", "")
+    if wrong:
+        step = next(
+            (hint for words, hint in HINTS.items() if words in wrong), "see docs/troubles.md, Training together"
+        )
+        return Check("training together", "fail", wrong, step)
+    said = answer.said
+    found = (
+        f"{said['processes']} processes on {said['device']} over {said['backend']}: "
+        f"{said['gigabytes_per_second']:.1f} GB/s between them, /dev/shm of {said['shared_memory_mb']:,} MB"
+    )
+    return Check("training together", "ok", found)

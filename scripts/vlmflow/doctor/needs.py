@@ -1,0 +1,245 @@
+"""What the configuration's runs ask of a cluster, against its nodes and what its quotas leave."""
+
+from collections import Counter
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
+
+from vlmflow.config.model import Config
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.doctor.findings import Check
+
+Object = dict[str, Any]
+GPU_RESOURCE = "vlmflow/gpu-resource"
+"""The annotation of the template `gpu` with the cluster's name for its GPUs."""
+MB = 1_000_000
+
+ASKED_BY = {
+    **dict.fromkeys(
+        ("train_smoke", "train_lora"),
+        "runs.{run}.processes, device, train.dataloader_workers and resources",
+    ),
+    "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
+}
+OTHERS_ASK = "the rule's own threads and resources, and runs.{run}.resources,"
+"""The keys that decide what a rule asks for, by rules."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the pod of one rule asks of its node.
+
+    threads: cores. mem_mb, disk_mb: MB (10⁶ bytes). gpus: GPUs. pod_template: the template's name.
+    """
+
+    rule: str
+    threads: int
+    mem_mb: int
+    disk_mb: int
+    gpus: int
+    pod_template: str
+
+    def amounts(self, gpu_resource: str) -> dict[str, int]:
+        """Give what the pod asks for by Kubernetes' names, in cores and bytes."""
+        asked = {"cpu": self.threads, "memory": self.mem_mb * MB, "ephemeral-storage": self.disk_mb * MB}
+        return asked | {gpu_resource: self.gpus, "pods": 1}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one run asks for.
+
+    processes: trainers side by side. weights_mb: the weights that each GPU holds, in MB. asks: of all its rules.
+    """
+
+    run: str
+    processes: int
+    weights_mb: int
+    asks: tuple[Ask, ...]
+
+    @property
+    def gpus(self) -> int:
+        """The most GPUs that a pod of the run asks for, all on one node."""
+        return max(ask.gpus for ask in self.asks)
+
+
+def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
+    """Give what a run of the configuration asks for. asks: of its rules."""
+    run = settings.runs[name]
+    shards = run.processes if run.strategy == "zero3" else 1
+    return Need(name, run.processes, run.resources.weights_mb // shards, tuple(asks))
+
+
+def hub_sources(settings: Config, runs: list[str]) -> list[str]:
+    """Give what some runs fetch from the hub."""
+    models = [settings.models[settings.runs[run].model].source for run in runs]
+    datasets = [settings.datasets[settings.runs[run].dataset] for run in runs]
+    files = [address for dataset in datasets for split in ("train", "test") for address in dataset.addresses(split)]
+    return sorted({source for source in [*models, *files] if isinstance(parse_source(source), HubSource)})
+
+
+def gpu_resource(template: Object) -> str:
+    """Give the cluster's name for its GPUs, as the template `gpu` says it."""
+    return (template["metadata"].get("annotations") or {}).get(GPU_RESOURCE, "nvidia.com/gpu")
+
+
+def most_gpus(nodes: list[Object], resource: str) -> int:
+    """Give the number of GPUs of the node that has most of them."""
+    return max((int(_allocatable(node, resource)) for node in nodes), default=0)
+
+
+def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Check]:
+    """Check every rule of each run against the nodes that its pods may land on. templates: pod templates by name.
+
+    What is compared is what a node can hold when it is empty; what runs there now passes.
+    """
+    resource = gpu_resource(templates["gpu"])
+    checks = [Check("GPUs", "ok", _inventory(nodes, resource))]
+    for need in needs:
+        unfit = [(ask, faults) for ask in need.asks if None not in (faults := _faults(nodes, templates, need, ask))]
+        checks += [_no_node(need, ask, faults, resource) for ask, faults in unfit]
+        if not unfit:
+            largest = max(need.asks, key=lambda ask: (ask.gpus, ask.mem_mb))
+            fitting = _faults(nodes, templates, need, largest).count(None)
+            rules = f"every one of its {len({ask.rule for ask in need.asks})} rules has a node that can hold it"
+            words = _in_words(largest, resource)
+            found = f"{rules}; for {largest.rule} ({words}) there are {fitting}"
+            checks.append(Check(f"run {need.run}", "ok", found))
+    return checks
+
+
+def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, ask: Ask) -> list[str | None]:
+    """Say of each node why a rule's pod cannot land there; None where it can."""
+    resource = gpu_resource(templates["gpu"])
+    spec = templates.get(ask.pod_template, templates["default"])["template"]["spec"]
+    return [_fault(node, spec, resource, ask, need.weights_mb) for node in nodes]
+
+
+def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> Check:
+    reasons = Counter(fault for fault in faults if fault)
+    why = "; ".join(f"{count} node(s): {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
+    step = (
+        f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} say what it asks for "
+        '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
+        f"the overlay's template {ask.pod_template} says which nodes it takes; other runs alone: --run NAME"
+    )
+    found = f"{_in_words(ask, resource)} on one node: no node can hold it. {why}"
+    return Check(f"rule {ask.rule}, run {need.run}", "fail", found, step)
+
+
+def _in_words(ask: Ask, resource: str) -> str:
+    amounts = ask.amounts(resource)
+    return ", ".join(_amount(name, amount) for name, amount in amounts.items() if amount and name != "pods")
+
+
+def _amount(name: str, amount: Decimal | int) -> str:
+    if name in ("memory", "ephemeral-storage"):
+        return f"{amount / MB / 1000:,.0f} GB of {'memory' if name == 'memory' else 'node disk'}"
+    return f"{amount:,} {'cores' if name == 'cpu' else name}"
+
+
+def _inventory(nodes: list[Object], resource: str) -> str:
+    kinds: Counter[str] = Counter()
+    for node in nodes:
+        count = int(_allocatable(node, resource))
+        labels = node["metadata"].get("labels") or {}
+        if count:
+            memory = labels.get("nvidia.com/gpu.memory")
+            size = f" with {int(memory) / 1024:.0f} GiB" if memory and memory.isdigit() else ""
+            kinds[f"{count} × {labels.get('nvidia.com/gpu.product', 'product not labelled')}{size}"] += 1
+    return "; ".join(f"{count} node(s) of {kind}" for kind, count in kinds.items()) or f"no node has {resource}"
+
+
+def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int) -> str | None:
+    """Say why a rule's pod cannot land on a node, however empty that is; None where it can. spec: the template's."""
+    labels = node["metadata"].get("labels") or {}
+    if why := barred(node, spec):
+        return why
+    for name, amount in ask.amounts(resource).items():
+        there = _allocatable(node, name)
+        if there < amount:
+            return f"{there / MB / 1000 if amount > MB else there:,.0f} of {_amount(name, amount)}"
+    memory = labels.get("nvidia.com/gpu.memory", "")
+    if ask.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
+        return f"each GPU would hold {weights_mb / 1000:,.0f} GB of weights, and has {int(memory) / 954:,.0f} GB"
+    return None
+
+
+def barred(node: Object, spec: Object) -> str | None:
+    """Say why no pod of a template may land on a node; None where one may. spec: the template's."""
+    if node["spec"].get("unschedulable"):
+        return "cordoned"
+    for taint in node["spec"].get("taints") or []:
+        if taint["effect"] != "PreferNoSchedule" and not any(
+            _tolerates(toleration, taint) for toleration in spec.get("tolerations") or []
+        ):
+            return f"taint {taint['key']} is not tolerated"
+    if not _selected(node["metadata"].get("labels") or {}, spec):
+        return "not selected by the template's node affinity"
+    return None
+
+
+def _allocatable(node: Object, resource: str) -> Decimal:
+    return parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0))
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    return (
+        toleration.get("key", taint["key"]) == taint["key"]
+        and toleration.get("effect", taint["effect"]) == taint["effect"]
+        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
+    )
+
+
+def _selected(labels: dict[str, str], spec: Object) -> bool:
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms")
+    wanted = (spec.get("nodeSelector") or {}).items()
+    return all(labels.get(key) == value for key, value in wanted) and (
+        terms is None or any(all(_matches(labels, one) for one in term.get("matchExpressions") or []) for term in terms)
+    )
+
+
+def _matches(labels: dict[str, str], expression: Object) -> bool:
+    value, values = labels.get(expression["key"]), expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case _:  # Gt and Lt compare numbers, which no label of GPU products is
+            return True
+
+
+def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Check:
+    """Check what the namespace's quotas leave against the largest run. resource: the GPUs' name."""
+    all_asks = [ask for need in needs for ask in need.asks]
+    asks = {
+        "requests.memory": (max((ask.mem_mb * MB for ask in all_asks), default=0), "memory"),
+        "requests.cpu": (max((ask.threads for ask in all_asks), default=0), "cores"),
+        f"requests.{resource}": (max((ask.gpus for ask in all_asks), default=0), "GPUs"),
+        "pods": (1, "pods"),
+        "count/jobs.batch": (1, "Jobs"),
+    }
+    asks |= {key.removeprefix("requests."): asks[key] for key in ("requests.memory", "requests.cpu")}
+    short, left = [], []
+    for quota in quotas:
+        hard, used = quota["status"].get("hard") or {}, quota["status"].get("used") or {}
+        for key, (ask, words) in asks.items():
+            if key in hard:
+                rest = parse_quantity(hard[key]) - parse_quantity(used.get(key, 0))
+                unit = f"{rest / MB / 1000:,.0f} GB of {words}" if words == "memory" else f"{rest:,.0f} {words}"
+                left.append(unit)
+                if rest < ask:
+                    amount = f"{ask / MB / 1000:,.0f} GB" if words == "memory" else ask
+                    short.append(f"{quota['metadata']['name']} leaves {unit}, a run asks for {amount}")
+    if short:
+        step = "kubectl describe resourcequota; wait for what runs, or ask for more"
+        return Check("quota", "fail", "; ".join(short), step)
+    return Check("quota", "ok", "left: " + ", ".join(left) if left else "none set")

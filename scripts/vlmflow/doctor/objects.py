@@ -1,0 +1,103 @@
+"""The objects that `kubectl apply -k` makes: are they there, and as they should be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmflow.cluster.pod_templates import REMOVE_ONE_KIND, twice
+from vlmflow.doctor.findings import Check
+
+Object = dict[str, Any]
+APPLY = "kubectl apply -k k8s/overlays/NAME"
+TEMPLATES = ("default", "fetch", "train", "gpu")
+STATE_CLAIM = "controller-state"
+"""The claim with what the controller executes: its checkout, .snakemake, the wanted run. An overlay may lengthen it."""
+CONTAINER = "snakemake"
+"""The container of a template that runs the rule: the name that the executor plugin gives it."""
+OLDEST = (1, 25)
+"""The first minor version of Kubernetes whose Pod Security admission is stable."""
+
+
+def check_version(version: Mapping[str, str]) -> Check:
+    """Check the API server's version. version: the answer of /version."""
+    number = (int(version["major"]), int(version["minor"].rstrip("+")))
+    if number < OLDEST:
+        return Check("API server", "fail", version["gitVersion"], "Kubernetes 1.25 or later is needed")
+    return Check("API server", "ok", f"Kubernetes {version['gitVersion']}")
+
+
+def check_namespace(namespace: Object | None, name: str) -> Check:
+    """Check that the namespace is there, and that it refuses pods that could do too much."""
+    if namespace is None:
+        return Check("namespace", "fail", f"there is no namespace {name}", APPLY)
+    level = (namespace["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "privileged")
+    if level != "restricted":
+        step = f"kubectl label namespace {name} pod-security.kubernetes.io/enforce=restricted; our pods need no more"
+        return Check("namespace", "warn", f"{name}, enforces Pod Security level {level}", step)
+    return Check("namespace", "ok", f"{name}, enforces Pod Security level restricted")
+
+
+def check_claim(claim: Object | None, name: str) -> Check:
+    """Check that a volume is bound, and that pods on several nodes can use it."""
+    if claim is None:
+        return Check(f"claim {name}", "fail", "it is not there", APPLY)
+    phase = claim["status"].get("phase", "Pending")
+    wanted = claim["spec"].get("storageClassName", "the default storage class")
+    if phase != "Bound":
+        step = f"kubectl describe pvc {name} says why; storage class and size are set in the overlay"
+        return Check(f"claim {name}", "fail", f"{phase}, storage class: {wanted}", step)
+    modes = claim["status"].get("accessModes") or []
+    found = f"{claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}, {wanted}"
+    if "ReadWriteMany" not in modes:
+        step = "all pods must land on one node: see docs/kubernetes.md, Volumes; or take a class with ReadWriteMany"
+        return Check(f"claim {name}", "warn", found, step)
+    return Check(f"claim {name}", "ok", found)
+
+
+def check_templates(templates: list[Object]) -> Check:
+    """Check that the pod templates are there, each once, with the container that runs the rule."""
+    if names := twice(templates):
+        found = f"both a PodTemplate and in a CronJob: {', '.join(names)}"
+        return Check("pod templates", "fail", found, REMOVE_ONE_KIND)
+    present = {template["metadata"]["name"]: template for template in templates}
+    faults = [f"{name} is not there" for name in TEMPLATES if name not in present]
+    for name, template in sorted(present.items()):
+        if container_of(template) is None:
+            faults.append(f"{name} has no container named {CONTAINER}")
+    if faults:
+        return Check("pod templates", "fail", "; ".join(faults), f"fix k8s/templates; {APPLY}")
+    return Check("pod templates", "ok", ", ".join(sorted(present)))
+
+
+def container_of(template: Object) -> Object | None:
+    """Give the container of a pod template that runs the rule."""
+    containers = template["template"]["spec"].get("containers") or []
+    return next((container for container in containers if container["name"] == CONTAINER), None)
+
+
+def check_secret(secret: Object | None, hub_sources: list[str]) -> Check:
+    """Check the Secret with the hub's token, by its keys alone. hub_sources: what the configuration fetches there."""
+    if not hub_sources:
+        return Check("hub token", "ok", "not needed: no source of the configuration is on the hub")
+    if secret is None:
+        step = "only gated sources need it: HF_TOKEN=… in .env, then make cluster-token"
+        return Check("hub token", "warn", "no Secret hf-token", step)
+    if not (secret.get("data") or {}).get("HF_TOKEN"):
+        return Check("hub token", "fail", "Secret hf-token has no key HF_TOKEN", "make cluster-token")
+    return Check("hub token", "ok", "Secret hf-token, for pods of the template fetch")
+
+
+def check_controller(deployment: Object | None) -> Check:
+    """Check that the controller's pod is up, and that it executes nothing that jobs can write."""
+    if deployment is None:
+        return Check(
+            "controller", "warn", "none: Snakemake runs elsewhere, with targets in S3", "see docs/kubernetes.md"
+        )
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or []
+    if not any(STATE_CLAIM in volume.get("persistentVolumeClaim", {}).get("claimName", "") for volume in volumes):
+        found = f"an older one, without the claim {STATE_CLAIM}: jobs can write what it executes"
+        return Check("controller", "fail", found, "see docs/kubernetes.md, Upgrade")
+    if not deployment["status"].get("availableReplicas"):
+        words = [condition["message"] for condition in deployment["status"].get("conditions", [])]
+        step = "kubectl describe pod --selector app.kubernetes.io/name=controller"
+        return Check("controller", "fail", "not running: " + " ".join(words), step)
+    return Check("controller", "ok", "running")

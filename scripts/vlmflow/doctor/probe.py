@@ -1,0 +1,178 @@
+"""Jobs that look at the cluster from inside: the pods of a template, with a command of ours."""
+
+import copy
+import json
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from vlmflow.cluster.api import Api, Object, Refused
+from vlmflow.doctor.objects import CONTAINER, container_of
+
+JOBS = "batch/v1/jobs"
+POLL = 1.0
+LIFETIME = 900
+"""Seconds after which the cluster itself takes a probe away, should we be gone."""
+
+PASSING = ("Operation cannot be fulfilled", "status unknown for quota")
+"""Refusals that the Job controller outlives by itself: two pods met in one quota, or a quota is not counted yet."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe gave.
+
+    image: what it ran. node: where.
+    made, ended: the API server's clock when the Job was made and when its end was seen.
+    said: the JSON of its last such line; empty where it said none. fault: why there is no answer.
+    """
+
+    image: str
+    made: datetime | None = None
+    ended: datetime | None = None
+    said: dict[str, Any] | None = None
+    fault: str = ""
+    node: str = ""
+
+
+class Probe:
+    """One Job, made at once; `answer` waits for it, and takes it away."""
+
+    def __init__(
+        self, api: Api, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = ""
+    ) -> None:
+        self._api = api
+        self._image = container_of(template)["image"]
+        self._name = f"vlmflow-doctor-{uuid.uuid4().hex[:8]}"
+        self._fault = ""
+        self._made = None
+        try:
+            api.create(JOBS, job(self._name, template, command, resources, elsewhere_than))
+            self._made = api.clock
+        except Refused as refused:
+            self._fault = f"the Job was refused: {refused}"
+
+    def answer(self, patience: float) -> Answer:
+        """Wait up to `patience` seconds for the pod to end, and give what it said."""
+        if self._fault:
+            return Answer(self._image, fault=self._fault)
+        try:
+            return self._wait(time.monotonic() + patience)
+        except Refused as refused:
+            return Answer(self._image, fault=str(refused))
+        finally:
+            self.remove()
+
+    def remove(self) -> None:
+        """Delete the Job and its pod; where the API server is away, the cluster does it after LIFETIME."""
+        with suppress(Refused):
+            self._api.delete(JOBS, self._name)
+
+    def _wait(self, until: float) -> Answer:
+        pod: Object = {}
+        while True:
+            pods = self._api.list("pods", f"job-name={self._name}")
+            pod = pods[0] if pods else {}
+            phase = pod.get("status", {}).get("phase")
+            if phase in ("Succeeded", "Failed"):
+                break
+            if not pod and (why := refusal(self._api.list("events"), self._name)):
+                return Answer(self._image, fault=f"its pod is refused: {why}")
+            if time.monotonic() > until or image_fails(pod):
+                return Answer(self._image, fault=f"its pod does not start: {why_not_running(pod)}")
+            time.sleep(POLL)
+        path = f"/api/v1/namespaces/{self._api.namespace}/pods/{pod['metadata']['name']}/log"
+        log = self._api.call("GET", path, text=True, container=CONTAINER)
+        said = last_json(log)
+        fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
+        return Answer(self._image, self._made, self._api.clock, said, fault, pod["spec"].get("nodeName", ""))
+
+
+def refusal(events: list[Object], job_name: str) -> str:
+    """Say why the Job controller cannot make a Job's pod (a quota, Pod Security); empty while nothing is against it."""
+    for event in events:
+        if event["involvedObject"].get("name") == job_name and event.get("reason") == "FailedCreate":
+            message = event.get("message", "")
+            if not any(words in message for words in PASSING):
+                return message
+    return ""
+
+
+def job(name: str, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = "") -> Object:
+    """Give the Job of a probe: the template's pod with another command and other amounts.
+
+    resources: the limits. elsewhere_than: a node on which it is not to run.
+    """
+    metadata, pod = copy.deepcopy(template["metadata"]), copy.deepcopy(template["template"])
+    container = container_of({"template": pod})
+    container.pop("args", None)
+    container |= {"command": command, "resources": {"requests": resources, "limits": resources}}
+    pod["spec"] |= {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIFETIME // 2,
+        "terminationGracePeriodSeconds": 5,
+    }
+    if elsewhere_than:
+        _keep_off(pod["spec"], elsewhere_than)
+    labels = {"app.kubernetes.io/part-of": "vlmflow", "app.kubernetes.io/component": "doctor"}
+    own = pod.get("metadata") or {}
+    pod["metadata"] = {"labels": (own.get("labels") or {}) | labels, "annotations": own.get("annotations") or {}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        # A queue's label stands on the Job: where Jobs without one are parked or refused, a run's have it too.
+        "metadata": {"name": name, "labels": (metadata.get("labels") or {}) | labels},
+        "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": LIFETIME, "template": pod},
+    }
+
+
+def _keep_off(spec: Object, node: str) -> None:
+    """Let a pod run on every node that it may take but one; each of several terms would do, so each gets it."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
+    for term in required["nodeSelectorTerms"]:
+        term.setdefault("matchFields", []).append({"key": "metadata.name", "operator": "NotIn", "values": [node]})
+
+
+def image_fails(pod: Object) -> bool:
+    """Tell whether the pod waits for an image that cannot be had: no patience helps."""
+    return any(reason in ("ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName") for reason, _ in _waiting(pod))
+
+
+def why_not_running(pod: Object) -> str:
+    """Say in the cluster's own words what a pod waits for, or why it ended."""
+    status = pod.get("status", {})
+    words = [f"{reason}: {message}" for reason, message in _waiting(pod)]
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            words.append(condition.get("message", condition.get("reason", "")))
+    words += [status[key] for key in ("reason", "message") if status.get(key)]
+    for container in status.get("containerStatuses") or []:
+        ended = container["state"].get("terminated")
+        if ended:
+            words.append(f"{ended.get('reason', 'ended')}, exit code {ended['exitCode']}")
+    return "; ".join(words) or ("no reason is given" if pod else "the Job has no pod yet; kubectl describe job")
+
+
+def last_json(log: str) -> dict[str, Any] | None:
+    """Give the last line of a log that is a JSON object."""
+    for line in reversed(log.splitlines()):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def _waiting(pod: Object) -> list[tuple[str, str]]:
+    states = [container["state"] for container in pod.get("status", {}).get("containerStatuses") or []]
+    return [
+        (state["waiting"].get("reason", ""), state["waiting"].get("message", ""))
+        for state in states
+        if "waiting" in state
+    ]

@@ -1,0 +1,90 @@
+"""The table of what is fetched from the hub: revision, size and digest by address, in `pins.yaml`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import yaml
+from pydantic import BeforeValidator, Field
+
+from vlmflow.config.settings import Settings
+from vlmflow.config.source import HubSource, files_of, parse_source
+from vlmflow.config.table import read_table
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+
+PINS = Path(__file__).absolute().parents[3] / "pins.yaml"
+"""The repository's own table."""
+
+
+class Pin(Settings):
+    """What is known for certain of one data file or model; a value that nobody has seen is None."""
+
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    """The full commit of its repository."""
+
+    size: Annotated[int, Field(ge=0)] | None = None
+    """Bytes of the file; of a model, of all its files together."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the file; of a model, the digest that `model_folder.digest_of` gives of its files."""
+
+
+_TABLE = pydantic.TypeAdapter(dict[str, Annotated[Pin, BeforeValidator(lambda row: {} if row is None else row)]])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes None as nothing at all."""
+
+
+_Dumper.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", ""))
+
+
+def read_pins(path: Path) -> dict[str, Pin]:
+    """Read the table: pins by address ("hf://datasets/OWNER/NAME/FILE", "hf://OWNER/NAME").
+
+    A row for several files (`train-*-of-00004.parquet`) is taken as one for each of them.
+
+    Raises VlmflowError with a line per fault: file, address, key, value, and what is allowed.
+    """
+    table = read_table(path, _TABLE)
+    pins = {file: pin for address, pin in table.items() for file in files_of(address)}
+    for address in pins:
+        try:
+            source = parse_source(address)
+        except VlmflowError as error:
+            raise VlmflowError(f"{path}: {error.cause}", error.next_step) from None
+        if not isinstance(source, HubSource):
+            raise VlmflowError(
+                f"{path}: {address!r} is not on the hub", "remove the row: only hub addresses are pinned"
+            )
+        if source.revision:
+            raise VlmflowError(f"{path}: {address!r} names its revision itself", "write that under the key revision")
+    return pins
+
+
+def write_pins(path: Path, pins: Mapping[str, Pin]) -> None:
+    """Write the table; the comments above its first row stay."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    first_row = next((number for number, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
+    rows: dict[str, Any] = {address: pin.model_dump() for address, pin in pins.items()}
+    with whole_file(path, "w") as file:
+        file.write("".join(lines[:first_row]))
+        yaml.dump(rows, file, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def pin_of(address: str, pins: Mapping[str, Pin]) -> Pin | None:
+    """Give what is known of an address: its row in the table, or the revision that it names itself."""
+    revision = parse_source(address).revision if address.startswith("hf://") else None
+    return Pin(revision=revision) if revision else pins.get(address)
+
+
+def revision_of(address: str, path: Path = PINS) -> str | None:
+    """Give the revision to which an address is pinned, by itself or by the table; None for others and local paths.
+
+    A size or digest that is filled in later changes nothing about what the revision holds.
+    Raises VlmflowError as `read_pins`.
+    """
+    pin = pin_of(address, read_pins(path))
+    return pin.revision if pin else None

@@ -1,0 +1,76 @@
+"""A raw data file put in its place, linked from the store or copied from a path on this machine, with its account."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import read_json, remove, require_free_disk, whole_file, write_json
+from vlmflow.core.integrity import read_files, refuse_changed, remember
+from vlmflow.core.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+BLOCK_BYTES = 1 << 20
+
+
+def link_or_copy(stored: Path, raw: Path) -> None:
+    """Give a file of the store a second name; where the two are on different disks, a copy.
+
+    Raises VlmflowError where the copy does not fit on its disk.
+    """
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    remove(raw)
+    try:
+        os.link(stored, raw)
+    except OSError:
+        copy(stored, raw)
+
+
+def copy(source: Path, raw: Path) -> None:
+    """Copy a file, whole or not at all.
+
+    Raises VlmflowError where there is no such file, it cannot be read, or its copy does not fit on the disk.
+    """
+    if not source.is_file():
+        state = "is no file" if source.exists() else "does not exist"
+        raise VlmflowError(f"{source} {state}", "give the path of the data file (config: datasets)")
+    if not source.stat().st_size:
+        raise VlmflowError(f"{source} is empty: it holds no rows", "give another data file (config: datasets)")
+    require_free_disk(raw.parent, source.stat().st_size, f"a copy of {source}")
+    progress = Progress(f"copying {source}", source.stat().st_size, "bytes")
+    try:
+        with source.open("rb") as original, whole_file(raw) as file, progress:
+            while block := original.read(BLOCK_BYTES):
+                file.write(block)
+                progress.advance(len(block))
+    except OSError as error:
+        raise PassingError(f"{source} to {raw}: {error.strerror}", "fix that and run the same command again") from None
+
+
+def write_account(raw: Path, account: Path) -> None:
+    """Write size and SHA-256 of a raw file into `account`, as JSON, for the stages that read it."""
+    began = time.time_ns()
+    files = read_files(f"reading {raw}", "files", raw.parent, [raw.name])
+    found = files[raw.name]
+    logger.info("%s: %d bytes, sha256 %s", raw, found.size, found.sha256)
+    write_json(account, {"bytes": found.size, "sha256": found.sha256})
+    remember(_record(raw), files, began)
+
+
+def refuse_changed_raw(raw: Sequence[Path], accounts: Sequence[Path]) -> None:
+    """Refuse raw files of a data set that are no more those that were fetched.
+
+    accounts: what `write_account` wrote of each of them; none where nothing is known.
+
+    Raises VlmflowError with the names of the files.
+    """
+    for file, account in zip(raw, accounts, strict=True) if accounts else ():
+        next_step = f"remove {file} and run the same command again: it is fetched again"
+        refuse_changed("raw files", file.parent, {file.name: read_json(account)["sha256"]}, _record(file), next_step)
+
+
+def _record(raw: Path) -> str:
+    return f"raw/{raw.parent.name}"

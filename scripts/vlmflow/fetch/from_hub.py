@@ -1,0 +1,154 @@
+"""Pinned data files and models, brought from the hub into the stores."""
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from vlmflow.config.source import HubSource
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json, require_free_disk, sha256_of, unfinished, write_json
+from vlmflow.core.progress import Progress
+from vlmflow.fetch.commits import Pin
+from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
+from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
+from vlmflow.web import hub
+from vlmflow.web.download import Transfer, download
+from vlmflow.web.hub import HubFile
+from vlmflow.web.retry import retrying
+
+LEFT_OUT = ".left-out.json"
+"""Beside a model's files in the store: the names of the repository's other files, which are not fetched."""
+
+logger = logging.getLogger(__name__)
+
+
+def store_folder(store: Path, source: HubSource, revision: str) -> Path:
+    """Give the folder of a store that holds a repository at a commit."""
+    return store / f"{source.repo.replace('/', '--')}@{revision}"
+
+
+def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
+    """Bring a data file into the store and give its path there; without network where it is there already.
+
+    pin: its row in pins.yaml; the size and digest that stand there are held against the hub's.
+
+    Raises VlmflowError.
+    """
+    revision = pinned_revision(source, pin)
+    target = store_folder(store, source, revision) / source.path
+    if target.is_file() and pin.size in (None, target.stat().st_size) and pin.sha256 in (None, sha256_of(target)):
+        logger.info("%s: already in the store, %s", source, target)
+        return target
+    file, _ = retrying(str(source), lambda: hub.look_up(source, revision, source.path))
+    require_pinned(source, pin, size=file.size, sha256=file.sha256)
+    received = bring({target: file}, f"fetching {source.name}", threads=1)
+    require_pinned(source, pin, sha256=received[target])
+    return target
+
+
+def fetch_model(
+    source: HubSource, pin: Pin | None, store: Path, threads: int
+) -> tuple[Path, dict[str, FileRecord], list[str]]:
+    """Bring a model's files into the store; give its folder there, size and SHA-256 by file name, and what is left out.
+
+    pin: its row in pins.yaml. Where size and digest stand there and the store holds just that, the network is
+    not asked.
+    threads: files at a time.
+
+    Raises VlmflowError, before the weights are fetched where the model's JSON files are refused.
+    """
+    revision = pinned_revision(source, pin)
+    folder = store_folder(store, source, revision)
+    if (records := _complete_in_store(folder, pin, threads)) is not None:
+        logger.info("%s: already in the store, %s", source, folder)
+        refuse_code(folder, list(records))
+        return folder, records, read_json(folder / LEFT_OUT) if (folder / LEFT_OUT).is_file() else []
+    found, left_out = model_files(source, revision)
+    require_pinned(source, pin, size=sum(file.size for file in found))
+    files = {folder / file.path: file for file in found}
+    first = {target: file for target, file in files.items() if file.path.endswith(".json")}
+    rest = {target: file for target, file in files.items() if target not in first}
+    received = bring(first, f"fetching {source.name}, JSON files", threads) if first else {}
+    refuse_code(folder, [file.path for file in found])
+    received |= bring(rest, f"fetching {source.name}", threads)
+    records = {file.path: FileRecord(bytes=file.size, sha256=received[target]) for target, file in files.items()}
+    require_pinned(source, pin, sha256=digest_of(records))
+    write_json(folder / LEFT_OUT, left_out)
+    return folder, records, left_out
+
+
+def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile], list[str]]:
+    """Give what the hub has of a model: its files, and the names of those that are not the model's data.
+
+    Raises VlmflowError, also where there are no safetensors among them.
+    """
+    _, files = hub.describe(source, revision)
+    sorted_names = sort_names(file.path for file in files)
+    require_weights(sorted_names, str(source))
+    taken = set(sorted_names.names)
+    return [file for file in files if file.path in taken], sorted_names.left_out
+
+
+def bring(files: Mapping[Path, HubFile], what: str, threads: int) -> dict[Path, str]:
+    """Download files, `threads` at a time, and give the SHA-256 of each; what is there already is checked.
+
+    what: the work, for people.
+
+    Raises VlmflowError: the first one stops all others, which go on where they were next time.
+    """
+    total = sum(file.size for file in files.values())
+    present = sum(min(file.size, _size(target) or _size(unfinished(target))) for target, file in files.items())
+    require_free_disk(next(iter(files)).parent, total - present, what)
+    with Progress(what, total, "bytes") as progress, ThreadPoolExecutor(threads) as pool:
+        progress.start_at(present)
+        transfer = Transfer(progress)
+        largest_first = sorted(files.items(), key=lambda item: -item[1].size)
+        running = {pool.submit(download, file, target, transfer): target for target, file in largest_first}
+        try:
+            return {running[done]: done.result() for done in as_completed(running)}
+        except BaseException:
+            transfer.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _complete_in_store(folder: Path, pin: Pin, threads: int) -> dict[str, FileRecord] | None:
+    """Give the records of a folder that is what the pin says; None where it is not, or not known to be."""
+    present = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = sort_names(present).names  # earlier fetches brought other files too
+    if None in (pin.size, pin.sha256) or sum(_size(folder / name) for name in names) != pin.size:
+        return None
+    records = hash_files(folder, names, threads)
+    return records if digest_of(records) == pin.sha256 else None
+
+
+def pinned_revision(source: HubSource, pin: Pin | None) -> str:
+    """Give the commit of a source on the hub; raises VlmflowError where pins.yaml does not tell it."""
+    if pin is None:
+        raise VlmflowError(
+            f"{source} does not stand in pins.yaml",
+            f"add a line '{source}:' there, run `make pins`, review it, and run the same command again; or write the "
+            "commit into the address (config: …/NAME@COMMIT)",
+        )
+    if pin.revision is None:
+        raise VlmflowError(
+            f"pins.yaml: {source} has no revision",
+            "run `make pins`, review the table, and run the same command again",
+        )
+    return pin.revision
+
+
+def require_pinned(source: HubSource, pin: Pin, **found: int | str | None) -> None:
+    """Hold what the hub says or gave against the pin, where both are known; raises VlmflowError."""
+    for key, value in found.items():
+        pinned = getattr(pin, key)
+        if None not in (pinned, value) and pinned != value:
+            raise VlmflowError(
+                f"{source}: {key} is {value} on the hub, {pinned} in pins.yaml",
+                "find out why before you use it; to take the hub's, empty its row there and run `make pins`",
+            )

@@ -1,0 +1,104 @@
+"""Our token lengths held beside ms-swift's own, on some rows of every run: a difference is an error."""
+
+import json
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.progress import Progress
+from vlmflow.lengths.count import RowLength, lines_of
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift import row_lengths
+from vlmflow.swift.arguments import BaseModel, as_words
+from vlmflow.swift.child_process import environment, run_module
+
+WHAT = "the check of token lengths"
+
+NO_LIMIT = 1 << 30
+
+DRAWN = 12
+"""Rows drawn at random for the check, beside the extremes."""
+
+NAMED = 3
+"""Rows that the error names."""
+
+
+class CheckedRows:
+    """Chooses rows for the check while all go by: the extremes in text and in pictures, and a random draw."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seen = 0
+        self._drawn: list[RowLength] = []
+        self._extremes: dict[str, RowLength] = {}
+        self._random = Random(seed)  # noqa: S311 (drawn, not secret)
+
+    def see(self, row: RowLength) -> None:
+        """Look at one row (reservoir sampling: each is drawn with the same chance)."""
+        self._seen += 1
+        if len(self._drawn) < DRAWN:
+            self._drawn.append(row)
+        elif (place := self._random.randrange(self._seen)) < DRAWN:
+            self._drawn[place] = row
+        for kind in ("text_tokens", "picture_tokens"):
+            for name, sign in (("most", 1), ("fewest", -1)):
+                best = self._extremes.get(name + kind)
+                if best is None or sign * getattr(row, kind) > sign * getattr(best, kind):
+                    self._extremes[name + kind] = row
+
+    def rows(self) -> list[RowLength]:
+        """Give the chosen rows, each once, in the order of the file."""
+        chosen = {row.start: row for row in [*self._extremes.values(), *self._drawn]}
+        return [chosen[start] for start in sorted(chosen)]
+
+
+def check_lengths(
+    chosen: dict[Path, list[RowLength]],
+    data: TrainingData,
+    model: BaseModel,
+    image_max_tokens: int,
+    text_args: dict[str, Any],
+    threads: int,
+) -> int:
+    """Have ms-swift encode the chosen rows of each file, and give how many that were.
+
+    data: what the rows are of. image_max_tokens, text_args: see TrainSettings.
+
+    Raises VlmflowError where a length differs, with the rows' ids and both lengths.
+    """
+    ours = [row for rows in chosen.values() for row in rows]
+    with tempfile.TemporaryDirectory(prefix="vlmflow-lengths-") as scratch:
+        folder = Path(scratch)
+        with (folder / "rows.jsonl").open("wb") as file:
+            for source, rows in chosen.items():
+                file.write(lines_of(source, rows))
+        template = {
+            "model": model.folder.absolute(),
+            "model_type": model.model_type,
+            "loss_scale": data.loss_scale,
+            "max_length": NO_LIMIT,
+            "load_args": False,  # those of a model's folder may name Python files
+            **text_args,
+        }
+        with Progress(WHAT, len(ours), "rows") as progress:
+            run_module(
+                row_lengths.__name__,
+                [str(folder / "rows.jsonl"), str(folder / "lengths.json"), *as_words(template)],
+                folder,
+                environment(data.pictures, image_max_tokens, folder / "cache", threads),
+                folder / "log",
+                WHAT,
+            )
+            progress.advance(len(ours))
+        theirs = json.loads((folder / "lengths.json").read_text())
+    differ = [(row, tokens) for row, tokens in zip(ours, theirs, strict=True) if row.tokens != tokens]
+    if differ:
+        named = ", ".join(f"{row.id} ({row.tokens}, ms-swift {tokens})" for row, tokens in differ[:NAMED])
+        raise VlmflowError(
+            f"{len(differ)} of {len(ours)} checked rows have other lengths in ms-swift's own template: {named}",
+            f"model_type {model.model_type}, or runs.NAME.train.swift_args ({', '.join(text_args) or 'none'}), have "
+            "another chat form or picture rule than Qwen3 and Qwen3-VL; leave such swift_args out, or "
+            "teach it to vlmflow.training",
+        )
+    return len(ours)

@@ -1,0 +1,166 @@
+"""How many tokens each row will have, before a GPU sees it: text by the model's tokenizer, pictures by rule."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.parallel import ordered_map
+from vlmflow.core.progress import Progress
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.raw.json_file import JsonRows
+from vlmflow.rows.sharegpt import ShareGptRow
+
+MIN_PICTURE_TOKENS = 4
+"""qwen_vl_utils' IMAGE_MIN_TOKEN_NUM: smaller pictures are scaled up to it."""
+
+TOKENIZER = "tokenizer.json"
+PICTURE_RULE = "preprocessor_config.json"
+"""The files of a model that decide over lengths; one without pictures has not the second."""
+
+PLAIN = ChatForm()
+
+SHARD_BYTES = 1 << 20
+"""Bytes of rows that a worker takes at a time: large beside the cost of handing over, small beside memory."""
+
+
+class RowLength(msgspec.Struct, frozen=True, gc=False):
+    """One row of a training file, as a line of `lengths/RUN/SPLIT.jsonl`.
+
+    start, end: its bytes in the file, without the line's end. picture_tokens: the pads that stand for pictures,
+    after the picture budget. text_tokens: all others, the chat's marks included.
+    """
+
+    id: str
+    start: int
+    end: int
+    text_tokens: int
+    picture_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What counts against train.max_length."""
+        return self.text_tokens + self.picture_tokens
+
+
+def read_lengths(file: Path) -> Iterator[RowLength]:
+    """Yield the lines of a lengths file, in the order of the rows.
+
+    Raises VlmflowError where a line is damaged.
+    """
+    decoder = msgspec.json.Decoder(RowLength)
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield decoder.decode(line)
+            except ValueError as error:
+                raise VlmflowError(f"{file}, line {number}: {error}", make_again(file)) from None
+
+
+def make_again(lengths: Path) -> str:
+    """Say what to do about a lengths file that is not as its stage left it: it is one of a folder's."""
+    return f"remove {lengths.parent} and run the same command again: it is made anew"
+
+
+def lines_of(rows: Path, chosen: list[RowLength]) -> bytes:
+    """Give some rows of a training file, as lines."""
+    with rows.open("rb") as file:
+        return b"".join(os.pread(file.fileno(), row.end - row.start, row.start) + b"\n" for row in chosen)
+
+
+class TokenCounter:
+    """Counts the tokens of rows as the trainer will: by the model's tokenizer and picture arithmetic.
+
+    model: the base model's folder. pictures: the image manifest of the rows, empty where they have no pictures.
+    image_max_tokens: the picture budget (train.image_max_tokens). form: what the run's template makes of a row.
+    """
+
+    def __init__(
+        self, model: Path, pictures: Iterable[PictureEntry], image_max_tokens: int, form: ChatForm = PLAIN
+    ) -> None:
+        self._form = form
+        self._tokenizer = Tokenizer.from_file(str(model / TOKENIZER))
+        tokens = picture_tokens_of(model, image_max_tokens)
+        self._pictures = {entry.name: tokens(entry.width, entry.height) for entry in pictures if entry.reason is None}
+
+    def count(self, rows: Sequence[ShareGptRow]) -> list[tuple[int, int]]:
+        """Give text tokens and picture tokens of each row.
+
+        Raises VlmflowError where a row names a picture that the manifest has not.
+        """
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the stage has a process per core
+        pieces = [self._form.pieces(row) for row in rows]
+        distinct = list(dict.fromkeys(piece for row in pieces for piece in row))  # rows of one trajectory share turns
+        encoded = self._tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
+        tokens = dict(zip(distinct, map(len, encoded), strict=True))
+        return [
+            (sum(map(tokens.__getitem__, texts)) - len(row.images), self._picture_tokens(row))
+            for row, texts in zip(rows, pieces, strict=True)
+        ]
+
+    def _picture_tokens(self, row: ShareGptRow) -> int:
+        try:
+            return sum(self._pictures[name] for name in row.images)
+        except KeyError as error:
+            raise VlmflowError(
+                f"row {row.id}: the image manifest has no picture {error}",
+                "resolve the pictures and validate the rows anew (make refresh-pictures)",
+            ) from None
+
+
+def measure_rows(rows: Path, counter: TokenCounter, processes: int) -> Iterator[RowLength]:
+    """Yield the length of every row of a training file, in its order, counted in `processes` processes.
+
+    Memory does not grow with the rows, but for 16 bytes each that say where they lie.
+    """
+    with JsonRows(rows) as lines, Progress(f"token lengths of {rows.name}", len(lines), "rows") as progress:
+        measure_shard = partial(_measure_shard, lines, counter)
+        for lengths in ordered_map(measure_shard, lines.shards(SHARD_BYTES), processes):
+            yield from lengths
+            progress.advance(len(lengths))
+
+
+def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list[RowLength]:
+    decoder = msgspec.json.Decoder(ShareGptRow)
+    rows = [decoder.decode(lines[number]) for number in shard]
+    return [
+        RowLength(row.id, lines.starts[number], lines.ends[number], text, picture)
+        for number, row, (text, picture) in zip(shard, rows, counter.count(rows), strict=True)
+    ]
+
+
+def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int], int]:
+    """Give the function from a picture's width and height in pixels to its tokens.
+
+    Qwen-VL cuts a picture into squares of patch_size × merge_size pixels, one token each, after scaling it into the
+    budget. A model without pictures has none.
+    """
+    file = model / PICTURE_RULE
+    if not file.exists():
+        return lambda width, height: 0
+    config = json.loads(file.read_text())
+    side = config["patch_size"] * config["merge_size"]
+    return lambda width, height: squares(width, height, side, image_max_tokens)
+
+
+def squares(width: int, height: int, side: int, most: int) -> int:
+    """Give how many squares of `side` pixels a picture is cut into, after scaling it to between 4 and `most` of them.
+
+    The arithmetic is qwen_vl_utils.vision_process.smart_resize's, to the last rounding; that module brings torch
+    along, which needs seconds and half a GB in every worker. A test holds the two beside each other.
+    """
+    rows, columns = max(1, round(height / side)), max(1, round(width / side))
+    if rows * columns > most:
+        shrink = math.sqrt((height * width) / (most * side**2))
+        rows, columns = math.floor(height / shrink / side), math.floor(width / shrink / side)
+    elif rows * columns < MIN_PICTURE_TOKENS:
+        stretch = math.sqrt(MIN_PICTURE_TOKENS * side**2 / (height * width))
+        rows, columns = math.ceil(height * stretch / side), math.ceil(width * stretch / side)
+    return rows * columns

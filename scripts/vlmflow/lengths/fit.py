@@ -1,0 +1,250 @@
+"""Rows that are longer than a run allows: refused, left out, or shortened by their oldest attempts; always named."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+
+from vlmflow.config.data_settings import RowLimits
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file, write_json
+from vlmflow.core.integrity import digests_of
+from vlmflow.core.progress import Progress
+from vlmflow.lengths.count import RowLength, TokenCounter, make_again, read_lengths
+from vlmflow.lengths.token_counts import LengthAccount
+from vlmflow.pictures.image_manifest import pictures_digest
+from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
+from vlmflow.rows.training_data import ACCOUNT, TrainingData, entries_named, pictures_in
+
+log = logging.getLogger("vlmflow")
+
+OverLong = Literal["refuse", "leave_out", "shorten"]
+"""What is done with rows that do not fit; see docs/config.md (runs.NAME.over_long)."""
+
+NAMED = 5
+"""Rows that a message names; `over_long.jsonl` names them all."""
+
+OVER_LONG = "over_long.jsonl"
+
+
+class OverLongRow(msgspec.Struct):
+    """A line of `over_long.jsonl`: a row that did not fit, with its tokens before.
+
+    outcome: "left_out", or "shortened". fitted_tokens: its tokens after, null where it was left out.
+    attempts_dropped: how many of its oldest attempts it lost.
+    """
+
+    split: str
+    id: str
+    tokens: int
+    outcome: str
+    fitted_tokens: int | None = None
+    attempts_dropped: int = 0
+
+
+@dataclass
+class Fitted:
+    """One split while it is fitted: the account of the kept rows, and of those that did not fit, as they were."""
+
+    kept: LengthAccount = field(default_factory=LengthAccount)
+    over_long: LengthAccount = field(default_factory=LengthAccount)
+    left_out: int = 0
+
+
+Shorten = Callable[[ShareGptRow, int], tuple[ShareGptRow, tuple[int, int]] | None]
+"""Gives a row that fits, with its text and picture tokens, for one that does not and the length; None: none fits."""
+
+
+def fit_rows(
+    data: TrainingData,
+    stats: dict[str, Any],
+    lengths: dict[str, Path],
+    counter: Callable[[], TokenCounter],
+    max_length: int,
+    over_long: OverLong,
+    folder: Path,
+) -> dict[str, Any]:
+    """Write the rows of train and val that fit `max_length` tokens into `folder`, and give the account.
+
+    stats: the data set's own account. lengths: the lengths file of each split.
+    counter: makes the counter that measured them; asked for where a row is shortened.
+    folder: gets {train,val}.jsonl; {train,val}.lengths.jsonl, their lengths; over_long.jsonl, every row that did not
+    fit; account.json. A row is never cut: it stays as it is, loses whole attempts, or is left out.
+
+    Memory does not grow with the rows.
+
+    Raises VlmflowError where rows do not fit and are to be refused, where none is left, or where lengths are not those
+    of the rows.
+    """
+    rows = {"train": data.train, "val": data.val}
+    limits = RowLimits(**stats["settings"]["row_limits"])
+    shorten = shortening(counter, limits) if over_long == "shorten" else lambda row, max_length: None
+    splits: dict[str, Fitted] = {}
+    with whole_file(folder / OVER_LONG) as others:
+        for split, file in rows.items():
+            with Progress(f"fitting {file.name}", stats["examples"][split], "rows") as progress:
+                splits[split] = _fit_split(file, lengths[split], max_length, shorten, folder, others, progress)
+    longest = _longest(fitted.over_long for fitted in splits.values())
+    if longest and over_long == "refuse":
+        raise VlmflowError(
+            _too_many(splits, longest, max_length),
+            f"raise runs.NAME.train.max_length to {longest[0].tokens}, lower runs.NAME.train.image_max_tokens, "
+            "or say what becomes of such rows (runs.NAME.over_long: leave_out, or shorten in the timestep form)",
+        )
+    if longest:
+        log.info(f"{_too_many(splits, longest, max_length)}; all of them: {OVER_LONG}")
+    kept = [f"{split}.jsonl" for split in splits]
+    account = {
+        "dataset": stats["dataset"],
+        "form": stats["form"],
+        "max_length": max_length,
+        **{split: _describe(split, fitted, max_length) for split, fitted in splits.items()},
+        "digests": {
+            **digests_of(folder, [*kept, *(f"{split}.lengths.jsonl" for split in splits), OVER_LONG]),
+            "pictures": pictures_digest(entries_named(pictures_in(*(folder / name for name in kept)), data.manifests)),
+        },
+    }
+    write_json(folder / ACCOUNT, account)
+    return account
+
+
+def _fit_split(
+    rows: Path,
+    lengths: Path,
+    max_length: int,
+    shorten: Shorten,
+    folder: Path,
+    others: IO[bytes],
+    progress: Progress,
+) -> Fitted:
+    """Write what fits of one split, in its order, and into `others` what became of each row that does not."""
+    fitted = Fitted()
+    encode = msgspec.json.Encoder().encode
+    written = 0
+    with whole_file(folder / rows.name) as target, whole_file(folder / f"{rows.stem}.lengths.jsonl") as measured:
+        for line, length in _measured(rows, lengths):
+            progress.advance()
+            tokens = (length.text_tokens, length.picture_tokens)
+            if length.tokens > max_length:
+                row = msgspec.json.decode(line, type=ShareGptRow)
+                shorter = shorten(row, max_length)
+                fitted.over_long.add(length)
+                others.write(encode(_outcome(rows.stem, length, row, shorter)) + b"\n")
+                if shorter is None:
+                    fitted.left_out += 1
+                    continue
+                row, tokens = shorter
+                line = as_line(row, row.images)
+            kept = RowLength(length.id, written, written + len(line), *tokens)
+            target.write(line + b"\n")
+            measured.write(encode(kept) + b"\n")
+            fitted.kept.add(kept)
+            written = kept.end + 1
+    return fitted
+
+
+def _measured(rows: Path, lengths: Path) -> Iterator[tuple[bytes, RowLength]]:
+    """Yield every row's line, without its end, beside its length.
+
+    Raises VlmflowError where they do not belong together.
+    """
+    start = 0
+    with rows.open("rb") as lines:
+        for number, (line, length) in enumerate(zip_longest(lines, read_lengths(lengths)), start=1):
+            end = start + len(line or b"") - 1
+            if line is None or length is None or (length.start, length.end) != (start, end):
+                raise VlmflowError(
+                    f"{lengths}, line {number}: not the length of this line of {rows}", make_again(lengths)
+                )
+            yield line[:-1], length
+            start = end + 1
+
+
+def _outcome(split: str, length: RowLength, row: ShareGptRow, shorter: Any) -> OverLongRow:
+    if shorter is None:
+        return OverLongRow(split, length.id, length.tokens, "left_out")
+    kept, tokens = shorter
+    dropped = len(row.attempts) - len(kept.attempts)
+    return OverLongRow(split, length.id, length.tokens, "shortened", sum(tokens), dropped)
+
+
+def shortening(counter: Callable[[], TokenCounter], limits: RowLimits) -> Shorten:
+    """Give the function that drops a row's oldest attempts, one by one, until it fits.
+
+    The question with its picture and the last answer, the target, always stay: a row that is too long with these
+    alone does not fit. For the timestep form, whose earlier attempts are history and not trained.
+    limits: what a row of the data set may be.
+
+    The function raises VlmflowError where a row would break the rules of rows without these attempts.
+    """
+    once = cache(counter)  # the tokenizer is read for the first row that needs it
+
+    def shorten(row: ShareGptRow, max_length: int) -> tuple[ShareGptRow, tuple[int, int]] | None:
+        for count in range(1, len(row.attempts)):
+            shorter = without_oldest(row, count)
+            tokens = once().count([shorter])[0]
+            if sum(tokens) > max_length:
+                continue
+            if fault := first_fault(shorter, limits):
+                raise VlmflowError(
+                    f"row {row.id}, shortened by {count} attempts, is no sound row any more: {fault.reason}: "
+                    f"{fault.detail}",
+                    "leave such rows out (runs.NAME.over_long: leave_out); this is not foreseen, please report it",
+                )
+            return shorter, tokens
+        return None
+
+    return shorten
+
+
+def without_oldest(row: ShareGptRow, count: int) -> ShareGptRow:
+    """Give a row without its `count` oldest attempts and what was said to them.
+
+    What the system says and the question stay where they are; the attempts keep their numbers.
+    """
+    opening = 2 if row.conversations[0].speaker == "system" else 1
+    return msgspec.structs.replace(
+        row,
+        attempts=row.attempts[count:],
+        scores=row.scores[count:],
+        conversations=row.conversations[:opening] + row.conversations[opening + 2 * count :],
+    )
+
+
+def _describe(split: str, fitted: Fitted, max_length: int) -> dict[str, Any]:
+    if not fitted.kept.rows:
+        raise VlmflowError(
+            f"no row of the {split} split fits train.max_length = {max_length}; {fitted.left_out} are longer",
+            f"raise runs.NAME.train.max_length to {fitted.over_long.longest[0].tokens}, or lower "
+            "runs.NAME.train.image_max_tokens",
+        )
+    counts = {"shortened": fitted.over_long.rows - fitted.left_out, "left_out": fitted.left_out}
+    return {"rows_in": fitted.kept.rows + fitted.left_out, **counts, "lengths": fitted.kept.describe()}
+
+
+def _longest(accounts: Iterable[LengthAccount]) -> list[RowLength]:
+    return sorted((row for account in accounts for row in account.longest), key=lambda row: -row.tokens)[:NAMED]
+
+
+def _too_many(splits: dict[str, Fitted], longest: list[RowLength], max_length: int) -> str:
+    """Count the over-long rows, and name the longest."""
+    over_long = sum(fitted.over_long.rows for fitted in splits.values())
+    rows = sum(fitted.kept.rows + fitted.left_out for fitted in splits.values())
+    named = ", ".join(f"{row.id} ({row.tokens} tokens)" for row in longest)
+    return f"{over_long} of {rows} rows have more than train.max_length = {max_length} tokens: {named}"
+
+
+def in_words(account: dict[str, Any]) -> str:
+    """Say what became of a run's rows, in a line."""
+    parts = []
+    for split in ("train", "val"):
+        rows = account[split]
+        parts.append(
+            f"{split}: {rows['rows_in']:,} rows, {rows['shortened']:,} shortened, {rows['left_out']:,} left out"
+        )
+    return "; ".join(parts)

@@ -1,0 +1,129 @@
+"""The lengths of all rows of a run's train and val split, checked against ms-swift, with their account.
+
+The account holds digests of all that the lengths came from, and of their files: what was measured of something else is
+refused.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json, sha256_of, whole_file
+from vlmflow.lengths.against_swift import CheckedRows, check_lengths
+from vlmflow.lengths.count import PICTURE_RULE, TOKENIZER, TokenCounter, measure_rows
+from vlmflow.lengths.token_counts import LengthAccount, max_lengths
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel
+
+log = logging.getLogger("vlmflow")
+
+
+def measure_lengths(
+    data: TrainingData,
+    files: dict[str, Path],
+    counter: TokenCounter,
+    model: BaseModel,
+    image_max_tokens: int,
+    text_args: dict[str, Any],
+    processes: int,
+) -> dict[str, Any]:
+    """Write the length of every row of train and val (lines of RowLength), and give the summary.
+
+    files: the lengths file to write, by split ("train", "val"). counter: of this model, picture budget and chat form.
+    image_max_tokens, text_args: see TrainSettings.
+    The files take their names after ms-swift gave the same lengths on some of the rows.
+
+    Raises VlmflowError where it gave others.
+    """
+    rows = {"train": data.train, "val": data.val}
+    accounts = {split: LengthAccount() for split in rows}
+    checked = {split: CheckedRows() for split in rows}
+    encode = msgspec.json.Encoder().encode
+    with ExitStack() as stack:
+        for split, file in files.items():
+            target = stack.enter_context(whole_file(file))
+            for length in measure_rows(rows[split], counter, processes):
+                target.write(encode(length) + b"\n")
+                accounts[split].add(length)
+                checked[split].see(length)
+        log.info("the same rows in ms-swift's own template, on a sample of them")
+        chosen = {rows[split]: checked[split].rows() for split in rows}
+        compared = check_lengths(chosen, data, model, image_max_tokens, text_args, processes)
+    return {
+        **{split: account.describe() for split, account in accounts.items()},
+        "max_length": max_lengths(accounts.values()),
+        "image_max_tokens": image_max_tokens,
+        "text_args": text_args,
+        "compared_with_ms_swift": compared,
+        "digests": {
+            "rows": {f"{split}.jsonl": sha256_of(file) for split, file in rows.items()},
+            **_digests(files, model.folder),
+        },
+    }
+
+
+def refuse_other_lengths(
+    summary: Path,
+    lengths: Mapping[str, Path],
+    stats: dict[str, Any],
+    model: Path,
+    image_max_tokens: int,
+    text_args: dict[str, Any],
+) -> None:
+    """Refuse lengths that were measured of something else, or that changed since.
+
+    summary, lengths: what `measure_lengths` made of the run. stats: the data set's own account. model: the base
+    model's folder. image_max_tokens, text_args: see TrainSettings.
+
+    Raises VlmflowError with all that differs.
+    """
+    measured = read_json(summary)
+    rows = {f"{split}.jsonl": stats["digests"][f"{split}.jsonl"] for split in lengths}
+    now = {"rows": rows, **_digests(lengths, model)}
+    was = {kind: measured.get("digests", {}).get(kind, {}) for kind in now}
+    differ = [f"{name} holds other rows" for name in _differing(was["rows"], now["rows"])]
+    differ += [f"{summary.parent / name} was changed since" for name in _differing(was["lengths"], now["lengths"])]
+    differ += [f"{model / name} is another file" for name in _differing(was["model"], now["model"])]
+    for key, value in (("image_max_tokens", image_max_tokens), ("text_args", text_args)):
+        if measured.get(key) != value:
+            differ.append(f"{key} was {measured.get(key)}, not {value}")
+    if differ:
+        raise VlmflowError(
+            f"{summary}: these are not the lengths of this run's rows: {'; '.join(differ)}",
+            f"measure them again: snakemake --forcerun measure_lengths -- {summary}",
+        )
+
+
+def _digests(lengths: Mapping[str, Path], model: Path) -> dict[str, dict[str, str]]:
+    """Give the SHA-256 of the lengths files, and of the model's files that decide over lengths, by name."""
+    deciding = [name for name in (TOKENIZER, PICTURE_RULE) if (model / name).exists()]
+    return {
+        "lengths": {f"{split}.jsonl": sha256_of(file) for split, file in lengths.items()},
+        "model": {name: sha256_of(model / name) for name in deciding},
+    }
+
+
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def in_words(summary: dict[str, Any]) -> str:
+    """Say what a summary of lengths means for train.max_length, in a line."""
+    train, advice = summary["train"], summary["max_length"]
+    most, all_rows = advice["covers_99.9_percent"], advice["covers_all"]
+    above = " (for those above it: over_long: leave_out or shorten)" if most < all_rows else ""
+    return (
+        f"{train['rows']:,} rows to train on, {train['tokens']:,} tokens, {share(train):.0%} of them pictures; "
+        f"the longest row has {train['longest'][0]['tokens']:,} ({train['longest'][0]['id']}); "
+        f"train.max_length: {most} covers 99.9 % of the rows of train and of val{above}, {all_rows} all"
+    )
+
+
+def share(split: dict[str, Any]) -> float:
+    """Give the share of a split's tokens that pictures take."""
+    return split["picture_tokens"] / split["tokens"]

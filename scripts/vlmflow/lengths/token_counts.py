@@ -1,0 +1,84 @@
+"""What the lengths of many rows come to: sums, quantiles, the longest, and the max_length that covers them."""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+from itertools import accumulate
+from typing import Any, Self
+
+from vlmflow.lengths.count import RowLength
+
+COVERED = 0.999
+"""The share of rows that the recommended max_length holds."""
+
+NAMED = 20
+"""How many of the longest rows are named."""
+
+STEP = 64
+"""A recommended max_length is a multiple of it: matrix products like round numbers."""
+
+
+class LengthAccount:
+    """Counts rows by their tokens; its memory grows with the distinct lengths, not with the rows."""
+
+    def __init__(self) -> None:
+        self.text_tokens = 0
+        self.picture_tokens = 0
+        self.rows = 0
+        self._longest: list[tuple[int, int, RowLength]] = []  # a heap; of rows of one length the first ones
+        self._rows_by_tokens: Counter[int] = Counter()
+
+    @classmethod
+    def of(cls, lengths: Iterable[RowLength]) -> Self:
+        """Count all of `lengths`."""
+        account = cls()
+        for length in lengths:
+            account.add(length)
+        return account
+
+    def add(self, length: RowLength) -> None:
+        """Count one row."""
+        self.text_tokens += length.text_tokens
+        self.picture_tokens += length.picture_tokens
+        self._rows_by_tokens[length.tokens] += 1
+        self.rows += 1
+        keep = heapq.heappush if len(self._longest) < NAMED else heapq.heappushpop
+        keep(self._longest, (length.tokens, -self.rows, length))
+
+    @property
+    def longest(self) -> list[RowLength]:
+        """The longest rows, the longest first."""
+        return [length for _, _, length in sorted(self._longest, reverse=True)]
+
+    def at(self, rank: int) -> int:
+        """Give the tokens of the row with this rank by length, counted from 0 for the shortest."""
+        tokens = sorted(self._rows_by_tokens)
+        reached = accumulate(self._rows_by_tokens[each] for each in tokens)
+        return next(each for each, rows in zip(tokens, reached, strict=True) if rows > rank)
+
+    def covering(self, share: float) -> int:
+        """Give the least max_length, as a multiple of STEP, that at least this share of the rows fits."""
+        return math.ceil(self.at(math.ceil(share * self.rows) - 1) / STEP) * STEP
+
+    def describe(self) -> dict[str, Any]:
+        """Give rows, sums, quantiles and the longest rows, in tokens; at least one row must have been counted."""
+        return {
+            "rows": self.rows,
+            "tokens": self.text_tokens + self.picture_tokens,
+            "text_tokens": self.text_tokens,
+            "picture_tokens": self.picture_tokens,
+            "median": self.at(self.rows // 2),
+            "p99": self.at((self.rows - 1) * 99 // 100),
+            "longest": [
+                {"id": row.id, "tokens": row.tokens, "picture_tokens": row.picture_tokens} for row in self.longest
+            ],
+        }
+
+
+def max_lengths(accounts: Collection[LengthAccount]) -> dict[str, int]:
+    """Give the max_length that covers 99.9 % of the rows of each account, and the one that covers all."""
+    return {
+        name: max(account.covering(share) for account in accounts)
+        for name, share in (("covers_99.9_percent", COVERED), ("covers_all", 1))
+    }

@@ -1,0 +1,243 @@
+"""What the bytes of one picture are: format sniffed, pixels decoded to the last, made plain where needed."""
+
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+from PIL import ExifTags, Image
+
+from vlmflow.config.data_settings import PictureLimits
+from vlmflow.pictures.image_manifest import Unusable
+
+MAGIC = {
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "GIF": re.compile(rb"GIF8[79]a"),
+    "WEBP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "BMP": re.compile(rb"BM"),
+    "TIFF": re.compile(rb"II[*+]\x00|MM\x00[*+]"),
+}
+"""The formats that are taken, by Pillow's names, and how their files begin; no other decoder is tried."""
+
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What puts a picture upright, by its EXIF orientation. ImageOps.exif_transpose does the same, but rewrites
+the whole EXIF block on the way, and fails on a hostile one."""
+
+PLAIN_MODES = frozenset({"RGB", "L", "1"})
+"""Modes that `convert("RGB")`, which is all that the trainer does, turns into what a person sees."""
+
+WHY_REWRITTEN = {"P": "palette", "CMYK": "cmyk", "I": "32 bit", "F": "32 bit"}
+"""Why a mode without alpha is rewritten, where it is not called by its own name in small letters."""
+
+DEPTHS = (8, 10, 12, 14, 16)
+"""Bits of a grey level that cameras, scanners and microscopes give."""
+
+S_MAX_SAMPLE_VALUE = 341
+"""TIFF's tag of the greatest level that a sample may have (TIFF 6.0, section 19)."""
+
+STRIP = 1 << 20
+"""Pixels that are made plain at a time."""
+
+OBJECT_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""What Python writes of an object without a name; it differs from run to run."""
+
+# The limit of the configuration decides, before the pixels are decoded.
+Image.MAX_IMAGE_PIXELS = None
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A picture that can be used; the fields are those of `PictureEntry`."""
+
+    format: str
+    width: int
+    height: int
+    mode: str
+    bytes: int
+    sha256: str
+    rewritten: str | None
+
+
+def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image.Image | None] | Unusable:
+    """Decode a picture in full and say what it is, or why it cannot be used. Nothing is raised.
+
+    content: the bytes of the file.
+    limits: what a picture may be; sides and pixels are checked on the header, before anything is decoded.
+
+    Gives the picture with, where it must be rewritten, its pixels as the trainer should see them: RGB,
+    upright, white under alpha, levels of more than 8 bits scaled, of an animation the first frame.
+    """
+    format = next((name for name, magic in MAGIC.items() if magic.match(content)), None)
+    if format is None:
+        return Unusable("unknown_format", f"begins with {content[:16]!r}" if content else "the file is empty")
+    try:
+        found = _decode(content, format, limits)
+        if isinstance(found, Unusable):
+            return found
+        picture, rgb, turn = found  # the decoder and the pixels of the file are gone
+        if turn is not None:
+            rgb = rgb.transpose(turn)
+            picture = msgspec.structs.replace(picture, width=rgb.width, height=rgb.height)
+        return picture, rgb
+    except Exception as error:  # hostile bytes make Pillow raise nearly anything
+        text = f"{format}, {type(error).__name__}: {error}"
+        return Unusable("undecodable", OBJECT_ADDRESS.sub("", text)[:200])
+
+
+def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable | None:
+    size = f"{width} x {height} pixels"
+    if width * height > limits.max_pixels:
+        return Unusable("too_many_pixels", f"{size}, the limit is {limits.max_pixels} in all")
+    if min(width, height) < limits.min_side:
+        return Unusable("too_small", f"{size}, the shorter side must have {limits.min_side}")
+    if max(width, height) > limits.max_aspect * min(width, height):
+        return Unusable("too_elongated", f"{size}, the sides may differ {limits.max_aspect:g} times")
+    return None
+
+
+def _huge_tiles(image: Image.Image, limits: PictureLimits) -> Unusable | None:
+    """Refuse a TIFF by its tiles: each is decoded whole, however small the picture is that is cut out of it."""
+    if image.format != "TIFF":
+        return None
+    width, height = (int(image.tag_v2.get(tag, 0)) for tag in (ExifTags.Base.TileWidth, ExifTags.Base.TileLength))
+    if width * height > limits.max_pixels:
+        return Unusable("too_many_pixels", f"tiles of {width} x {height} pixels, the limit is {limits.max_pixels}")
+    return None
+
+
+def _decode(
+    content: bytes, format: str, limits: PictureLimits
+) -> tuple[Picture, Image.Image | None, Image.Transpose | None] | Unusable:
+    """Give the picture, its plain pixels where it must be rewritten, and what then puts them upright."""
+    with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=[format]) as image:
+        if outside := _outside_limits(*image.size, limits) or _huge_tiles(image, limits):
+            return outside
+        sha256 = hashlib.sha256(content).hexdigest()  # before the pixels: the bytes are still in the cache
+        image.load()
+        turn = _turn(image)
+        why = ["exif orientation"] if turn is not None else []
+        if image.has_transparency_data:
+            why.append("alpha")
+        elif image.mode not in PLAIN_MODES:
+            depth = f"{_depth(image)} bit" if image.mode.startswith("I;16") else image.mode.lower()
+            why.append(WHY_REWRITTEN.get(image.mode, depth))
+        picture = Picture(
+            format=image.format,
+            width=image.width,
+            height=image.height,
+            mode=image.mode,
+            bytes=len(content),
+            sha256=sha256,
+            rewritten=", ".join(why) or None,
+        )
+        return picture, _plain_rgb(image) if why else None, turn
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Give what puts the picture upright. Pillow itself has turned a TIFF when it is loaded."""
+    try:
+        return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # a damaged EXIF block says nothing, and the trainer does not read it
+        return None
+
+
+def _plain_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith(("I", "F")):
+        rgb = _in_strips(image, _eight_bit(image))
+    elif image.has_transparency_data:
+        rgb = _in_strips(image, _on_white)
+    else:
+        rgb = image.convert("RGB")
+    rgb.info.clear()  # or the colour profile of a CMYK picture would be written into its RGB copy
+    return rgb
+
+
+def _in_strips(image: Image.Image, plain: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Give a picture in RGB that `plain` makes of it strip by strip, so that one copy of all pixels is made at most."""
+    rgb = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        rgb.paste(plain(strip), (0, top))
+    return rgb
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _on_white(strip: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", strip.size, "white")
+    white.alpha_composite(strip.convert("RGBA"))
+    return white.convert("RGB")
+
+
+def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """Give what scales grey levels to 0..255; of 16 bit ones their eight highest bits.
+
+    32 bit ones have no agreed range: their own smallest and greatest become black and white.
+    """
+    if image.mode.startswith("I;16"):
+        low, factor = 0.0, 2.0 ** (8 - _depth(image))
+    else:
+        low, factor = _range_to_eight_bit(image)
+    transparent = image.info.get("transparency")
+
+    def scaled(strip: Image.Image) -> Image.Image:
+        levels = np.asarray(strip)
+        grey = np.subtract(levels, low, dtype=np.float64) * factor
+        if isinstance(transparent, int):
+            grey = np.where(levels == transparent, 255, grey)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+
+    return scaled
+
+
+def _depth(image: Image.Image) -> int:
+    """Give the bits that the grey levels of a 16 bit picture have, 8 to 16, whatever room the file gives them.
+
+    A TIFF may say it: BitsPerSample, where it is not 16, or else SMaxSampleValue, whose default is 65535. Where nothing
+    is said (cameras and microscopes write 12 bits into 16), it is the smallest of DEPTHS that holds the greatest level.
+    PNG's sBIT is not asked: by its standard levels fill the 16 bits whatever stands there.
+    """
+    said = 16
+    if image.format == "TIFF":
+        bits, greatest = (image.tag_v2.get(tag) for tag in (ExifTags.Base.BitsPerSample, S_MAX_SAMPLE_VALUE))
+        said = _first_number(bits, 16)
+        said = _first_number(greatest, 0).bit_length() if said == 16 else said
+    held = int(_ends(image)[1]).bit_length()
+    if 8 <= said < 16 and held <= said:
+        return said
+    return next(depth for depth in DEPTHS if held <= depth)
+
+
+def _first_number(value: object, default: int) -> int:
+    """Give a tag's value, or the first of several; the default where it is none, or no number."""
+    first = value[0] if isinstance(value, tuple) and value else value
+    return int(first) if isinstance(first, int | float) and math.isfinite(first) and first >= 0 else default
+
+
+def _ends(image: Image.Image) -> tuple[float, float]:
+    """Give the smallest and the greatest grey level."""
+    ends = np.array([(levels.min(), levels.max()) for levels in (np.asarray(strip) for _, strip in _strips(image))])
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+
+def _range_to_eight_bit(image: Image.Image) -> tuple[float, float]:
+    """Give the smallest grey level, and by what the distance from it is multiplied."""
+    low, high = _ends(image)
+    if not math.isfinite(high - low):
+        raise ValueError("grey levels that are no finite numbers")
+    return low, 255 / ((high - low) or 1)

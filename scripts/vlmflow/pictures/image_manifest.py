@@ -1,0 +1,111 @@
+"""The image manifest of a split: for every path that its rows name, the picture it is, or why it is none."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+
+REASONS = {
+    "path_invalid": "the path is empty, too long, or holds what no name in the picture store may hold",
+    "path_outside": "the path is absolute, an address, or leads out of the roots by '..' or by a link",
+    "missing": "no root holds a file of this path, in any spelling that is looked for",
+    "ambiguous": "several files differ from the path in letter case alone",
+    "name_conflict": "a folder of the path is a file in another root: the store cannot hold both names",
+    "not_a_file": "a folder, a pipe or a device lies there",
+    "unreadable": "the file may not be read",
+    "too_many_bytes": "the file is larger than max_bytes",
+    "unknown_format": "the bytes are no JPEG, PNG, GIF, WEBP, BMP or TIFF, whatever the file's name says",
+    "too_many_pixels": "width times height is more than max_pixels; found before decoding",
+    "too_small": "a side is shorter than min_side",
+    "too_elongated": "the sides differ by more than max_aspect",
+    "undecodable": "the pixels cannot be decoded to the last: cut, damaged or hostile",
+}
+"""Why a picture cannot be used; a closed set. A row that it costs is rejected as `picture_` + reason."""
+
+
+MAKE_AGAIN = "remove it and run the same command again"
+
+
+class Unusable(msgspec.Struct, frozen=True):
+    """Why a picture cannot be used.
+
+    reason: a key of REASONS.
+    detail: what exactly, for a person; the same on every machine.
+    """
+
+    reason: str
+    detail: str
+
+
+class PictureEntry(msgspec.Struct, kw_only=True):
+    """One line of the manifest; every line has every key, null where it does not apply.
+
+    path: the path as the rows write it.
+    rows: how many rows name it.
+    reason, detail: why it cannot be used (see Unusable); null where it can.
+    name: its name in the data set's picture store, which is what training rows carry.
+    file: the file it is, absolute, without links.
+    format: as sniffed from the bytes (JPEG, MPO, PNG, GIF, WEBP, BMP, TIFF).
+    width, height: in pixels, as training sees the picture: upright.
+    mode: Pillow's mode of the original.
+    bytes, sha256: size and digest of the original file.
+    rewritten: why the store holds a plain RGB copy in its place; null where it holds a link.
+    """
+
+    path: str
+    rows: int
+    reason: str | None = None
+    detail: str | None = None
+    name: str | None = None
+    file: str | None = None
+    format: str | None = None
+    width: int | None = None
+    height: int | None = None
+    mode: str | None = None
+    bytes: int | None = None
+    sha256: str | None = None
+    rewritten: str | None = None
+
+
+class KnownPicture(msgspec.Struct, gc=False):
+    """Of a line of the manifest what tells whether the picture is still the same; see PictureEntry."""
+
+    name: str | None
+    sha256: str | None
+    rewritten: str | None
+
+
+Entry = TypeVar("Entry", PictureEntry, KnownPicture)
+
+
+def read_picture_manifest(manifest: Path, form: type[Entry] = PictureEntry) -> Iterator[Entry]:
+    """Yield the entries of an image manifest, in the order in which the rows first name the paths.
+
+    form: what is read of them.
+
+    Raises VlmflowError where the file is missing or a line is no entry.
+    """
+    decoder = msgspec.json.Decoder(form)
+    try:
+        lines = manifest.open("rb")
+    except OSError as error:
+        raise VlmflowError(f"{manifest}: {error.strerror}", MAKE_AGAIN) from None
+    with lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = decoder.decode(line)
+            except ValueError as error:
+                raise VlmflowError(f"{manifest}, line {number}: {error}", MAKE_AGAIN) from None
+            yield entry
+
+
+def pictures_digest(entries: Mapping[str, KnownPicture]) -> str:
+    """Give one SHA-256 over names and contents of usable pictures, by their names in the store."""
+    digest = hashlib.sha256()
+    for name, entry in sorted(entries.items()):
+        digest.update(name.encode() + b"\0" + bytes.fromhex(entry.sha256))
+    return digest.hexdigest()

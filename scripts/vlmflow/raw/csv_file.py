@@ -1,0 +1,179 @@
+"""The rows of a CSV file: a broken one costs itself, whatever stands in it."""
+
+import csv
+import io
+import os
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Self
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.json_file import BYTE_ORDER_MARK, Places
+from vlmflow.raw.table_file import ENCODER, TEXT, TableRows
+
+CSV_DIALECTS = {".csv": "excel", ".tsv": "excel-tab"}
+
+LONGEST_RECORD = 1 << 24
+"""Bytes that the lines of one row may have: behind a stray quotation mark all up to the next one would be held."""
+
+
+class CsvRows(TableRows):
+    """The rows of a CSV file with a header, in UTF-8; a row with another number of fields is a fault.
+
+    A faulty row of several lines, or one of more than LONGEST_RECORD bytes, costs its first line alone, and the others
+    are read again, each from its own beginning: a quotation mark too many would else take all rows up to the next one
+    with it.
+    """
+
+    unit = "bytes"
+
+    def __init__(self, path: Path) -> None:
+        self._places: Places = (array("q"), array("q"))
+        self._dialect = CSV_DIALECTS[path.suffix.lower()]
+        super().__init__(path)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Give a row's first byte in the CSV file and the byte after its last."""
+        return self._places[0][number], self._places[1][number]
+
+    def row_of(self, text: str) -> tuple[bytes, str]:
+        """Give the row that a line of CSV stands for, under this file's header, and what is wrong with it, or ""."""
+        try:
+            records = [
+                fields for fields in csv.reader(io.StringIO(text, newline=""), self._dialect, strict=True) if fields
+            ]
+        except csv.Error as error:
+            return ENCODER.encode(text), str(error)
+        if len(records) != 1:
+            return ENCODER.encode(text), f"{len(records)} rows, where one stood"
+        if fault := self._wrong_count(records[0]):
+            return ENCODER.encode(text), fault
+        return self._object(records[0]), ""
+
+    def _lines(self) -> Iterator[bytes]:
+        csv.field_size_limit(sys.maxsize)
+        with self.path.open("rb") as file:
+            self._progress.total = os.fstat(file.fileno()).st_size
+            lines = _CountedLines(file)
+            reader = csv.reader(lines, self._dialect, strict=True)
+            self.columns = self._header(lines, reader)
+            again = 0
+            while True:
+                start = lines.begin_row()
+                fault = ""
+                try:
+                    fields = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    fields, fault = [], str(error)
+                    if lines.ended and start >= again:
+                        raise VlmflowError(
+                            f"{self.path}: row {len(self._starts)}, which begins at byte {start}, never ends: {error}",
+                            "a quotation mark there is not closed, or the file is cut; correct it or fetch it again",
+                        ) from None
+                if fields and not fault:
+                    fault = self._wrong_count(fields)
+                if fault and len(lines.record) > 1:
+                    again = lines.end
+                    lines.give_back()
+                if fields or fault:  # an empty line is no row
+                    self._places[0].append(start)
+                    self._places[1].append(lines.end)
+                    yield self._row(fields, fault, lines.record)
+                self._progress.advance(lines.end - self._progress.count)
+
+    def _header(self, lines: "_CountedLines", reader: Iterator[list[str]]) -> dict[str, str]:
+        fault, names = "", []
+        try:
+            names = next(reader, [])
+        except csv.Error as error:
+            fault = str(error)
+        try:
+            b"".join(lines.record).decode()
+        except UnicodeDecodeError as error:
+            raise VlmflowError(f"{self.path}: the header is not in UTF-8: {error}", "write the file in UTF-8") from None
+        if fault:
+            raise VlmflowError(f"{self.path}: the header: {fault}", "correct the first line of the file")
+        if not all(names) or len(set(names)) != len(names) or not names:
+            raise VlmflowError(
+                f"{self.path}: the header {names} does not name every column, each by a name of its own",
+                "write the names of the columns into the first line of the file",
+            )
+        if len(names) == 1 and ";" in names[0]:
+            parted = "tabs" if self._dialect == "excel-tab" else "commas"
+            raise VlmflowError(
+                f"{self.path}: the header {names[0]!r} is one field with semicolons in it; {self.path.suffix} is "
+                f"parted by {parted}",
+                f"write the table with {parted} between its fields",
+            )
+        return dict.fromkeys(names, TEXT)
+
+    def _wrong_count(self, fields: list[str]) -> str:
+        """Say that a row has another number of fields than the header; "" where it has not."""
+        same = len(fields) == len(self.columns)
+        return "" if same else f"{len(fields)} fields, the header has {len(self.columns)}"
+
+    def _object(self, fields: list[str]) -> bytes:
+        return ENCODER.encode(dict(zip(self.columns, fields, strict=False)))
+
+    def _row(self, fields: list[str], fault: str, record: list[bytes]) -> bytes:
+        try:
+            line = self._object(fields)
+        except UnicodeEncodeError:
+            fault = "not in UTF-8"
+        if fault:
+            self.faults[len(self._starts)] = fault
+            line = ENCODER.encode(b"".join(record).decode(errors="backslashreplace"))
+        return line
+
+
+class _CountedLines:
+    """The lines of a file for csv.reader; end: the byte after the last one given; record: those of one row.
+
+    Raises csv.Error for a row of several lines that is longer than LONGEST_RECORD.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._again: deque[bytes] = deque()
+        self._start = 0
+        self.end = 0
+        self.ended = False
+        self.record: list[bytes] = []
+
+    def __iter__(self) -> Self:
+        return self
+
+    def begin_row(self) -> int:
+        """Take the next line as the first one of a row; give its first byte."""
+        self.record.clear()
+        self._start = self.end
+        return self._start
+
+    def __next__(self) -> str:
+        if self.record and self.end - self._start > LONGEST_RECORD:
+            raise csv.Error(f"a quotation that is not closed within {LONGEST_RECORD:,} bytes")
+        line = self._again.popleft() if self._again else self._file.readline()
+        if not line:
+            self.ended = True
+            raise StopIteration
+        first = self.end == 0
+        self.end += len(line)
+        self.record.append(line)
+        return (line.removeprefix(BYTE_ORDER_MARK) if first else line).decode(errors="surrogateescape")
+
+    def give_back(self) -> None:
+        """Take back all lines of the row but its first: they are given once more.
+
+        No line is taken back more than twice: where one opens a quotation, the next line with a quotation mark left
+        over ends it.
+        """
+        again = self.record[1:]
+        del self.record[1:]
+        self._again.extendleft(reversed(again))
+        self.end -= sum(map(len, again))
+        self.ended = False

@@ -1,0 +1,162 @@
+"""The rows of a JSON array that is damaged: every sound one, and what stands between two sound ones.
+
+No parser can go on behind a broken row: where the next one begins has to be guessed. A row begins behind a comma, with
+an object whose first key is one that rows begin with (`,{"image":`). Which keys these are is learned first, from all
+that is sound in the file, so that rows may begin in many ways. An object of a list inside a row (a turn) looks like a
+row as well; it is told by its first key, which stands inside of sound rows too.
+"""
+
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from mmap import mmap
+from pathlib import Path
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.progress import Progress
+
+WHITE = b" \t\r\n"
+LONGEST = 1 << 23
+"""How far a row is followed at most, in bytes: an open bracket would run through the whole file.
+
+Within that msgspec gives up at some 1,000 open brackets: no byte is read more often, however hostile the file is.
+"""
+
+# Possessive (*+): a hostile string of 100 MB must not be tried again from every place in it.
+STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL)
+FIRST_KEY = re.compile(rb'\{[ \t\r\n]*("(?:[^"\\]|\\.){0,200}+")')
+NEXT_OBJECT = re.compile(rb",[ \t\r\n]*(?=" + FIRST_KEY.pattern + rb")")
+TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+"""What msgspec says where a sound value ends before the bytes do: the number, from 1, of the first byte behind it."""
+
+
+class DamagedArray:
+    """The array from the bracket at `start` to the one at `end`, or to the end of a file that is cut."""
+
+    def __init__(self, content: mmap, path: Path, start: int, end: int) -> None:
+        self._content = content
+        self._path = path
+        self._first = skip_white(content, start + 1)
+        self._end = end
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Yield each row's first byte and the byte after its last, without the white space around it.
+
+        A broken row costs what stands between two sound ones, and no more. Behind a comma before the bracket stands no
+        row.
+
+        Raises VlmflowError where the array ends before the file does.
+        """
+        with Progress(f"reading {self._path} row by row, since it is damaged", 2 * self._end, "bytes") as progress:
+            begins = self._begins_of_rows(self._keys_of_rows(progress))
+            place = self._first
+            while place < self._end:
+                number = bisect_left(begins, place)
+                cut = self._end_of_row(place, begins[number] if number < len(begins) else self._end)
+                yield place, self._without_white(place, cut)
+                progress.advance(self._end + cut - progress.count)
+                if cut >= self._end:
+                    return
+                place = min(skip_white(self._content, cut + 1), self._end)
+
+    def _keys_of_rows(self, progress: Progress) -> set[bytes]:
+        """Give the first keys of rows, learned from every run of sound values with commas between them.
+
+        A run is of rows where it begins or ends with the array, where one of its first keys stands nowhere inside a
+        sound row, and where it is longer than any sound row: it is then more than the list of one broken row.
+        """
+        of_rows: set[bytes] = set()
+        inside: set[bytes] = set()
+        doubtful: list[tuple[int, set[bytes]]] = []
+        longest = 0
+        place, begin, run, is_first = self._first, self._first, set[bytes](), True
+        while place < self._end:
+            progress.advance(place - progress.count)
+            stop = self._end_of_value(place, min(self._end, place + LONGEST))
+            if stop is not None:
+                longest = max(longest, stop - place)
+                if key := FIRST_KEY.match(self._content, place, stop):
+                    run.add(key[1])
+                inside.update(found[1] for found in NEXT_OBJECT.finditer(self._content, place, stop))
+                if self._content[stop : stop + 1] == b",":
+                    place = skip_white(self._content, stop + 1)
+                    continue
+                if stop == self._end or self._content[stop] in b"]}":
+                    place = stop
+            if is_first or (place == self._end < len(self._content)):
+                of_rows |= run
+            elif not run <= of_rows:
+                doubtful.append((place - begin, run))
+            found = NEXT_OBJECT.search(self._content, place, self._end)
+            place = begin = found.end() if found else self._end
+            run, is_first = set(), False
+        return of_rows.union(*(run for size, run in doubtful if size > longest or not run <= inside))
+
+    def _begins_of_rows(self, keys: set[bytes]) -> array:
+        """Give the places of the commas behind which a row begins with one of these keys."""
+        objects = NEXT_OBJECT.finditer(self._content, self._first, self._end)
+        return array("q", (found.start() for found in objects if found[1] in keys))
+
+    def _end_of_row(self, place: int, cut: int) -> int:
+        """Give the place of the comma behind a row, or of the bracket; the next row begins behind `cut` at the latest.
+
+        A sound row may go beyond it, where an object inside begins as rows do.
+        """
+        for limit in (cut, min(self._end, place + LONGEST)):
+            stop = self._end_of_value(place, limit)
+            if stop is not None:
+                if stop == self._end or self._content[stop : stop + 1] == b",":
+                    return stop
+                self._refuse_more_after(stop)
+        return self._end_by_brackets(place, cut)
+
+    def _end_of_value(self, place: int, limit: int) -> int | None:
+        """Give the first byte behind the sound value at `place` and white space; None where none ends up to `limit`."""
+        with memoryview(self._content) as view, view[place:limit] as value:
+            try:
+                msgspec.json.decode(value, type=msgspec.Raw)
+            except msgspec.DecodeError as error:
+                trailing = TRAILING.search(str(error))
+                return place + int(trailing[1]) - 1 if trailing else None
+            except RecursionError:
+                return None
+        return limit
+
+    def _end_by_brackets(self, place: int, cut: int) -> int:
+        """Give the place of the first comma outside of all brackets of a broken row; `cut` where there is none."""
+        depth = 0
+        for found in STRING_OR_MARK.finditer(self._content, place, min(cut, place + LONGEST)):
+            mark = found[0]
+            if mark in b"[{":
+                depth += 1
+            elif mark in b"]}":
+                depth -= 1
+            elif mark == b"," and depth == 0:
+                return found.start()
+            if depth < 0 or mark == b'"':  # a string that never ends
+                break
+        return cut
+
+    def _refuse_more_after(self, bracket: int) -> None:
+        """Refuse a second array: the first was closed behind a sound row, and neither a comma nor a bracket follows."""
+        after = skip_white(self._content, bracket + 1)
+        if self._content[bracket] == ord("]") and self._content[after] not in b",]}":
+            raise VlmflowError(
+                f"{self._path}: the array ends at byte {bracket + 1} of {len(self._content)}, and more follows",
+                "one file holds one array; correct it or fetch it again",
+            )
+
+    def _without_white(self, start: int, end: int) -> int:
+        while end > start and self._content[end - 1] in WHITE:
+            end -= 1
+        return end
+
+
+def skip_white(content: mmap, start: int) -> int:
+    """Give the first place from `start` on that holds no white space, or the end of the file."""
+    while start < len(content) and content[start] in WHITE:
+        start += 1
+    return start

@@ -1,0 +1,181 @@
+"""The rows of a raw file, one huge JSON array or JSON lines, without holding the file.
+
+The file is mapped, not read: its pages are the kernel's, only the rows' places are kept here (16 bytes a
+row). The quick way splits a sound array with msgspec at the speed of the disk. A file with one broken row
+is refused by that as a whole, so then its rows are told apart one by one (see damaged_array), and the broken one is
+handed on for whoever decodes it to reject, with nothing lost around it.
+"""
+
+import mmap
+import os
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from operator import add
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NoReturn, Self
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.damaged_array import WHITE, DamagedArray, skip_white
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BETWEEN_ROWS = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*)?")
+BLOCK_BYTES = 1 << 20
+LINE = re.compile(rb"[^ \t\r\n][^\r\n]*+")
+"""A line of JSON lines, from its first character on; one that is empty or blank is no row."""
+
+Places = tuple[array, array]
+
+
+class JsonRows:
+    """The rows of one raw file, in order, to be read by number.
+
+    starts, ends: by row number, its first byte and the byte after its last.
+    faults: by row number, why the row could not be read from a table (see table_rows).
+    columns: the names of a table's columns with what they hold; None for JSON, where each row has keys of its own.
+    unread_columns: the names of those that the rows do not hold.
+
+    Raises VlmflowError where the file is missing, empty, no array and no JSON lines, or cut.
+    """
+
+    columns: dict[str, str] | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.faults: dict[int, str] = {}
+        self.unread_columns: list[str] = []
+        try:
+            with self._open() as file:
+                if not os.fstat(file.fileno()).st_size:
+                    raise VlmflowError(f"{path}: the file is empty", "give another file (datasets.NAME.train, test)")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise VlmflowError(f"{path}: {error}", "fetch or write this file again") from None
+        try:
+            self.starts, self.ends = self._find_rows()
+        except BaseException:
+            self._map.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._map.close()
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: int) -> bytes:
+        """Give the bytes of one row, without the white space around it."""
+        return self._map[self.starts[number] : self.ends[number]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self)))
+
+    def place(self, number: int) -> tuple[int | None, int | None]:
+        """Give a row's first byte in the file and the byte after its last; None where a file has no such places."""
+        return self.starts[number], self.ends[number]
+
+    def line(self, number: int) -> int | None:
+        """Give the line of the file, counted from 1, on which a row begins; None where it has no lines."""
+        start, _ = self.place(number)
+        if start is None:
+            return None
+        line = 1
+        with self.path.open("rb") as file:
+            while start and (block := file.read(min(start, BLOCK_BYTES))):
+                line += block.count(b"\n")
+                start -= len(block)
+        return line
+
+    def row_of(self, text: str) -> tuple[bytes, str]:
+        """Give the row that a text stands for in such a file, and why it cannot be read, or ""."""
+        return text.encode(), ""
+
+    def shards(self, size: int) -> Iterator[range]:
+        """Cut the row numbers into consecutive ranges of about `size` bytes each, at least one row."""
+        first = 0
+        while first < len(self):
+            last = max(bisect_right(self.ends, self.starts[first] + size), first + 1)
+            yield range(first, last)
+            first = last
+
+    def _open(self) -> IO[bytes]:
+        return self.path.open("rb")
+
+    def _find_rows(self) -> Places:
+        start = len(BYTE_ORDER_MARK) if self._map[:3] == BYTE_ORDER_MARK else 0
+        if self.path.suffix.lower() == ".jsonl":  # a first line that is broken costs itself alone
+            return _places(found.span() for found in LINE.finditer(self._map, start))
+        start = skip_white(self._map, start)
+        match self._map[start : start + 1]:
+            case b"":
+                return _places([])
+            case b"[":
+                closed = _closing_bracket(self._map)
+                return self._split_cut_array(start) if closed is None else self._split_sound_array(start, closed)
+            case b"{":
+                return _places(found.span() for found in LINE.finditer(self._map, start))
+        raise VlmflowError(
+            f"{self.path}: begins with {self._map[start : start + 40]!r}, neither a JSON array nor JSON lines",
+            "give a JSON array or JSON lines (.json, .jsonl), a table with column names (.csv; .tsv, parted by tabs), "
+            "or .parquet; where it should be one, it is another file than it claims to be (an error page?)",
+        )
+
+    def _split_sound_array(self, start: int, end: int) -> Places:
+        view = memoryview(self._map)
+        content = view[start:]
+        try:
+            rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+            lengths = array("q", map(len, map(memoryview, rows)))
+            del rows
+        except (msgspec.DecodeError, RecursionError):
+            lengths = None
+        finally:
+            content.release()
+            view.release()
+        if lengths is None:
+            return _places(DamagedArray(self._map, self.path, start, end).spans())
+        starts = array("q")
+        gap = BETWEEN_ROWS.match
+        place = skip_white(self._map, start + 1)
+        for length in lengths:
+            starts.append(place)
+            place = gap(self._map, place + length).end()
+        return starts, array("q", map(add, starts, lengths))
+
+    def _split_cut_array(self, start: int) -> NoReturn:
+        starts, _ = _places(DamagedArray(self._map, self.path, start, len(self._map)).spans())
+        begin = starts[-1] if starts else start + 1
+        raise VlmflowError(
+            f"{self.path}: row {max(0, len(starts) - 1)}, which begins at byte {begin}, never ends: "
+            f"the file is cut at byte {len(self._map)}, without the bracket that closes its array",
+            "fetch the file again; a local copy: compare its size with the original's",
+        )
+
+
+def _closing_bracket(content: mmap.mmap) -> int | None:
+    """Give the place of the bracket that closes the file's array; None where the file ends with something else."""
+    end = len(content)
+    while end and content[end - 1] in WHITE:
+        end -= 1
+    return end - 1 if end > 1 and content[end - 1] == ord("]") else None
+
+
+def _places(spans: Iterable[tuple[int, int]]) -> Places:
+    starts, ends = array("q"), array("q")
+    for start, end in spans:
+        starts.append(start)
+        ends.append(end)
+    return starts, ends

@@ -1,0 +1,247 @@
+"""The rows of a raw split, whatever form its files have, with mended ones in their places."""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import accumulate, chain
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+from zlib import crc32
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.csv_file import CSV_DIALECTS, CsvRows
+from vlmflow.raw.json_file import JsonRows
+from vlmflow.raw.table_file import PARQUET, ParquetRows
+
+
+class _Mended(msgspec.Struct):
+    split: Literal["train", "test"]
+    row: int
+    file: str
+    checksum: str
+    raw: msgspec.Raw
+
+
+MENDED = msgspec.json.Decoder(_Mended)
+
+
+class Place(NamedTuple):
+    """Where a raw row stands: its file, its number there, its first byte there and the byte after its last.
+
+    A file of parquet has no such bytes: they are None.
+    """
+
+    file: Path
+    row: int
+    start: int | None
+    end: int | None
+
+
+class RawRows:
+    """The rows of a raw split, numbered over its files in their order, to be read by number.
+
+    files: at least one.
+    mended: by row number, what stands in a row's place.
+    faults: by row number, why the row, or the mended one in its place, could not be read as one of a table.
+    """
+
+    def __init__(self, files: Sequence[JsonRows]) -> None:
+        self.files = files
+        self.mended: dict[int, bytes] = {}
+        self._ends = list(accumulate(map(len, files)))
+        self.faults = {first + row: fault for first, file in self._firsts() for row, fault in file.faults.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self.files:
+            file.close()
+
+    def __str__(self) -> str:
+        """Name the files to people."""
+        others = len(self.files) - 1
+        return f"{self.files[0].path}" + (f" and {others} more" if others else "")
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, number: int) -> bytes:
+        """Give the bytes of one row, without the white space around it, or what stands in its place."""
+        return next(self.of(range(number, number + 1)))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain.from_iterable(self.of(range(first, first + len(file))) for first, file in self._firsts())
+
+    def of(self, shard: range) -> Iterator[bytes]:
+        """Yield the bytes of a shard's rows, as `__getitem__` does; a shard lies in one file."""
+        first, file = self._file_of(shard.start)
+        rows = map(file.__getitem__, range(shard.start - first, shard.stop - first))
+        if not self.mended:
+            return rows
+        return (self.mended.get(number, row) for number, row in zip(shard, rows, strict=True))
+
+    def unread_columns(self, shard: range) -> list[str]:
+        """Give the columns of a shard's file that are not read; see ParquetRows."""
+        return self._file_of(shard.start)[1].unread_columns
+
+    def mend(self, number: int, row: bytes | str) -> None:
+        """Put an edited row into a row's place: bytes as they are, a text as the file would have it (a line of CSV).
+
+        Nothing changes for null, and for a row that is not edited: JSON of the same values, however it is written.
+        """
+        first, file = self._file_of(number)
+        raw = file[number - first]
+        fault = ""
+        if isinstance(row, str):
+            is_text = number - first in file.faults
+            if row == (msgspec.json.decode(raw) if is_text else raw.decode(errors="backslashreplace")):
+                return
+            row, fault = file.row_of(row)
+        if row in (b"null", raw) or (not fault and _same_values(row, raw)):
+            return
+        self.mended[number] = row
+        self.faults.pop(number, None)
+        if fault:
+            self.faults[number] = fault
+
+    def place(self, number: int) -> Place:
+        """Give where a row stands."""
+        first, file = self._file_of(number)
+        return Place(file.path, number - first, *file.place(number - first))
+
+    def named(self, number: int) -> str:
+        """Name a row to people: its number from 0, and where it begins in its file, which is named if it is not alone.
+
+        Reads the file up to there.
+        """
+        first, file = self._file_of(number)
+        where = [file.path.name] if len(self.files) > 1 else []
+        if (line := file.line(number - first)) is not None:
+            where += [f"line {line}", f"byte {file.place(number - first)[0]}"]
+        return f"row {number} ({', '.join(where)})" if where else f"row {number}"
+
+    def checksum(self, number: int) -> str:
+        """Give the CRC-32, in hexadecimal digits, of a raw row's bytes, whatever stands in its place.
+
+        Those of a table's row are the JSON that is made of it: in parquet, of the columns that are read.
+        """
+        first, file = self._file_of(number)
+        return f"{crc32(file[number - first]):08x}"
+
+    def shards(self, size: int) -> Iterator[range]:
+        """Cut the row numbers into consecutive ranges of about `size` bytes each, at least one row, in one file."""
+        for first, file in self._firsts():
+            for shard in file.shards(size):
+                yield range(first + shard.start, first + shard.stop)
+
+    def _firsts(self) -> Iterator[tuple[int, JsonRows]]:
+        return zip([0, *self._ends], self.files, strict=False)
+
+    def _file_of(self, number: int) -> tuple[int, JsonRows]:
+        place = bisect_right(self._ends, number)
+        return (self._ends[place - 1] if place else 0), self.files[place]
+
+
+def open_rows(
+    raw: Sequence[Path], split: str, mended: Sequence[Path] = (), columns: Collection[str] | None = None
+) -> RawRows:
+    """Open a raw split's files by their names: .parquet, .csv and .tsv are tables, all else a JSON array or JSON lines.
+
+    mended: edited quarantine files; the rows of this split in them take the place of the raw rows, the later ones that
+    of the earlier.
+    columns: those that are read of parquet; None for all. Mended rows are known by what is read: every stage that
+    takes them reads the same columns.
+
+    Raises VlmflowError where a file cannot be read, or mended rows are not of these files.
+    """
+    with ExitStack() as opened:
+        rows = RawRows([opened.enter_context(_open(file, columns)) for file in raw])
+        for file in mended:
+            _mend(rows, file, split)
+        opened.pop_all()
+    return rows
+
+
+def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
+    suffix = raw.suffix.lower()
+    if suffix == PARQUET:
+        return ParquetRows(raw, columns)
+    rows = CsvRows(raw) if suffix in CSV_DIALECTS else JsonRows(raw)
+    if not len(rows):
+        rows.close()
+        raise VlmflowError(f"{raw}: holds no rows", "give another file (datasets.NAME.train, test)")
+    return rows
+
+
+def _same_values(row: bytes, raw: bytes) -> bool:
+    """Say whether two rows are JSON of the same values; 1, 1.0 and true are three."""
+    try:
+        one, other = (msgspec.json.encode(msgspec.json.decode(text), order="deterministic") for text in (row, raw))
+    except (ValueError, OverflowError, RecursionError):
+        return False
+    return one == other
+
+
+def _mend(rows: RawRows, mended: Path, split: str) -> None:
+    """Put the edited rows of a split into their places."""
+    seen: dict[tuple[str, int], int] = {}
+    try:
+        lines = mended.read_bytes().rstrip().splitlines()
+    except OSError as error:
+        raise VlmflowError(f"{mended}: {error.strerror}", "correct its path (datasets.NAME.mended)") from None
+    if not lines:
+        raise VlmflowError(f"{mended}: holds no rows", "copy quarantine.jsonl, or take datasets.NAME.mended away")
+    for number, line in enumerate(lines, start=1):
+        where = f"{mended}, line {number}"
+        row, raw = _read_mended(line, where)
+        if (first := seen.setdefault((row.split, row.row), number)) != number:
+            raise VlmflowError(
+                f"{where}: row {row.row} of the {row.split} split stands in line {first} already", "remove one of them"
+            )
+        if row.split == split:
+            _refuse_another(row, rows, where)
+            rows.mend(row.row, raw)
+
+
+def _read_mended(line: bytes, where: str) -> tuple[_Mended, bytes | str]:
+    """Give one line, with its row: the text that stands there as one, or the bytes of any other JSON."""
+    if not line.strip():
+        raise VlmflowError(f"{where}: is empty", "remove the line")
+    try:
+        row = MENDED.decode(line)
+        raw = bytes(row.raw)
+        return row, msgspec.json.decode(raw) if raw[:1] == b'"' else raw
+    except (ValueError, RecursionError) as error:
+        raise VlmflowError(
+            f"{where}: {error}",
+            "each line must stay JSON with split, row, file, checksum and raw, as quarantine.jsonl has them",
+        ) from None
+
+
+def _refuse_another(row: _Mended, rows: RawRows, where: str) -> None:
+    """Refuse a mended row whose raw row is not there, or another one now."""
+    names = {file.path.name for file in rows.files}
+    if Path(row.file).name not in names:
+        raise VlmflowError(
+            f"{where}: it corrects {row.file}, and the {row.split} split of this data set is {rows}: this is the "
+            "quarantine of another data set, or of another file",
+            "name a copy of the quarantine of this very data set (datasets.NAME.mended)",
+        )
+    if not 0 <= row.row < len(rows) or Path(row.file).name != rows.place(row.row).file.name:
+        raise VlmflowError(
+            f"{where}: row {row.row} (counted from 0) of {row.file} is none of {rows}, with {len(rows)} rows",
+            "name a copy of the quarantine of this very data set, made of these very files (datasets.NAME.mended)",
+        )
+    if row.checksum != rows.checksum(row.row):
+        raise VlmflowError(
+            f"{where}: row {row.row} of {row.file} is another one now: its checksum is {rows.checksum(row.row)}, that "
+            f"of the mended row {row.checksum[:20]}",
+            "the raw file, or the columns that are read, changed since, or this is another data set's quarantine: take "
+            "datasets.NAME.mended away, run the data set again, and correct its new quarantine.jsonl",
+        )

@@ -1,0 +1,143 @@
+"""The rows of a table, CSV (see csv_rows) or parquet, as JSON objects: column names are the keys.
+
+A table is read once from its beginning to its end, in small pieces, into a temporary file (TMPDIR) of JSON lines
+that has no name and goes with the process. From there its rows are read by number as those of a raw JSON file are,
+by as many processes as there are.
+"""
+
+import tempfile
+from array import array
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.progress import Progress
+from vlmflow.raw.json_file import JsonRows, Places
+
+PARQUET = ".parquet"
+BATCH_ROWS = 256
+TEXT = "text"
+"""What a column of texts is said to hold; every column of CSV is one."""
+
+ENCODER = msgspec.json.Encoder()
+NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
+"""What a cell raises that Python or JSON cannot hold: no UTF-8, a date after the year 9999, an unknown time zone."""
+
+
+class TableRows(JsonRows):
+    """The rows of one table, in order, to be read by number.
+
+    unit: what the progress of reading it counts: rows, or bytes where the number of rows is not known before the end.
+
+    Raises VlmflowError where the file is missing, empty, cut, or not what its name says.
+    """
+
+    unit = "rows"
+
+    def __init__(self, path: Path) -> None:
+        self._starts, self._ends = array("q"), array("q")
+        super().__init__(path)
+
+    def _find_rows(self) -> Places:
+        return self._starts, self._ends
+
+    def _open(self) -> IO[bytes]:
+        spool = tempfile.TemporaryFile()  # noqa: SIM115 (whoever maps it closes it)
+        end = 0
+        with Progress(f"reading {self.path}", 0, self.unit) as self._progress:
+            for line in self._lines():
+                self._starts.append(end)
+                with self._disk_errors_said():
+                    spool.write(line)
+                end += len(line)
+                self._ends.append(end)
+        if not self._starts:
+            raise VlmflowError(f"{self.path}: the table has no rows", "give another file (datasets.NAME.train, test)")
+        with self._disk_errors_said():
+            spool.flush()
+        return spool
+
+    @contextmanager
+    def _disk_errors_said(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise VlmflowError(
+                f"{self.path}: its rows do not fit into {tempfile.gettempdir()}: {error.strerror}",
+                "free disk there, or set TMPDIR to a folder on a larger disk",
+            ) from None
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the rows as JSON; a row that cannot be read goes into `faults`, and is its text, as JSON.
+
+        Says what the progress counts to, and counts.
+        """
+        raise NotImplementedError
+
+
+class ParquetRows(TableRows):
+    """The rows of a parquet file; a column of bytes (pictures in the file itself) is left out.
+
+    read_columns: those that are read, as far as they are there; None for all. Others cost nothing, whatever they hold.
+    """
+
+    def __init__(self, path: Path, read_columns: Collection[str] | None = None) -> None:
+        self._read_columns = read_columns
+        super().__init__(path)
+
+    def place(self, number: int) -> tuple[None, None]:
+        """Give no bytes: in parquet a row lies in as many places as there are columns."""
+        return None, None
+
+    def _lines(self) -> Iterator[bytes]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.path, memory_map=True) as table:
+                self.columns = {field.name: _says(field.type) for field in table.schema_arrow}
+                wanted = self.columns if self._read_columns is None else self._read_columns
+                readable = [name for name, holds in self.columns.items() if holds != "bytes" and name in wanted]
+                self.unread_columns = [name for name in self.columns if name not in readable]
+                self._progress.total = table.metadata.num_rows
+                for batch in table.iter_batches(BATCH_ROWS, columns=readable, use_threads=False):
+                    yield from self._rows_of(batch)
+                    self._progress.advance(len(batch))
+        except (OSError, pa.ArrowException) as error:
+            raise VlmflowError(f"{self.path}: {error}", "fetch or write this file again") from None
+
+    def _rows_of(self, batch: Any) -> Iterator[bytes]:
+        try:
+            rows = batch.to_pylist()
+        except NO_VALUE:
+            rows = [self._row_of(batch.slice(number, 1)) for number in range(len(batch))]
+        for row in rows:
+            try:
+                if isinstance(row, Exception):
+                    raise row
+                line = ENCODER.encode(row)
+            except NO_VALUE as error:
+                self.faults[len(self._starts)] = str(error)
+                line = ENCODER.encode(None)
+            yield line
+
+    def _row_of(self, batch: Any) -> dict[str, Any] | Exception:
+        try:
+            return batch.to_pylist()[0]
+        except NO_VALUE as error:
+            return error
+
+
+def _says(kind: Any) -> str:
+    """Say what a parquet column holds: "text", "bytes" where any part of it is bytes, else parquet's own words."""
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        return _says(kind.value_type)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return TEXT
+    return "bytes" if "binary" in str(kind) else str(kind)

@@ -1,0 +1,124 @@
+"""What a training reads: validated rows, and the pictures that they name."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_picture_manifest
+from vlmflow.pictures.store import refuse_changed_pictures
+
+ACCOUNT = "account.json"
+"""What `fit_rows` says of its rows, in their folder; the training stages rely on it."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What is trained on.
+
+    train, val: JSON lines of ShareGPT rows. pictures: the store that the rows' picture names are relative to.
+    digest: SHA-256 over rows and pictures. last_answer_only: train no answer but the last (timestep form).
+    manifests: what was found of the pictures when they were checked.
+    """
+
+    train: Path
+    val: Path
+    pictures: Path
+    digest: str
+    last_answer_only: bool
+    manifests: tuple[Path, ...] = ()
+
+    @property
+    def loss_scale(self) -> str:
+        """Which answers are trained, in ms-swift's words."""
+        return "last_round" if self.last_answer_only else "default"
+
+
+class _Images(msgspec.Struct):
+    images: list[str]
+
+
+def validated_data(
+    train: Path, val: Path, stats: Path, picture_store: Path, manifests: Sequence[Path] = ()
+) -> TrainingData:
+    """Give a data set that passed validation, and is still what passed.
+
+    stats: the account that `validate_sharegpt` wrote beside the rows. picture_store: the folder of all stores.
+    manifests: the image manifests of the rows' pictures; none where rows have no pictures.
+
+    Raises VlmflowError where rows or pictures changed since, a picture is gone, or nobody looked at the pictures.
+    """
+    account = read_json(stats)
+    if account["skip_images"]:
+        raise VlmflowError(
+            f"{stats}: skip_images: the pictures of this data set were never looked at; it is for its texts alone",
+            f"remove datasets.{account['dataset']}.skip_images, and run the same command again",
+        )
+    refuse_other_rows(stats, [train, val])
+    return _checked(train, val, stats, account, picture_store, manifests)
+
+
+def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: Sequence[Path] = ()) -> TrainingData:
+    """Give the rows that `fit_rows` left in `fitted/RUN`, each of at most `max_length` tokens.
+
+    manifests: the image manifests of the rows' pictures; none where rows have no pictures.
+
+    Raises VlmflowError where rows or pictures changed since, a picture is gone, or rows were fitted to more tokens.
+    """
+    account = read_json(folder / ACCOUNT)
+    if account["max_length"] > max_length:
+        raise VlmflowError(
+            f"{folder}: these rows were fitted to {account['max_length']} tokens, the run has {max_length}",
+            f"fit them again: snakemake --forcerun fit_rows -- {folder}",
+        )
+    refuse_other_rows(folder / ACCOUNT)
+    return _checked(folder / "train.jsonl", folder / "val.jsonl", folder / ACCOUNT, account, picture_store, manifests)
+
+
+def pictures_of(fitted: Path, picture_store: Path) -> Path:
+    """Give the picture store of the rows in `fitted` (fitted/RUN), in the folder of all stores."""
+    return picture_store / read_json(fitted / ACCOUNT)["dataset"]
+
+
+def _checked(
+    train: Path, val: Path, account_file: Path, account: dict[str, Any], picture_store: Path, manifests: Sequence[Path]
+) -> TrainingData:
+    pictures = picture_store / account["dataset"]
+    entries = entries_named(pictures_in(train, val), manifests)
+    if pictures_digest(entries) != account["digests"]["pictures"]:
+        raise VlmflowError(
+            f"{', '.join(map(str, manifests)) or pictures}: these are not the pictures that {account_file} vouches for",
+            f"have them checked anew: make refresh-pictures DATASET={pictures.name}",
+        )
+    refuse_changed_pictures(pictures, entries.values())
+    digest = "".join(account["digests"][name] for name in (train.name, val.name, "pictures"))
+    return TrainingData(train, val, pictures, digest, account["form"] == "timestep", tuple(manifests))
+
+
+def pictures_in(*files: Path) -> set[str]:
+    """Give the names of the pictures that the rows of some files have."""
+    decoder = msgspec.json.Decoder(_Images)
+    names: set[str] = set()
+    for file in files:
+        with file.open("rb") as lines:
+            for line in lines:
+                names.update(decoder.decode(line).images)
+    return names
+
+
+def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, KnownPicture]:
+    """Give what the manifests say of some pictures, by their names in the store; unknown names are left out."""
+    entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in manifests)
+    return {entry.name: entry for entry in entries if entry.name in names}
+
+
+def first_rows(rows: Path, count: int) -> list[dict[str, Any]]:
+    """Give the first `count` rows of a data file, as plain JSON values."""
+    with rows.open("rb") as lines:
+        return [msgspec.json.decode(line) for line in islice(lines, count)]

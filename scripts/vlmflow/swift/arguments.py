@@ -1,0 +1,152 @@
+"""One training to be done: what it trains on, how, and the digest that binds its run folder to both."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.rows.training_data import TrainingData
+
+DDP_TIMEOUT = 1800
+"""Seconds after which a process that waits for the others fails: ms-swift's own 208 days let a hang hold its GPUs."""
+
+CALLBACK = "vlmflow"
+"""Our callback's name among ms-swift's; `swift_worker` registers it."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """What is trained: the folder with the weights, ms-swift's name of the architecture, digest of the files."""
+
+    folder: Path
+    model_type: str
+    digest: str
+
+    @classmethod
+    def read(cls, model: Path, model_type: str) -> Self:
+        """Take the base model from what `fetch_model` left in `models/NAME`.
+
+        Raises VlmflowError where its files changed.
+        """
+        manifest = read_manifest(model)
+        return cls(manifest.folder, model_type, manifest.digest)
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """A training, whole. processes: trainers side by side; device: "cuda" or "cpu"; strategy: see RunSettings.
+
+    cached: the folder of `cached_dataset.cache_dataset` to read the data from. It holds the same rows in the same
+    order, and has no part in the digest.
+    """
+
+    data: TrainingData
+    model: BaseModel
+    settings: TrainSettings
+    device: str
+    processes: int
+    strategy: str
+    cached: Path | None = None
+
+    def digest(self) -> str:
+        """Give 16 hexadecimal digits that change with the data, the model and every setting, and with no path."""
+        meaning = {
+            "data": self.data.digest,
+            "model": self.model.digest,
+            "arguments": self.arguments(),
+            "processes": self.processes,
+            "device": self.device,
+            "image_max_tokens": self.settings.image_max_tokens,
+            "early_stop_after": self.settings.early_stop_after,
+        }
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, object]:
+        """Give what the digest stands for, to be read beside the run folder's checkpoints."""
+        return {
+            "data": {"digest": self.data.digest, "train": str(self.data.train), "val": str(self.data.val)},
+            "model": asdict(self.model) | {"folder": str(self.model.folder)},
+            "processes": self.processes,
+            "device": self.device,
+            "strategy": self.strategy,
+            "settings": self.settings.model_dump(mode="json"),
+        }
+
+    def arguments(self) -> list[str]:
+        """Give ms-swift's arguments (`swift sft`, 4.6), but for those that hold paths."""
+        return as_words({**self._values(), **self.settings.swift_args})
+
+    def _values(self) -> dict[str, object]:
+        settings, lora = self.settings, self.settings.lora
+        length = {"max_steps": settings.max_steps} if settings.max_steps else {"num_train_epochs": settings.epochs}
+        cpu = {"use_cpu": True} if self.device == "cpu" else {}
+        # Without use_cpu two CPU processes each train a copy of their own, and end with code 0.
+        sharding = {"deepspeed": self.strategy} if self.strategy != "ddp" else {}
+        return {
+            "model_type": self.model.model_type,
+            "tuner_type": "lora",
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": lora.dropout,
+            "target_modules": lora.target_modules,
+            "freeze_vit": lora.freeze_vit,
+            "freeze_aligner": lora.freeze_aligner,
+            "use_rslora": lora.rslora,
+            "use_dora": lora.dora,
+            "torch_dtype": settings.dtype,
+            "attn_impl": settings.attention,
+            **length,
+            "learning_rate": settings.learning_rate,
+            "lr_scheduler_type": settings.lr_scheduler,
+            "warmup_ratio": settings.warmup_ratio,
+            "weight_decay": settings.weight_decay,
+            "per_device_train_batch_size": settings.per_device_batch_size,
+            "per_device_eval_batch_size": settings.per_device_batch_size,
+            "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+            "max_length": settings.max_length,
+            "truncation_strategy": "delete",  # with strict an error: no row is cut, nor a picture in it
+            "strict": True,  # else a broken or over-long row is swapped for a random other one
+            "loss_scale": self.data.loss_scale,
+            "seed": settings.seed,
+            "data_seed": settings.seed,
+            "logging_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": settings.evaluate_every,
+            "save_strategy": "steps",
+            "save_steps": settings.checkpoint_steps,
+            "save_total_limit": settings.keep_checkpoints,
+            "metric_for_best_model": "loss",  # names and keeps the best checkpoint; nothing loads it into the trainers
+            "greater_is_better": False,
+            "gradient_checkpointing": settings.gradient_checkpointing,
+            "dataloader_num_workers": settings.dataloader_workers,
+            "dataloader_pin_memory": self.device == "cuda",
+            "ddp_backend": "nccl" if self.device == "cuda" else "gloo",
+            "ddp_timeout": DDP_TIMEOUT,
+            **cpu,
+            **sharding,
+            "check_model": False,  # asks the network
+            "add_version": False,  # would add a folder named after the time
+            "report_to": "tensorboard",
+            "callbacks": CALLBACK,
+        }
+
+
+def as_words(values: dict[str, object]) -> list[str]:
+    """Give ms-swift's arguments as words of a command line.
+
+    A text that begins with a dash is one word with its name, or it would be another argument ("--model=other").
+    """
+    return [word for name, value in values.items() for word in _with_name(f"--{name}", _words(value))]
+
+
+def _with_name(name: str, words: list[str]) -> list[str]:
+    return [f"{name}={words[0]}"] if len(words) == 1 and words[0].startswith("-") else [name, *words]
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return [str(value).lower() if isinstance(value, bool) else str(value)]

@@ -1,0 +1,80 @@
+"""ms-swift in processes of its own: their environment, and what their output says when they fail."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.progress import LOG_INTERVAL
+
+THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+BAR = re.compile(r"(\d+)/(\d+) \[[\d:]+<([\d:]+), *([\d.]+) ?examples/s")
+"""A progress bar of Hugging Face's datasets (tqdm's form)."""
+
+FAULT = re.compile(r"(?m)^(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)")
+
+
+def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int) -> dict[str, str]:
+    """Give ms-swift's environment: offline, with the picture store and budget, caches in the folder `cache`.
+
+    threads: cores that one process may take.
+    """
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "USE_HF": "1",  # ms-swift asks ModelScope otherwise
+        "ROOT_IMAGE_DIR": str(pictures.absolute()),
+        "IMAGE_MAX_TOKEN_NUM": str(image_max_tokens),
+        # Several processes that each take all cores are 4 to 6 times slower. Snakemake sets each of these to the rule's
+        # threads, and MKL believes its own before OpenMP's.
+        **dict.fromkeys(THREADS_OF_LIBRARIES, str(threads)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "MODELSCOPE_CACHE": str(cache.absolute()),
+        "HF_DATASETS_CACHE": str((cache / "datasets").absolute()),
+        "MPLCONFIGDIR": str((cache / "matplotlib").absolute()),
+    }
+
+
+def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, what: str) -> None:
+    """Run a Python module in `folder` to its end, its output in `log`; rows that it maps are shown as they go by.
+
+    Raises VlmflowError with the last error of its output where it fails. what: for messages.
+    """
+    with log.open("wb") as output, log.open("rb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,  # ms-swift looks for a picture's name in the working directory first
+            env=env,
+            preexec_fn=bound_to_this_process(),
+        )
+        shown_at = time.monotonic()
+        while process.poll() is None:
+            time.sleep(0.2)
+            if time.monotonic() - shown_at >= LOG_INTERVAL:
+                shown_at = time.monotonic()
+                if line := progress_line(said.read().decode(errors="replace")):
+                    print(f"{what}: {line}", file=sys.stderr, flush=True)
+    if process.returncode:
+        text = log.read_text(errors="replace")
+        faults = FAULT.findall(text)
+        cause = faults[-1].strip() if faults else f"ms-swift ended with code {process.returncode}"
+        raise VlmflowError(f"{what}: {cause}", f"ms-swift said:\n{text[-2_000:]}")
+
+
+def progress_line(output: str) -> str | None:
+    """Say how far ms-swift is with mapping rows, by the last bar that it drew; None for none and a full one."""
+    bars = BAR.findall(output)
+    if not bars:
+        return None
+    done, total, left, rate = bars[-1]
+    if done == total:
+        return None
+    return f"{int(done):,} of {int(total):,} rows · {float(rate):,.0f} rows/s · {left} left"

@@ -1,0 +1,23 @@
+"""ms-swift's `export` in a process of its own, which runs no Python of the model's folder.
+
+python -m vlmflow.swift.export [swift arguments]
+"""
+
+import os
+import sys
+
+from vlmflow.core.process import die_with_parent
+from vlmflow.swift.no_remote_code import refuse_remote_code
+
+
+def main() -> None:
+    """Export with the arguments of the command line."""
+    die_with_parent(os.getppid())
+    refuse_remote_code()
+    from swift.pipelines import export_main
+
+    export_main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Say how long ms-swift itself makes rows; a process of its own, since it brings torch along.
+
+    python -m vlmflow.swift.row_lengths ROWS LENGTHS --model FOLDER …
+
+ROWS: JSON lines of ShareGPT rows. LENGTHS: the file to write, a JSON list with the tokens of each row. Then ms-swift's
+own arguments of model and template. The picture store and the picture budget come from the environment, as for
+training (`swift_process.environment`).
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from vlmflow.core.process import die_with_parent
+from vlmflow.swift.no_remote_code import refuse_remote_code
+
+
+def main() -> None:
+    """Encode the rows as training would: pictures are read and scaled, chat marks added."""
+    die_with_parent(os.getppid())
+    rows, lengths, *words = sys.argv[1:]
+    refuse_remote_code()
+    from swift.arguments import BaseArguments
+    from swift.dataset import load_dataset
+    from swift.utils import parse_args
+
+    arguments, unknown = parse_args(BaseArguments, words)
+    if unknown:
+        sys.exit(f"ValueError: unknown arguments: {unknown}")
+    template = arguments.get_template()
+    template.set_mode("train")
+    dataset, _ = load_dataset([rows], strict=True)
+    tokens = [len(template.encode(row)["input_ids"]) for row in dataset]
+    Path(lengths).write_text(json.dumps(tokens))
+
+
+if __name__ == "__main__":
+    main()

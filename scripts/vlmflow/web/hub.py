@@ -1,0 +1,225 @@
+"""What the Hugging Face hub says of its repositories: commits, files, sizes, digests and addresses.
+
+huggingface_hub asks, with its own ways to a token (HF_TOKEN, `hf auth login`) and a hub (HF_ENDPOINT).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from urllib.parse import urljoin
+
+import httpx
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
+
+from vlmflow.config.source import HubSource
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import UNFINISHED
+from vlmflow.web.retry import PassingFault, retrying
+
+TIMEOUT = 30.0
+"""Seconds to wait for an answer about a file or a repository."""
+
+COMMIT = r"[0-9a-f]{40}"
+DIGEST = r"[0-9a-f]{40}|[0-9a-f]{64}"
+
+PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
+"""HTTP answers that may be others a moment later."""
+
+NO_HUB = (
+    "check this machine's network, its proxy (HTTPS_PROXY) and HF_ENDPOINT, then run the same command again: it goes "
+    "on where it stopped; or give a path on this machine in place of the address (config: models, datasets)"
+)
+"""What to do where the hub could not be reached at all."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a repository at one commit.
+
+    source: the address of the repository, or of the file itself in a data set.
+    revision: the full commit.
+    path: its name in the repository.
+    size: bytes.
+    etag: SHA-256 of a file in LFS (64 hexadecimal digits), else the SHA-1 of its git blob (40).
+    """
+
+    source: HubSource
+    revision: str
+    path: str
+    size: int
+    etag: str
+
+    def __str__(self) -> str:
+        return str(HubSource(self.source.repo_type, self.source.repo, self.path))
+
+    @property
+    def sha256(self) -> str | None:
+        """The SHA-256 as the hub tells it; it does not for files outside LFS."""
+        return self.etag if len(self.etag) == 64 else None
+
+
+def look_up(source: HubSource, revision: str, path: str) -> tuple[HubFile, str]:
+    """Ask once for a file at a commit, and for the address from which its bytes can be read.
+
+    The address may be signed and short-lived: it is not for logs and messages.
+
+    Raises PassingFault, or VlmflowError for what waiting does not help.
+    """
+    name = str(HubSource(source.repo_type, source.repo, path))
+    with _in_our_words(name, revision):
+        url = hf_hub_url(source.repo, path, repo_type=source.repo_type, revision=revision)
+        found = get_hf_file_metadata(url, timeout=TIMEOUT)
+    if found.commit_hash is None:
+        raise _not_the_hub(name)
+    _require_commit(name, found.commit_hash, revision)
+    return _checked(HubFile(source, revision, path, found.size, found.etag)), urljoin(url, found.location)
+
+
+def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[HubFile]]:
+    """Give a repository's commit (the given one, else its newest) and all its files at it, by name.
+
+    Raises VlmflowError.
+    """
+    repo = HubSource(source.repo_type, source.repo, None)
+
+    def ask() -> tuple[str, list[HubFile]]:
+        with _in_our_words(str(repo), revision):
+            info = HfApi().repo_info(
+                repo.repo, repo_type=repo.repo_type, revision=revision, files_metadata=True, timeout=TIMEOUT
+            )
+            entries = [
+                (entry.rfilename, entry.lfs.size, entry.lfs.sha256)
+                if entry.lfs
+                else (entry.rfilename, entry.size, entry.blob_id)
+                for entry in info.siblings
+            ]
+        if not re.fullmatch(COMMIT, info.sha or ""):
+            raise _not_the_hub(str(repo))
+        if revision:
+            _require_commit(str(repo), info.sha, revision)
+        return info.sha, [_checked(HubFile(source, info.sha, *entry)) for entry in sorted(entries)]
+
+    return retrying(str(repo), ask)
+
+
+def host_of(address: str) -> str:
+    """Give what of an address may be told: no path, no query, no user."""
+    return httpx.URL(address).host
+
+
+def broken_off(error: Exception, address: str) -> PassingFault:
+    """Tell httpx's error at an address as ours; theirs may hold the address, which may be signed."""
+    reason = f"{type(error).__name__} at {host_of(address)}"
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
+        return PassingFault(reason, next_step=NO_HUB)
+    return PassingFault(reason)
+
+
+def headers_for(address: str) -> dict[str, str]:
+    """Give the headers of a download: the token is in them only where the address is the hub's own."""
+    own = _origin(address) == _origin(constants.ENDPOINT)
+    return {**build_hf_headers(token=None if own else False), "accept-encoding": "identity"}
+
+
+def asked_wait(headers: Mapping[str, str]) -> float | None:
+    """Give the seconds that a refusing server asks to wait, by the hub's RateLimit or by Retry-After."""
+    limit = parse_ratelimit_headers(headers)
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds)
+    value = headers.get("retry-after", "").strip()
+    if value.isdecimal():
+        return float(value)
+    try:
+        # By the server's own clock where it tells it: ours may be wrong, or jump.
+        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
+        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
+    except (TypeError, ValueError):
+        return None
+
+
+def _origin(address: str) -> tuple[str, str, int | None]:
+    url = httpx.URL(address)
+    return url.scheme, url.host, url.port
+
+
+def _checked(file: HubFile) -> HubFile:
+    """Refuse what must not become a path or cannot be checked: the answer of a server is foreign text."""
+    parts = file.path.split("/")
+    if any(part in ("", ".", "..") or not part.isprintable() for part in parts) or parts[-1].endswith(UNFINISHED):
+        raise VlmflowError(f"{file.source}: the hub names a file {file.path!r}", "do not use this repository")
+    if type(file.size) is not int or file.size < 0 or not re.fullmatch(DIGEST, str(file.etag)):
+        raise VlmflowError(
+            f"{file}: the hub tells size {file.size!r} and digest {file.etag!r}, which cannot be checked",
+            "check HF_ENDPOINT: a mirror must give the hub's own headers",
+        )
+    return file
+
+
+def _require_commit(name: str, answered: str, revision: str) -> None:
+    if answered != revision:
+        raise VlmflowError(
+            f"{name}: the hub answers with commit {answered} in place of {revision}",
+            "check the revision in pins.yaml, and HF_ENDPOINT (a mirror that is behind)",
+        )
+
+
+def _not_the_hub(name: str) -> VlmflowError:
+    return VlmflowError(
+        f"{name}: {host_of(constants.ENDPOINT)} answers, but not as a hub does",
+        "check HF_ENDPOINT, and whether a proxy or a login page stands in between",
+    )
+
+
+@contextmanager
+def _in_our_words(name: str, revision: str | None) -> Iterator[None]:
+    """Tell huggingface_hub's errors as ours; theirs hold addresses and whatever the server wrote."""
+    try:
+        yield
+    except OfflineModeIsEnabled:
+        raise VlmflowError(f"{name}: HF_HUB_OFFLINE forbids to ask the hub", "unset it for this stage") from None
+    except HFValidationError:
+        raise VlmflowError(
+            f"{name} is no name on the hub", "use hf://OWNER/NAME or hf://datasets/OWNER/NAME/FILE"
+        ) from None
+    except HfHubHTTPError as error:
+        raise _refusal(error, name, revision) from None
+    except httpx.TooManyRedirects:
+        raise VlmflowError(f"{name}: the hub's redirects go in a circle", "check HF_ENDPOINT, and proxies") from None
+    except httpx.HTTPError as error:
+        raise broken_off(error, constants.ENDPOINT) from None
+    except (AttributeError, KeyError, TypeError, ValueError, httpx.InvalidURL):
+        raise _not_the_hub(name) from None
+
+
+def _refusal(error: HfHubHTTPError, name: str, revision: str | None) -> VlmflowError | PassingFault:
+    status = error.response.status_code
+    if isinstance(error, GatedRepoError) or status == 403:
+        return VlmflowError(
+            f"{name}: the hub gives it only to those whom its owner has granted access ({status})",
+            "accept its terms on its page on the hub, then give your token: HF_TOKEN or `hf auth login`",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return VlmflowError(f"{name}: there is no commit {revision}", "check the revision in pins.yaml")
+    if isinstance(error, RemoteEntryNotFoundError):
+        return VlmflowError(f"{name}: there is no such file at {revision}", "check the address and the revision")
+    if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
+        return VlmflowError(
+            f"{name}: the hub does not have it, or not for this token ({status})",
+            "check the address; if it is private or gated, give a token for it: HF_TOKEN or `hf auth login`",
+        )
+    if status in PASSING_STATUS:
+        return PassingFault(f"{host_of(constants.ENDPOINT)} answers {status}", asked_wait(error.response.headers))
+    return PassingError(f"{name}: the hub answers {status}", "run the same command again later")

@@ -1,0 +1,172 @@
+"""One file on an HTTP server, read in ranges by several threads, whatever the network does."""
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.web import hub
+from vlmflow.web.missing import Refused
+from vlmflow.web.retry import PassingFault
+from vlmflow.web.transport import Accept, Answer, Sink, Wire, host_of
+
+
+class _Enough(Exception):
+    """Ends a request of which no more is wanted."""
+
+
+class RemoteFile:
+    """A file on a server.
+
+    name: what it is called to people and in messages; it holds no secrets.
+    find: gives an address to read it from, which may be valid for a while only; may raise PassingFault.
+    size: bytes; None until `open` where it is not known beforehand.
+    version: what the bytes cannot change under: a commit, or the server's ETag or date, learned by `open`.
+    takes_ranges: whether the server gives parts of it.
+    """
+
+    def __init__(
+        self, name: str, find: Callable[[], str], wire: Wire, size: int | None = None, version: str = ""
+    ) -> None:
+        self.name = name
+        self.size = size
+        self.version = version
+        self.takes_ranges = True
+        self._find = find
+        self._wire = wire
+        self._address: str | None = None
+        self._headers: dict[str, str] = {}
+        self._mark = ""
+        self._opened = False
+
+    def open(self) -> None:
+        """Learn size and version from the server, and whether it gives ranges.
+
+        Raises Refused where the server does not give the file, VlmflowError where it fails too often.
+        """
+
+        def learn(answer: Answer) -> None:
+            self._learn(answer)
+            if not self.takes_ranges:
+                raise _Enough
+
+        def attempt() -> None:
+            with suppress(_Enough):
+                self._ask({"range": "bytes=0-0"}, learn, lambda _: None)
+
+        if not self._opened:
+            self._wire.patiently(self.name, attempt)
+            self._opened = True
+
+    def _learn(self, answer: Answer) -> None:
+        self.takes_ranges = answer.status == 206
+        if self.takes_ranges:
+            found = re.fullmatch(r"bytes 0-0/(\d+)", answer.headers.get("content-range", ""))
+            size = int(found[1]) if found else None
+        else:
+            size = int(text) if (text := answer.headers.get("content-length", "")).isdecimal() else None
+        if size is None:
+            raise Refused("refused", f"{answer.host} does not tell its size")
+        if self.size not in (None, size):
+            raise VlmflowError(
+                f"{self.name}: {answer.host} has {size:,} bytes under this name, {self.size:,} are expected",
+                "find out why before you use it; its size stands in the configuration (picture_sources), "
+                "picture_sources.yaml or pins.yaml",
+            )
+        self.size = size
+        self._mark = _mark_of(answer)
+        self.version = self.version or self._mark
+
+    def read(self, start: int, end: int) -> bytes:
+        """Give the bytes from `start` up to `end` (exclusive); what came before a break is not asked for again.
+
+        Raises VlmflowError where the file changed meanwhile or the server fails too often, Stopped.
+        """
+        blocks: list[bytes] = []
+        self.stream(start, end, blocks.append)
+        return b"".join(blocks)
+
+    def stream(self, start: int, end: int, sink: Sink, restart: Callable[[], object] | None = None) -> None:
+        """Hand the bytes from `start` up to `end` (exclusive) to `sink`, block by block.
+
+        restart: drops what `sink` took, where a server without ranges begins from the start again.
+        Raises as `read`.
+        """
+        place = start
+
+        def take(block: bytes) -> None:
+            nonlocal place
+            wanted = block[: end - place]
+            if not wanted:
+                raise _Enough
+            sink(wanted)
+            place += len(wanted)
+
+        def attempt() -> None:
+            nonlocal place
+            if not self.takes_ranges and place:
+                restart()
+                place = 0
+            headers = {"range": f"bytes={place}-{end - 1}"} if self.takes_ranges else {}
+            if self._mark.startswith('"'):  # a strong ETag: no other counts there (RFC 9110, 13.1.5)
+                headers["if-range"] = self._mark
+            first = place
+            with suppress(_Enough):
+                self._ask(headers, lambda answer: self._accept(answer, first, end), take)
+            if place < end:
+                raise PassingFault(f"{host_of(self._address or '')} ended {end - place:,} bytes early")
+
+        self._wire.patiently(self.name, attempt, lambda: place - start)
+
+    def _ask(self, headers: dict[str, str], accept: Accept, sink: Sink) -> None:
+        """Ask for the file; refusals are PassingFault, or Refused where it was never given so far."""
+        address, own_headers = self._address, self._headers
+        if address is None:
+            address = self._find()
+            own_headers = hub.headers_for(address)
+
+        def accept_file(answer: Answer) -> None:
+            if self._address != answer.address:  # where redirects end is asked at once from now on
+                self._headers = hub.headers_for(answer.address)
+                self._address = answer.address
+            self._refuse_what_is_no_file(answer)
+            accept(answer)
+
+        self._wire.get(address, {**own_headers, **headers}, accept_file, sink)
+
+    def _refuse_what_is_no_file(self, answer: Answer) -> None:
+        if answer.status in (200, 206):
+            if not answer.is_page:
+                return
+            problem = f"{answer.host} gives an HTML page in place of the file (a proxy or a login page?)"
+        else:
+            problem = f"{answer.host} answers {answer.status}"
+        self._address = None  # a signed address may have run out
+        if answer.status in hub.PASSING_STATUS or self._opened:
+            raise PassingFault(problem, hub.asked_wait(answer.headers))
+        raise Refused("refused", problem)
+
+    def _accept(self, answer: Answer, start: int, end: int) -> None:
+        mark = _mark_of(answer)
+        if self._mark and mark and mark != self._mark:
+            raise PassingError(
+                f"{self.name} changed at {answer.host} while it was read",
+                "run the same command again: pictures that have come are kept, all else is read from the new one",
+            )
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise PassingFault(f"{answer.host} gives the file compressed, which was not asked for")
+        if self.takes_ranges:
+            if answer.status == 200:
+                raise PassingFault(f"{answer.host} gives the whole file in place of a range")
+            found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", answer.headers.get("content-range", ""))
+            if not found or int(found[1]) != start or int(found[2]) >= end or found[3] not in ("*", str(self.size)):
+                raise PassingFault(f"{answer.host} gives another range than asked for")
+            if answer.headers.get("content-length") not in (None, str(int(found[2]) + 1 - start)):
+                raise PassingFault(f"{answer.host} gives another length than that of the range")
+        elif answer.headers.get("content-length") not in (None, str(self.size)):
+            raise PassingFault(f"{answer.host} gives another length than before")
+
+
+def _mark_of(answer: Answer) -> str:
+    """Give what tells one version of a file from another: its ETag, be it a weak one, else its date; or nothing."""
+    return answer.headers.get("etag") or answer.headers.get("last-modified", "")

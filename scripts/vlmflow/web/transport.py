@@ -1,0 +1,239 @@
+"""Requests to servers, many at a time, made by libcurl: kept connections, redirects, proxies, certificates.
+
+libcurl, because a request through it takes two fifths of the processor time of one through urllib3, and little of that
+under Python's lock: with sixteen threads that lock was what a fetch waited for.
+"""
+
+import ssl
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+import certifi
+import pycurl
+
+from vlmflow.web.download import PROGRESS_BYTES, Transfer
+from vlmflow.web.missing import Refused
+from vlmflow.web.retry import AGAIN, NO_CONNECTION, PassingFault, Patience
+
+CONNECTIONS = 16
+"""Requests at a time: enough to hide 100 ms of latency behind 1 MB pieces at 100 MB/s, and what browsers together ask
+of a server without being refused."""
+
+CONNECT_TIMEOUT = 30
+READ_TIMEOUT = 60
+"""Seconds without a connection, or without a byte, after which an attempt is given up and made anew. libcurl looks at
+the last five seconds, so that it notices the second by as many later."""
+
+REDIRECTS = 10
+BLOCK_BYTES = 1 << 19
+"""The most that libcurl takes from a connection at once: each block costs a turn of Python's lock."""
+
+GO_ON, ABORT = None, -1
+"""What libcurl's callbacks give; -1 is neither the number of bytes taken nor the 0 that lets a transfer go on."""
+
+BY_CALLBACK = {pycurl.E_ABORTED_BY_CALLBACK, pycurl.E_WRITE_ERROR}
+NO_ADDRESS = {pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL}
+
+
+class Answer(NamedTuple):
+    """What a server says before the first byte of content.
+
+    address: of the one that answered, where all redirects ended. headers: by their names in lower case.
+    """
+
+    address: str
+    status: int
+    headers: Mapping[str, str]
+
+    @property
+    def host(self) -> str:
+        """Who answered, for people: an address may be signed."""
+        return host_of(self.address)
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the content is a page to look at."""
+        return self.headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
+
+
+Accept = Callable[[Answer], object]
+Sink = Callable[[bytes], object]
+
+
+class Wire:
+    """What all requests of a run share: connections, counters, and the word to stop.
+
+    transfer: counts the bytes and carries the word.
+    received: bytes of content that came, in all, also those that had to be dropped.
+    """
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.received = 0
+        self._lock = threading.Lock()
+        self._idle: SimpleQueue[pycurl.Curl | None] = SimpleQueue()
+        """Handles, each with the connections it keeps; made when they are first needed."""
+        for _ in range(CONNECTIONS):
+            self._idle.put(None)
+        self._proxies = urllib.request.getproxies()
+        """By scheme, as the environment names them for every program in Python."""
+
+    def get(self, address: str, headers: Mapping[str, str], accept: Accept, sink: Sink) -> None:
+        """Ask for an address, following redirects, and hand its content to `sink`, block by block.
+
+        accept: called once, before the first block; what it raises ends the request.
+
+        Raises PassingFault where no answer comes, or not all of its content; Refused where redirects lead nowhere;
+        Stopped; whatever `accept` and `sink` raise.
+        """
+        handle = self._idle.get() or _new_handle()
+        try:
+            if self._proxies:
+                handle.setopt(pycurl.PROXY, self._proxy_for(address))
+            handle.setopt(pycurl.HTTPHEADER, [f"{name}: {value}" for name, value in headers.items()])
+            _Request(self, address, accept, sink).perform(handle)
+        finally:
+            self._idle.put(handle)
+
+    def count(self, received: int) -> None:
+        """Count bytes of content; raises Stopped."""
+        with self._lock:
+            self.received += received
+        self.transfer.advance(received)
+
+    def patiently(self, what: str, attempt: Callable[[], object], received: Callable[[], int] = int) -> None:
+        """Call `attempt` until it ends without a PassingFault.
+
+        received: gives the bytes that are here by now; an attempt that brought many was no failure.
+        Raises VlmflowError when it is given up, Stopped, and whatever else the attempt raises.
+        """
+        patience = Patience(what, self.transfer.pause)
+        furthest = 0
+        while True:
+            try:
+                attempt()
+                return
+            except PassingFault as fault:
+                if received() >= furthest + PROGRESS_BYTES:
+                    furthest = received()
+                    patience.progressed()
+                patience.wait(fault)
+
+    def _proxy_for(self, address: str) -> str:
+        """Give the proxy for an address; "" for none, as libcurl takes it."""
+        if urllib.request.proxy_bypass(host_of(address)):
+            return ""
+        return self._proxies.get(urlsplit(address).scheme) or self._proxies.get("all", "")
+
+
+class _Request:
+    """One request on its way through libcurl, which calls back through C: no exception passes there.
+
+    So what is raised in a callback is kept, and raised when libcurl has given up for it.
+    """
+
+    def __init__(self, wire: Wire, address: str, accept: Accept, sink: Sink) -> None:
+        self._wire = wire
+        self._address = address
+        self._accept = accept
+        self._sink = sink
+        self._head: list[bytes] = []
+        self._accepted = False
+        self._raised: BaseException | None = None
+
+    def perform(self, handle: pycurl.Curl) -> None:
+        """Make the request. Raises as Wire.get."""
+        handle.setopt(pycurl.URL, self._address)
+        handle.setopt(pycurl.HEADERFUNCTION, self._head.append)
+        handle.setopt(pycurl.WRITEFUNCTION, self._take)
+        handle.setopt(pycurl.XFERINFOFUNCTION, self._watch)
+        handle.setopt(pycurl.NOPROGRESS, threading.current_thread() is not threading.main_thread())
+        try:
+            handle.perform()
+        except pycurl.error as error:
+            connected = handle.getinfo(pycurl.PRIMARY_IP) != ""
+            raise self._cause(*error.args, connected) from None
+        if not self._accepted:  # an answer without content
+            self._accept(self._answer())
+
+    def _take(self, block: bytes) -> int | None:
+        try:
+            if not self._accepted:
+                self._accept(self._answer())
+                self._accepted = True
+            self._wire.count(len(block))
+            self._sink(block)
+        except BaseException as error:
+            self._raised = error
+            return ABORT
+        return GO_ON
+
+    def _watch(self, *_: int) -> int | None:
+        """Called with every block, and once a second where none comes: for Ctrl-C, which the main thread alone hears.
+
+        In other threads it would cost more than all else here: each call waits for its turn of Python's lock.
+        """
+        try:
+            self._wire.transfer.advance(0)
+        except BaseException as error:
+            self._raised = error
+            return ABORT
+        return GO_ON
+
+    def _answer(self) -> Answer:
+        """Read the lines of all heads that came: of the redirects, and of the answer."""
+        address, status, headers = self._address, 0, {}
+        for line in self._head:
+            if line.startswith(b"HTTP/"):
+                if "location" in headers and 300 <= status < 400:
+                    address = urljoin(address, headers["location"])
+                status, headers = int(line.split()[1]), {}
+            else:
+                name, _, value = line.decode("latin-1").partition(":")
+                headers[name.strip().lower()] = value.strip()
+        return Answer(address, status, headers)
+
+    def _cause(self, code: int, text: str, connected: bool) -> BaseException:
+        host = host_of(self._address)
+        if self._raised:
+            return self._raised
+        if code in BY_CALLBACK:  # Python came to its handler of Ctrl-C on the way into a callback, and printed it
+            return KeyboardInterrupt()
+        if code == pycurl.E_TOO_MANY_REDIRECTS:
+            return Refused("refused", f"the redirects of {host} go in a circle")
+        if code in NO_ADDRESS:
+            return Refused("refused", f"{host} is, or redirects to, what is no address")
+        next_step = AGAIN if connected else NO_CONNECTION
+        return PassingFault(f"{host}: {text or f'libcurl fails with {code}'}", next_step=next_step)
+
+
+def host_of(address: str) -> str:
+    """Give the host of an address, for messages."""
+    return urlsplit(address).hostname or "the server"
+
+
+def _new_handle() -> pycurl.Curl:
+    """Give what makes one request after the other, over connections that it keeps."""
+    handle = pycurl.Curl()
+    for option, value in {
+        pycurl.NOSIGNAL: 1,  # there are other threads
+        pycurl.BUFFERSIZE: BLOCK_BYTES,
+        pycurl.CONNECTTIMEOUT: CONNECT_TIMEOUT,
+        pycurl.LOW_SPEED_LIMIT: 1,
+        pycurl.LOW_SPEED_TIME: READ_TIMEOUT,
+        pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
+        pycurl.FOLLOWLOCATION: 1,
+        pycurl.MAXREDIRS: REDIRECTS,
+        pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,  # no redirect leads to a file of this machine
+        pycurl.REDIR_PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
+    }.items():
+        handle.setopt(option, value)
+    trusted = ssl.get_default_verify_paths()  # SSL_CERT_FILE and SSL_CERT_DIR, or where the system has them
+    handle.setopt(pycurl.CAINFO, trusted.cafile or certifi.where())
+    if trusted.capath:
+        handle.setopt(pycurl.CAPATH, trusted.capath)
+    return handle
