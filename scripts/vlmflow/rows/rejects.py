@@ -41,7 +41,7 @@ REASONS = {
     "near_test_picture": "the picture looks like one of the test split (near_duplicates.drop)",
     "near_test_question": "a row without a picture asks what a test row asks in other letters (near_duplicates.drop)",
 }
-"""Reasons that a conversation gives; those of pictures stand in `pictures.image_manifest`, and are prefixed `picture_`."""
+"""Reasons that a conversation gives; those of pictures are in `pictures.image_manifest`, with the prefix `picture_`."""
 
 LEFT_OUT = frozenset({"source_left_out", "not_sampled", "text_only", "has_picture"})
 """Rows that the configuration does not ask for: they are counted, and do not stand in the quarantine."""
