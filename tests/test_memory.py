@@ -1,4 +1,4 @@
-"""Memory does not grow with the rows, but for the few bytes of each that docs/design.md names."""
+"""Memory does not grow with the rows, but for the few bytes of each that docs/decisions.md names."""
 
 import json
 import subprocess

@@ -305,7 +305,7 @@ FORGED = [
 def test_with_integrity_full_forged_times_help_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch, stage: str, forge: Callable[[Path], None], said: str
 ) -> None:
-    """A quick look is deceived by size, mtime and inode as they were; docs/design.md says so."""
+    """A quick look is deceived by size, mtime and inode as they were; docs/decisions.md says so."""
     if stage == "fit_rows":  # a file of the folder's own in the place of the link to the road's
         shown = picture(place)
         content = shown.read_bytes()

@@ -1,0 +1,74 @@
+"""What the pages say can be followed: links lead somewhere, the README's run is one, kinds are complete."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roads import ROOT
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("k8s/*.md"), *ROOT.glob(".github/**/*.md")],
+)
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+NAMED = re.compile(r"docs/([a-z-]+\.md)(?:, ([A-Z][\w ]+))?")
+"""A page that code or a message names, with the heading behind a comma: `docs/kubernetes.md, Upgrade`."""
+
+
+def anchors(page: Path) -> set[str]:
+    """Give the anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def headings_of(page: Path) -> set[str]:
+    return set(HEADING.findall(FENCE.sub("", page.read_text())))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_and_anchor_is_there(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page}: {link}: {target} has no such heading"
+
+
+def test_every_page_that_code_names_is_there_with_its_heading() -> None:
+    files = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("rules/*"), *ROOT.glob("k8s/**/*.yaml"), *ROOT.glob("*.yaml")]
+    found = 0
+    for file in [*files, ROOT / "Snakefile", ROOT / "Makefile", ROOT / "Dockerfile"]:
+        for name, heading in NAMED.findall(file.read_text()):
+            page = ROOT / "docs" / name
+            found += 1
+            assert page.is_file(), f"{file}: docs/{name}"
+            if heading:
+                headings = headings_of(page)
+                assert any(heading.startswith(one) for one in headings), f"{file}: docs/{name}, {heading}"
+    assert found > 20
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_uninstalling_names_every_kind_but_those_that_hold_data() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    named = re.search(r"kubectl -n vlmflow delete (\S+) -l", page[page.index("## Uninstall") :])[1].split(",")
+    holds_data = {"Namespace", "PersistentVolumeClaim", "PersistentVolume"}
+    cluster_wide = {"ClusterRole", "ClusterRoleBinding"}  # a command of their own
+    kustomize = {"Kustomization", "Component", "PatchTransformer", None}
+    kinds = {"CronJob", "Secret", "Job", "ConfigMap"}  # made by a transformer, `make`, the executor, a generator
+    for file in ROOT.glob("k8s/**/*.yaml"):
+        kinds |= {(document or {}).get("kind") for document in yaml.safe_load_all(file.read_text())}
+    assert {plural(kind) for kind in kinds - holds_data - cluster_wide - kustomize} <= set(named)
+    assert not {plural(kind) for kind in holds_data} & set(named)
+
+
+def plural(kind: str) -> str:
+    return re.sub("ys$", "ies", f"{kind.lower()}s")
