@@ -4,12 +4,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).parents[1]
 RUN = "qwen3vl-fire"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 QUICK = """
 runs:

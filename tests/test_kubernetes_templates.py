@@ -12,7 +12,7 @@ import yaml
 from harness.kubernetes.job_shape import RuleJob, label_value, shape
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import check, check_all, check_files, choose
-from roads import clone
+from roads import VERSION, clone
 from vlmflow.core.errors import VlmflowError
 
 FOLDER = Path(__file__).parents[1] / "k8s" / "templates"
@@ -74,7 +74,7 @@ def main_of(job: dict) -> dict:
 def test_template_wins_over_plugin_and_rule_over_template() -> None:
     job = shaped(threads=8, mem_mb=65_536, disk_mb=20_000, runtime=60)
     main = main_of(job)
-    assert main["image"] == "vlmflow/train:0.1.0"
+    assert main["image"] == f"vlmflow/train:{VERSION}"
     assert main["command"] == ["/usr/bin/tini", "-g", "--", "/bin/sh"]
     assert main["args"] == ["-c", "trap : TERM; python -m snakemake"]
     declared = {"cpu": "8", "memory": "65536M", "ephemeral-storage": "20000M"}

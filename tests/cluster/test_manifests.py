@@ -11,6 +11,7 @@ import yaml
 from cluster.deployment import K8S, OVERLAYS, rendered, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from harness.kubernetes.apart import refuse_reach
+from roads import VERSION
 from vlmflow.core.errors import VlmflowError
 
 WORKLOADS = {"Deployment", "PodTemplate", "CronJob"}
@@ -124,7 +125,7 @@ def test_an_overlay_is_whole(overlay: str) -> None:
             mounts = {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
             assert {"/cache", "/outputs"} <= mounts
             for container in [*spec["containers"], *spec.get("initContainers", [])]:
-                assert container["image"].rpartition(":")[2] == "0.1.0"
+                assert container["image"].rpartition(":")[2] == VERSION
             token = any("HF_TOKEN" in str(container.get("env")) for container in spec["containers"])
             assert token == (workload["metadata"]["name"] == "fetch")
             controller = workload["kind"] == "Deployment"
