@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.data_settings import RowChoice
-from vlmflow.core.files import sha256_of, write_json
+from vlmflow.core.files import write_json
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
@@ -45,7 +45,7 @@ def main(
     with open_rows(raw, split, mended, choice.read_columns) as rows:
         refuse_columns(rows, kind, modality, columns or {})
         found = convert(rows, converted, rejects, split, make, choice, threads)
-    write_json(unread, found | {"digests": {file.name: sha256_of(file) for file in (converted, rejects)}})
+    write_json(unread, found)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from fire_rows import write_array
 from roads import ROOT
 from vlmflow.config.data_settings import RowChoice
 from vlmflow.core.files import write_json
-from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.forms import form_rows
@@ -59,7 +58,7 @@ def prepared(folder: Path) -> dict[str, Any]:
     make = form_rows("text", "text", {}, "Go on.", None)
     with open_rows([raw], "train") as rows:
         found = convert(rows, files["converted"], files["rejects"], "train", make, RowChoice(), 1)
-    write_json(files["unread"], found | {"digests": digests_of(folder, ["train.jsonl", "train.rejects.jsonl"])})
+    write_json(files["unread"], found)
     return files
 
 
