@@ -24,7 +24,7 @@ import limit
 from anonymous_memory import anonymous, peak_anonymous
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from bulk_rows import write_fire_rows
 from harness.stage import run_stage

@@ -1,7 +1,7 @@
 """The records at the end of a zip that say what it holds and where: APPNOTE.TXT, 4.3.12 to 4.3.16 and 4.5.3.
 
 Our own reader, which takes half of `zipfile`'s time: all members are read before a byte of any picture comes.
-tests/test_zip_records.py holds the two against each other.
+tests/unit/archives/test_zip_records.py holds the two against each other.
 """
 
 import gc

@@ -1,0 +1,227 @@
+"""A Hugging Face hub on this machine, with the protocol that huggingface_hub speaks and faults on demand.
+
+The hub itself answers as 127.0.0.1 and sends readers of LFS files to its storage, "localhost": two hosts to a
+client. What the storage gives is signed for a moment, and a token that reaches it counts as leaked.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import huggingface_hub
+import pytest
+
+from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
+from roads import ROOT
+from vlmflow.web import download, retry
+
+REVISION = "1" * 40
+TOKEN = "hf_tokenThatNobodyMaySee"  # noqa: S105
+SIGNATURE = "signatureThatNobodyMaySee"
+
+
+@dataclass
+class Request:
+    kind: str
+    """head (metadata), api, or bytes."""
+    path: str
+    headers: dict[str, str]
+    sent: int = 0
+    """Bytes of body that were sent."""
+
+    def count(self, sent: int) -> None:
+        self.sent += sent
+
+
+@dataclass
+class Repo:
+    files: dict[str, bytes]
+    plain: frozenset[str]
+    """Names of the files outside LFS."""
+    revision: str
+    gated: bool = False
+
+
+class HubServer(FaultyServer):
+    """Serves until the block ends.
+
+    faults: by (kind, file name), what befalls the next answers, one each; kind as in Request. For `api` the
+    name is the repository's.
+    """
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.faults: dict[tuple[str, str], list[Fault]] = {}
+        self.requests: list[Request] = []
+        self.leaked: list[str] = []
+        super().__init__()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.storage = f"http://localhost:{self.port}"
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        return _handler_for(self)
+
+    def add(
+        self,
+        repo: str,
+        files: dict[str, bytes],
+        *,
+        plain: tuple[str, ...] = (),
+        revision: str = REVISION,
+        gated: bool = False,
+    ) -> None:
+        """Take a repository in. repo: "OWNER/NAME", or "datasets/OWNER/NAME"."""
+        self.repos[repo] = Repo(files, frozenset(plain), revision, gated)
+
+    def sent(self, name: str) -> int:
+        """Bytes of a file that were sent, over all requests."""
+        return sum(request.sent for request in self.requests if request.kind == "bytes" and request.path.endswith(name))
+
+    def ranges(self, name: str) -> list[str | None]:
+        """The Range of every request for a file's bytes, in order."""
+        return [
+            request.headers.get("range")
+            for request in self.requests
+            if request.kind == "bytes" and request.path.endswith(name)
+        ]
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def blob_id(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(FaultyHandler):
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            kind, name, answer = self._find()
+            request = Request(kind, name, {key.lower(): text for key, text in self.headers.items()})
+            with hub.lock:
+                hub.requests.append(request)
+                waiting = hub.faults.get((kind, name))
+                fault = waiting.pop(0) if waiting else None
+            self.send(fault(answer) if fault else answer, hub.pace, request.count)
+
+        def _find(self) -> tuple[str, str, Answer]:
+            url = urlsplit(self.path)
+            path = unquote(url.path).lstrip("/")
+            if path.startswith("storage/"):
+                return self._stored(path.removeprefix("storage/"), parse_qs(url.query))
+            if path.startswith("api/"):
+                return self._described(path)
+            repo_name, _, rest = path.partition("/resolve/")
+            revision, _, name = rest.partition("/")
+            kind = "head" if self.command == "HEAD" else "bytes"
+            repo = hub.repos.get(repo_name)
+            if refusal := self._refusal(repo, revision, name):
+                return kind, name, refusal
+            content = repo.files[name]
+            headers = {"X-Repo-Commit": repo.revision}
+            if name in repo.plain:
+                return kind, name, self._ranged(content, {**headers, "ETag": f'"{blob_id(content)}"'})
+            headers |= {
+                "Location": f"{hub.storage}/storage/{repo_name}/{name}?Signature={SIGNATURE}",
+                "X-Linked-Size": str(len(content)),
+                "X-Linked-ETag": f'"{sha256(content)}"',
+            }
+            return kind, name, Answer(302, headers)
+
+        def _refusal(self, repo: Repo | None, revision: str, name: str | None) -> Answer | None:
+            if repo is None:
+                return Answer(401, {"X-Error-Code": "RepoNotFound"})
+            if repo.gated:
+                return Answer(403, {"X-Error-Code": "GatedRepo"})
+            if self.headers.get("Authorization") not in (None, f"Bearer {TOKEN}"):
+                return Answer(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+            if revision != repo.revision:
+                return Answer(404, {"X-Error-Code": "RevisionNotFound"})
+            if name is not None and name not in repo.files:
+                return Answer(404, {"X-Error-Code": "EntryNotFound"})
+            return None
+
+        def _stored(self, path: str, query: dict[str, list[str]]) -> tuple[str, str, Answer]:
+            if "Authorization" in self.headers:
+                hub.leaked.append(path)
+            repo = next(name for name in hub.repos if path.startswith(name + "/"))
+            name = path.removeprefix(repo + "/")
+            if query.get("Signature") != [SIGNATURE]:
+                return "bytes", name, Answer(403, {})
+            content = hub.repos[repo].files[name]
+            return "bytes", name, self._ranged(content, {"ETag": f'"s3-{sha256(content)[:8]}"'})
+
+        def _ranged(self, content: bytes, headers: dict[str, str]) -> Answer:
+            wanted = self.headers.get("Range")
+            headers = {"Content-Type": "application/octet-stream", **headers}
+            if not wanted or self.headers.get("If-Range", headers["ETag"]) != headers["ETag"]:
+                return Answer(200, headers, content, content)
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last or len(content) - 1), len(content) - 1)
+            if start >= len(content):
+                return Answer(416, {"Content-Range": f"bytes */{len(content)}"})
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+            return Answer(206, headers, content[start : end + 1], content)
+
+        def _described(self, path: str) -> tuple[str, str, Answer]:
+            kind, _, rest = path.removeprefix("api/").partition("/")
+            name, _, revision = rest.partition("/revision/")
+            repo = hub.repos.get(f"datasets/{name}" if kind == "datasets" else name)
+            if refusal := self._refusal(repo, revision or (repo.revision if repo else ""), None):
+                return "api", name, refusal
+            siblings = []
+            for file, content in repo.files.items():
+                entry = {"rfilename": file, "size": len(content), "blobId": blob_id(content)}
+                if file not in repo.plain:
+                    entry["lfs"] = {"size": len(content), "sha256": sha256(content), "pointerSize": 130}
+                siblings.append(entry)
+            body = json.dumps({"id": name, "sha": repo.revision, "siblings": siblings}).encode()
+            return "api", name, Answer(200, {"Content-Type": "application/json"}, body)
+
+    return Handler
+
+
+def command(script: str, **values: object) -> list[str]:
+    """Give the command line of one of the project's scripts; values that are no text are written as JSON."""
+    path = ROOT / "scripts" / f"{script}.py"
+    options = [
+        part
+        for name, value in values.items()
+        for part in (f"--{name.replace('_', '-')}", str(value) if isinstance(value, str | Path) else json.dumps(value))
+    ]
+    return [sys.executable, str(path), *options]
+
+
+@contextmanager
+def served_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Serve what huggingface_hub takes for the hub, here and in processes that this one starts.
+
+    A token is at hand, and waits between attempts are short enough for tests. A server may pause for 10 s:
+    longer than a busy machine takes, so that no request is made twice.
+    """
+    with HubServer() as server:
+        constants = huggingface_hub.constants
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
+        monkeypatch.setattr(retry, "LONGEST_WAIT", 0.05)
+        monkeypatch.setattr(download, "READ_TIMEOUT", 10.0)
+        yield server

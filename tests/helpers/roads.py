@@ -1,0 +1,114 @@
+"""The road itself, for tests: a demo folder, and Snakemake called on it as a person would."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+RUN = "qwen3vl-fire"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+QUICK = """
+runs:
+  qwen3vl-fire:
+    train: {max_steps: 18, checkpoint_steps: 6, evaluation_steps: 6}
+    smoke: {steps: 6, longest: 4, sample: 4}
+    verify: {rows: 2}
+"""
+"""Laid over the demo's settings: every stage for real, with fewer steps."""
+
+
+SPEED = re.compile(r" (.+): [\d,.]+ of [\d,.]+ (?:rows|pictures|MB) · [\d,.]+ (rows|pictures|MB)/s · .*")
+
+
+def speeds(folder: Path, rule: str) -> dict[str, str]:
+    """Give, from the logs of a rule, what its stages counted ("rows", "pictures", "MB") by what they said it was.
+
+    A line with count, rate and time left is shown as long as a stage works; its last form is in the log.
+    """
+    logs = "\n".join(log.read_text() for log in sorted((folder / "logs" / rule).rglob("*.log")))
+    return dict(SPEED.findall(logs))
+
+
+def script(name: str, **values: object) -> None:
+    """Run a script of the project alone, as from a shell."""
+    words = [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    subprocess.run([sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words], check=True, capture_output=True)
+
+
+def make_demo_folder(folder: Path) -> Path:
+    """Put into `folder` what the demo starts from: sample, tiny model, and QUICK as `quick.yaml`."""
+    script("make_sample", folder=folder / "sample")
+    script("make_tiny_model", folder=folder / "tiny-model", text=f"[{folder}/sample/FIRE-train-100K.json]")
+    (folder / "quick.yaml").write_text(QUICK)
+    return folder
+
+
+def command(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
+    """Give Snakemake's command line for a demo folder."""
+    files = [str(root / "profiles" / "demo" / "run.yaml"), str(folder / "quick.yaml")]
+    call = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(folder)]
+    return [*call, "--configfile", *files, "--cores", "2", *words]
+
+
+def words_of(process: psutil.Process) -> str:
+    """Give the command line of a process; "" where it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def snakemake(folder: Path, *words: str, root: Path = ROOT) -> str:
+    """Run Snakemake to its end and give what it said.
+
+    Raises AssertionError with the output where it fails.
+    """
+    done = subprocess.run(command(folder, *words, root=root), capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-6000:]
+    return output
+
+
+def stale_rules(folder: Path, *words: str, root: Path = ROOT) -> set[str]:
+    """Give the rules that a dry run for the merged weights would run."""
+    output = snakemake(folder, "-n", f"merged/{RUN}", *words, root=root)
+    if "Nothing to be done" in output:
+        return set()
+    table = output[output.rindex("Job stats:") :]
+    return set(re.findall(r"^(\w+) +\d+$", table, re.MULTILINE)) - {"total", "count", "job"}
+
+
+def copy_folder(source: Path, target: Path) -> Path:
+    """Copy a demo folder with its times and links, so that Snakemake finds nothing to do in the copy."""
+    subprocess.run(["cp", "--archive", str(source), str(target)], check=True)
+    return target
+
+
+def checkout(target: Path) -> Path:
+    """Make a git checkout of the project's files, as they are in the working tree."""
+    clone(target)
+    person = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.org"]
+    for words in (["init", "--quiet"], ["add", "--all"], [*person, "commit", "--quiet", "--message=All"]):
+        subprocess.run(["git", *words], cwd=target, check=True)
+    return target
+
+
+def clone(target: Path) -> Path:
+    """Make a fresh clone of the project's files, as they are in the working tree, with times of its own."""
+    names = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target / name)
+    return target

@@ -1,0 +1,99 @@
+"""Snakemake on tiny workflows whose targets lie in storage, for tests."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roads import ROOT
+
+SCRIPTS = ROOT / "scripts"
+
+HEAD = f"""
+import sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+from harness.storage import whole_targets
+whole_targets.install(workflow)
+"""
+"""What the project's Snakefile does before its first rule."""
+
+
+@dataclass(frozen=True)
+class StorageRun:
+    """A workflow in `folder`, with targets below `targets` and the jobs' local files below `local`.
+
+    provider: the storage plugin. variables: what it reads from the environment.
+    """
+
+    folder: Path
+    targets: Path | str
+    local: Path
+    rules: str
+    provider: str = "fs"
+    variables: tuple[tuple[str, str], ...] = ()
+
+    def command(self, *words: str) -> list[str]:
+        """Give Snakemake's command line."""
+        (self.folder / "Snakefile").write_text(HEAD + self.rules)
+        call = [sys.executable, "-m", "snakemake", "--cores", "2", "--directory", str(self.folder), "--nolock"]
+        call += ["--snakefile", str(self.folder / "Snakefile"), "--rerun-triggers", "mtime", "params", "input"]
+        call += ["--default-storage-provider", self.provider, "--default-storage-prefix", str(self.targets)]
+        return [*call, "--shared-fs-usage", "none", "--local-storage-prefix", str(self.local), *words]
+
+    def as_pod(self, rule: str, *words: str) -> list[str]:
+        """Give the command line of one job, as the executor calls it in a pod."""
+        options = ("--mode", "remote", "--target-jobs", f"{rule}:", "--force", "--keep-incomplete")
+        return self.command(*options, *words, "--")
+
+    def call(self, command: list[str], ends_well: bool = True) -> str:
+        """Run a command line to its end and give what it said.
+
+        Raises AssertionError where it ends otherwise than told.
+        """
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **self.place())
+        assert (done.returncode == 0) == ends_well, (done.stdout + done.stderr)[-6000:]
+        return done.stdout + done.stderr
+
+    def place(self) -> dict[str, Any]:
+        """Give the working directory and environment of a call, for subprocess.
+
+        There is no rsync, which the storage plugin copies with: in its place there is a program that fails.
+        """
+        no_rsync = self.folder / "no-rsync" / "rsync"
+        no_rsync.parent.mkdir(exist_ok=True)
+        no_rsync.write_text("#!/bin/sh\nexit 99\n")
+        no_rsync.chmod(0o755)
+        own = {"VLMFLOW_POD": socket.gethostname(), "PATH": f"{no_rsync.parent}:{os.environ['PATH']}"}
+        variables = own | dict(self.variables)
+        return {"cwd": self.folder, "env": os.environ | variables}
+
+    def run(self, *words: str) -> str:
+        """Run the workflow to its end and give what it said."""
+        return self.call(self.command(*words))
+
+
+@contextmanager
+def other_file_system(folder: Path) -> Iterator[Path]:
+    """Give a folder on another file system than that of `folder`, in memory."""
+    other = Path(tempfile.mkdtemp(prefix="vlmflow-storage-", dir=Path("/", "dev", "shm")))
+    try:
+        assert other.stat().st_dev != folder.stat().st_dev
+        yield other
+    finally:
+        shutil.rmtree(other)
+
+
+def make_run(folder: Path, rules: str, local: Path | None = None) -> StorageRun:
+    """Make the folders of a workflow. local: another place for the jobs' local files, not beside the targets."""
+    local = (local or folder / "volume" / ".pods") / socket.gethostname()
+    run = StorageRun(folder / "work", folder / "volume" / "run", local, rules)
+    for place in (run.folder, run.targets):
+        place.mkdir(parents=True)
+    return run

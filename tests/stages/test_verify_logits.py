@@ -1,0 +1,247 @@
+"""The proof by logits, on a tiny Qwen3-VL with pictures and a tiny Qwen3 without."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from roads import ROOT
+from tiny_models import file_names, randomise
+from vlmflow.core.errors import VlmflowError
+from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.merging.logit_proof import LogitProof
+from vlmflow.merging.merge import merge_adapter
+from vlmflow.merging.verify_logits import verify_logits
+from vlmflow.merging.verify_tensors import verify_tensors
+
+TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]
+ROW = {
+    "conversations": [
+        {"from": "human", "value": f"<image>\n{TEXTS[0]}"},
+        {"from": "gpt", "value": TEXTS[1]},
+        {"from": "human", "value": TEXTS[2]},
+        {"from": "gpt", "value": TEXTS[3]},
+    ],
+    "images": ["square.png"],
+}
+TEXT_ROW = {
+    "conversations": [{**turn, "value": turn["value"].removeprefix("<image>\n")} for turn in ROW["conversations"]]
+}
+
+
+def write_run(folder: Path, vision: bool, update: float = 0.1, stored: str = "auto") -> Path:
+    """A base, an adapter that moves its logits, their merge, and a picture. stored: the type of the base's weights."""
+    base = folder / "base"
+    write_tiny_model(base, TEXTS, TinyShape(), seed=1, vision=vision)
+    auto = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+    torch.manual_seed(2)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=r".*(?<!visual).*\.(q_proj|v_proj|up_proj|down_proj)")
+    whole = auto.from_pretrained(base, dtype=stored)
+    if stored != "auto":
+        whole.save_pretrained(base)
+        (base / "model.safetensors.index.json").unlink()  # two shards before, one file now
+        for shard in base.glob("model-*-of-*.safetensors"):
+            shard.unlink()
+    model = get_peft_model(whole, lora)
+    randomise(model, update)
+    model.save_pretrained(folder / "adapter")
+    merge_adapter(base, folder / "adapter", folder / "merged", file_names(base), 2)
+    Image.new("RGB", (96, 64), "green").save(folder / "square.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("seeing"), vision=True)
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("reading"), vision=False)
+
+
+def verify(folder: Path, merged: Path, rows: list[dict[str, Any]], dtype: str = "float32") -> LogitProof:
+    return verify_logits(folder / "base", folder / "adapter", merged, rows, folder, "cpu", dtype, 64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_merged_answers_as_base_and_adapter(seeing: Path, dtype: str) -> None:
+    """Case 28: on a row with a picture and a row without."""
+    proof = verify(seeing, seeing / "merged", [ROW, TEXT_ROW], dtype)
+    assert proof.verdict == "agree"
+    assert (proof.rows, proof.dtype, proof.device) == (2, dtype, "cpu")
+    assert proof.positions > 40
+    assert proof.deviation < proof.allowed_deviation / 2
+    assert proof.effect > 10 * proof.deviation
+    assert proof.effect_found == pytest.approx(1, abs=0.1)
+    assert proof.top1_agreement > 0.8
+
+
+def test_model_without_pictures(reading: Path) -> None:
+    assert verify(reading, reading / "merged", [TEXT_ROW]).effect_found == pytest.approx(1, abs=0.1)
+
+
+def changed_copy(folder: Path, to: Path, change: Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]) -> Path:
+    """A copy of the merged folder with every tensor changed; the change gets name, merged and base."""
+    merged = shutil.copytree(folder / "merged", to)
+    for path in merged.glob("*.safetensors"):
+        base = load_file(folder / "base" / path.name)
+        tensors = {name: change(name, tensor, base[name]) for name, tensor in load_file(path).items()}
+        save_file(tensors, path, {"format": "pt"})
+    return merged
+
+
+def test_merged_nothing(reading: Path) -> None:
+    """Case 28: the base itself does not pass as its own merge."""
+    with pytest.raises(VlmflowError, match=r"base: the logits of the merged weights, .*(stray by|show 0\.00 times)"):
+        verify(reading, reading / "base", [TEXT_ROW])
+
+
+def test_merged_twice(reading: Path, tmp_path: Path) -> None:
+    """Case 28: the update at twice its scale."""
+    merged = changed_copy(reading, tmp_path / "m", lambda _, tensor, base: (2 * tensor.float() - base).bfloat16())
+    with pytest.raises(VlmflowError, match=r"(stray by|show \S+ times the adapter's effect)"):
+        verify(reading, merged, [TEXT_ROW])
+
+
+def test_small_effect_that_was_not_merged(tmp_path: Path) -> None:
+    """Case 28: where rounding would hide it, the effect is looked for by its direction."""
+    folder = write_run(tmp_path, vision=False, update=0.006)
+    proof = verify(folder, folder / "merged", [TEXT_ROW], "bfloat16")
+    assert proof.effect < proof.allowed_deviation
+    with pytest.raises(VlmflowError, match=r"show -?0\.\d\d times the adapter's effect"):
+        verify(folder, folder / "base", [TEXT_ROW], "bfloat16")
+
+
+LAYER = "model.layers.1.self_attn.q_proj.weight"
+FAULTS: dict[str, Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "doubled": lambda _, merged, base: 2 * merged - base,
+    "lost": lambda _, merged, base: base,
+    "transposed": lambda _, merged, base: base + (merged - base).reshape(len(base), -1).T.reshape(base.shape),
+    "one layer left out": lambda name, merged, base: base if name == LAYER else merged,
+}
+SHORT = 0.002
+"""An update as after four steps: it moves weights by about the step between two numbers of bfloat16."""
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = write_run(tmp_path_factory.mktemp("short"), vision=False, update=SHORT, stored=request.param)
+    return folder, request.param
+
+
+def test_a_short_run_whose_effect_rounding_hides_is_inconclusive(short: tuple[Path, str]) -> None:
+    """A sound merge of 4 steps at 1e-4 was refused: rounding explains what is missing, and the tensors decide."""
+    folder, dtype = short
+    verify_tensors(folder / "base", folder / "adapter", folder / "merged", file_names(folder / "base"), 2)
+    proof = verify(folder, folder / "merged", [TEXT_ROW], dtype)
+    assert proof.effect_found == pytest.approx(proof.effect_rounded, abs=0.05)
+    assert proof.verdict == ("inconclusive" if dtype == "bfloat16" else "agree")
+    assert (proof.effect_rounded < 0.75) == (dtype == "bfloat16")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_merge_of_a_short_run_is_refused(short: tuple[Path, str], fault: str, tmp_path: Path) -> None:
+    """By the tensors in each case, and by the logits where the whole adapter is doubled or lost."""
+    folder, dtype = short
+    kept = getattr(torch, dtype)
+
+    def change(name: str, merged: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        return FAULTS[fault](name, merged.float(), base.float()).to(kept)
+
+    merged = changed_copy(folder, tmp_path / "m", change)
+    with pytest.raises(VlmflowError, match="ulps away"):
+        verify_tensors(folder / "base", folder / "adapter", merged, file_names(folder / "base"), 2)
+    if fault in ("doubled", "lost"):
+        with pytest.raises(VlmflowError, match=r"times the adapter's effect|stray by"):
+            verify(folder, merged, [TEXT_ROW], dtype)
+
+
+def test_weights_stored_finer_than_they_are_computed_with(tmp_path: Path) -> None:
+    """Their rounding cannot be done again in the type of the computation: no verdict by logits in such a case."""
+    folder = write_run(tmp_path, vision=False, update=SHORT / 4, stored="float32")
+    assert verify(folder, folder / "merged", [TEXT_ROW], "bfloat16").verdict == "inconclusive"
+
+
+def test_adapter_without_effect(reading: Path, tmp_path: Path) -> None:
+    adapter = shutil.copytree(reading / "adapter", tmp_path / "adapter")
+    path = adapter / "adapter_model.safetensors"
+    save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(VlmflowError, match=r"show 0\.00 times the adapter's effect, which is 0 of"):
+        verify_logits(reading / "base", adapter, reading / "base", [TEXT_ROW], reading, "cpu", "float32", 64)
+
+
+def test_weights_that_are_nan(reading: Path, tmp_path: Path) -> None:
+    merged = changed_copy(
+        reading, tmp_path / "m", lambda name, tensor, _: tensor * torch.nan if "q_proj" in name else tensor
+    )
+    with pytest.raises(VlmflowError, match="stray by nan"):
+        verify(reading, merged, [TEXT_ROW])
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "config.json"])
+def test_missing_file(seeing: Path, tmp_path: Path, name: str) -> None:
+    """Case 29: the folder is used as a person would use it, offline and alone."""
+    merged = shutil.copytree(seeing / "merged", tmp_path / "m")
+    (merged / name).unlink()
+    with pytest.raises(VlmflowError, match=f"{merged}: does not load offline with transformers: "):
+        verify(seeing, merged, [ROW])
+
+
+def test_missing_tensor(reading: Path, tmp_path: Path) -> None:
+    """Case 30: transformers would fill the gap with random numbers."""
+    merged = shutil.copytree(reading / "merged", tmp_path / "m")
+    index = json.loads((merged / "model.safetensors.index.json").read_text())
+    name = "model.layers.1.mlp.gate_proj.weight"
+    path = merged / index["weight_map"][name]
+    save_file({key: tensor for key, tensor in load_file(path).items() if key != name}, path, {"format": "pt"})
+    with pytest.raises(VlmflowError, match=f"no fitting weights for {name}"):
+        verify(reading, merged, [TEXT_ROW])
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A hub that counts who asks it."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the console."""
+
+
+def test_nobody_is_asked(reading: Path) -> None:
+    """Case 29: loads offline; a hub at hand is not asked, with no switch in the environment."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    Thread(target=server.serve_forever, daemon=True).start()
+    code = f"""
+from pathlib import Path
+from vlmflow.merging.verify_logits import verify_logits
+folder = Path({str(reading)!r})
+verify_logits(folder / "base", folder / "adapter", folder / "merged", [{TEXT_ROW!r}], folder, "cpu", "float32", 64)
+"""
+    environment = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "PYTHONPATH": str(ROOT / "scripts"),
+        "HF_HOME": str(reading / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+    server.shutdown()
+    assert Refusing.asked == 0

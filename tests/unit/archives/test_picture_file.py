@@ -1,0 +1,79 @@
+"""A fetched picture is written past the page cache where that can be, and whole in any case."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roads import ROOT
+from vlmflow.archives.picture_file import BUFFER_BYTES, keep
+from vlmflow.web.missing import Missing
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk, and one on a file system that may have no way past the page cache."""
+    if request.param == "disk":
+        yield tmp_path
+    else:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+            yield Path(place)
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES - 4097])
+def test_every_size_is_written_whole(folder: Path, size: int) -> None:
+    content = bytes(number % 251 for number in range(size))
+    assert keep(folder / "new" / "a.jpg", content) is None
+    assert (folder / "new" / "a.jpg").read_bytes() == content
+    assert [file.name for file in (folder / "new").iterdir()] == ["a.jpg"]
+
+
+def test_what_a_killed_fetch_left_is_written_over(folder: Path) -> None:
+    (folder / "a.jpg.part").write_bytes(b"half of a picture that was longer" * 1_000)
+    assert keep(folder / "a.jpg", b"picture") is None
+    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("a.jpg", b"picture")]
+
+
+def test_a_link_is_not_followed(folder: Path) -> None:
+    (folder / "other").write_bytes(b"other")
+    (folder / "a.jpg.part").symlink_to(folder / "other")
+    with pytest.raises(OSError, match=r"a\.jpg"):
+        keep(folder / "a.jpg", b"picture")
+    assert (folder / "other").read_bytes() == b"other"
+
+
+def test_a_folder_in_the_place_of_a_file_is_told(folder: Path) -> None:
+    (folder / "a.jpg").mkdir()
+    assert isinstance(keep(folder / "a.jpg", b"picture"), Missing)
+    (folder / "b.jpg").write_bytes(b"picture")
+    assert isinstance(keep(folder / "b.jpg" / "c.jpg", b"picture"), Missing)
+    assert sorted(file.name for file in folder.iterdir()) == ["a.jpg", "b.jpg"]
+
+
+WITHOUT_A_WAY_PAST_THE_CACHE = """
+import os, sys
+from pathlib import Path
+from vlmflow.archives.picture_file import keep
+folder, content = Path(sys.argv[1]), os.urandom(5_000)
+try:
+    os.open(folder / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT)
+except OSError as error:
+    print(error.strerror)
+assert keep(folder / "new" / "a.jpg", content) is None
+assert (folder / "new" / "a.jpg").read_bytes() == content
+print("kept")
+"""
+
+
+def test_a_file_system_without_a_way_past_the_cache_is_written_through_it(tmp_path: Path) -> None:
+    """A ramfs is one, in a mount namespace of its own."""
+    mounted = 'mount -t ramfs ramfs "$0" && exec "$@"'
+    program = [sys.executable, "-c", WITHOUT_A_WAY_PAST_THE_CACHE, tmp_path]
+    command = ["unshare", "--mount", "--map-root-user", "bash", "-c", mounted, tmp_path, *program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "Invalid argument\nkept\n", done.stderr

@@ -1,0 +1,345 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roads import ROOT
+from vlmflow.archives.sources import read_sources
+from vlmflow.config.data_settings import KEYS_OF_KIND
+from vlmflow.config.model import Config, check_config
+from vlmflow.config.reference import reference_page
+from vlmflow.core.errors import VlmflowError
+from vlmflow.rows.forms import ANY_FORM, FORMS, form_rows
+
+BASE = {
+    "models": {"m": {"source": "hf://Qwen/Qwen3-8B", "model_type": "qwen3"}},
+    "datasets": {"fire": {"kind": "fire", "train": "a.json"}},
+    "runs": {"r": {"model": "m", "dataset": "fire"}},
+}
+
+
+def with_value(path: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(BASE)
+    *parents, last = path.split(".")
+    place = config
+    for key in parents:
+        place = place.setdefault(key, {})
+    place[last] = value
+    return config
+
+
+def fault(tmp_path: Path, path: str, value: Any) -> str:
+    file = tmp_path / "my-run.yaml"
+    config = with_value(path, value)
+    file.write_text(yaml.safe_dump(config))
+    with pytest.raises(VlmflowError) as error:
+        check_config(config, [ROOT / "config.yaml", file])
+    assert "\n" not in error.value.cause
+    return error.value.cause
+
+
+def test_the_shipped_configuration_is_sound() -> None:
+    config = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [ROOT / "config.yaml"])
+    runs = {name: (run.processes, config.models[run.model].source) for name, run in config.runs.items()}
+    assert runs == {
+        "qwen3vl-fire": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
+        "qwen3vl-volcano": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
+        "qwen3-alpaca": (2, "hf://Qwen/Qwen3-8B"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("own", {"archive": "https://x/y.zip"}, "picture_sources.own.members: missing; it must be a block"),
+        ("own", {"members": {"a/": "{rest}"}, "size": 3}, "picture_sources.own.archive: missing; it, one_by_one, by_"),
+        ("gqq", {"archive": "https://x/y.zip"}, "picture_sources.gqq.members: missing; "),
+        ("gqq", {"archive": "https://x/y.zip"}, "; nearest known source: gqa"),
+        ("gqa", {"members": {}}, "picture_sources.gqa.members: missing; "),
+    ],
+)
+def test_a_source_of_pictures_that_lacks_something_is_refused(name: str, source: dict[str, Any], said: str) -> None:
+    config = check_config(with_value(f"picture_sources.{name}", source), [])
+    with pytest.raises(VlmflowError) as error:
+        read_sources(config.picture_sources)
+    assert said in error.value.cause
+    assert "\n" not in error.value.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("gqa", {"licence": "cc-by-4.0"}),
+        ("gqa", {"archive": "https://mirror/images.zip"}),
+        ("sam", {"members": {"sam/": "{name}"}}),
+        ("own", {"members": {"own/": "all/{rest}"}, "by_hand": "ask me"}),
+        ("own", {"members": {"own/one.jpg": "1.jpg"}, "licence": "mit"}),
+    ],
+)
+def test_a_source_of_pictures_needs_no_more_than_what_is_changed(name: str, source: dict[str, Any]) -> None:
+    config = check_config(with_value(f"picture_sources.{name}", source), [])
+    laid_over = read_sources(config.picture_sources)[name]
+    assert {key: getattr(laid_over, key) for key in source} == source
+
+
+@pytest.mark.parametrize("name", ["rows#0", "rows.jsonl#abc", "a#b.jsonl", "a#0/rows.jsonl"])
+def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    dataset = check_config(with_value("datasets.fire.train", str(file)), []).datasets["fire"]
+    assert dataset.addresses("train") == [str(file)]
+    assert dataset.choice("train").samples is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("runs.r.train.learning_rat", 1, "unknown key; allowed: epochs, "),
+        ("runs.r.train.learning_rat", 1, "nearest known key: learning_rate"),
+        (
+            "run",
+            {},
+            "unknown key; allowed: stores, cluster, integrity, models, datasets, picture_sources, runs; nearest known "
+            "key: runs",
+        ),
+        ("runs.r.train.learning_rate", "high", "'high' is not allowed; it must be a number more than 0"),
+        ("runs.r.train.learning_rate", ".nan", "must be a number more than 0"),
+        ("runs.r.processes", 0, "0 is not allowed; it must be a whole number at least 1"),
+        ("runs.r.processes", 1.5, "1.5 is not allowed; it must be a whole number at least 1"),
+        ("runs.r.processes", None, "null is not allowed; it must be a whole number at least 1"),
+        ("runs.r.processes", True, "true is not allowed; it must be a whole number at least 1"),
+        ("runs.r.train.learning_rate", True, "must be a number more than 0"),
+        ("runs.r.strategy", "fsdp", "'fsdp' is not allowed; it must be one of ddp, zero2, zero3"),
+        ("runs.r.train.max_steps", "many", "must be a whole number at least 1 or null"),
+        ("runs.r.train.lora.target_modules", "q_proj", "'q_proj' is not allowed; it must be a list"),
+        ("runs.r.train.swift_args", {"packing": [1]}, "must be a text or a whole number or a number or true or false"),
+        ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 or null"),
+        ("datasets.fire", {"kind": "fire"}, "datasets.fire.train: missing; it must be a text"),
+        ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' behind the '@' is no full commit"),
+        *(
+            ("datasets.fire.train", f"{file}#{count}", f"draw, a whole number at least 1, not {count!r}")
+            for file in ("rows.jsonl", "hf://datasets/o/n/t-*-of-00002.parquet")
+            for count in ("0", "abc", "1.5", "-3", "1e3", "")
+        ),
+        *(
+            (
+                "picture_sources.x",
+                {"members": {"a/": pattern}},
+                f"members: {pattern!r} (of 'a/') is not allowed; it must",
+            )
+            for pattern in ("{nme}", "images/{rest", "images/rest}", "")
+        ),
+        ("datasets.fire.train", "https://x/y.json", "no known form of address"),
+        ("datasets.fire.train", "~nobody-of-this-name/y.json", "no known form of address"),
+        ("datasets.fire.train", "raw/fire/y.json", "lies in raw/, which the workflow makes and removes"),
+        ("models.m.source", "models/m", "lies in models/, which the workflow makes and removes"),
+        ("stores.runs", "checkpoints", "lies in checkpoints/, which the workflow makes and removes"),
+        ("stores.pictures", "", "'' is no folder"),
+        ("datasets.fire.image_roots", ["stores/pictures/fire"], "lies in stores.pictures"),
+        ("datasets.fire.max_samples", 0, "must be a whole number at least 1 or null"),
+        ("datasets.fire.test_share", 1, "must be a number at least 0 less than 1"),
+        ("datasets.fire.modality", "text", "kind fire: its rows have pictures"),
+        ("datasets.fire.columns", {"image": "file"}, "kind fire: its rows have pictures, and keys of their own"),
+        ("datasets.fire", {"kind": "text", "train": "a.jsonl"}, "prompt: missing; kind text needs what the human says"),
+        (
+            "datasets.fire",
+            {"kind": "alpaca", "train": "a.json", "columns": {"question": "q"}},
+            "rows of kind alpaca have no key 'question'; they have instruction, input, output, image, images, source",
+        ),
+        (
+            "datasets.fire",
+            {"kind": "messages", "train": "a.jsonl", "form": "timestep"},
+            "datasets.fire: form: 'timestep' is for kind fire alone, not for kind messages, modality image; remove it",
+        ),
+        (
+            "datasets.fire",
+            {"kind": "volcano", "train": "a.json", "max_history_rounds": None},
+            "datasets.fire: max_history_rounds: None is for kind fire alone",
+        ),
+        (
+            "datasets.fire",
+            {"kind": "alpaca", "train": "a.json", "prompt": "Say it."},
+            "datasets.fire: prompt: 'Say it.' is for kind text alone, not for kind alpaca",
+        ),
+        *(
+            (
+                "datasets.fire",
+                {"kind": "alpaca", "train": "a.json", "modality": "text", key: value},
+                f"datasets.fire: {key}: {said} is for modality image alone, not for kind alpaca, modality text; remove",
+            )
+            for key, value, said in (
+                ("image_roots", ["pictures"], "['pictures']"),
+                ("fetch_images", True, "True"),
+                ("skip_images", True, "True"),
+                (
+                    "picture_limits",
+                    {"min_side": 1, "max_aspect": 2, "max_pixels": 3, "max_bytes": 4},
+                    "{'min_side': 1, 'max_aspect': 2.0, 'max_pixels': 3, 'max_bytes': 4}",
+                ),
+            )
+        ),
+        ("datasets.fire.mended", ["a.jsonl", "hf://datasets/o/n/a.jsonl"], "'hf://datasets/o/n/a.jsonl' is no file"),
+        ("datasets.fire.mended", "data/fire/quarantine.jsonl", "lies in data/, which the workflow makes and removes"),
+        ("datasets.fire.train", "hf://datasets/o/n#5", "no known form of address"),
+        ("datasets.fire.train", ".", "datasets.fire.train: '.' is a folder; name the file"),
+        ("datasets.fire.train", "/", "datasets.fire.train: '/' is a folder; name the file"),
+        ("datasets.fire.train", "x/..", "datasets.fire.train: 'x/..' is a folder; name the file"),
+        ("datasets.fire.train", "a{b}.jsonl", "datasets.fire.train: 'a{b}.jsonl' holds '{'; a path has no braces"),
+        ("datasets.fire.train", "hf://datasets/o/n/a}.json", "datasets.fire.train: 'hf://datasets/o/n/a}.json' holds"),
+        ("datasets.fire.train", "file:///a%00b", r"datasets.fire.train: '/a\x00b' holds '\x00'"),
+        ("datasets.fire.test", ["c.json", "b\ud800.json"], r"datasets.fire.test: 'b\ud800.json' holds '\ud800'"),
+        ("datasets.fire.mended", "a\0b", r"datasets.fire.mended: 'a\x00b' holds '\x00'"),
+        (
+            "datasets.fire.mended",
+            "hf://datasets/o/n/a.jsonl",
+            "datasets.fire.mended: 'hf://datasets/o/n/a.jsonl' is no",
+        ),
+        ("datasets.fire.image_roots", ["a\nb"], r"datasets.fire.image_roots.0: 'a\nb' holds '\n'"),
+        ("models.m.source", "a{b}", "models.m.source: 'a{b}' holds '{'"),
+        ("stores.raw", "a\0b", r"stores.raw: 'a\x00b' holds '\x00'"),
+        ("datasets.fire.sources", [1], "datasets.fire.sources.0: 1 is not allowed; it must be a text"),
+        ("datasets." + 101 * "n", {"kind": "fire", "train": "b.json"}, "the name is not allowed"),
+        ("runs." + 101 * "n", {"model": "m", "dataset": "fire"}, "the name is not allowed"),
+        ("datasets.fire.seed", -1, "must be a whole number at least 0"),
+        ("runs.a b", {"model": "m", "dataset": "fire"}, "the name is not allowed"),
+        ("runs", None, "must be a block of keys"),
+        ("runs.r.model", "qwen", "'qwen' is not under models: m"),
+        (
+            "runs.r.train.swift_args",
+            {"output_dir": "x"},
+            "swift_args.output_dir: 'x' is not allowed; the workflow sets this argument itself, by stores.runs; remove",
+        ),
+        (
+            "runs.r.train.swift_args",
+            {"learning_rate": 1},
+            "the workflow sets this argument itself, by train.learning_r",
+        ),
+        ("runs.r.train.swift_args", {"pading_free": 1}, "has no argument of this name; nearest: padding_free"),
+        ("runs.r.train.swift_args", {"--padding-free": 1}, "has no argument of this name; nearest: padding_free"),
+        ("runs.r.train.swift_args", {"zzzz": 1}, "config/swift_names.json lists them"),
+        (
+            "runs.r.train.swift_args",
+            {"hub_token": "hf_x"},
+            "swift_args.hub_token: its value is not allowed; settings are",
+        ),
+        (
+            "runs.r.train.swift_args",
+            {"template": "qwen3vl"},
+            "template: 'qwen3vl' is no chat template of ms-swift; near",
+        ),
+        (
+            "models.m.model_type",
+            "qwen3vl",
+            "models.m.model_type: 'qwen3vl' is no model_type of ms-swift; nearest: qwen3",
+        ),
+    ],
+)
+def test_a_fault_is_one_line_with_file_key_value_and_what_is_allowed(
+    tmp_path: Path, path: str, value: Any, said: str
+) -> None:
+    line = fault(tmp_path, path, value)
+    assert line.startswith(f"{tmp_path}/my-run.yaml: ")
+    assert path.rsplit(".", 1)[0] in line
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"prompt": "x", "completion": "x"}, "columns.completion: 'x' would be both prompt and completion"),
+        ({"prompt": "completion"}, "columns.prompt: 'completion' would be both prompt and completion"),
+        ({"completion": "source"}, "columns.completion: 'source' would be both completion and source"),
+        ({"prompt": 'a"b'}, "columns.prompt: 'a\"b' holds '\"'; rename the column"),
+        ({"source": "a\\b"}, r"columns.source: 'a\\b' holds '\\'"),
+        ({"image": "a\tb"}, r"columns.image: 'a\tb' holds '\t'"),
+        ({"images": "\ud800"}, r"columns.images: '\ud800' holds '\ud800'"),
+    ],
+)
+def test_columns_that_no_row_can_be_read_by_are_refused(tmp_path: Path, columns: dict[str, str], said: str) -> None:
+    line = fault(tmp_path, "datasets.fire", {"kind": "prompt_completion", "train": "a.csv", "columns": columns})
+    assert line.startswith(f"{tmp_path}/my-run.yaml: datasets.fire: ")
+    assert said in line
+
+
+@pytest.mark.parametrize("columns", [{"prompt": "completion", "completion": "prompt"}, {"prompt": "é / ü"}])
+def test_other_columns_are_taken(columns: dict[str, str]) -> None:
+    config = with_value("datasets.fire", {"kind": "prompt_completion", "train": "a.csv", "columns": columns})
+    assert check_config(config, []).datasets["fire"].columns == columns
+    form_rows("prompt_completion", "text", columns, None, None)
+
+
+def test_names_may_be_long() -> None:
+    config = with_value("datasets." + 100 * "n", {"kind": "fire", "train": "b.json"})
+    assert len(check_config(config, []).datasets) == 2
+
+
+def test_a_value_from_the_command_line_is_named_so() -> None:
+    with pytest.raises(VlmflowError, match=r"^--config: run: unknown key"):
+        check_config(BASE | {"run": 1}, [])
+
+
+def test_every_fault_is_said(tmp_path: Path) -> None:
+    config = with_value("runs.r.processes", 0)
+    config["runs"]["r"]["device"] = "tpu"
+    with pytest.raises(VlmflowError) as error:
+        check_config(config, [])
+    assert len(error.value.cause.splitlines()) == 2
+
+
+@pytest.mark.parametrize("written", ["2e-5", 2e-5, "0.00002", ".2E-4"])
+def test_numbers_are_taken_in_exponent_form(written: Any) -> None:
+    """YAML reads 2e-5 as a text, the command line as a number."""
+    config = check_config(with_value("runs.r.train.learning_rate", written), [])
+    assert config.runs["r"].train.learning_rate == 2e-5
+
+
+@pytest.mark.parametrize("written", ["1e3", 1e3, 1000, "1000"])
+def test_whole_numbers_are_taken_in_exponent_form(written: Any) -> None:
+    assert check_config(with_value("runs.r.train.max_steps", written), []).runs["r"].train.max_steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("train", "most", "address", "samples"),
+    [
+        ("a.json", None, "a.json", None),
+        ("a.json#500", None, "a.json", 500),
+        ("a.json#500", 20, "a.json", 20),
+        ("a#5/b#0.json", 7, "a#5/b#0.json", 7),
+    ],
+)
+def test_a_number_behind_an_address_is_how_many_rows_are_drawn(
+    train: str, most: int | None, address: str, samples: int | None
+) -> None:
+    config = with_value("datasets.fire", {"kind": "fire", "train": train, "max_samples": most, "seed": 3})
+    fire = check_config(config, []).datasets["fire"]
+    assert fire.addresses("train") == [address]
+    assert fire.choice("train").samples == samples
+    assert fire.choice("train").seed == (0 if samples is None else 3)  # a seed that draws nothing reruns nothing
+
+
+def test_every_kind_has_its_keys() -> None:
+    """The configuration and the converter know the same raw forms, and the same keys in them."""
+    known = {kind: {*form, *ANY_FORM} for kind, form in FORMS.items()}
+    assert {kind: set(keys) for kind, keys in KEYS_OF_KIND.items()} == known
+
+
+def test_two_splits_must_not_become_one_file() -> None:
+    config = with_value("datasets.fire.test", "elsewhere/a.json")
+    with pytest.raises(VlmflowError, match=r"would both become raw/fire/a\.json"):
+        check_config(config, [])
+
+
+def test_sharding_needs_gpus() -> None:
+    config = with_value("runs.r", {"model": "m", "dataset": "fire", "device": "cpu", "strategy": "zero3"})
+    with pytest.raises(VlmflowError, match="strategy zero3 needs device cuda"):
+        check_config(config, [])
+
+
+def test_the_pages_made_from_the_model_are_up_to_date() -> None:
+    assert (ROOT / "docs" / "config.md").read_text() == reference_page(), "make docs"
+    published = json.loads((ROOT / "docs" / "config.schema.json").read_text())
+    assert published == Config.model_json_schema(), "make docs"

@@ -1,0 +1,300 @@
+"""What the doctor makes of what a cluster says. What a cluster says itself is tested in tests/cluster."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.planned_jobs import planned_asks
+from roads import ROOT
+from vlmflow.config.model import check_config
+from vlmflow.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
+from vlmflow.doctor.findings import Check
+from vlmflow.doctor.needs import Ask, Need
+from vlmflow.doctor.probe import Answer
+
+TEMPLATES = {
+    file.stem: yaml.safe_load(file.read_text())
+    for file in (ROOT / "k8s/templates").glob("*.yaml")
+    if file.stem != "kustomization"
+}
+TRAIN = Ask("train_lora", 20, 200_000, 20_000, 4, "gpu")
+MERGE = Ask("merge_lora", 4, 4_000, 1_000, 0, "train")
+A100 = Need("big", 4, 17_500, (TRAIN, MERGE))
+
+
+def node(gpus: int = 4, taints: tuple = (), memory: str = "500Gi", **more: str) -> dict:
+    amounts = {"nvidia.com/gpu": str(gpus), "memory": memory, "cpu": "32", "ephemeral-storage": "100G", "pods": "110"}
+    return {
+        "metadata": {"name": "n"},
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": amounts | {name.replace("_", "-"): amount for name, amount in more.items()}},
+    }
+
+
+def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100) -> Check:
+    return needs.check_nodes(list(nodes), TEMPLATES | {"gpu": template}, [need])[1]
+
+
+def test_a_controller_whose_state_jobs_can_write_is_a_failure() -> None:
+    deployment = yaml.safe_load((ROOT / "k8s/base/controller.yaml").read_text()) | {"status": {"availableReplicas": 1}}
+    assert objects.check_controller(deployment).state == "ok"
+    spec = deployment["spec"]["template"]["spec"]
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "state"]
+    check = objects.check_controller(deployment)
+    assert (check.state, check.next_step) == ("fail", "see docs/kubernetes.md, Upgrade")
+
+
+def test_the_controllers_role_is_what_the_executor_uses() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "k8s/base/accounts.yaml").read_text()))
+    role = next(document for document in documents if document["kind"] == "Role")
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {(right.group, right.resource, right.verb) for right in rbac.EXECUTOR}
+
+
+def test_what_runs_ask_for_comes_from_the_configuration() -> None:
+    settings = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])
+    need = needs.need_of(settings, "qwen3vl-fire", [TRAIN, MERGE])
+    assert (need.processes, need.weights_mb, need.gpus) == (4, 17_500, 4)
+    assert "hf://Qwen/Qwen3-VL-32B-Instruct" in needs.hub_sources(settings, ["qwen3vl-fire"])
+
+
+def test_a_node_that_has_all_can_hold_a_run() -> None:
+    found = run_check(node(), node(gpus=2)).found
+    assert found.startswith("every one of its 2 rules has a node that can hold it; for train_lora (20 cores, 200 GB of")
+    assert found.endswith("there are 1")
+
+
+def test_what_every_rule_of_a_run_asks_for_comes_from_the_rules(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
+    files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
+    asks = {ask.rule: ask for ask in planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire")}
+    assert {"fetch_fire", "fetch_model", "convert_fire", "train_lora", "verify_merged", "publish_merged"} < asks.keys()
+    assert asks["train_lora"] == Ask("train_lora", 8, 262_144, 20_000, 2, "gpu")
+    assert asks["merge_lora"] == MERGE
+    fewer = planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)
+    assert {ask.threads for ask in fewer} == {1, 2}
+
+
+def test_a_rule_that_fits_nowhere_is_named_beside_a_training_that_fits() -> None:
+    small, large = node(gpus=0, cpu="3920m"), node(cpu="24", ephemeral_storage="900M")
+    check = run_check(small, large, need=Need("big", 4, 17_500, (MERGE,)))
+    assert (check.what, check.state) == ("rule merge_lora, run big", "fail")
+    assert "1 node(s): 4 of 4 cores" in check.found or "1 node(s): 3 of 4 cores" in check.found
+    assert "1 node(s): 1 of 1 GB of node disk" in check.found
+
+
+@pytest.mark.parametrize(
+    ("unfit", "why"),
+    [
+        (node(gpus=2), "2 of 4 nvidia.com/gpu"),
+        (node(cpu="8"), "8 of 20 cores"),
+        (node(ephemeral_storage="10G"), "10 of 20 GB of node disk"),
+        (node(memory="100Gi"), "107 of 200 GB of memory"),
+        (node(taints=({"key": "reserved", "value": "x", "effect": "NoSchedule"},)), "taint reserved is not tolerated"),
+        (node() | {"spec": {"unschedulable": True}}, "cordoned"),
+        (node(gpus=0), "0 of 4 nvidia.com/gpu"),
+    ],
+)
+def test_a_run_that_fits_nowhere_is_told_why(unfit: dict, why: str) -> None:
+    check = run_check(unfit)
+    assert check.state == "fail"
+    assert f"1 node(s): {why}" in check.found
+
+
+def test_cards_that_are_too_small_for_the_weights_are_refused() -> None:
+    small = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "15360"}}}
+    assert "would hold 18 GB of weights, and has 16 GB" in run_check(small).found
+    large = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "81920"}}}
+    assert run_check(large).state == "ok"
+
+
+def test_affinity_and_resource_name_of_the_template_decide() -> None:
+    expression = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    template = TEMPLATES["gpu"] | {"template": {"spec": {"affinity": affinity}}}
+    labelled = node() | {"metadata": {"labels": {"nvidia.com/gpu.product": "A100"}}}
+    assert run_check(labelled, template=template).state == "ok"
+    assert "not selected" in run_check(node(), template=template).found
+    renamed = template | {"metadata": {"annotations": {"vlmflow/gpu-resource": "nvidia.com/a100"}}}
+    assert "0 of 4 nvidia.com/a100" in run_check(labelled, template=renamed).found
+
+
+def test_a_quota_that_leaves_too_little_is_named() -> None:
+    hard = {"requests.nvidia.com/gpu": "8", "requests.memory": "1Ti", "pods": "10"}
+    quota = {"metadata": {"name": "q"}, "status": {"hard": hard, "used": {"requests.nvidia.com/gpu": "5"}}}
+    check = needs.check_quota([quota], "nvidia.com/gpu", [A100])
+    assert (check.state, check.found) == ("fail", "q leaves 3 GPUs, a run asks for 4")
+    quota["status"]["used"] = {}
+    assert needs.check_quota([quota], "nvidia.com/gpu", [A100]).state == "ok"
+    assert needs.check_quota([], "nvidia.com/gpu", [A100]).found == "none set"
+
+
+def test_claims_are_bound_and_shared() -> None:
+    claim = {"spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
+    assert "Pending, storage class: fast" in objects.check_claim(claim, "cache").found
+    claim["status"] = {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
+    assert objects.check_claim(claim, "cache").state == "warn"
+    claim["status"]["accessModes"] = ["ReadWriteMany"]
+    assert objects.check_claim(claim, "cache") == Check("claim cache", "ok", "1Gi, ReadWriteMany, fast")
+    assert objects.check_claim(None, "cache").state == "fail"
+
+
+def test_templates_are_all_there_and_run_the_rule() -> None:
+    assert objects.check_templates(list(TEMPLATES.values())).state == "ok"
+    twice = objects.check_templates([*TEMPLATES.values(), TEMPLATES["gpu"]])
+    assert (twice.state, twice.found) == ("fail", "both a PodTemplate and in a CronJob: gpu")
+    broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
+    broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
+    found = objects.check_templates(broken).found
+    assert "is not there" in found
+    assert "no container named snakemake" in found
+
+
+def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "data.lock"
+    lock.write_text(
+        "a-b==1.0 ; python_full_version >= '3.11' \\\n    --hash=sha256:0\nold==1 ; python_full_version < '3.11' \\\n"
+        "c[extra]==2.0 \\\n    --hash=sha256:1\n"
+    )
+    assert image_packages.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
+    found = image_packages.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
+    assert found.endswith("a-b 1.1 instead of 1.0, c missing instead of 2.0")
+    assert len(image_packages.pins_of(ROOT / "envs/data.lock", "3.11.2")) > 80
+
+
+def in_a_pod(*words: object) -> dict:
+    command = [sys.executable, in_pod.__file__, *map(str, words)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_pod_tells_what_it_can_do_on_a_volume_and_another_what_it_sees_of_it(tmp_path: Path) -> None:
+    said = in_a_pod("leave", ".doctor-1", tmp_path, "/proc/no-such")
+    assert said["folders"][str(tmp_path)] == {}
+    assert "No such file" in said["folders"]["/proc/no-such"]["write"]
+    assert said["packages"]["snakemake"]
+    found = in_a_pod("find", ".doctor-1", tmp_path, tmp_path / "unshared")["folders"]
+    assert found[str(tmp_path)] == {}
+    assert "No such file" in found[str(tmp_path / "unshared")]["see"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dead_probe_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    in_a_pod("leave", ".doctor-1", tmp_path)
+    os.utime(tmp_path / ".doctor-1", (1, 1))
+    in_a_pod("leave", ".doctor-2", tmp_path)
+    assert [place.name for place in tmp_path.iterdir()] == [".doctor-2"]
+
+
+def test_a_lock_that_two_can_have_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Lustre without -o flock where flock succeeds, or does nothing."""
+    assert in_pod.tried(str(tmp_path), ".doctor-1") == {}
+    monkeypatch.setattr(in_pod.fcntl, "flock", lambda *_: None)
+    wrong = in_pod.tried(str(tmp_path), ".doctor-2")
+    assert wrong == {"flock": "two processes hold one lock"}
+    check = inside._usable("/outputs", wrong, 1000)
+    assert (check.state, "mount Lustre with -o flock" in check.next_step) == ("fail", True)
+    assert inside._usable("/outputs", {"hard_link": "Operation not permitted"}, 1000).state == "warn"
+
+
+def test_what_a_second_node_does_not_see_is_a_volume_of_each_nodes_own() -> None:
+    unseen = Answer("i", said={"folders": {"/cache": {}, "/outputs": {"see": "No such file"}}}, node="b")
+    check = inside.check_from_elsewhere(unseen, "a")
+    assert (check.state, check.found) == ("fail", "b does not see what a wrote: /outputs: No such file")
+    assert inside.check_from_elsewhere(Answer("i", fault="no place"), "a").state == "warn"
+    assert inside.check_from_elsewhere(Answer("i", said={"folders": {"/cache": {}}}, node="b"), "a").state == "ok"
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("ahead", "state"), [(-100, "fail"), (0, "ok"), (5, "ok"), (25, "ok"), (60, "fail")])
+def test_clocks_are_compared_between_two_answers_of_the_server(ahead: int, state: str) -> None:
+    told = {"time": (NOW + timedelta(seconds=ahead)).timestamp()}
+    check = inside.check_clock(Answer("i", made=NOW, ended=NOW + timedelta(seconds=10), said=told))
+    assert check.state == state
+
+
+def test_training_together_says_its_speed_or_what_is_wrong() -> None:
+    said = {"backend": "gloo", "processes": 2, "device": "CPU", "gigabytes_per_second": 0.5, "shared_memory_mb": 64}
+    assert "0.5 GB/s" in inside.check_training(Answer("i", said=said)).found
+    short = Answer("i", said={"wrong": "process 0: RuntimeError: unable to write: No space left on device"})
+    assert "sizeLimit" in inside.check_training(short).next_step
+    assert inside.check_training(replace(short, said=None, fault="OOMKilled, exit code 137")).state == "fail"
+
+
+def test_a_probe_is_the_template_with_another_command() -> None:
+    made = probe.job("n", TEMPLATES["train"], ["python"], {"cpu": "1"})
+    spec, container = made["spec"]["template"]["spec"], made["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["python"]
+    assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    assert spec["securityContext"] == TEMPLATES["train"]["template"]["spec"]["securityContext"]
+    assert TEMPLATES["train"]["template"]["spec"]["containers"][0]["command"] != ["python"]
+
+
+def test_a_probe_has_the_labels_of_a_runs_jobs_and_keeps_off_a_node() -> None:
+    """Kueue, and clusters like it, park or refuse Jobs without a queue's label."""
+    template = json.loads(json.dumps(TEMPLATES["gpu"]))
+    template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "research"
+    made = probe.job("n", template, ["python"], {"cpu": "1"}, elsewhere_than="node-a")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert all(
+        {"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]} in term["matchFields"] for term in terms
+    )
+
+
+def test_a_probe_whose_pod_is_refused_for_a_moment_waits() -> None:
+    def refused(message: str, job: str = "j") -> dict:
+        return {"involvedObject": {"name": job}, "reason": "FailedCreate", "message": message}
+
+    modified = 'Operation cannot be fulfilled on resourcequotas "vlmflow": the object has been modified'
+    passing = [refused(f"Error creating: {modified}"), refused("exceeded quota", job="another")]
+    assert probe.refusal(passing, "j") == ""
+    assert probe.refusal([*passing, refused("exceeded quota: vlmflow")], "j") == "exceeded quota: vlmflow"
+
+
+def test_why_a_probe_does_not_start_is_in_the_clusters_words() -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    assert probe.why_not_running({"status": {"conditions": [unscheduled]}}) == "0/1 nodes are available"
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+    pod = {"status": {"containerStatuses": [waiting]}}
+    assert probe.why_not_running(pod) == "ImagePullBackOff: not found"
+    assert probe.image_fails(pod)
+
+
+def test_table_and_json_say_whether_it_is_ready() -> None:
+    good, bad = Check("a", "ok", "fine"), Check("b", "fail", "gone", "bring it")
+    assert json.loads(findings.as_json([good]))["ready"] is True
+    assert json.loads(findings.as_json([good, bad]))["ready"] is False
+    assert "what to do: bring it" in findings.as_line(bad, colours=False)
+    assert "\x1b" not in findings.as_line(bad, colours=False)
+
+
+def test_a_configuration_that_is_no_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("runs:\n  r: {model: m\n  b: [\n")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "doctor.py"), "--configfile", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{file}, line 3, column 4: expected ',' or '}}', but got ':' while parsing")
+    assert "begun in line 2, column 6; the line is: b: [\n  what to do: " in done.stderr

@@ -1,0 +1,231 @@
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness import code_digest, stale_lock
+from harness.targets import distance_to_drop_by, everything, hashes_to_drop_by, raw_source, splits_of
+from roads import ROOT
+from vlmflow.config.model import check_config
+
+STAGE = """
+from pathlib import Path
+from harness.stage import run_stage
+from vlmflow.core.errors import PassingError, VlmflowError
+
+def main(*, source: Path, target: Path, words: list[str], times: int = 2) -> None:
+    '''Write words.'''
+    if not words:
+        raise VlmflowError(f"{source}: no words", "give some")
+    if words == ["later"]:
+        raise PassingError("the hub is away", "run it later")
+    target.write_text(source.read_text() + " ".join(words) * times + str(1 // (times - 3))[:0])
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))
+"""
+SCRIPTS = ROOT / "scripts"
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    (tmp_path / "pack").mkdir()
+    for name, text in {
+        "pack/__init__.py": "",
+        "pack/a.py": "from pack.b import f\n",
+        "pack/b.py": "def f(): return 1\n",
+        "pack/c.py": "",
+        "one.py": "import os\nfrom pack.a import f\n",
+        "two.py": "import pack.c\n",
+        "three.py": "from pack import b\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scripts: Path) -> None:
+    """However deep it is imported; and of no other script."""
+    names = ["one", "two", "three"]
+    before = {name: code_digest.of_scripts(scripts)(name) for name in names}
+    (scripts / "pack" / "b.py").write_text("def f(): return 2\n")
+    after = {name: code_digest.of_scripts(scripts)(name) for name in names}
+    assert [name for name in names if before[name] != after[name]] == ["one", "three"]
+    (scripts / "pack" / "b.py").write_text("def f(): return 1\n")
+    assert {name: code_digest.of_scripts(scripts)(name) for name in names} == before
+
+
+def test_no_line_of_a_rule_is_longer_than_120_characters() -> None:
+    """Neither ruff nor snakefmt looks at their comments and texts."""
+    files = [SCRIPTS.parent / "Snakefile", *(SCRIPTS.parent / "rules").glob("*.smk")]
+    assert [(file.name, line) for file in files for line in file.read_text().splitlines() if len(line) > 120] == []
+
+
+def test_every_script_of_a_rule_has_a_digest_over_the_library() -> None:
+    of_script = code_digest.of_scripts(SCRIPTS)
+    digests = {script.stem: of_script(script.stem) for script in SCRIPTS.glob("*.py")}
+    assert len(set(digests.values())) == len(digests)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "stage.py"
+    script.write_text(textwrap.dedent(STAGE))
+    return subprocess.run(
+        [sys.executable, str(script), *words],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(SCRIPTS), "VLMFLOW_VERDICT": str(folder / "verdict")},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [("[]", False), ("5", False), ("[later]", True), ("[a]", True)],
+    ids=["a failure by its own word", "a wrong parameter", "a passing failure", "one that is not foreseen"],
+)
+def test_a_stage_tells_its_pod_what_would_fail_again(tmp_path: Path, words: str, again: bool) -> None:
+    (tmp_path / "s").touch()
+    target = tmp_path / "t"
+    done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", f"{target}", "--words", words, "--times", "3")
+    assert done.returncode == 1
+    verdict = tmp_path / "verdict"
+    assert json.loads(verdict.read_text()) == {"again": False} if not again else not verdict.exists()
+
+
+def test_a_full_disk_may_have_room_later(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("x" * 100)
+    run(tmp_path, "--source", f"{tmp_path}/s", "--target", "/dev/full", "--words", "[a]")
+    assert not (tmp_path / "verdict").exists()
+
+
+def test_a_script_runs_alone_from_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("> ")
+    done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", f"{tmp_path}/t", "--words", "[a, b]", "--times", "1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "t").read_text() == "> a b"
+
+
+def test_a_failing_stage_ends_with_cause_and_next_step(tmp_path: Path) -> None:
+    done = run(tmp_path, "--source", "s", "--target", "t", "--words", "[]", "--log", f"{tmp_path}/log")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == ["the stage failed: s: no words", "  what to do: give some"]
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "log").read_text().endswith(done.stderr)
+
+
+def test_what_a_rule_is_to_do_names_its_run_and_data_set(tmp_path: Path) -> None:
+    (tmp_path / "stage.py").write_text(STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b or runs.NAME.c"))
+    (tmp_path / "s").touch()
+    (tmp_path / "Snakefile").write_text(
+        "rule words:\n"
+        '    input: source="s"\n'
+        '    output: target="{dataset}/{run}"\n'
+        "    params: words=[]\n"
+        '    script: "stage.py"\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "--cores", "1", "fire/my.run"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(SCRIPTS), "HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert "  what to do: set datasets.fire.a, runs.my.run.b or runs.my.run.c\n" in done.stderr, done.stderr
+
+
+def test_an_unforeseen_failure_leaves_its_traceback_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "s").touch()
+    words = ["--source", f"{tmp_path}/s", "--target", f"{tmp_path}/t", "--words", "[a]", "--times", "3"]
+    done = run(tmp_path, *words, "--log", f"{tmp_path}/log")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("x" * 100)
+    done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", "/dev/full", "--words", "[a]")
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert done.stderr.splitlines()[-1] == "  what to do: free disk there, and run the same command again"
+
+
+def workflow(**values: bool) -> SimpleNamespace:
+    return SimpleNamespace(**({"is_main_process": True, "dryrun": False} | values))
+
+
+def test_a_lock_that_nobody_holds_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stale_lock, "_held", [])
+    lock = tmp_path / ".snakemake" / "locks" / "0.input.lock"
+    lock.parent.mkdir(parents=True)
+    for left_alone in ({"dryrun": True}, {"is_main_process": False}):
+        lock.touch()
+        stale_lock.clear(workflow(**left_alone))
+        assert lock.exists()
+    with (tmp_path / ".snakemake" / "vlmflow.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        stale_lock.clear(workflow())
+        assert lock.exists()
+    stale_lock._held.clear()
+    stale_lock.clear(workflow())
+    assert not lock.exists()
+
+
+def test_raw_files_know_their_source() -> None:
+    settings = check_config(
+        {
+            "models": {"m": {"source": "x", "model_type": "qwen3"}},
+            "datasets": {
+                "fire": {"kind": "fire", "train": "hf://datasets/a/b/t.json", "test": "/x/e.json"},
+                "volcano": {"kind": "volcano", "train": "v.json"},
+            },
+            "runs": {"r": {"model": "m", "dataset": "fire"}},
+        },
+        [],
+    )
+    assert splits_of(settings, "fire") == ["train", "test"]
+    assert splits_of(settings, "volcano") == ["train"]
+    source = raw_source(settings)
+    assert source(SimpleNamespace(dataset="fire", file="t.json")) == "hf://datasets/a/b/t.json"
+    assert source(SimpleNamespace(dataset="volcano", file="v.json")) == "v.json"
+    with pytest.raises(SystemExit, match=r"it has raw/fire/t\.json, raw/fire/e\.json"):
+        source(SimpleNamespace(dataset="fire", file="x.json"))
+
+
+@pytest.mark.parametrize(
+    ("test", "near", "files", "distance"),
+    [
+        ("b.json", {}, 0, 0),
+        ("b.json", {"picture_distance": 6}, 0, 0),
+        ("b.json", {"picture_distance": 6, "drop": True}, 2, 6),
+        (None, {"drop": True}, 1, 4),
+    ],
+)
+def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test, near, files, distance):
+    block = {"kind": "fire", "train": "a.json", "test": test, "near_duplicates": near}
+    settings = check_config(
+        {
+            "models": {"m": {"source": "hf://Qwen/Qwen3-8B", "model_type": "qwen3"}},
+            "datasets": {"fire": block},
+            "runs": {name: {"model": "m", "dataset": "fire"} for name in ("r", "s")},
+        },
+        [],
+    )
+    wildcards = SimpleNamespace(dataset="fire")
+    expected = ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl"][:files]
+    assert hashes_to_drop_by(settings)(wildcards) == expected
+    assert distance_to_drop_by(settings)(wildcards) == distance
+    pages = ["reports/data-fire.html", "reports/lengths-r.html", "reports/lengths-s.html"]
+    named = SimpleNamespace(config_settings=SimpleNamespace(overwrite_config={"stores": {}}))
+    assert everything(named, settings) == ["merged/r", "merged/s", *pages]
+    named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}
+    assert everything(named, settings) == ["merged/s", pages[0], pages[2]]

@@ -1,0 +1,46 @@
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from harness.refuse_relative_stores import refuse_relative_stores, relative_places
+from roads import ROOT
+from vlmflow.config.model import check_config
+
+DEFAULTS = yaml.safe_load((ROOT / "config.yaml").read_text())
+ON_CLUSTER = yaml.safe_load((ROOT / "profiles/kubernetes/stores.yaml").read_text())
+
+
+def merged(*layers: dict) -> dict:
+    result: dict = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def test_the_clusters_stores_are_absolute() -> None:
+    assert relative_places(check_config(merged(DEFAULTS, ON_CLUSTER), [])) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "key"),
+    [
+        ({"stores": {"runs": "runs"}}, "stores.runs"),
+        ({"datasets": {"fire": {"image_roots": ["/cache/a", "b"]}}}, "datasets.fire.image_roots.1"),
+        ({"datasets": {"fire": {"test": "sample/test.json"}}}, "datasets.fire.test"),
+        ({"datasets": {"fire": {"train": ["/cache/a.json", "b.json"]}}}, "datasets.fire.train"),
+        ({"models": {"qwen3-8b": {"source": "tiny-model"}}}, "models.qwen3-8b.source"),
+    ],
+)
+def test_a_relative_path_is_refused_by_its_key(layer: dict, key: str) -> None:
+    settings = check_config(merged(DEFAULTS, ON_CLUSTER, layer), [])
+    with pytest.raises(SystemExit, match=rf"(?s)^{key}: .* is relative.*what to do: .*stores\.yaml"):
+        refuse_relative_stores(SimpleNamespace(local_exec=False, is_main_process=True), settings)
+
+
+@pytest.mark.parametrize(("local", "main"), [(True, True), (False, False)])
+def test_nothing_is_refused_on_this_machine_or_in_a_pod(local: bool, main: bool) -> None:
+    settings = check_config(DEFAULTS, [])
+    refuse_relative_stores(SimpleNamespace(local_exec=local, is_main_process=main), settings)

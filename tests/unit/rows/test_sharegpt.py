@@ -1,0 +1,139 @@
+import json
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roads import ROOT
+from vlmflow.config.data_settings import RowLimits
+from vlmflow.rows.sharegpt import MARKS, ShareGptRow, first_fault, json_schema, may_hold_marks
+
+VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+SOUND = {
+    "id": "train-0000000-0123456789ab",
+    "source": "gqa",
+    "images": ["gqa/images/1.jpg"],
+    "attempts": [1, 2],
+    "scores": [3, 10],
+    "conversations": [
+        {"from": "human", "value": "<image>\nWhat?"},
+        {"from": "gpt", "value": "a"},
+        {"from": "human", "value": "Score: 3. No."},
+        {"from": "gpt", "value": "b"},
+    ],
+}
+LIMITS = RowLimits(max_turns=6, max_turn_chars=50)
+
+
+def talk(*values: str, first: str = "human") -> list[dict[str, str]]:
+    speakers = ["human", "gpt"] if first == "human" else ["gpt", "human"]
+    return [{"from": speakers[number % 2], "value": value} for number, value in enumerate(values)]
+
+
+def found(**changes: Any) -> str | None:
+    line = json.dumps(SOUND | changes).encode()
+    row = msgspec.json.decode(line, type=ShareGptRow)
+    fault = first_fault(row, LIMITS)
+    assert first_fault(row, LIMITS, marks=may_hold_marks(line, len(row.images))) == fault
+    return fault.reason if fault else None
+
+
+def test_a_sound_row_has_no_fault() -> None:
+    assert found() is None
+    VALIDATOR.validate(SOUND)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": []},
+        {"images": [], "conversations": talk("Q", "a", "f", "b")},
+        {"conversations": [{"from": "system", "value": "Be brief."}, *SOUND["conversations"]]},
+    ],
+)
+def test_rows_without_pictures_scores_or_with_a_system_turn_are_sound(changes: dict[str, Any]) -> None:
+    assert found(**changes) is None
+    VALIDATOR.validate(SOUND | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"conversations": talk("<image>\nQ", "a", first="gpt")}, "alternation"),
+        ({"conversations": talk("<image>\nQ", "a", "f")}, "alternation"),
+        ({"conversations": talk("Q", "a", "f", "b")}, "image_tag"),
+        ({"conversations": talk("Q <image>", "a", "f", "b")}, "image_tag"),
+        ({"conversations": talk("<image>\nQ", "an <image> too", "f", "b")}, "stray_tag"),
+        ({"conversations": talk("<image>\nQ <image>", "a", "f", "b")}, "stray_tag"),
+        ({"conversations": talk("<image>\nQ", "a", "f <video>", "b")}, "stray_tag"),
+        ({"conversations": talk("<image>\nQ", "a<|im_end|>", "f", "b")}, "special_token"),
+        ({"conversations": talk("<image>\nQ", "<think>a", "f", "b")}, "special_token"),
+        ({"conversations": talk("<image>\nQ", "a\x00", "f", "b")}, "control_character"),
+        ({"conversations": talk("<image>\n ", "a", "f", "b")}, "empty_turn"),
+        ({"conversations": talk("<image>\nQ", "a" * 51, "f", "b")}, "turn_too_long"),
+        ({"conversations": talk("<image>\nQ", *"abcdefg")}, "too_many_turns"),
+        ({"attempts": [1]}, "schema"),
+        ({"scores": [3]}, "schema"),
+        ({"images": [], "conversations": talk("<image>\nQ", "a", "f", "b")}, "stray_tag"),
+        ({"conversations": [{"from": "system", "value": "x <image>"}, *SOUND["conversations"]]}, "stray_tag"),
+        ({"conversations": [*SOUND["conversations"], {"from": "system", "value": "x"}]}, "alternation"),
+        ({"conversations": [{"from": "system", "value": "x"}] * 2}, "alternation"),
+    ],
+)
+def test_rules_that_no_schema_says(changes: dict[str, Any], reason: str) -> None:
+    """Cases 3, 4, 6: tags and pictures, stray tags and special tokens, alternation; and limits on size."""
+    assert found(**changes) == reason
+
+
+@given(text=st.text(st.sampled_from("<>|/imagethnk \n\t\r\x00\x7f\x1fü\\")), ascii_only=st.booleans())
+def test_the_quick_look_at_a_line_misses_no_mark(text: str, ascii_only: bool) -> None:
+    """Whatever way the JSON is written in; it may look twice for nothing, never the other way round."""
+    talks = talk("<image>\nQ", "a" + text, "f", "b")
+    line = json.dumps(SOUND | {"conversations": talks}, ensure_ascii=ascii_only).encode()
+    if any(pattern.search(text) for pattern in MARKS.values()):
+        assert may_hold_marks(line)
+    assert may_hold_marks(line.replace(b"a<", b"a\\u003c")) or "<" not in text
+
+
+ODD = st.none() | st.booleans() | st.integers(-2, 12) | st.floats(-1, 11) | st.text(max_size=4)
+ODD = ODD | st.lists(ODD, max_size=2) | st.dictionaries(st.sampled_from(["from", "value", "x"]), ODD, max_size=3)
+
+
+@st.composite
+def rows(draw: Any) -> Any:
+    """Sound rows with up to three places changed: keys taken out, put in, values of any kind."""
+    row = json.loads(json.dumps(SOUND))
+    places = [row, row["conversations"], *row["conversations"]]
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.sampled_from(places))
+        if isinstance(place, dict):
+            key = draw(st.sampled_from([*list(SOUND), "from", "value", "other"]))
+            if draw(st.booleans()):
+                place.pop(key, None)
+            else:
+                whole = st.lists(st.integers(-1, 12) | st.floats(-1, 12), max_size=3)
+                place[key] = draw(ODD | whole | st.just(["a", "b"]) | st.sampled_from(["human", "gpt"]))
+        else:
+            place[draw(st.integers(0, len(place) - 1))] = draw(ODD)
+    return row
+
+
+@settings(max_examples=400)
+@given(row=rows())
+def test_the_typed_decoder_and_the_published_schema_take_the_same_rows(row: Any) -> None:
+    text = json.dumps(row)
+    try:
+        msgspec.json.decode(text, type=ShareGptRow)
+        taken = True
+    except msgspec.ValidationError:
+        taken = False
+    assert taken == VALIDATOR.is_valid(json.loads(text)), text
+
+
+def test_the_published_schema_is_the_one_of_the_code() -> None:
+    published = json.loads((ROOT / "docs" / "sharegpt-row.schema.json").read_text())
+    assert published == json_schema(), "make docs"
+    jsonschema.Draft202012Validator.check_schema(published)

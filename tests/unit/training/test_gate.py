@@ -1,0 +1,134 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_train_job import job
+
+from vlmflow.config.run_settings import SmokeSettings
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.count import RowLength
+from vlmflow.reports.pages import gate_page
+from vlmflow.training.gate import estimate, judge, refuse_failed
+from vlmflow.training.smoke import SmokeRows, capped, choose_rows
+from vlmflow.training.steps import Steps
+
+LENGTHS = [RowLength(f"row-{number}", number * 10, number * 10 + 10, 100 + number) for number in range(50)]
+VAL = [RowLength(f"val-{number}", number * 10, number * 10 + 10, 120 + number) for number in range(5)]
+CHOSEN = SmokeRows(LENGTHS[-8:], VAL)
+
+
+def report(losses: list[float], **changes: Any) -> dict[str, Any]:
+    return {
+        "losses": [[step, loss] for step, loss in enumerate(losses, start=1)],
+        "best": {"step": 8, "eval_loss": 2.0},
+        "world_size": 4,
+        "parallel_mode": "DISTRIBUTED",
+        "peak_memory": [2_000_000],
+        "tokens": 4_000,
+        "seconds": 50.0,
+        "tokens_per_second": 80.0,
+        "eval_losses": [[4, 3.0], [8, 2.0]],
+    } | changes
+
+
+def failed(gate: dict[str, Any]) -> list[str]:
+    return [check["check"] for check in gate["checks"] if not check["passed"]]
+
+
+def test_a_good_smoke_run_opens_the_gate() -> None:
+    gate = judge(report([5, 6, 4, 3, 3, 2, 2, 2]), CHOSEN, LENGTHS, VAL, job(max_steps=10))
+    assert gate["passed"]
+    refuse_failed(gate, "run")
+    assert gate["lengths"]["longest"][:2] == [
+        {"id": "row-49", "tokens": 149, "picture_tokens": 0},
+        {"id": "row-48", "tokens": 148, "picture_tokens": 0},
+    ]
+    assert "the gate is open" in gate_page("run", gate)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"losses": [[1, 5.0], [2, math.nan], [3, 2.0], [4, 2.0]]}, "every loss is a finite number"),
+        ({"losses": []}, "every loss is a finite number"),
+        ({"losses": [[step, 5.0 + step] for step in range(8)]}, "the loss falls"),
+        ({"best": {"step": 8, "eval_loss": math.inf}}, "validation loss is a finite number"),
+        ({"world_size": 1}, "4 process(es) train together"),
+    ],
+)
+def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
+    """Case 26: a loss that is no number, or does not fall, is seen in minutes, not days."""
+    gate = judge(report([5, 4, 3, 2]) | changes, CHOSEN, LENGTHS, VAL, job(max_steps=10))
+    assert check in failed(gate)
+    with pytest.raises(VlmflowError, match="the gate is closed: ") as error:
+        refuse_failed(gate, "run")
+    assert check in error.value.cause
+
+
+def test_the_longest_rows_are_trained_on_first(tmp_path: Path) -> None:
+    """Case 21: a run that survives its longest rows does not run out of memory on one of them later."""
+    full, smoke = job(seed=1), SmokeSettings(steps=4, longest=3, sample=5)
+    chosen = choose_rows(LENGTHS, VAL, full, smoke)
+    assert [row.tokens for row in chosen.train[:3]] == [149, 148, 147]
+    assert [row.tokens for row in chosen.val] == [124, 123, 122]
+    assert len({row.id for row in chosen.train}) == 8
+    assert chosen == choose_rows(LENGTHS[::-1], VAL[::-1], full, smoke)
+    assert chosen != choose_rows(LENGTHS, VAL, job(seed=2), smoke)
+    assert len(choose_rows(LENGTHS, VAL, full, SmokeSettings(steps=9, longest=100, sample=100)).train) == 50
+
+
+def test_every_chosen_row_is_trained_on() -> None:
+    """Case 21: the sample gives way to the longest rows; steps that do not reach these are refused."""
+    small = job(processes=1, per_device_batch_size=1, gradient_accumulation_steps=2)
+    assert len(choose_rows(LENGTHS, VAL, small, SmokeSettings(steps=10, longest=16, sample=48)).train) == 20
+    with pytest.raises(VlmflowError, match="to 8 or more"):
+        choose_rows(LENGTHS, VAL, small, SmokeSettings(steps=7, longest=16, sample=48))
+
+
+@pytest.mark.parametrize(
+    ("rows", "processes", "epochs", "accumulation", "expected"),
+    [
+        (51, 2, 1, 1, Steps(25, 25, 50, 1)),
+        (55, 2, 4, 1, Steps(108, 27, 54, 1)),
+        (51, 2, 1, 8, Steps(4, 4, 50, 1)),
+        (3, 2, 1, 8, Steps(1, 1, 2, 1)),
+        (50, 1, 0.5, 1, Steps(25, 50, 50, 0)),
+    ],
+)
+def test_steps_are_counted_as_the_trainer_counts_them(
+    rows: int, processes: int, epochs: float, accumulation: int, expected: Steps
+) -> None:
+    settings = job(epochs=epochs, gradient_accumulation_steps=accumulation).settings
+    assert Steps.of(rows, settings, processes) == expected
+
+
+def test_a_smoke_run_is_no_longer_than_the_full_one(caplog: pytest.LogCaptureFixture) -> None:
+    smoke = SmokeSettings()
+    assert capped(smoke, job(max_steps=20), 50) == smoke
+    with caplog.at_level("INFO", "vlmflow"):
+        short = capped(smoke, job(max_steps=6, processes=1, gradient_accumulation_steps=1), 50)
+    assert (short.steps, short.longest) == (6, 6)
+    assert "the smoke run makes 6, not smoke.steps = 20" in caplog.text
+    assert capped(smoke, job(max_steps=1), 50).steps == 4
+
+
+def test_few_steps_are_judged_by_the_validation_loss() -> None:
+    """Their single steps differ by their rows: a sound run of 4 steps was refused."""
+    rising = {"losses": [[1, 12.79], [2, 12.9], [3, 12.9], [4, 13.0]]}
+    assert judge(report([]) | rising, CHOSEN, LENGTHS, VAL, job(max_steps=4))["passed"]
+    worse = rising | {"eval_losses": [[2, 3.0], [4, 3.1]]}
+    assert failed(judge(report([]) | worse, CHOSEN, LENGTHS, VAL, job(max_steps=4))) == ["the loss falls"]
+
+
+def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
+    rows_per_step = {"per_device_batch_size": 1, "gradient_accumulation_steps": 2}
+    full = job(max_steps=None, epochs=2, checkpoint_steps=10, evaluation_steps=10, **rows_per_step).settings
+    mean = sum(row.tokens for row in LENGTHS) / 50
+    estimated = estimate(LENGTHS, VAL, full, 4, 100.0)
+    assert estimated["steps"] == 12, "each of 4 processes takes 12 of the 50 rows, two at a time, in both epochs"
+    assert estimated["left_over"] == ["row-48", "row-49"]
+    assert "2 of 50 rows left over, not trained" in estimated["readable"]
+    assert estimated["tokens"] == round(12 * 8 * mean)
+    assert estimated["evaluated_tokens"] == 2 * sum(row.tokens for row in VAL), "checkpoints at step 10 and at the end"
+    assert estimated["seconds"] == round((12 * 8 * mean + estimated["evaluated_tokens"] / 2) / 100)

@@ -1,0 +1,239 @@
+"""Requests to archives: certificates, proxies, redirects, and how they are ended."""
+
+import http.server
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from archive_server import ArchiveServer, served_archives
+from faulty_server import breaks, refuses
+from roads import ROOT
+from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.web.download import Stopped, Transfer
+from vlmflow.web.missing import Refused
+from vlmflow.web.retry import PassingFault
+from vlmflow.web.transport import CONNECTIONS, Answer, Wire
+
+SCRIPTS = ROOT / "scripts"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
+    with served_archives(monkeypatch) as archive_server:
+        archive_server.files["a.jpg"] = bytes(range(256)) * 1_000
+        yield archive_server
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with FetchProgress("test") as progress:
+        yield Wire(Transfer(progress))
+
+
+def content_of(wire: Wire, address: str, accept: Callable[[Answer], object] = lambda _: None, **headers: str) -> bytes:
+    blocks: list[bytes] = []
+    wire.get(address, headers, accept, blocks.append)
+    assert wire.received >= sum(map(len, blocks))
+    return b"".join(blocks)
+
+
+def test_content_and_what_is_said_before_it(server: ArchiveServer, wire: Wire) -> None:
+    server.faults["old.jpg"] = [refuses(302, Location="/a.jpg")]
+    answers: list[Answer] = []
+    assert content_of(wire, f"{server.base}/old.jpg", answers.append) == server.files["a.jpg"]
+    (answer,) = answers
+    assert (answer.address, answer.status, answer.host) == (f"{server.base}/a.jpg", 200, "127.0.0.1")
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+def test_an_answer_without_content_is_told_too(server: ArchiveServer, wire: Wire) -> None:
+    server.files["empty"] = b""
+    answers: list[Answer] = []
+    assert content_of(wire, f"{server.base}/empty", answers.append) == b""
+    assert [answer.status for answer in answers] == [200]
+
+
+@pytest.mark.parametrize("place", ["accept", "sink"])
+def test_what_is_raised_on_the_way_ends_the_request(server: ArchiveServer, wire: Wire, place: str) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError(place)
+
+    calls = {"accept": lambda _: None, "sink": lambda _: None} | {place: fail}
+    with pytest.raises(ZeroDivisionError, match=place):
+        wire.get(f"{server.base}/a.jpg", {}, **calls)
+    assert content_of(wire, f"{server.base}/a.jpg") == server.files["a.jpg"]
+
+
+def test_a_redirect_to_a_file_of_this_machine_is_refused(server: ArchiveServer, wire: Wire) -> None:
+    for number, address in enumerate((f"file://{__file__}", "ftp://127.0.0.1/x", "http://")):
+        server.always[f"{number}"] = refuses(302, Location=address)
+        with pytest.raises(Refused, match="no address"):
+            content_of(wire, f"{server.base}/{number}")
+
+
+@pytest.mark.parametrize("how", ["stall", "close", "reset"])
+def test_what_ends_early_is_a_passing_fault(
+    server: ArchiveServer, wire: Wire, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 1)
+    server.always["a.jpg"] = breaks(900, how)
+    with pytest.raises(PassingFault, match=r"127\.0\.0\.1"):
+        content_of(wire, f"{server.base}/a.jpg")
+
+
+def test_the_token_stays_with_the_server_it_is_for(server: ArchiveServer, wire: Wire) -> None:
+    """A redirect to another host does not carry the header along."""
+    seen: list[str | None] = []
+
+    class Storage(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("authorization"))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with running(Storage) as port:
+        server.always["a.jpg"] = refuses(302, Location=f"http://localhost:{port}/x")
+        assert content_of(wire, f"{server.base}/a.jpg", authorization="Bearer hf_secret") == b"ok"
+    assert seen == [None]
+
+
+def test_the_word_to_stop_ends_what_gives_nothing(
+    server: ArchiveServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 60)
+    server.always["a.jpg"] = breaks(900, "stall")
+    threading.Timer(0.3, wire.transfer.stop).start()
+    begun = time.monotonic()
+    with pytest.raises(Stopped):
+        content_of(wire, f"{server.base}/a.jpg")
+    assert time.monotonic() - begun < 30
+
+
+def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, wire: Wire) -> None:
+    lock, under_way, most = threading.Lock(), 0, 0
+
+    def ask() -> None:
+        nonlocal under_way, most
+
+        def look(_: Answer) -> None:
+            nonlocal under_way, most
+            with lock:
+                under_way += 1
+                most = max(most, under_way)
+            time.sleep(0.02)
+            with lock:
+                under_way -= 1
+
+        assert content_of(wire, f"{server.base}/a.jpg", look) == server.files["a.jpg"]
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(3 * CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert CONNECTIONS / 2 < most <= CONNECTIONS
+    assert len(server.seen) == 3 * CONNECTIONS
+
+
+INTERRUPTED = """
+import sys
+from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.web.transport import Wire
+from vlmflow.web.download import Transfer
+with FetchProgress("test") as progress:
+    try:
+        Wire(Transfer(progress)).get(sys.argv[1], {}, lambda _: print("answer", flush=True), lambda _: None)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_an_interrupt_is_not_lost_in_a_request(server: ArchiveServer) -> None:
+    """Python runs its handler when libcurl calls back, and no exception passes through C."""
+    server.always["a.jpg"] = breaks(900, "stall")
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    command = [sys.executable, "-c", INTERRUPTED, f"{server.base}/a.jpg"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout.readline() == "answer\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "interrupted\n"
+
+
+def test_a_suite_in_the_background_may_interrupt_what_it_starts() -> None:
+    """`make test &`: a shell has its background processes ignore SIGINT, and what they start ignores it too."""
+    own = f"{__file__}::{test_an_interrupt_is_not_lost_in_a_request.__name__}"
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", own]
+    ignoring = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({suite[0]!r}, {suite!r})"
+    done = subprocess.run([sys.executable, "-c", ignoring], capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+@contextmanager
+def running(handler: type, certificate: Path | None = None) -> Iterator[int]:
+    """Serve on a free port of loopback; gives it. certificate: a file with it and its key."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            other.socket = context.wrap_socket(other.socket, server_side=True)
+        other.handle_error = lambda *_: None
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield other.server_address[1]
+        other.shutdown()
+
+
+class Hello(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = f"{self.path} for {self.headers['host']}".encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    file = tmp_path / "own.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    key = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    subprocess.run(
+        ["openssl", "req", *key, *subject, "-keyout", file, "-out", tmp_path / "cert"], check=True, capture_output=True
+    )
+    file.write_bytes(file.read_bytes() + (tmp_path / "cert").read_bytes())
+    return file
+
+
+def test_only_known_certificates_are_trusted(certificate: Path, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Hello, certificate) as port:
+        address = f"https://localhost:{port}/x"
+        with pytest.raises(PassingFault, match=r"localhost: .*certificate"):
+            content_of(wire, address)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert content_of(Wire(wire.transfer), address) == f"/x for localhost:{port}".encode()
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_the_environments_proxy_is_asked(wire: Wire, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with running(Hello) as port, running(Hello) as direct:
+        monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "localhost")
+        proxied = Wire(wire.transfer)
+        assert content_of(proxied, "http://pictures.invalid/x") == b"http://pictures.invalid/x for pictures.invalid"
+        assert content_of(proxied, f"http://localhost:{direct}/x") == f"/x for localhost:{direct}".encode()
