@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fire_rows import fire_row, write_array
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
@@ -46,7 +47,9 @@ def converted(
     make = form_rows(kind, "text", dataset.columns, dataset.prompt, None, dataset.ignore_keys)
     choice = dataset.choice("train")
     with open_rows([path], "train", mended or [], choice.read_columns) as rows:
-        return convert(rows, made, made.with_suffix(".rejects"), "train", make, choice, processes)
+        found = convert(rows, made, rejects := made.with_suffix(".rejects"), "train", make, choice, processes)
+    assert found.pop("digests") == digests_of(made.parent, [made.name, rejects.name])
+    return found
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
