@@ -22,7 +22,7 @@ rule convert_fire:
     benchmark:
         "benchmarks/convert_fire/{dataset}.{split}.tsv"
     wildcard_constraints:
-        dataset=targets.datasets_of_kind(settings, "fire"),
+        dataset=targets.fire_datasets(settings),
     params:
         code=code("convert_fire"),
         split="{split}",

@@ -1,5 +1,5 @@
-# Raw rows of every other kind to ShareGPT rows: Volcano, Alpaca, and your own (sharegpt, messages,
-# prompt_completion, text; JSON, JSON lines, CSV or parquet).
+# Raw rows of every other kind to ShareGPT rows: Volcano, Alpaca, and your own (JSON, JSON lines, CSV or parquet); each
+# raw form is a module of scripts/vlmflow/rows/forms/.
 #
 # Needs: the raw rows of a split; an edited quarantine, where its rows are to take the place of raw ones.
 # Makes: converted/{dataset}/{split}.jsonl, a training row for each raw row that can be used, in their order, with the
@@ -8,8 +8,6 @@
 #        reads, in how many rows.
 # Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores; all rows have
 #        a picture, or none has; no key that changes what a row means is left unread, unless ignore_keys says so.
-
-from vlmflow.config.data_settings import KEYS_OF_KIND
 
 
 rule convert_rows:
@@ -27,9 +25,9 @@ rule convert_rows:
     benchmark:
         "benchmarks/convert_rows/{dataset}.{split}.tsv"
     wildcard_constraints:
-        dataset=targets.datasets_of_kind(settings, *KEYS_OF_KIND),
+        dataset=targets.other_datasets(settings),
     params:
-        code=code("convert_rows"),
+        code=targets.code_of_kind(settings, code, "convert_rows"),
         split="{split}",
         kind=lookup(dpath="datasets/{dataset}/kind", within=config),
         modality=lookup(dpath="datasets/{dataset}/modality", within=config),

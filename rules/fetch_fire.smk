@@ -24,7 +24,7 @@ rule fetch_fire:
     benchmark:
         "benchmarks/fetch_fire/{dataset}.{file}.tsv"
     wildcard_constraints:
-        dataset=targets.datasets_of_kind(settings, "fire"),
+        dataset=targets.fire_datasets(settings),
         file="[^/]+",
     params:
         code=code("fetch_fire"),

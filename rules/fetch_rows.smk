@@ -4,8 +4,6 @@
 # Makes: raw/{dataset}/{file}, the file itself; raw/{dataset}/.fetched/{file}.json, its size and sha256.
 # Holds: revision, size and sha256 are the pinned ones, or the file is not there.
 
-from vlmflow.config.data_settings import KEYS_OF_KIND
-
 
 use rule fetch_fire as fetch_rows with:
     log:
@@ -13,5 +11,5 @@ use rule fetch_fire as fetch_rows with:
     benchmark:
         "benchmarks/fetch_rows/{dataset}.{file}.tsv"
     wildcard_constraints:
-        dataset=targets.datasets_of_kind(settings, *KEYS_OF_KIND),
+        dataset=targets.other_datasets(settings),
         file="[^/]+",

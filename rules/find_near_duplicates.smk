@@ -25,7 +25,7 @@ rule find_near_duplicates:
         "benchmarks/find_near_duplicates/{dataset}.tsv"
     params:
         code=code("find_near_duplicates"),
-        kind=lookup(dpath="datasets/{dataset}/kind", within=config),
+        one_prompt=targets.one_prompt_of(settings),
         picture_distance=lookup(dpath="datasets/{dataset}/near_duplicates/picture_distance", within=config),
     threads: 1
     resources:

@@ -45,6 +45,7 @@ rule validate_sharegpt:
         modality=lookup(dpath="datasets/{dataset}/modality", within=config),
         skip_images=lookup(dpath="datasets/{dataset}/skip_images", within=config),
         kind=lookup(dpath="datasets/{dataset}/kind", within=config),
+        one_prompt=targets.one_prompt_of(settings),
         test_share=lookup(dpath="datasets/{dataset}/test_share", within=config),
         val_share=lookup(dpath="datasets/{dataset}/val_share", within=config),
         seed=lookup(dpath="datasets/{dataset}/seed", within=config),

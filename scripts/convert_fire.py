@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.data_settings import RowChoice, RowLimits
+from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.core.files import write_json
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire import fire_rows, training_form
+from vlmflow.rows.fire_rows import fire_rows, training_form
 
 
 def main(

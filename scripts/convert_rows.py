@@ -1,14 +1,14 @@
-"""Turn raw conversations (Volcano, Alpaca, ShareGPT, messages, prompts, texts) into ShareGPT rows."""
+"""Turn raw rows of any kind but fire into ShareGPT rows."""
 
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.data_settings import RowChoice
+from vlmflow.config.row_settings import RowChoice
 from vlmflow.core.files import write_json
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.forms import form_rows, refuse_columns
+from vlmflow.rows.form_rows import form_rows, refuse_columns
 
 
 def main(

@@ -4,7 +4,7 @@ from itertools import chain
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.data_settings import NearDuplicates, PictureLimits
+from vlmflow.config.row_settings import NearDuplicates, PictureLimits
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest

@@ -18,7 +18,7 @@ def main(
     unread: Path,
     pairs: Path,
     picture_distance: int,
-    kind: str = "fire",
+    one_prompt: bool = False,
     pictures: list[Path] | None = None,
     hashes: list[Path] | None = None,
 ) -> None:
@@ -28,12 +28,14 @@ def main(
     stats, unread: the accounts that vouch for them.
     pictures: the image manifests of the raw splits, train first. hashes: their picture hashes. None where there are no
     such.
-    pairs: JSON lines to write. picture_distance, kind: see docs/config.md.
+    pairs: JSON lines to write. picture_distance: see docs/config.md.
+    one_prompt: all rows have the same prompt: without a picture, they are compared by prompt and answer.
     """
     refuse_other_rows(stats, [test_rows])
     refuse_other_rows(unread, [train_rows])
-    whole = kind == "text"  # every row has the same prompt
-    found = find_near_duplicates(train_rows, test_rows, pictures or [], hashes or [], picture_distance, pairs, whole)
+    found = find_near_duplicates(
+        train_rows, test_rows, pictures or [], hashes or [], picture_distance, pairs, one_prompt
+    )
     log.info("near-duplicates of the test split: %d pictures, %d rows without a picture", found.pictures, found.rows)
 
 

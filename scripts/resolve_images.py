@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.data_settings import PictureLimits, RowChoice
+from vlmflow.config.row_settings import PictureLimits, RowChoice
 from vlmflow.core.pod_shares import WHOLE, Part, items_of
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.from_disk import refuse_changed_raw

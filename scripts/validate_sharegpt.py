@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.data_settings import RowLimits
+from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.files import sha256_of, whole_file, write_json
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
@@ -38,6 +38,7 @@ def main(
     raw_accounts: list[Path] = [],  # noqa: B006
     test_share: float = 0.0,
     kind: str = "fire",
+    one_prompt: bool = False,
     modality: str = "image",
     skip_images: bool = False,
     hashes: list[Path] | None = None,
@@ -57,6 +58,7 @@ def main(
     counts: the account as an HTML page, to write.
     form, max_history_rounds, skip_images: how the rows were made, for stats.json.
     kind, modality, val_share, test_share, seed, max_reject_share, row_limits: see docs/config.md.
+    one_prompt: all rows have the same prompt: without a picture, they are told apart by prompt and answer.
     drop_near_duplicates: leave near-duplicates of the test split out. Of pictures: hashes, those of every raw split,
     and picture_distance, how near they are.
     read_columns: those that are read where the raw rows are parquet; null for all.
@@ -69,7 +71,7 @@ def main(
     outputs = (converted, rejects, manifests, unread)
     files = [SplitFiles(*split) for split in zip(("train", "test"), raw, *outputs, strict=False)]
     shares = (val_share, seed, max_reject_share, row_limits, test_share)
-    rules = SplitRules(*shares, modality, whole_rows=kind == "text", drop_near_questions=drop_near_duplicates)
+    rules = SplitRules(*shares, modality, whole_rows=one_prompt, drop_near_questions=drop_near_duplicates)
     near_test = partial(near_pictures, read_hashes(hashes or []), distance=picture_distance)
     account = validate(files, stats.parent, rules, threads, mended, near_test, read_columns)
     settings = {

@@ -12,10 +12,12 @@ from functools import cache
 from pathlib import Path
 
 
-def of_scripts(folder: Path) -> Callable[[str], str]:
+def of_scripts(folder: Path) -> Callable[..., str]:
     """Give the function that takes a script's name to the digest of its code.
 
     folder: holds the scripts, and beside them the packages that they import.
+
+    The function takes also the names of modules that the script finds while it runs, in no import statement.
     """
 
     @cache
@@ -30,9 +32,9 @@ def of_scripts(folder: Path) -> Callable[[str], str]:
         return frozenset(found for name in names for found in _files_of(folder, name))
 
     @cache
-    def of_script(name: str) -> str:
+    def of_script(name: str, *found: str) -> str:
         files: set[Path] = set()
-        waiting = {folder / f"{name}.py"}
+        waiting = {folder / f"{name}.py", *(file for module in found for file in _files_of(folder, module))}
         while waiting:
             file = waiting.pop()
             files.add(file)

@@ -12,6 +12,7 @@ from typing import Any
 from harness.storage.volume_inputs import as_inputs
 from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import Config
+from vlmflow.config.raw_forms import module_of
 from vlmflow.config.source import parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.commits import revision_of
@@ -228,6 +229,11 @@ def read_columns_of(settings: Config) -> InputFunction:
     return lambda wildcards: settings.datasets[wildcards.dataset].read_columns
 
 
+def one_prompt_of(settings: Config) -> InputFunction:
+    """Params function: whether all rows of wildcard `dataset` have the same prompt."""
+    return lambda wildcards: settings.datasets[wildcards.dataset].one_prompt
+
+
 def hashes_of(settings: Config) -> InputFunction:
     """Input function: the picture hashes of every raw split of wildcard `dataset`; none without pictures or test split.
 
@@ -258,9 +264,19 @@ def distance_to_drop_by(settings: Config) -> InputFunction:
     return distance
 
 
-def datasets_of_kind(settings: Config, *kinds: str) -> str:
-    """Give a wildcard constraint: the names of the data sets of some kinds."""
-    return one_of(name for name, block in settings.datasets.items() if block.kind in kinds)
+def fire_datasets(settings: Config) -> str:
+    """Give a wildcard constraint: the names of the data sets of kind fire, which has rules of its own."""
+    return one_of(name for name, block in settings.datasets.items() if block.kind == "fire")
+
+
+def other_datasets(settings: Config) -> str:
+    """Give a wildcard constraint: the names of the data sets of all other kinds."""
+    return one_of(name for name, block in settings.datasets.items() if block.kind != "fire")
+
+
+def code_of_kind(settings: Config, code: Callable[..., str], script: str) -> InputFunction:
+    """Params function: the digest of a script's code (see `code_digest`), with the raw form of wildcard `dataset`."""
+    return lambda wildcards: code(script, module_of(settings.datasets[wildcards.dataset].kind))
 
 
 def one_of(names: Iterable[str]) -> str:

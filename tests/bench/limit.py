@@ -17,7 +17,7 @@ from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
 from vlmflow.raw.split import RawRows, open_rows
 from vlmflow.rows.convert import SHARD_BYTES
-from vlmflow.rows.fire import RawRow
+from vlmflow.rows.forms.fire import RawRow
 from vlmflow.rows.sharegpt import Turn
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire import fire_rows, training_form
+from vlmflow.rows.fire_rows import fire_rows, training_form
 from vlmflow.rows.validate import SplitFiles
 
 NO_LIMITS = RowLimits(max_turns=10**9, max_turn_chars=10**9)

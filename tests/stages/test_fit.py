@@ -21,7 +21,7 @@ from vlmflow.lengths.count import TokenCounter, lines_of, measure_rows, read_len
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
 from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.rows.fire import fire_rows, training_form
+from vlmflow.rows.fire_rows import fire_rows, training_form
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.training_data import fitted_data, validated_data
 from vlmflow.swift.arguments import BaseModel

@@ -16,7 +16,7 @@ from vlmflow.config.data_settings import RowChoice
 from vlmflow.core.files import write_json
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.forms import form_rows
+from vlmflow.rows.form_rows import form_rows
 
 NEXT_STEP = "free disk there, and run the same command again"
 ROWS = [{"text": f"{number} " + "word " * 60} for number in range(10_000)]

@@ -19,7 +19,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.rows.fire import Trajectory, read_trajectory, timestep_rows, trajectory_row
+from vlmflow.rows.forms.fire import Trajectory, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training import trainer

@@ -1,104 +1,27 @@
 """What the configuration says of one data set."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vlmflow.config.key_meanings import meanings_of, meanings_of_rows
+from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, in_words, kinds, kinds_with
+from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits
 from vlmflow.config.settings import EXPONENT_FORM, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
-_ANY_KIND = ("image", "images", "source")
-KEYS_OF_KIND = {
-    "volcano": ("conversations", *_ANY_KIND),
-    "sharegpt": ("conversations", *_ANY_KIND),
-    "alpaca": ("instruction", "input", "output", *_ANY_KIND),
-    "messages": ("messages", *_ANY_KIND),
-    "prompt_completion": ("prompt", "completion", *_ANY_KIND),
-    "text": ("text", *_ANY_KIND),
-}
-"""The keys of the raw forms that may be called otherwise in a file; fire's may not."""
+OF_KINDS = (
+    f"The raw form. {in_words()} All but fire may name a picture (`image`, or `images` with one name) and a `source`."
+)
 
 PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
 """Settings of data sets whose rows have pictures."""
-
-NOT_IN_COLUMNS = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
-"""What the name of a column may not hold: in JSON it would stand there as an escape."""
-
-
-class PictureLimits(Settings):
-    """What a picture may be; one outside of these limits costs its rows, with the reason counted."""
-
-    min_side: Annotated[int, Field(ge=1), EXPONENT_FORM] = 28
-    """Shortest side in pixels: below one patch pair of Qwen-VL (28) the processor refuses the picture."""
-
-    max_aspect: Annotated[Number, Field(ge=1)] = 200.0
-    """Longest side over shortest side: Qwen-VL's processor refuses more than 200."""
-
-    max_pixels: Annotated[int, Field(ge=1, le=178_956_970), EXPONENT_FORM] = 40_000_000
-    """Width times height: a decompression bomb is refused from its header, before it is decoded. A pixel takes up to
-    18 bytes, and resolve_images and hash_pictures declare memory for pictures of the default on all of their cores:
-    with more, give both more (--set-resources resolve_images:mem_mb=16000). Above the largest value Pillow refuses the
-    picture in the trainer."""
-
-    max_bytes: Annotated[int, Field(ge=1), EXPONENT_FORM] = 100_000_000
-    """Size of the file in bytes."""
-
-
-class RowLimits(Settings):
-    """What a row may be; limits on size that keep one broken row from costing a day of training."""
-
-    max_turns: Annotated[int, Field(ge=2), EXPONENT_FORM] = 64
-    """Turns in one conversation, human and gpt together; of FIRE in a whole trajectory, in both forms."""
-
-    max_turn_chars: Annotated[int, Field(ge=1), EXPONENT_FORM] = 20_000
-    """Characters in one turn."""
-
-
-class RowChoice(Settings):
-    """Which rows of a raw split are used at all; the others are counted as left out, and not looked at further."""
-
-    sources: list[str] | None = None
-    """What the rows' `source` may be; null for any."""
-
-    samples: Annotated[int, Field(ge=1)] | None = None
-    """How many of these rows, drawn by the seed; null for all."""
-
-    seed: Seed = 0
-    """Decides which rows are drawn."""
-
-    modality: Literal["image", "text"] | None = None
-    """image: rows with a picture; text: rows without; null for rows that all have one."""
-
-    names: dict[str, str] = {"image": "image", "images": "images", "source": "source"}
-    """What these keys of the rows are called in the file; one that is not here is not read."""
-
-    read_columns: list[str] | None = None
-    """The columns that are read where the file is parquet; null for all."""
-
-
-class NearDuplicates(Settings):
-    """What looks like a picture of the test split, or asks, without a picture, what it asks; not byte for byte."""
-
-    picture_distance: Annotated[int, Field(ge=0, le=10), EXPONENT_FORM] = 4
-    """Two pictures are near when their perceptual hashes differ in at most this many of 64 bits. Up to 4 they are one
-    picture, scaled or compressed anew; from 8 on charts of one template are near."""
-
-    drop: bool = False
-    """Reject the train rows of such pictures, and those with such questions, as those of the test split's own pictures
-    and prompts are."""
 
 
 class DatasetSettings(Settings):
     """One data set: where its raw files and pictures are, and how rows are made of them."""
 
-    kind: Literal["fire", "volcano", "alpaca", "sharegpt", "messages", "prompt_completion", "text"]
-    """The raw form. fire: trajectories. volcano, sharegpt: `conversations` of `from` (human, gpt) and `value`.
-    alpaca: `instruction`, `input`, `output`. messages: `messages` of `role` (user, assistant) and `content`.
-    prompt_completion: `prompt` and `completion`. text: `text`. All but fire may name a picture (`image`, or
-    `images` with one name) and a `source`."""
+    kind: Annotated[Literal[*kinds()], Field(description=OF_KINDS)]
 
     train: str | Annotated[list[str], Field(min_length=1)]
     """The raw train split: hf://datasets/OWNER/NAME/FILE (pinned in pins.yaml, or by itself:
@@ -188,22 +111,20 @@ class DatasetSettings(Settings):
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> Self:
-        if self.kind == "text" and self.prompt is None:
-            raise ValueError("prompt: missing; kind text needs what the human says before every text")
-        if self.kind == "fire" and (self.modality == "text" or self.columns):
-            raise ValueError("kind fire: its rows have pictures, and keys of their own: no modality text, no columns")
-        for whose, applies, keys in (
-            ("kind fire", self.kind == "fire", ("form", "max_history_rounds")),
-            ("every kind but fire", self.kind != "fire", ("ignore_keys",)),
-            ("kind text", self.kind == "text", ("prompt",)),
-            ("modality image", self.modality == "image", PICTURE_KEYS),
-        ):
-            self._refuse_others_keys(whose, applies, keys)
-        if unknown := sorted(set(self.columns) - set(KEYS_OF_KIND.get(self.kind, ()))):
-            known = ", ".join(KEYS_OF_KIND[self.kind])
+        form = form_of(self.kind)
+        if form.one_prompt and self.prompt is None:
+            raise ValueError(f"prompt: missing; kind {self.kind} needs what the human says before every text")
+        if form.fixed and (self.modality == "text" or self.columns):
+            own = "its rows have pictures, and keys of their own"
+            raise ValueError(f"kind {self.kind}: {own}: no modality text, no columns")
+        for key in all_settings():
+            self._refuse_others_keys(_whose(key), key in form.settings, (key,))
+        self._refuse_others_keys("modality image", self.modality == "image", PICTURE_KEYS)
+        if unknown := sorted(set(self.columns) - form.all_keys.keys()):
+            known = ", ".join(form.all_keys)
             raise ValueError(f"columns: rows of kind {self.kind} have no key {unknown[0]!r}; they have {known}")
         _refuse_unreadable_columns(self._names, self.columns)
-        known = meanings_of(self.kind, self._names)
+        known = form.meanings_of(self._names)
         for key in self.ignore_keys:
             if key not in known:
                 raise ValueError(f"ignore_keys: {key!r} stops no row of kind {self.kind}; {', '.join(known)} may")
@@ -241,25 +162,28 @@ class DatasetSettings(Settings):
             sources=self.sources,
             samples=samples,
             seed=0 if samples is None else self.seed,
-            modality=None if self.kind == "fire" else self.modality,
-            names={key: name for key, name in self._names.items() if key in _ANY_KIND},
+            modality=None if form_of(self.kind).fixed else self.modality,
+            names={key: name for key, name in self._names.items() if key in ANY_ROW},
             read_columns=self.read_columns,
         )
 
     @property
     def read_columns(self) -> list[str] | None:
-        """The columns that rows of this kind are made of, and those that would change what they mean; null for fire's.
+        """The columns that rows of this kind are made of, and those that would change what they mean; null for all.
 
         Others may hold what no JSON can.
         """
-        if self.kind == "fire":
-            return None
-        names = self._names
-        return [*names.values(), *meanings_of_rows(self.kind, names)]
+        form = form_of(self.kind)
+        return None if form.fixed else [*self._names.values(), *form.meanings_of_rows(self._names)]
+
+    @property
+    def one_prompt(self) -> bool:
+        """Whether all rows have the same prompt."""
+        return form_of(self.kind).one_prompt
 
     @property
     def _names(self) -> dict[str, str]:
-        return {"image": "image", "source": "source"} if self.kind == "fire" else read_names(self.kind, self.columns)
+        return form_of(self.kind).names(self.columns)
 
     @property
     def has_manifests(self) -> bool:
@@ -267,16 +191,11 @@ class DatasetSettings(Settings):
         return self.modality == "image" and not self.skip_images
 
 
-def read_names(kind: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """Give the keys that rows of a kind are read by, with what they are called in the file.
-
-    Where `image` is called `images`, or the other way round, the other one is not read.
-    """
-    names = {key: columns.get(key, key) for key in KEYS_OF_KIND[kind]}
-    for key, other in (("image", "images"), ("images", "image")):
-        if columns.get(key) == other and other not in columns:
-            del names[other]
-    return names
+def _whose(setting: str) -> str:
+    """Say which kinds have a setting that not every kind has."""
+    have = kinds_with(setting)
+    others = [kind for kind in kinds() if kind not in have]
+    return f"kind {' or '.join(have)}" if len(have) <= len(others) else f"every kind but {' and '.join(others)}"
 
 
 def _refuse_unreadable_columns(names: Mapping[str, str], columns: Mapping[str, str]) -> None:

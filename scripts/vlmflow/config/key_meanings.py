@@ -1,4 +1,4 @@
-"""Keys that change what a row means, and that no form here reads: what each says, and which values say it.
+"""Keys that change what a row means, where no form reads them: what each says, and which values say it.
 
 From the forms as their owners describe them: LLaMA-Factory (data/README.md: system, history, tools, kto_tag, chosen,
 rejected, videos, audios), TRL (dataset_formats: label, chosen, rejected, tools), ms-swift (Custom-dataset: label,
@@ -6,7 +6,7 @@ rejected_response, rejected_messages, loss, loss_scale, videos, audios), OpenAI'
 functions, tool_calls, function_call), axolotl (train), and OpenOrca (system_prompt).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -78,26 +78,3 @@ OF_TURNS = {
     **dict.fromkeys(("image", "images"), Meaning("pictures that stand in the turn, not in the row", is_given)),
     **OF_ANY_ROW,
 }
-
-TURNS_OF_KIND = {"volcano": "conversations", "sharegpt": "conversations", "messages": "messages"}
-"""The key that holds the turns, where a form has such."""
-
-
-def meanings_of_rows(kind: str, names: Mapping[str, str]) -> dict[str, Meaning]:
-    """Give the keys beside the turns that change what rows of a kind mean.
-
-    names: the keys that are read, with what they are called in the file.
-    """
-    if kind == "fire":
-        return {}
-    known = OF_ANY_ROW if kind == "text" else OF_CONVERSATIONS
-    if kind in ("alpaca", "prompt_completion"):
-        known = known | HISTORY
-    return {key: meaning for key, meaning in known.items() if key not in names.values()}
-
-
-def meanings_of(kind: str, names: Mapping[str, str]) -> dict[str, Meaning]:
-    """Give the same with the keys of turns, as `messages.weight`."""
-    turns = TURNS_OF_KIND.get(kind)
-    of_turns = {f"{names[turns]}.{key}": meaning for key, meaning in OF_TURNS.items()} if turns else {}
-    return meanings_of_rows(kind, names) | of_turns

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.rows.fire import read_trajectory
+from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.rejects import Reject
 
 QWEN_SPLIT = (

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vlmflow.rows.sharegpt import IMAGE_TAG, ShareGptRow
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, opening
+from vlmflow.rows.sharegpt import ShareGptRow
 
-ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 THOUGHT = "<think>"
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
@@ -42,7 +42,7 @@ class ChatForm:
         A picture is one pad token between its marks.
         """
         pieces = []
-        own = row.conversations[0].speaker == "system"
+        own = opening(row.conversations) > 0
         before = f"<|im_start|>system\n{self.system}<|im_end|>\n" if self.system and not own else ""
         last = len(row.conversations) - 1
         for number, turn in enumerate(row.conversations):

@@ -10,7 +10,7 @@ from typing import IO, Any, Literal
 
 import msgspec
 
-from vlmflow.config.data_settings import RowLimits
+from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file, write_json
 from vlmflow.core.integrity import digests_of
@@ -18,6 +18,7 @@ from vlmflow.core.progress import Progress
 from vlmflow.lengths.count import RowLength, TokenCounter, make_again, read_lengths
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.pictures.image_manifest import pictures_digest
+from vlmflow.rows.chat import opening
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.rows.training_data import ACCOUNT, TrainingData, entries_named, pictures_in
 
@@ -207,12 +208,12 @@ def without_oldest(row: ShareGptRow, count: int) -> ShareGptRow:
 
     What the system says and the question stay where they are; the attempts keep their numbers.
     """
-    opening = 2 if row.conversations[0].speaker == "system" else 1
+    asked = opening(row.conversations) + 1
     return msgspec.structs.replace(
         row,
         attempts=row.attempts[count:],
         scores=row.scores[count:],
-        conversations=row.conversations[:opening] + row.conversations[opening + 2 * count :],
+        conversations=row.conversations[:asked] + row.conversations[asked + 2 * count :],
     )
 
 

@@ -32,6 +32,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.logit_proof import LogitProof, compare, judge
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_header
 from vlmflow.merging.verify_files import MERGE_AGAIN
+from vlmflow.rows.chat import IMAGE_TAG, ROLES
 
 POSITIONS = 128
 """How many of a row's last positions are compared; they see all that stands before."""
@@ -41,9 +42,6 @@ ROUNDING_FACTOR = {torch.float32: 64.0, torch.float16: 8.0, torch.bfloat16: 8.0}
 
 OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 """How folders are read: nothing is fetched, and no Python in them is run."""
-
-ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
-IMAGE_TAG = "<image>"
 
 
 def verify_logits(

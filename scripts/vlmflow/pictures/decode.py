@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from PIL import ExifTags, Image
 
-from vlmflow.config.data_settings import PictureLimits
+from vlmflow.config.row_settings import PictureLimits
 from vlmflow.pictures.image_manifest import Unusable
 
 MAGIC = {

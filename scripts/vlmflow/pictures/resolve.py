@@ -9,7 +9,7 @@ from typing import IO
 
 import msgspec
 
-from vlmflow.config.data_settings import PictureLimits, RowChoice
+from vlmflow.config.row_settings import PictureLimits, RowChoice
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
@@ -20,7 +20,8 @@ from vlmflow.pictures.image_manifest import REASONS, PictureEntry, Unusable
 from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
-from vlmflow.raw.choice import left_out, reader
+from vlmflow.raw.choice import left_out
+from vlmflow.raw.named import reader
 from vlmflow.raw.split import open_rows
 
 CHUNK = 8

@@ -1,15 +1,11 @@
 """Which rows of a raw split are used, by what each says of its pictures and its source."""
 
 import logging
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 from random import Random
-from typing import Any, NamedTuple
 
-import msgspec
-
-from vlmflow.config.data_settings import RowChoice
+from vlmflow.config.row_settings import RowChoice
+from vlmflow.raw.named import reader
 from vlmflow.raw.split import RawRows
 
 log = logging.getLogger("vlmflow")
@@ -19,59 +15,6 @@ LEFT_OUT = ["", "source_left_out", "not_sampled", "text_only", "has_picture"]
 
 OF_ANOTHER_MODALITY = {"image": "text_only", "text": "has_picture"}
 """Why a row is left out that is not of the modality asked for."""
-
-SOURCE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
-UNKNOWN_SOURCE = "unknown"
-
-
-class Named(NamedTuple):
-    """The pictures that a raw row names, and its source."""
-
-    pictures: list[str]
-    source: str
-
-
-def pictures_of(image: str | None, images: Sequence[str] | None) -> list[str]:
-    """Give the pictures that a row names under `image` and `images`; one that stands under both is one."""
-    pictures = [name for name in images if name] if images else []
-    return [image, *pictures] if image and image not in pictures else pictures
-
-
-def source_of(named: Any, pictures: Sequence[str]) -> str:
-    """Give a row's source: the one that it names, or the first folder of its picture's path, or UNKNOWN_SOURCE."""
-    if isinstance(named, str):
-        return _source_name(named)
-    if pictures and (slash := pictures[0].find("/")) > 0:
-        return _source_name(pictures[0][:slash])
-    return UNKNOWN_SOURCE
-
-
-@lru_cache(maxsize=1024)
-def _source_name(named: str) -> str:
-    return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
-
-
-def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
-    """Give the function that reads what a raw row names, and nothing else of it.
-
-    names: what `image`, `images` and `source` are called in the file; one that is not there is not read.
-
-    It gives None for a row that is no JSON object, or in which these keys hold something else than they should.
-    """
-    types = {"image": str | None, "images": list[str] | None, "source": Any}
-    read = [(key, holds, None) for key, holds in types.items() if key in names]
-    absent = dict.fromkeys(types.keys() - names.keys())
-    decode = msgspec.json.Decoder(msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)).decode
-
-    def named(row: bytes) -> Named | None:
-        try:
-            found = decode(row)
-        except (ValueError, RecursionError):
-            return None
-        pictures = pictures_of(found.image, found.images)
-        return Named(pictures, source_of(found.source, pictures))
-
-    return named
 
 
 def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:

@@ -12,6 +12,7 @@ from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.reports.histogram import Histogram
 from vlmflow.reports.pages import raw_splits
+from vlmflow.rows.chat import answers, said
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.rows.row_counts import QuarantinedRow
 
@@ -50,11 +51,10 @@ def row_facts(rows: Path, samples: int) -> RowFacts:
     facts = RowFacts()
     drawn: dict[str, list[tuple[str, Row]]] = {}
     for row in lines_of(rows, Row):
-        facts.turns.add(sum(turn.speaker != "system" for turn in row.conversations))
+        facts.turns.add(len(said(row.conversations)))
         facts.characters.add(sum(len(turn.value) for turn in row.conversations))
-        for turn in row.conversations:
-            if turn.speaker == "gpt":
-                facts.answers.add(len(turn.value))
+        for answer in answers(row.conversations):
+            facts.answers.add(len(answer))
         for score in row.scores:
             facts.scores.add(int(score))
         if samples:

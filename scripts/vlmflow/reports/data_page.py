@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.data_settings import NearDuplicates, PictureLimits
+from vlmflow.config.row_settings import NearDuplicates, PictureLimits
 from vlmflow.core.files import read_json
 from vlmflow.reports.chart import chart
 from vlmflow.reports.data_facts import (

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.data_settings import NearDuplicates, PictureLimits
+from vlmflow.config.row_settings import NearDuplicates, PictureLimits
 from vlmflow.reports.thumbnails import thumbnail
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.near_duplicates import NearDuplicate

@@ -4,6 +4,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from vlmflow.config import raw_forms
 from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
 from vlmflow.rows.rejects import LEFT_OUT, REASONS
 
@@ -127,7 +128,8 @@ def raw_splits(stats: dict[str, Any]) -> list[str]:
 
 def form_of(stats: dict[str, Any]) -> str:
     """Say in a few words what the rows of a data set are made of."""
-    return f"{stats['form']} form" if stats["kind"] == "fire" else f"rows of kind {stats['kind']}"
+    has_form = "form" in raw_forms.form_of(stats["kind"]).settings
+    return f"{stats['form']} form" if has_form else f"rows of kind {stats['kind']}"
 
 
 def explain(reason: str) -> str:

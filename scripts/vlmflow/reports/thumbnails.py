@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vlmflow.config.data_settings import PictureLimits
+from vlmflow.config.row_settings import PictureLimits
 from vlmflow.pictures.decode import check_picture
 from vlmflow.pictures.image_manifest import Unusable
 from vlmflow.pictures.roots import read_picture

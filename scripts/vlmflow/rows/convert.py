@@ -2,63 +2,26 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vlmflow.config.data_settings import RowChoice
+from vlmflow.config.row_settings import RowChoice
 from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.progress import Progress
-from vlmflow.raw.choice import Named, left_out, reader
+from vlmflow.raw.choice import left_out
+from vlmflow.raw.named import Named, reader
 from vlmflow.raw.split import RawRows
+from vlmflow.rows.converted import ConvertedRow, MakeRows, RejectedRow
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.rows.unread import Found, Unread
+from vlmflow.rows.unread import Found
 
 SHARD_BYTES = 1 << 20
 """Raw bytes that a worker takes at a time: large beside the cost of handing over, small beside memory."""
-
-
-class ConvertedRow(ShareGptRow, gc=False):
-    """A ShareGPT row with what the validator needs to know of its raw row.
-
-    raw_row: the number of the raw row, counted from 0; rows from the same raw row follow each other.
-    score_field_differs: see `fire.Trajectory`.
-    """
-
-    raw_row: int
-    score_field_differs: bool = False
-
-
-class RejectedRow(msgspec.Struct):
-    """A raw row that the converter could not use, or leaves out.
-
-    raw_row: its number, counted from 0. detail: of a row that is left out, its source where that is why.
-    """
-
-    raw_row: int
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class MakeRows:
-    """Makes the training rows of one raw row, given the identity they get, its number and its bytes; never raises.
-
-    unread: counts what it does not read of the rows that it makes.
-    """
-
-    make: Callable[[str, int, bytes], list[ConvertedRow] | Reject]
-    unread: Unread
-
-    def __call__(self, identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
-        """Make the rows of one raw row, or say why there are none."""
-        return self.make(identity, number, row)
 
 
 def convert(

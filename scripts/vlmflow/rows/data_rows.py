@@ -10,15 +10,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import MAKE_AGAIN
+from vlmflow.rows.chat import Turn
 
 Line = TypeVar("Line")
-
-
-class Turn(msgspec.Struct):
-    """One turn of a row. speaker: who speaks."""
-
-    speaker: str = msgspec.field(name="from")
-    value: str
 
 
 class Row(msgspec.Struct):

@@ -11,6 +11,7 @@ from vlmflow.core.files import whole_file
 from vlmflow.pictures.hash_table import read_hashes
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.look_alikes import Near, near_pictures
+from vlmflow.rows.chat import said
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.rows.questions import question_key, question_of
 
@@ -90,7 +91,7 @@ def find_near_duplicates(
 
 
 def _asked(row: Row, whole_rows: bool) -> tuple[str, str]:
-    return question_of([turn.value for turn in row.conversations if turn.speaker != "system"], whole_rows)
+    return question_of(said(row.conversations), whole_rows)
 
 
 def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]]:

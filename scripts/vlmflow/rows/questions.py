@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from vlmflow.rows.sharegpt import IMAGE_TAG
+from vlmflow.rows.chat import IMAGE_TAG
 
 AROUND = " \t\n.,;:?!…"
 """What may stand at the end of a question without making it another one."""

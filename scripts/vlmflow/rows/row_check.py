@@ -1,7 +1,6 @@
 """The verdict over one converted row by itself: schema, rules, picture; run over all cores."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,15 +13,16 @@ from typing import IO
 
 import msgspec
 
-from vlmflow.config.data_settings import RowLimits
+from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import PictureEntry
-from vlmflow.rows.convert import ConvertedRow
+from vlmflow.rows.chat import said
+from vlmflow.rows.converted import ConvertedRow, training_line
 from vlmflow.rows.questions import question_key, question_of
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault, may_hold_marks
+from vlmflow.rows.sharegpt import ShareGptRow, conversation_in, first_fault, may_hold_marks
 
 SHARD_BYTES = 1 << 20
 
@@ -79,14 +79,14 @@ class Grouping:
         """Give what near questions have in common; nothing for a row with a picture."""
         if row.images or not self.near_questions:
             return b""
-        return question_key(question_of(_said(row), self.whole_rows)[1])
+        return question_key(question_of(said(row.conversations), self.whole_rows)[1])
 
     def group_of(self, row: ShareGptRow) -> tuple[str, bytes] | Reject:
         """Give the name of a row's picture ("" for none) and the digest of its group, or why it cannot be used."""
         if bool(row.images) != (self.modality == "image"):
             return Reject("schema", f"{len(row.images)} pictures in a data set of modality {self.modality}")
         if not row.images:
-            return "", hashlib.sha256("\0".join(_said(row)[: 1 + self.whole_rows]).encode()).digest()
+            return "", hashlib.sha256("\0".join(said(row.conversations)[: 1 + self.whole_rows]).encode()).digest()
         path = row.images[0]
         if self.pictures is None:
             return path, hashlib.sha256(path.encode()).digest()
@@ -98,10 +98,6 @@ class Grouping:
         return picture.name, bytes.fromhex(picture.sha256)
 
 
-def _said(row: ShareGptRow) -> list[str]:
-    return [turn.value for turn in row.conversations if turn.speaker != "system"]
-
-
 class _Origin(msgspec.Struct):
     raw_row: int
 
@@ -111,11 +107,6 @@ ORIGIN = msgspec.json.Decoder(_Origin)
 PACKER = msgspec.msgpack.Encoder()
 VERDICTS = msgspec.msgpack.Decoder(list[Verdict])
 GROUPS = msgspec.msgpack.Decoder(list[Grouped])
-OWN_FIELDS = re.compile(rb',"raw_row":\d+,"score_field_differs":(?:true|false)}$')
-"""What a converted row holds beyond a training row, as the converter writes it: at the end, in this order."""
-OWN_FIELDS_LENGTH = 80
-CONVERSATIONS = b',"conversations":['
-"""Begins the last field of an encoded training row; inside a text its quotation marks would be escaped."""
 
 
 class CheckedRows:
@@ -210,7 +201,7 @@ def _check(line: bytes, grouping: Grouping, limits: RowLimits) -> Verdict:
     if isinstance(found, Reject):
         return Verdict(row.raw_row, found)
     picture, group = found
-    training_line = _training_line(line, row, picture)
+    training = training_line(line, row, picture)
     return Verdict(
         raw_row=row.raw_row,
         reject=None,
@@ -218,21 +209,8 @@ def _check(line: bytes, grouping: Grouping, limits: RowLimits) -> Verdict:
         question=grouping.question_of(row),
         source=row.source,
         picture=picture,
-        content_digest=_content_digest(group, training_line),
+        content_digest=hashlib.blake2b(conversation_in(training), digest_size=16, key=group).digest(),
         attempts=len(row.attempts),
         score_field_differs=row.score_field_differs,
-        line=training_line,
+        line=training,
     )
-
-
-def _content_digest(group: bytes, line: bytes) -> bytes:
-    conversations = line[line.index(CONVERSATIONS) :]
-    return hashlib.blake2b(conversations, digest_size=16, key=group).digest()
-
-
-def _training_line(line: bytes, row: ConvertedRow, picture: str) -> bytes:
-    """Give the training row as JSON: the converted line without its own fields, where the picture keeps its name."""
-    images = [picture] if picture else []
-    if images == row.images and (own := OWN_FIELDS.search(line, max(0, len(line) - OWN_FIELDS_LENGTH))):
-        return line[: own.start()] + b"}\n"
-    return as_line(row, images) + b"\n"

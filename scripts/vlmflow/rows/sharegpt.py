@@ -1,16 +1,14 @@
 """A training row in ShareGPT form: its type, its published schema, and the rules no schema can say."""
 
 import re
-from itertools import cycle
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from vlmflow.config.data_settings import RowLimits
+from vlmflow.config.row_settings import RowLimits
+from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, SPEAKERS, Text, Turn, opening, wrong_order
 from vlmflow.rows.rejects import Reject
-
-IMAGE_TAG = "<image>"
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
 """What Qwen's tokenizers read as one token wherever it stands: chat marks, picture pads, tool and think tags
@@ -29,20 +27,12 @@ OTHER_ESCAPE = re.compile(rb'\\[^n"]')
 
 ENCODER = msgspec.json.Encoder()
 
-SPEAKERS = ["human", "gpt"]
-FIRST_LINE = IMAGE_TAG + "\n"
+CONVERSATIONS = b',"conversations":['
+"""Begins the last field of an encoded row; inside a text its quotation marks would be escaped."""
 
-Text = Annotated[str, Meta(min_length=1)]
 Counted = Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)]
 Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
 """Whole numbers, taken as JSON Schema takes them: 3 and 3.0 are the same."""
-
-
-class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One turn. from: who speaks. value: the text."""
-
-    speaker: Literal["system", "human", "gpt"] = msgspec.field(name="from")
-    value: Text
 
 
 class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -82,6 +72,11 @@ def as_line(row: ShareGptRow, images: list[str]) -> bytes:
     )
 
 
+def conversation_in(line: bytes) -> bytes:
+    """Give the part of a training row's line that holds its conversation: equal in rows that say the same."""
+    return line[line.index(CONVERSATIONS) :]
+
+
 def json_schema() -> dict[str, Any]:
     """Give the published JSON Schema (draft 2020-12) of a row, made from the types that check it."""
     schema = msgspec.json.schema(ShareGptRow)
@@ -110,7 +105,7 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
     turns = row.conversations
     if len(turns) > limits.max_turns:
         return Reject("too_many_turns", f"{len(turns)} turns, at most {limits.max_turns} are allowed")
-    first = 1 if turns[0].speaker == "system" else 0
+    first = opening(turns)
     answers = (len(turns) - first) // 2
     if [turn.speaker for turn in turns[first:]] != SPEAKERS * answers or not answers:
         return wrong_order(turns, first)
@@ -130,14 +125,6 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
             reason, found = mark
             return Reject(reason, f"turn {number} holds {found[0]!r} at character {found.start()}")
     return None
-
-
-def wrong_order(turns: list[Turn], first: int) -> Reject:
-    """Say who speaks out of turn from turn number `first` on, or who gets no answer."""
-    for number, (turn, expected) in enumerate(zip(turns[first:], cycle(SPEAKERS), strict=False), start=first):
-        if turn.speaker != expected:
-            return Reject("alternation", f"turn {number} is from {turn.speaker}, {expected} was to speak")
-    return Reject("alternation", f"turn {len(turns) - 1} is from {turns[-1].speaker} and has no answer")
 
 
 def _mark(text: str) -> tuple[str, re.Match[str]] | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.data_settings import NOT_IN_COLUMNS
 from vlmflow.config.key_meanings import Meaning
+from vlmflow.config.row_settings import NOT_IN_COLUMNS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import shown
 
@@ -29,8 +29,6 @@ NAME_KEPT = 100
 
 OF_ROW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 OF_PART = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]]).decode
-
-ASSISTANTS = frozenset({"gpt", "assistant"})
 
 Names = tuple[str, ...]
 KeySet = tuple[Names, tuple[Names, ...]]
@@ -106,7 +104,8 @@ class Unread:
     types: what rows are decoded into, the one for rows without unread keys in their parts first; their keys are
     those that are read.
     parts: by key, as in the file, the type of the objects that it holds (one, or a list).
-    meanings: see `key_meanings.meanings_of`. ignored: those of them that do not stop the conversion.
+    meanings: see `RawForm.meanings_of`. ignored: those of them that do not stop the conversion.
+    assistants: who of those that speak in the parts' objects, by their first field, gives answers.
     """
 
     def __init__(
@@ -115,8 +114,10 @@ class Unread:
         parts: Mapping[str, type[msgspec.Struct]],
         meanings: Mapping[str, Meaning] | None = None,
         ignored: Collection[str] = (),
+        assistants: Collection[str] = (),
     ) -> None:
         self.meanings, self.ignored = meanings or {}, ignored
+        self._assistants = frozenset(assistants)
         self._names = {_folded(key): key for key in self.meanings}
         self._types, self._parts = types, parts
         self._fields = {one.encode_name: one for one in msgspec.structs.fields(types[1])}
@@ -194,7 +195,7 @@ class Unread:
         spoken_by = msgspec.structs.fields(self._parts[part])[0].encode_name
         done: set[str] = set()
         for turn in turns:
-            answers = msgspec.json.decode(turn[spoken_by]) in ASSISTANTS
+            answers = msgspec.json.decode(turn[spoken_by]) in self._assistants
             for key, value in turn.items():
                 path = self._known(f"{part}.{key}")
                 if path and path not in done and self._weigh(path, number, value, answers):

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
-from vlmflow.config.data_settings import RowLimits
+from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import naming, read_json, sha256_of, unfinished, whole_file
 from vlmflow.core.progress import Progress
@@ -22,7 +22,7 @@ from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.look_alikes import Near
 from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.raw.split import open_rows
-from vlmflow.rows.convert import RejectedRow
+from vlmflow.rows.converted import RejectedRow
 from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict

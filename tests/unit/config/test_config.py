@@ -8,11 +8,10 @@ import yaml
 
 from roads import ROOT
 from vlmflow.archives.sources import read_sources
-from vlmflow.config.data_settings import KEYS_OF_KIND
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.reference import reference_page
 from vlmflow.core.errors import VlmflowError
-from vlmflow.rows.forms import ANY_FORM, FORMS, form_rows
+from vlmflow.rows.form_rows import form_rows
 
 BASE = {
     "models": {"m": {"source": "hf://Qwen/Qwen3-8B", "model_type": "qwen3"}},
@@ -319,12 +318,6 @@ def test_a_number_behind_an_address_is_how_many_rows_are_drawn(
     assert fire.addresses("train") == [address]
     assert fire.choice("train").samples == samples
     assert fire.choice("train").seed == (0 if samples is None else 3)  # a seed that draws nothing reruns nothing
-
-
-def test_every_kind_has_its_keys() -> None:
-    """The configuration and the converter know the same raw forms, and the same keys in them."""
-    known = {kind: {*form, *ANY_FORM} for kind, form in FORMS.items()}
-    assert {kind: set(keys) for kind, keys in KEYS_OF_KIND.items()} == known
 
 
 def test_two_splits_must_not_become_one_file() -> None:

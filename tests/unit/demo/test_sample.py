@@ -20,7 +20,7 @@ from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site, exif_rotated
 from vlmflow.demo.sample_scenes import shapes_scene
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
-from vlmflow.rows.fire import Trajectory, read_trajectory, trajectory_row
+from vlmflow.rows.forms.fire import Trajectory, read_trajectory, trajectory_row
 from vlmflow.rows.rejects import Reject
 
 TRAIN_ROWS, TEST_ROWS = 240, 48

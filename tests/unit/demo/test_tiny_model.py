@@ -24,7 +24,7 @@ from roads import ROOT
 from vlmflow.demo.sample import write_sample
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.demo.tiny_tokenizer import VOCABULARY_SIZE, fire_texts
-from vlmflow.rows.fire import read_trajectory, trajectory_row
+from vlmflow.rows.forms.fire import read_trajectory, trajectory_row
 from vlmflow.rows.rejects import Reject
 
 SMALL = TinyShape(hidden_size=32, layers=2, merges=100)

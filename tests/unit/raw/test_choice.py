@@ -10,7 +10,7 @@ from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.forms import form_rows
+from vlmflow.rows.form_rows import form_rows
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 import convert_fire
 from fire_rows import fire_row, write_array
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.rows.fire import (
-    Trajectory,
-    fire_rows,
-    read_score,
-    read_trajectory,
-    timestep_rows,
-    training_form,
-    trajectory_row,
-)
+from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.forms.fire import Trajectory, read_score, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import REASONS, Reject
 from vlmflow.rows.sharegpt import first_fault

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.config.data_settings import RowLimits
-from vlmflow.rows.convert import ConvertedRow
-from vlmflow.rows.forms import FORMS, form_rows
+from vlmflow.config.raw_forms import form_of, kinds
+from vlmflow.config.row_settings import RowLimits
+from vlmflow.rows.converted import ConvertedRow
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import REASONS, Reject
 from vlmflow.rows.sharegpt import first_fault
 
@@ -138,12 +139,13 @@ JUNK = st.recursive(
     ),
     max_leaves=12,
 )
-KEYS = sorted({"image", "images", "source", *(key for form in FORMS.values() for key in form)})
+KINDS = [kind for kind in kinds() if form_of(kind).read]
+KEYS = sorted({key for kind in KINDS for key in form_of(kind).all_keys})
 
 
 @given(
     row=st.dictionaries(st.sampled_from(KEYS), JUNK) | JUNK,
-    kind=st.sampled_from(sorted(FORMS)),
+    kind=st.sampled_from(KINDS),
     modality=st.sampled_from(["image", "text"]),
     noise=st.binary(max_size=8),
     at=st.integers(0, 80),

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from roads import ROOT
 from vlmflow.config.data_settings import DatasetSettings, RowChoice, RowLimits
+from vlmflow.config.raw_forms import form_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.choice import left_out
 from vlmflow.raw.csv_file import _CountedLines
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.forms import FORMS, form_rows, refuse_columns
+from vlmflow.rows.form_rows import form_rows, refuse_columns
 from vlmflow.rows.rejects import REASONS
 from vlmflow.rows.row_check import CheckedRows, Grouping
 
@@ -105,7 +106,7 @@ def test_ten_thousand_turns_are_too_many(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sharegpt", "messages", "alpaca", "text"])
 def test_a_row_with_nothing_in_it_is_rejected(tmp_path: Path, kind: str) -> None:
-    key = next(iter(FORMS[kind]))
+    key = next(iter(form_of(kind).keys))
     rows = [b"{}", b"null", json.dumps({key: []}).encode(), json.dumps({key: None}).encode()]
     assert all(outcome(as_lines(tmp_path, rows), kind).values())
 
@@ -256,7 +257,7 @@ def test_a_csv_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, s
 @pytest.mark.parametrize("kind", ["volcano", "sharegpt", "messages"])
 def test_turns_that_are_texts_are_refused_once(tmp_path: Path, kind: str) -> None:
     """JSON inside of CSV: the first line says what to do, and not each row that it cannot be used."""
-    key = next(iter(FORMS[kind]))
+    key = next(iter(form_of(kind).keys))
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[key], ['[{"from": "human"}]']])
     with pytest.raises(VlmflowError, match=f"column '{key}' holds text, which is no list of turns") as refused:

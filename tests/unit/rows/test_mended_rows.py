@@ -13,7 +13,7 @@ import pytest
 from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.forms import form_rows
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 Row = dict[str, Any]

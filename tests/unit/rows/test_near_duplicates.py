@@ -15,7 +15,7 @@ from vlmflow.pictures.hash_table import read_hashes
 from vlmflow.pictures.look_alikes import near_pictures
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.forms import form_rows
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
 from vlmflow.rows.questions import normalised
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate

@@ -20,8 +20,8 @@ from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire import fire_rows, training_form
-from vlmflow.rows.forms import form_rows
+from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]

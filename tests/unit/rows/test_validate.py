@@ -12,7 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows import row_check
 from vlmflow.rows.convert import convert
-from vlmflow.rows.forms import form_rows
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.5, row_limits=RowLimits())

@@ -9,19 +9,17 @@ arXiv:2407.11522): students and teachers alternate strictly, the teacher's text 
 
 import re
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from vlmflow.config.data_settings import RowLimits
-from vlmflow.raw.choice import source_of
-from vlmflow.rows.convert import ConvertedRow, MakeRows
+from vlmflow.config.raw_forms import RawForm
+from vlmflow.raw.named import source_of
+from vlmflow.rows.chat import FIRST_LINE, Turn, without_tags
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.sharegpt import IMAGE_TAG, ShareGptRow, Turn
-from vlmflow.rows.unread import Unread
+from vlmflow.rows.sharegpt import ShareGptRow
 
 SCORE = re.compile(
     r"\bScore[\s*_]{0,3}:[\s*_]{0,3}(\d+)(?:\s*(?:/|out of)\s*(\d+))?(?![\d,–%-]|\.\d|e\d|\s*(?:/|out of))",
@@ -70,6 +68,15 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
     score_field_differs: bool
 
 
+FORM = RawForm(
+    kinds=("fire",),
+    about="trajectories",
+    keys={"image": str, "source": Any},
+    meanings={},
+    settings=("form", "max_history_rounds"),
+    fixed=True,
+)
+
 ROW = msgspec.json.Decoder(RawRow)
 PARTS = {"question": RawTurn, "conversations": RawTurn}
 
@@ -89,7 +96,7 @@ def read_trajectory(row: bytes, decode: Callable[[bytes], RawRow] = ROW.decode) 
         return Reject("bad_shape", "image is empty")
     if raw.question.role != "user":
         return Reject("wrong_role", f"question.role is {raw.question.role[:40]!r}, not 'user'")
-    question = clean(raw.question.value.replace(IMAGE_TAG, ""))
+    question = clean(without_tags(raw.question.value))
     if not question:
         return Reject("empty_turn", "question.value holds no text")
     attempts = _attempts(raw.conversations)
@@ -134,67 +141,6 @@ def read_score(feedback: str) -> int | None:
     return number
 
 
-Form = Callable[[str, Trajectory], list[ShareGptRow]]
-"""Makes a trajectory's training rows, given the identity of its raw row."""
-
-
-def training_form(form: str, max_history_rounds: int | None) -> Form:
-    """Give the function of a configured form: "trajectory" or "timestep"."""
-    if form == "timestep":
-        return partial(timestep_rows, max_history_rounds=max_history_rounds)
-    return lambda identity, trajectory: [trajectory_row(identity, trajectory)]
-
-
-def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
-    """Give the function that makes the training rows of one raw FIRE row.
-
-    limits: of the whole trajectory, whatever of it stands in an example: the timestep form writes a turn many times.
-    """
-    system = [] if system_prompt is None else [Turn("system", system_prompt)]
-    unread = Unread((RawRow, RawRow), PARTS)
-
-    def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
-        shape = unread.shape
-        trajectory = read_trajectory(row, shape.decode)
-        if isinstance(trajectory, Reject) and trajectory.reason in ("bad_shape", "bad_json"):
-            shape = None
-            trajectory = read_trajectory(row)
-        if isinstance(trajectory, Reject):
-            return trajectory
-        turns = 2 * len(trajectory.attempts) + len(system)
-        if turns > limits.max_turns:
-            return Reject("too_many_turns", f"{turns} turns, at most {limits.max_turns} are allowed")
-        if len(row) > limits.max_turn_chars and (longest := _longest_turn(trajectory)) > limits.max_turn_chars:
-            return Reject("turn_too_long", f"a turn has {longest} characters, at most {limits.max_turn_chars}")
-        if shape is None:
-            unread.count(number, row)
-        else:
-            shape.rows += 1
-        differs = trajectory.score_field_differs
-        return [
-            ConvertedRow(
-                id=made.id,
-                source=made.source,
-                images=made.images,
-                attempts=made.attempts,
-                scores=made.scores,
-                conversations=system + made.conversations,
-                raw_row=number,
-                score_field_differs=differs,
-            )
-            for made in form(identity, trajectory)
-        ]
-
-    return MakeRows(make, unread)
-
-
-def _longest_turn(trajectory: Trajectory) -> int:
-    """Give the characters of the longest turn; the last feedback, which nobody answers, is in no example."""
-    *earlier, last = trajectory.attempts
-    texts = [text for attempt in earlier for text in (attempt.answer, attempt.feedback)]
-    return max(map(len, [trajectory.question, last.answer, *texts]))
-
-
 def trajectory_row(identity: str, trajectory: Trajectory) -> ShareGptRow:
     """Give the whole trajectory as one conversation; the last feedback, which nobody answers, is cut off."""
     return _row(identity, trajectory, 0, len(trajectory.attempts))
@@ -214,7 +160,7 @@ def timestep_rows(identity: str, trajectory: Trajectory, max_history_rounds: int
 def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareGptRow:
     """Make a conversation of the attempts from index `first` up to, not with, `last`."""
     attempts = trajectory.attempts[first:last]
-    turns = [Turn("human", f"{IMAGE_TAG}\n{trajectory.question}"), Turn("gpt", attempts[0].answer)]
+    turns = [Turn("human", FIRST_LINE + trajectory.question), Turn("gpt", attempts[0].answer)]
     for before, attempt in pairwise(attempts):
         turns += [Turn("human", before.feedback), Turn("gpt", attempt.answer)]
     return ShareGptRow(

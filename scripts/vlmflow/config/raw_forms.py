@@ -1,0 +1,125 @@
+"""The raw forms that rows may have. Each is one module of `vlmflow.rows.forms`, whose FORM says all there is to know.
+
+Whoever wants to know something of a form asks here. No module names the forms: one more file there is one more form.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType, NoneType
+from typing import Any, get_args
+
+from vlmflow.config.key_meanings import OF_CONVERSATIONS, OF_TURNS, Meaning
+
+PACKAGE = "vlmflow.rows.forms"
+
+ANY_ROW = {"image": str | None, "images": list[str] | None, "source": Any}
+"""Keys that rows of every form may have, with what they hold."""
+
+
+@dataclass(frozen=True)
+class RawForm:
+    """One raw form.
+
+    kinds: what the configuration calls it: one name, or several for the same form.
+    about: what its rows hold, as docs/config.md says it behind the kind's name.
+    keys: the keys of a row, besides those of ANY_ROW, with what they hold; one that may be null may be missing too.
+    read: takes a row decoded with these keys, and the setting `prompt`, to its turns (`chat.Turn`), cleaned and at
+    least one, or to a Reject. None where a rule of its own converts the form.
+    turns: the key that holds the turns, as objects whose first field says who speaks; None where no key does.
+    speakers: who that may be, with what each is in a conversation (`chat.Turn.speaker`).
+    sound: types that sound rows are decoded into at once, in place of those in `keys`.
+    meanings: the keys beside the turns that change what a row means, where they are not read.
+    settings: the settings of a data set that this form has, and not every form.
+    fixed: rows are as their one owner publishes them: all with a picture, and no key has another name in a file.
+    one_prompt: all rows have the same prompt, the setting `prompt`.
+    """
+
+    kinds: tuple[str, ...]
+    about: str
+    keys: Mapping[str, Any]
+    read: Callable[[Any, str | None], Any] | None = None
+    turns: str | None = None
+    speakers: Mapping[str, str] = field(default_factory=dict)
+    sound: Mapping[str, Any] = field(default_factory=dict)
+    meanings: Mapping[str, Meaning] = field(default_factory=lambda: OF_CONVERSATIONS)
+    settings: tuple[str, ...] = ("ignore_keys",)
+    fixed: bool = False
+    one_prompt: bool = False
+
+    @property
+    def all_keys(self) -> dict[str, Any]:
+        """The keys that are read of a row, with what they hold."""
+        return dict(self.keys) if self.fixed else {**self.keys, **ANY_ROW}
+
+    def names(self, columns: Mapping[str, str]) -> dict[str, str]:
+        """Give the keys that rows are read by, with what they are called in the file.
+
+        Where `image` is called `images`, or the other way round, the other one is not read.
+        """
+        names = {key: columns.get(key, key) for key in self.all_keys}
+        for key, other in (("image", "images"), ("images", "image")):
+            if columns.get(key) == other and other not in columns:
+                del names[other]
+        return names
+
+    def meanings_of_rows(self, names: Mapping[str, str]) -> dict[str, Meaning]:
+        """Give the keys beside the turns that change what rows mean.
+
+        names: the keys that are read, with what they are called in the file.
+        """
+        return {key: meaning for key, meaning in self.meanings.items() if key not in names.values()}
+
+    def meanings_of(self, names: Mapping[str, str]) -> dict[str, Meaning]:
+        """Give the same with the keys of turns, as `messages.weight`."""
+        of_turns = {f"{names[self.turns]}.{key}": meaning for key, meaning in OF_TURNS.items()} if self.turns else {}
+        return self.meanings_of_rows(names) | of_turns
+
+
+def may_be_null(holds: Any) -> bool:
+    """Say whether a key that holds this may be null, or missing."""
+    return holds is Any or NoneType in get_args(holds)
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    """Give the module of every kind; kinds in the order of their names."""
+    package = importlib.import_module(PACKAGE)
+    modules = [importlib.import_module(f"{PACKAGE}.{found.name}") for found in pkgutil.iter_modules(package.__path__)]
+    found = [(kind, module) for module in modules for kind in module.FORM.kinds]
+    if len(found) > len(dict(found)):
+        raise ValueError(f"two modules of {PACKAGE} have a form of the same kind: {[kind for kind, _ in found]}")
+    return dict(sorted(found))
+
+
+def kinds() -> list[str]:
+    """Give the names of all kinds."""
+    return list(_modules())
+
+
+def form_of(kind: str) -> RawForm:
+    """Give the form of a kind."""
+    return _modules()[kind].FORM
+
+
+def module_of(kind: str) -> str:
+    """Give the name of the module that holds the form of a kind: a stage that converts it depends on it."""
+    return _modules()[kind].__name__
+
+
+def kinds_with(setting: str) -> list[str]:
+    """Give the kinds whose form has a setting that not every form has."""
+    return [kind for kind in kinds() if setting in form_of(kind).settings]
+
+
+def all_settings() -> list[str]:
+    """Give the settings of data sets that not every form has."""
+    return list(dict.fromkeys(setting for kind in kinds() for setting in form_of(kind).settings))
+
+
+def in_words() -> str:
+    """Say what every form holds, a sentence each."""
+    forms = dict.fromkeys(module.FORM.kinds for module in _modules().values())
+    return " ".join(f"{', '.join(names)}: {form_of(names[0]).about}." for names in forms)

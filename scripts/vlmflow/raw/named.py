@@ -1,0 +1,62 @@
+"""What a raw row of any form says of itself: the pictures that it is about, and its source."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from vlmflow.config.raw_forms import ANY_ROW
+
+SOURCE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+UNKNOWN_SOURCE = "unknown"
+
+
+class Named(NamedTuple):
+    """The pictures that a raw row names, and its source."""
+
+    pictures: list[str]
+    source: str
+
+
+def pictures_of(image: str | None, images: Sequence[str] | None) -> list[str]:
+    """Give the pictures that a row names under `image` and `images`; one that stands under both is one."""
+    pictures = [name for name in images if name] if images else []
+    return [image, *pictures] if image and image not in pictures else pictures
+
+
+def source_of(named: Any, pictures: Sequence[str]) -> str:
+    """Give a row's source: the one that it names, or the first folder of its picture's path, or UNKNOWN_SOURCE."""
+    if isinstance(named, str):
+        return _source_name(named)
+    if pictures and (slash := pictures[0].find("/")) > 0:
+        return _source_name(pictures[0][:slash])
+    return UNKNOWN_SOURCE
+
+
+@lru_cache(maxsize=1024)
+def _source_name(named: str) -> str:
+    return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
+
+
+def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
+    """Give the function that reads what a raw row names, and nothing else of it.
+
+    names: what `image`, `images` and `source` are called in the file; one that is not there is not read.
+
+    It gives None for a row that is no JSON object, or in which these keys hold something else than they should.
+    """
+    read = [(key, holds, None) for key, holds in ANY_ROW.items() if key in names]
+    absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
+    decode = msgspec.json.Decoder(msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)).decode
+
+    def named(row: bytes) -> Named | None:
+        try:
+            found = decode(row)
+        except (ValueError, RecursionError):
+            return None
+        pictures = pictures_of(found.image, found.images)
+        return Named(pictures, source_of(found.source, pictures))
+
+    return named

@@ -1,0 +1,72 @@
+"""FIRE's raw rows, each made into the rows of one of the two training forms."""
+
+from collections.abc import Callable
+from functools import partial
+
+from vlmflow.config.row_settings import RowLimits
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.converted import ConvertedRow, MakeRows
+from vlmflow.rows.forms.fire import PARTS, RawRow, Trajectory, read_trajectory, timestep_rows, trajectory_row
+from vlmflow.rows.rejects import Reject
+from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.unread import Unread
+
+Form = Callable[[str, Trajectory], list[ShareGptRow]]
+"""Makes a trajectory's training rows, given the identity of its raw row."""
+
+
+def training_form(form: str, max_history_rounds: int | None) -> Form:
+    """Give the function of a configured form: "trajectory" or "timestep"."""
+    if form == "timestep":
+        return partial(timestep_rows, max_history_rounds=max_history_rounds)
+    return lambda identity, trajectory: [trajectory_row(identity, trajectory)]
+
+
+def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
+    """Give the function that makes the training rows of one raw FIRE row.
+
+    limits: of the whole trajectory, whatever of it stands in an example: the timestep form writes a turn many times.
+    """
+    system = [] if system_prompt is None else [Turn("system", system_prompt)]
+    unread = Unread((RawRow, RawRow), PARTS)
+
+    def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
+        shape = unread.shape
+        trajectory = read_trajectory(row, shape.decode)
+        if isinstance(trajectory, Reject) and trajectory.reason in ("bad_shape", "bad_json"):
+            shape = None
+            trajectory = read_trajectory(row)
+        if isinstance(trajectory, Reject):
+            return trajectory
+        turns = 2 * len(trajectory.attempts) + len(system)
+        if turns > limits.max_turns:
+            return Reject("too_many_turns", f"{turns} turns, at most {limits.max_turns} are allowed")
+        if len(row) > limits.max_turn_chars and (longest := _longest_turn(trajectory)) > limits.max_turn_chars:
+            return Reject("turn_too_long", f"a turn has {longest} characters, at most {limits.max_turn_chars}")
+        if shape is None:
+            unread.count(number, row)
+        else:
+            shape.rows += 1
+        differs = trajectory.score_field_differs
+        return [
+            ConvertedRow(
+                id=made.id,
+                source=made.source,
+                images=made.images,
+                attempts=made.attempts,
+                scores=made.scores,
+                conversations=system + made.conversations,
+                raw_row=number,
+                score_field_differs=differs,
+            )
+            for made in form(identity, trajectory)
+        ]
+
+    return MakeRows(make, unread)
+
+
+def _longest_turn(trajectory: Trajectory) -> int:
+    """Give the characters of the longest turn; the last feedback, which nobody answers, is in no example."""
+    *earlier, last = trajectory.attempts
+    texts = [text for attempt in earlier for text in (attempt.answer, attempt.feedback)]
+    return max(map(len, [trajectory.question, last.answer, *texts]))

@@ -1,0 +1,160 @@
+"""Raw rows of every form whose turns its module reads (`RawForm.read`), each made into one ShareGPT row.
+
+Each may hold `image` (a path) or `images` (a list of one path), and `source`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from vlmflow.config.raw_forms import ANY_ROW, RawForm, form_of, may_be_null
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.choice import OF_ANOTHER_MODALITY
+from vlmflow.raw.json_file import JsonRows
+from vlmflow.raw.named import pictures_of, source_of
+from vlmflow.raw.split import RawRows
+from vlmflow.raw.table_file import TEXT
+from vlmflow.rows.chat import FIRST_LINE, Turn, opening, without_tags, wrong_order
+from vlmflow.rows.converted import ConvertedRow, MakeRows
+from vlmflow.rows.raw_text import clean
+from vlmflow.rows.rejects import Reject
+from vlmflow.rows.unread import Unread
+
+
+def form_rows(
+    kind: str,
+    modality: str,
+    columns: Mapping[str, str],
+    prompt: str | None,
+    system_prompt: str | None,
+    ignore_keys: Sequence[str] = (),
+) -> MakeRows:
+    """Give the function that makes the training row of one raw row.
+
+    kind: one whose form its module reads. modality: "image" or "text"; rows of the other sort are left out.
+    columns: what the form's keys are called in the file. prompt: what the human says, in a form with one prompt.
+    system_prompt: begins a conversation that has no system turn.
+    ignore_keys: keys that change what a row means, and are to be left unread (see `config.key_meanings`).
+    """
+    form = form_of(kind)
+    names = form.names(columns)
+    raw_type = sound_type = _raw_type(form.all_keys, names)
+    if form.sound:  # whatever is wrong with rows that are not sound, the general type finds out
+        sound_type = _raw_type({**form.all_keys, **form.sound}, names)
+    decode = msgspec.json.Decoder(raw_type).decode
+    parts = {names[form.turns]: get_args(form.keys[form.turns])[0]} if form.turns else {}
+    assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
+    unread = Unread((sound_type, raw_type), parts, form.meanings_of(names), ignore_keys, assistants)
+    read = form.read
+    wants_picture = modality == "image"
+    left_out = Reject(OF_ANOTHER_MODALITY[modality], "")
+    system = [] if system_prompt is None else [Turn("system", system_prompt)]
+
+    def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
+        try:
+            shape = unread.shape
+            try:
+                raw = shape.decode(row)
+            except (msgspec.ValidationError, UnicodeDecodeError):  # it cannot name a key that is no UTF-8
+                shape = None
+                raw = decode(row)
+        except msgspec.ValidationError as error:
+            return Reject("bad_shape", str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return Reject("bad_json", str(error))
+        images = pictures_of(raw.image, raw.images)
+        if bool(images) != wants_picture:
+            return left_out
+        if len(images) > 1:
+            return Reject("several_pictures", f"{len(images)} pictures; one is allowed")
+        turns = read(raw, prompt)
+        if type(turns) is Reject:
+            return turns
+        first = opening(turns)
+        answerless = len(turns) - first > 1 and turns[-1].speaker == "human"
+        if answerless:
+            turns.pop()  # what nobody answers teaches nothing
+        answers = (len(turns) - first) // 2
+        if not answers:
+            return wrong_order(turns, first)
+        if images:
+            question = clean(without_tags(turns[first].value))
+            if not question:
+                return Reject("empty_turn", f"turn {first} holds no text")
+            turns[first].value = FIRST_LINE + question
+        if answerless:
+            unread.last_turn()
+        if shape is None:
+            unread.count(number, row)
+        else:
+            shape.rows += 1
+        return [
+            ConvertedRow(
+                identity,
+                source_of(raw.source, images),
+                images,
+                list(range(1, 1 + answers)),
+                [],
+                turns if first else system + turns,
+                number,
+                False,
+            )
+        ]
+
+    return MakeRows(make, unread)
+
+
+def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str, str]) -> None:
+    """Refuse a table whose columns are not what rows of a kind need, before its rows are rejected one by one.
+
+    Raises VlmflowError with the column, what it holds, and what to do.
+    """
+    for file in rows.files:
+        if file.columns is not None:
+            _refuse_columns(file, form_of(kind), modality, columns)
+
+
+def _refuse_columns(rows: JsonRows, form: RawForm, modality: str, columns: Mapping[str, str]) -> None:
+    names = form.names(columns)
+    wanted = [key for key, holds in form.keys.items() if not may_be_null(holds)]
+    if modality == "image" and not any(names.get(key) in rows.columns for key in ("image", "images")):
+        wanted.append("image" if "image" in names else "images")
+    for key in wanted:
+        if names[key] not in rows.columns:
+            raise VlmflowError(
+                f"{rows.path}: there is no column {names[key]!r}; there are {', '.join(rows.columns)}",
+                f"say which of them it is (datasets.NAME.columns: {{{key}: …}}), or choose another kind or modality",
+            )
+    for key, holds in form.all_keys.items():
+        name = names.get(key)
+        empty_is_fine = key not in wanted and rows.columns.get(name) == "null"
+        if name in rows.columns and holds is not Any and not empty_is_fine:
+            _refuse_column(rows, key, name, is_text=holds in (str, str | None))
+
+
+def _refuse_column(rows: JsonRows, key: str, name: str, is_text: bool) -> None:
+    """Refuse a column that holds no texts, or no lists where they are wanted."""
+    holds = rows.columns[name]
+    if holds == TEXT if is_text else "list" in holds.partition("<")[0]:
+        return
+    if is_text:
+        what = "text"
+        advice = "name another column, or write this one as text; pictures are files, named by their paths"
+    elif key == "images":
+        what = "list of paths"
+        advice = f"where each is one path, say columns: {{image: {name}}}; or name another column"
+    else:
+        what = "list of turns"
+        advice = "write the rows as JSON lines, or as parquet with lists there; or name another column"
+    raise VlmflowError(
+        f"{rows.path}: column {name!r} holds {holds}, which is no {what}", f"{advice} (datasets.NAME.columns)"
+    )
+
+
+def _raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:
+    """Give the type of a raw row, its keys called as they are in the file; a key that is not read is None."""
+    read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
+    typed = [(key, keys[key], None) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
+    absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
+    return msgspec.defstruct("RawRow", typed, rename=dict(names), namespace=absent, gc=False)

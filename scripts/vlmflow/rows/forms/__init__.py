@@ -1,0 +1,1 @@
+"""The raw forms, one module each; `config.raw_forms` finds them, and says what their FORM holds."""

@@ -1,0 +1,38 @@
+"""Conversations as ShareGPT and LLaVA write them: {"conversations": [{"from": "human", "value": …}, …]}.
+
+Volcano's rows have this form too (https://huggingface.co/datasets/kaist-ai/volcano-train).
+"""
+
+from typing import Any
+
+import msgspec
+
+from vlmflow.config.raw_forms import RawForm
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.raw_text import spoken
+from vlmflow.rows.rejects import Reject
+
+SPEAKERS = {"human": "human", "gpt": "gpt", "system": "system"}
+
+
+class From(msgspec.Struct, gc=False):
+    """A turn. from: who speaks."""
+
+    speaker: str = msgspec.field(name="from")
+    text: str = msgspec.field(name="value")
+
+
+def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+    """Give the turns of a row."""
+    return spoken("conversations", raw.conversations, SPEAKERS)
+
+
+FORM = RawForm(
+    kinds=("sharegpt", "volcano"),
+    about="`conversations` of `from` (human, gpt) and `value`",
+    keys={"conversations": list[From]},
+    read=read,
+    turns="conversations",
+    speakers=SPEAKERS,
+    sound={"conversations": list[Turn]},
+)

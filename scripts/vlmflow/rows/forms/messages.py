@@ -1,0 +1,34 @@
+"""Messages as OpenAI's chat form has them: {"messages": [{"role": "user", "content": …}, …]}."""
+
+from typing import Any
+
+import msgspec
+
+from vlmflow.config.raw_forms import RawForm
+from vlmflow.rows.chat import ROLES, Turn
+from vlmflow.rows.raw_text import spoken
+from vlmflow.rows.rejects import Reject
+
+SPEAKERS = {ROLES[speaker]: speaker for speaker in ("human", "gpt", "system")}
+
+
+class Message(msgspec.Struct, gc=False):
+    """A turn. role: who speaks."""
+
+    speaker: str = msgspec.field(name="role")
+    text: str = msgspec.field(name="content")
+
+
+def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+    """Give the turns of a row."""
+    return spoken("messages", raw.messages, SPEAKERS)
+
+
+FORM = RawForm(
+    kinds=("messages",),
+    about="`messages` of `role` (user, assistant) and `content`",
+    keys={"messages": list[Message]},
+    read=read,
+    turns="messages",
+    speakers=SPEAKERS,
+)

@@ -1,0 +1,23 @@
+"""Prompts with their completions, as TRL has them: {"prompt": …, "completion": …}."""
+
+from typing import Any
+
+from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
+from vlmflow.config.raw_forms import RawForm
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.raw_text import question_and_answer
+from vlmflow.rows.rejects import Reject
+
+
+def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+    """Give a row's two turns."""
+    return question_and_answer("prompt", raw.prompt, raw.completion)
+
+
+FORM = RawForm(
+    kinds=("prompt_completion",),
+    about="`prompt` and `completion`",
+    keys={"prompt": str, "completion": str},
+    read=read,
+    meanings=OF_CONVERSATIONS | HISTORY,
+)

@@ -1,0 +1,25 @@
+"""Texts, each the answer to one prompt that the configuration says: {"text": …}."""
+
+from typing import Any
+
+from vlmflow.config.key_meanings import OF_ANY_ROW
+from vlmflow.config.raw_forms import RawForm
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.raw_text import question_and_answer
+from vlmflow.rows.rejects import Reject
+
+
+def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+    """Give a row's two turns."""
+    return question_and_answer("prompt", prompt or "", raw.text)
+
+
+FORM = RawForm(
+    kinds=("text",),
+    about="`text`",
+    keys={"text": str},
+    read=read,
+    meanings=OF_ANY_ROW,
+    settings=("ignore_keys", "prompt"),
+    one_prompt=True,
+)
