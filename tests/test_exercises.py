@@ -1,0 +1,47 @@
+"""How much of the project a newcomer must touch: real additions that the product does not get, as patches.
+
+Each is laid over a clone of the working tree, the generated pages are made anew, and its own tests run there.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roads import checkout
+
+PATCHES = Path(__file__).parent / "exercises"
+
+FILES = {"new-form": 5}
+"""By patch how many files it may touch, with the generated pages."""
+
+
+def git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"git {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+def test_every_exercise_is_done() -> None:
+    assert sorted(FILES) == sorted(patch.stem for patch in PATCHES.glob("*.patch"))
+
+
+@pytest.mark.parametrize("exercise", FILES)
+def test_an_addition_touches_few_files_and_works(tmp_path: Path, exercise: str) -> None:
+    root = checkout(tmp_path / "clone")
+    git(root, "apply", str(PATCHES / f"{exercise}.patch"))
+    subprocess.run([sys.executable, "scripts/make_docs.py"], cwd=root, check=True, capture_output=True)
+    touched = [line[3:] for line in git(root, "status", "--porcelain", "--untracked-files=all").splitlines()]
+    assert len(touched) <= FILES[exercise], touched
+    tests = [name for name in touched if Path(name).name.startswith("test_")]
+    assert tests
+    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(call, cwd=root, env=_plain(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _plain() -> dict[str, str]:
+    """Give the environment without what this run of pytest has put there, nor a path to this tree's modules."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}

@@ -1,0 +1,78 @@
+"""The registry of raw forms: it finds every module, refuses two of one kind, and a form's code is its kind's alone."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness import code_digest
+from harness.targets import code_of_kind
+from roads import clone
+from vlmflow.config import raw_forms
+from vlmflow.config.raw_forms import form_of, kinds, kinds_with, module_of
+
+FORMS = Path(raw_forms.__file__).parents[1] / "rows" / "forms"
+
+
+@pytest.fixture
+def own_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of forms, empty as yet, in place of the product's."""
+    package = tmp_path / "own_forms"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(raw_forms, "PACKAGE", package.name)
+    raw_forms._modules.cache_clear()
+    yield package
+    raw_forms._modules.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == package.name]:
+        del sys.modules[name]
+
+
+def add(package: Path, name: str, *names: str) -> None:
+    text = f"from vlmflow.config.raw_forms import RawForm\nFORM = RawForm({names!r}, 'rows', {{}})\n"
+    (package / f"{name}.py").write_text(text)
+
+
+def test_every_module_is_a_form() -> None:
+    modules = {f"{raw_forms.PACKAGE}.{file.stem}" for file in FORMS.glob("*.py") if file.stem != "__init__"}
+    assert {module_of(kind) for kind in kinds()} == modules
+    assert kinds() == sorted(kinds())
+    assert kinds_with("form") == ["fire"]
+    assert {kind for kind in kinds() if form_of(kind).one_prompt} == {"text"}
+
+
+def test_a_module_is_found_by_being_there(own_forms: Path) -> None:
+    add(own_forms, "b", "letters", "post")
+    add(own_forms, "a", "notes")
+    assert kinds() == ["letters", "notes", "post"]
+    assert raw_forms.in_words() == "letters, post: rows. notes: rows."
+
+
+def test_two_forms_of_one_kind_are_refused(own_forms: Path) -> None:
+    add(own_forms, "a", "notes")
+    add(own_forms, "b", "letters", "notes")
+    with pytest.raises(ValueError, match="a form of the same kind"):
+        kinds()
+
+
+def test_a_changed_form_makes_the_rows_of_its_own_kind_alone_stale(tmp_path: Path) -> None:
+    scripts = clone(tmp_path / "clone") / "scripts"
+    settings = SimpleNamespace(datasets={kind: SimpleNamespace(kind=kind) for kind in kinds()})
+
+    def digests() -> dict[str, str]:
+        of_kind = code_of_kind(settings, code_digest.of_scripts(scripts), "convert_rows")
+        return {kind: of_kind(SimpleNamespace(dataset=kind)) for kind in kinds()}
+
+    def others() -> dict[str, str]:
+        of_script = code_digest.of_scripts(scripts)
+        return {file.stem: of_script(file.stem) for file in scripts.glob("*.py")}
+
+    kinds_before, others_before = digests(), others()
+    form = scripts / "vlmflow" / "rows" / "forms" / "conversations.py"
+    form.write_text(f"{form.read_text()}\n# another\n")
+    kinds_after, others_after = digests(), others()
+    assert {kind for kind in kinds() if kinds_before[kind] != kinds_after[kind]} == {"sharegpt", "volcano"}
+    assert others_before == others_after
