@@ -1,6 +1,6 @@
 """How much of the project a newcomer must touch: real additions that the product does not get, as patches.
 
-Each is laid over a clone of the working tree, the generated pages are made anew, and its own tests run there.
+Each is laid over a clone of the working tree, what `make docs` writes is written anew, and its own tests run there.
 """
 
 import os
@@ -15,7 +15,7 @@ from roads import checkout
 PATCHES = Path(__file__).parent / "exercises"
 
 FILES = {"new-form": 5}
-"""By patch how many files it may touch, with the generated pages."""
+"""By patch how many files it may touch; what `make docs` writes counts as one."""
 
 
 def git(root: Path, *words: str) -> str:
@@ -31,10 +31,11 @@ def test_every_exercise_is_done() -> None:
 @pytest.mark.parametrize("exercise", FILES)
 def test_an_addition_touches_few_files_and_works(tmp_path: Path, exercise: str) -> None:
     root = checkout(tmp_path / "clone")
-    git(root, "apply", str(PATCHES / f"{exercise}.patch"))
+    git(root, "apply", "--index", str(PATCHES / f"{exercise}.patch"))
+    touched = git(root, "diff", "--cached", "--name-only").split()
     subprocess.run([sys.executable, "scripts/make_docs.py"], cwd=root, check=True, capture_output=True)
-    touched = [line[3:] for line in git(root, "status", "--porcelain", "--untracked-files=all").splitlines()]
-    assert len(touched) <= FILES[exercise], touched
+    generated = git(root, "diff", "--name-only").split()
+    assert len(touched) + bool(generated) <= FILES[exercise], touched
     tests = [name for name in touched if Path(name).name.startswith("test_")]
     assert tests
     call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]

@@ -48,7 +48,7 @@ def test_a_module_is_found_by_being_there(own_forms: Path) -> None:
     add(own_forms, "b", "letters", "post")
     add(own_forms, "a", "notes")
     assert kinds() == ["letters", "notes", "post"]
-    assert raw_forms.in_words() == "letters, post: rows. notes: rows."
+    assert raw_forms.table().endswith("\n| `letters`, `post` | rows |\n| `notes` | rows |\n")
 
 
 def test_two_forms_of_one_kind_are_refused(own_forms: Path) -> None:

@@ -5,14 +5,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, in_words, kinds, kinds_with
+from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, kinds, kinds_with
 from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits
 from vlmflow.config.settings import EXPONENT_FORM, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
-
-OF_KINDS = (
-    f"The raw form. {in_words()} All but fire may name a picture (`image`, or `images` with one name) and a `source`."
-)
 
 PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
 """Settings of data sets whose rows have pictures."""
@@ -21,7 +17,9 @@ PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
 class DatasetSettings(Settings):
     """One data set: where its raw files and pictures are, and how rows are made of them."""
 
-    kind: Annotated[Literal[*kinds()], Field(description=OF_KINDS)]
+    kind: Literal[*kinds()]
+    """The raw form; docs/data.md shows a row of each. All but fire may name a picture (`image`, or `images` with one
+    name) and a `source`."""
 
     train: str | Annotated[list[str], Field(min_length=1)]
     """The raw train split: hf://datasets/OWNER/NAME/FILE (pinned in pins.yaml, or by itself:

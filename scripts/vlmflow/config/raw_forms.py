@@ -24,7 +24,7 @@ class RawForm:
     """One raw form.
 
     kinds: what the configuration calls it: one name, or several for the same form.
-    about: what its rows hold, as docs/config.md says it behind the kind's name.
+    row: what a row looks like, for people: a cell of the table in docs/data.md.
     keys: the keys of a row, besides those of ANY_ROW, with what they hold; one that may be null may be missing too.
     read: takes a row decoded with these keys, and the setting `prompt`, to its turns (`chat.Turn`), cleaned and at
     least one, or to a Reject. None where a rule of its own converts the form.
@@ -38,7 +38,7 @@ class RawForm:
     """
 
     kinds: tuple[str, ...]
-    about: str
+    row: str
     keys: Mapping[str, Any]
     read: Callable[[Any, str | None], Any] | None = None
     turns: str | None = None
@@ -119,7 +119,8 @@ def all_settings() -> list[str]:
     return list(dict.fromkeys(setting for kind in kinds() for setting in form_of(kind).settings))
 
 
-def in_words() -> str:
-    """Say what every form holds, a sentence each."""
+def table() -> str:
+    """Give the table of kinds in docs/data.md: what a row of each looks like."""
     forms = dict.fromkeys(module.FORM.kinds for module in _modules().values())
-    return " ".join(f"{', '.join(names)}: {form_of(names[0]).about}." for names in forms)
+    rows = [f"| {', '.join(f'`{name}`' for name in names)} | {form_of(names[0]).row} |" for names in forms]
+    return "\n".join(["| `kind` | a row |", "|---|---|", *rows, ""])

@@ -1,10 +1,15 @@
 """The reference page of the configuration, written from its model so that it cannot say anything else."""
 
 import json
+import re
 from typing import Any
 
 from vlmflow.config.faults import allowed
 from vlmflow.config.model import Config
+from vlmflow.config.raw_forms import table
+
+KINDS = re.compile(r"(<!-- kinds: .* -->\n).*?(<!-- end of kinds -->)", re.DOTALL)
+"""Where `docs/data.md` has the table of kinds."""
 
 HEAD = """# Configuration
 
@@ -33,6 +38,11 @@ def reference_page() -> str:
         inner = [(f"{path}{step}", found) for step, found in _blocks(block, schema["$defs"])]
         waiting = inner + waiting
     return HEAD + "\n" + "\n".join(sections)
+
+
+def with_kinds(page: str) -> str:
+    """Give `docs/data.md` with its table of kinds as the raw forms have it."""
+    return KINDS.sub(lambda found: f"{found[1]}{table()}{found[2]}", page)
 
 
 def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,8 @@ import yaml
 from roads import ROOT
 from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import Config, check_config
-from vlmflow.config.reference import reference_page
+from vlmflow.config.raw_forms import table
+from vlmflow.config.reference import reference_page, with_kinds
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.form_rows import form_rows
 
@@ -336,3 +337,6 @@ def test_the_pages_made_from_the_model_are_up_to_date() -> None:
     assert (ROOT / "docs" / "config.md").read_text() == reference_page(), "make docs"
     published = json.loads((ROOT / "docs" / "config.schema.json").read_text())
     assert published == Config.model_json_schema(), "make docs"
+    data = (ROOT / "docs" / "data.md").read_text()
+    assert table() in data, "make docs"
+    assert with_kinds(data) == data

@@ -17,7 +17,7 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 
 FORM = RawForm(
     kinds=("alpaca",),
-    about="`instruction`, `input`, `output`",
+    row='`{"instruction": …, "input": …, "output": …}`; `input` may be missing',
     keys={"instruction": str, "input": str | None, "output": str},
     read=read,
     meanings=OF_CONVERSATIONS | HISTORY,

@@ -29,7 +29,7 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 
 FORM = RawForm(
     kinds=("sharegpt", "volcano"),
-    about="`conversations` of `from` (human, gpt) and `value`",
+    row=('`{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}`; `system` may come first'),
     keys={"conversations": list[From]},
     read=read,
     turns="conversations",

@@ -70,7 +70,7 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
 
 FORM = RawForm(
     kinds=("fire",),
-    about="trajectories",
+    row="FIRE's trajectories: a question on a picture, attempts to answer it, and feedback with a score",
     keys={"image": str, "source": Any},
     meanings={},
     settings=("form", "max_history_rounds"),

@@ -26,7 +26,10 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 
 FORM = RawForm(
     kinds=("messages",),
-    about="`messages` of `role` (user, assistant) and `content`",
+    row=(
+        '`{"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}]}`; '
+        "a turn of `system` may come first"
+    ),
     keys={"messages": list[Message]},
     read=read,
     turns="messages",

@@ -16,7 +16,7 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 
 FORM = RawForm(
     kinds=("prompt_completion",),
-    about="`prompt` and `completion`",
+    row='`{"prompt": …, "completion": …}`',
     keys={"prompt": str, "completion": str},
     read=read,
     meanings=OF_CONVERSATIONS | HISTORY,
