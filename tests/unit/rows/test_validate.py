@@ -12,6 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows import row_check
 from vlmflow.rows.convert import convert
+from vlmflow.rows.converted import training_line
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
@@ -191,9 +192,9 @@ def test_a_picture_with_its_own_name_takes_the_quick_way_to_the_same_line() -> N
     other = msgspec.json.encode({**own, **fields, "conversations": turns})
     expected = msgspec.json.encode({**fields, "conversations": turns}) + b"\n"
     row = row_check.ROW.decode(usual)
-    assert row_check._training_line(usual, row, "a.jpg") == expected
-    assert row_check._training_line(other, row, "a.jpg") == expected
-    assert row_check._training_line(usual, row, "a.rgb.png") == expected.replace(b"a.jpg", b"a.rgb.png")
+    assert training_line(usual, row, "a.jpg") == expected
+    assert training_line(other, row, "a.jpg") == expected
+    assert training_line(usual, row, "a.rgb.png") == expected.replace(b"a.jpg", b"a.rgb.png")
 
 
 def text_files(folder: Path, prompts: list[str], answers: list[str]) -> SplitFiles:
