@@ -12,7 +12,7 @@ import pytest
 
 from roads import checkout
 
-PATCHES = Path(__file__).parent / "exercises"
+PATCHES = Path(__file__).parents[1] / "exercises"
 
 FILES = {"new-form": 5}
 """By patch how many files it may touch; what `make docs` writes counts as one."""
