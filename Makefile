@@ -17,7 +17,7 @@ TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo check-config test test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures
+.PHONY: help demo fire-demo check-config check test test-all test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## say what there is
@@ -114,11 +114,16 @@ cluster-stop: .venv/data.stamp ## end the run in the controller; trainers save a
 
 # --- for those who change it -------------------------------------------------------------------------------------
 
-test: .venv/dev.stamp lint ## lint, unit tests, and the road itself
+check: .venv/dev.stamp lint ## lint and unit tests: what one runs while working
+	$(BIN)/python -m pytest tests/unit --numprocesses 2
+
+test: .venv/dev.stamp lint ## lint, and all tests but those on a cluster
 	$(BIN)/python -m pytest --ignore tests/cluster --numprocesses 2 --dist loadfile --durations 40
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their own (Debian, root), or that of KUBECONFIG
 	$(BIN)/python -m pytest tests/cluster
+
+test-all: test test-cluster ## the tests on a cluster too
 
 lint: .venv/dev.stamp ## ruff, snakefmt and snakemake --lint alone
 	$(BIN)/ruff check .
