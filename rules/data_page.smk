@@ -27,7 +27,7 @@ rule data_page:
     benchmark:
         "benchmarks/data_page/{dataset}.tsv"
     params:
-        code=code("data_page"),
+        code=code("data_page", reads="vlmflow/reports/templates"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         picture_limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
         near_duplicates=lookup(dpath="datasets/{dataset}/near_duplicates", within=config),

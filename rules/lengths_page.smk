@@ -1,8 +1,9 @@
 # How long the rows of a run are, for people: one page that needs nothing but itself.
 #
-# Needs: the lengths of all rows and their account.
+# Needs: the lengths of all rows and their account, and the rows that were measured.
 # Makes: reports/lengths-{run}.html: tokens of text and pictures as charts, the max_length that covers 99.9 % of train
-#        and of val, and all rows, how many rows are longer than the run's own, the longest rows by name.
+#        and of val, and all rows, how many rows are longer than the run's own, the longest rows
+#        and a look at each.
 # Holds: the file loads nothing and runs nothing; the same lengths give the same page. Nothing else waits for it.
 
 
@@ -12,6 +13,8 @@ rule lengths_page:
         train="lengths/{run}/train.jsonl",
         val="lengths/{run}/val.jsonl",
         summary="lengths/{run}/summary.json",
+        train_rows=run_targets.data_of(settings, "train.jsonl"),
+        val_rows=run_targets.data_of(settings, "val.jsonl"),
     output:
         page=report(
             "reports/lengths-{run}.html",
@@ -24,7 +27,7 @@ rule lengths_page:
     benchmark:
         "benchmarks/lengths_page/{run}.tsv"
     params:
-        code=code("lengths_page"),
+        code=code("lengths_page", reads="vlmflow/reports/templates"),
         max_length=lookup(dpath="runs/{run}/train/max_length", within=config),
     threads: 1
     resources:

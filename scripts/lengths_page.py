@@ -4,16 +4,22 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.core.files import whole_file
+from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.reports.lengths_page import lengths_page
 
 
-def main(*, train: Path, val: Path, summary: Path, page: Path, max_length: int) -> None:
+def main(
+    *, train: Path, val: Path, summary: Path, train_rows: Path, val_rows: Path, page: Path, max_length: int
+) -> None:
     """Write it.
 
-    train, val, summary: what measure_lengths wrote (lengths/RUN). page: the HTML file to write.
-    max_length: the run's own, see docs/config.md.
+    train, val, summary: what measure_lengths wrote (lengths/RUN). train_rows, val_rows: what it measured.
+    page: the HTML file to write. max_length: the run's own, see docs/config.md.
     """
-    html = lengths_page(summary.parent.name, {"train": train, "val": val}, summary, max_length)
+    lengths, rows = {"train": train, "val": val}, {"train": train_rows, "val": val_rows}
+    refuse_other_rows(summary, list(lengths.values()), "lengths")
+    refuse_other_rows(summary, list(rows.values()), "rows")
+    html = lengths_page(summary.parent.name, lengths, rows, summary, max_length)
     with whole_file(page, "w") as file:
         file.write(html)
 

@@ -9,7 +9,7 @@ from vlmflow.core.files import read_json, whole_folder, write_json
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.merging.merge_plan import plan_merge
-from vlmflow.reports.pages import gate_page
+from vlmflow.reports.gate_page import gate_page
 from vlmflow.rows.training_data import ACCOUNT, fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.gate import judge, refuse_failed

@@ -11,7 +11,7 @@ from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.hash_table import read_hashes
 from vlmflow.pictures.look_alikes import near_pictures
-from vlmflow.reports.pages import counts_page
+from vlmflow.reports.counts_page import counts_page
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 RULES_OF_KIND = ("modality", "whole_rows", "drop_near_questions")

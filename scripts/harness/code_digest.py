@@ -3,6 +3,13 @@
 Snakemake looks at the script file alone, and at its modification time: it misses a changed module, and takes
 a fresh clone for a change. A digest of the bytes of the script and of the local modules that it imports,
 however deep, is neither blind nor nervous.
+
+An import says nothing of other files that a script reads, so a rule names their folder beside its script. The rules of
+pages read `vlmflow/reports/templates`: an edited template draws them anew. What is left out on purpose:
+
+- the same templates in `validate_sharegpt` and `train_smoke`, which end with a page (counts.html, gate.html): another
+  look is no reason to validate or to train again, and these pages have the new one the next time;
+- `vlmflow/config/swift_names.json`, which lets settings pass or refuses them, and changes nothing that a stage makes.
 """
 
 import ast
@@ -17,7 +24,8 @@ def of_scripts(folder: Path) -> Callable[..., str]:
 
     folder: holds the scripts, and beside them the packages that they import.
 
-    The function takes also the names of modules that the script finds while it runs, in no import statement.
+    The function takes also the names of modules that the script finds while it runs, in no import statement; and as
+    `reads` the other files that it reads, by their folder in `folder`. It raises FileNotFoundError where that has none.
     """
 
     @cache
@@ -32,13 +40,15 @@ def of_scripts(folder: Path) -> Callable[..., str]:
         return frozenset(found for name in names for found in _files_of(folder, name))
 
     @cache
-    def of_script(name: str, *found: str) -> str:
+    def of_script(name: str, *found: str, reads: str | None = None) -> str:
         files: set[Path] = set()
         waiting = {folder / f"{name}.py", *(file for module in found for file in _files_of(folder, module))}
         while waiting:
             file = waiting.pop()
             files.add(file)
             waiting |= local_imports(file) - files
+        if reads is not None:
+            files.update(_files_in(folder / reads))
         digest = hashlib.sha256()
         for file in sorted(files):
             content = hashlib.sha256(file.read_bytes()).digest()
@@ -53,3 +63,11 @@ def _files_of(folder: Path, module: str) -> list[Path]:
     parts = module.split(".")
     packages = [folder.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]
     return [file for file in [*packages, folder.joinpath(*parts).with_suffix(".py")] if file.is_file()]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Give the files of a folder, at any depth, but for those that an editor hides there."""
+    files = [file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    if not files:
+        raise FileNotFoundError(folder)
+    return files

@@ -112,6 +112,18 @@ class Browser:
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 
+    def check_page(self, page: Path, title: str) -> None:
+        """Open a page, wide and narrow; see that it loads nothing, runs nothing, and needs no scrolling to the side."""
+        for width in (1280, 400):
+            self.requests.clear()
+            self.complaints.clear()
+            self.open(page, width=width)
+            assert self.requests == [page.as_uri()]
+            assert self.complaints == []
+            assert self.evaluate("document.title") == title, "a script may have set it"
+            assert self.evaluate("document.scripts.length") == 0
+            assert self.evaluate("document.documentElement.scrollWidth") <= width
+
     def screenshot(self, file: Path) -> None:
         """Write the whole page as PNG."""
         said = self._call("Page.captureScreenshot", captureBeyondViewport=True)

@@ -159,6 +159,14 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(checkout: Checkout,
     assert stale_rules(checkout.folder, root=checkout.root) == expected
 
 
+def test_another_look_of_the_pages_draws_them_anew_and_makes_nothing_else(checkout: Checkout) -> None:
+    pages = ["reports/data-fire.html", f"reports/lengths-{RUN}.html"]
+    snakemake(checkout.folder, "--", *pages, root=checkout.root)
+    assert stale_rules(checkout.folder, *pages, root=checkout.root) == set()
+    edit("scripts/vlmflow/reports/templates/style.css", "--train: #2f6fd0", "--train: #2f6fd1")(checkout)
+    assert stale_rules(checkout.folder, *pages, root=checkout.root) == {"data_page", "lengths_page"}
+
+
 @pytest.mark.parametrize("cores", ["1", "16"])
 def test_another_number_of_cores_reruns_nothing(finished: Checkout, cores: str) -> None:
     assert stale_rules(finished.folder, "--cores", cores, root=finished.root) == set()

@@ -132,15 +132,16 @@ def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Rec
         return found
 
 
-def refuse_other_rows(account: Path, files: Sequence[Path] | None = None) -> None:
+def refuse_other_rows(account: Path, files: Sequence[Path] | None = None, kind: str | None = None) -> None:
     """Refuse files of rows that are no more those that an account vouches for. They are read whole, every time.
 
     account: a JSON file whose `digests` hold their SHA-256 by name. files: those that are looked at; None for all
-    `.jsonl` that it names, in its folder.
+    `.jsonl` that it names, in its folder. kind: the part of `digests` that names them; None where it has no parts.
 
     Raises VlmflowError with the files.
     """
     digests = read_json(account)["digests"]
+    digests = digests[kind] if kind else digests
     if files is None:
         files = [account.parent / name for name in digests if name.endswith(".jsonl")]
     found = {file: _seen(file) for file in files}

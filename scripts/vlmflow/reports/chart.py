@@ -1,19 +1,32 @@
-"""A chart of columns with its figures, as the pages' template draws it."""
+"""A chart of columns with its figures, as the pages' templates draw it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from vlmflow.reports.histogram import Bin, Histogram
 
 
-def chart(title: str, unit: str, series: Mapping[str, Histogram], bins: Sequence[Bin]) -> dict[str, Any]:
-    """Give what the macro `chart` draws.
+@dataclass(frozen=True)
+class Chart:
+    """What the macro `chart` draws.
 
-    series: the numbers, by data file (train, val, test: they have colours). bins: of these series.
+    names: the data files, one column of each in every bin. top: the highest share (0 to 1) of a column.
+    figures: a label, and a value for each of `names`.
     """
+
+    title: str
+    unit: str
+    names: list[str]
+    bins: Sequence[Bin]
+    top: float
+    figures: list[tuple[str, list[str]]]
+
+
+def chart(title: str, unit: str, series: Mapping[str, Histogram], bins: Sequence[Bin]) -> Chart:
+    """Give a chart. series: the numbers, by data file (train, val, test: they have colours). bins: of these series."""
     names = [name for name, histogram in series.items() if histogram.count]
     shown = [series[name] for name in names]
-    facts = [
+    figures = [
         ("count", [f"{histogram.count:,}" for histogram in shown]),
         ("mean", [f"{histogram.total / histogram.count:,.1f}" for histogram in shown]),
         ("median", [f"{histogram.quantile(0.5):,}" for histogram in shown]),
@@ -21,4 +34,4 @@ def chart(title: str, unit: str, series: Mapping[str, Histogram], bins: Sequence
         ("largest", [f"{histogram.largest:,}" for histogram in shown]),
     ]
     top = max((bin.shares[name] for bin in bins for name in names), default=1.0)
-    return {"title": title, "unit": unit, "names": names, "bins": bins, "top": top, "facts": facts}
+    return Chart(title, unit, names, bins, top, figures)

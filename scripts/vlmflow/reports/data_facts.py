@@ -2,16 +2,13 @@
 
 import hashlib
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vlmflow.core.files import count_lines
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.reports.histogram import Histogram
-from vlmflow.reports.pages import raw_splits
 from vlmflow.rows.chat import answers, said
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.rows.row_counts import QuarantinedRow
@@ -106,15 +103,3 @@ def first_rejects(quarantine: Path) -> dict[str, list[QuarantinedRow]]:
             row.raw = row.raw.copy()  # or the whole line would be held
             examples.append(row)
     return found
-
-
-def by_reason(stats: dict[str, Any], reasons: Callable[[dict[str, Any]], dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Give for every reason the lost rows of each raw split that has some, the costliest reason first.
-
-    reasons: takes a split's part of `stats.json` to its lost rows by reason.
-    """
-    table: dict[str, dict[str, int]] = {}
-    for split in raw_splits(stats):
-        for reason, count in reasons(stats[split]).items():
-            table.setdefault(reason, {})[split] = count
-    return dict(sorted(table.items(), key=lambda item: (-sum(item[1].values()), item[0])))

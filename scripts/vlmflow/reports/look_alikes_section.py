@@ -1,12 +1,13 @@
 """The near-duplicates on the data page: how many, and the nearest of them side by side."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from vlmflow.config.row_settings import NearDuplicates, PictureLimits
-from vlmflow.reports.thumbnails import thumbnail
+from vlmflow.reports.thumbnails import Shown, thumbnail
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.near_duplicates import NearDuplicate
 
@@ -18,58 +19,67 @@ QUESTION_SHOWN = 300
 """Characters."""
 
 
-def near_section(
-    pairs: Path, store: Path, limits: PictureLimits, settings: NearDuplicates, looked: bool
-) -> dict[str, Any]:
-    """Give what the page says of near-duplicates.
+@dataclass(frozen=True)
+class Pair:
+    """A near-duplicate, as the page shows it. pictures: of train and of test; none of two questions.
+
+    names: of pictures or rows, with their split. question: what both ask, from its beginning.
+    """
+
+    pictures: list[Shown]
+    distance: int
+    rows: int
+    same_questions: int
+    names: list[tuple[str, str]]
+    question: str
+
+
+@dataclass
+class LookAlikes:
+    """All near-duplicates.
+
+    distance, dropped: near_duplicates.picture_distance and drop. looked: pictures were compared; there may be none.
+    pictures, questions: how many of either kind. rows: train rows that name these pictures. same: how many of them ask
+    what the test split asks. nearest: the first ones to show.
+    """
+
+    distance: int
+    dropped: bool
+    looked: bool
+    pictures: int = 0
+    rows: int = 0
+    same: int = 0
+    questions: int = 0
+    nearest: list[Pair] = field(default_factory=list)
+
+
+def look_alikes(pairs: Path, store: Path, limits: PictureLimits, settings: NearDuplicates, looked: bool) -> LookAlikes:
+    """Gather what the page says of near-duplicates.
 
     pairs: what `find_near_duplicates` wrote. store: the data set's picture store. limits: of its pictures.
     settings: how they were looked for, and whether their train rows were rejected.
     looked: the pictures were compared; there may be none.
     """
-    counts = {"pictures": 0, "rows": 0, "same": 0, "questions": 0}
+    found = LookAlikes(settings.picture_distance, settings.drop, looked)
 
-    def counted() -> Any:
+    def counted() -> Iterator[NearDuplicate]:
         for pair in lines_of(pairs, NearDuplicate):
             if pair.kind == "question":
-                counts["questions"] += 1
+                found.questions += 1
             else:
-                counts["pictures"] += 1
-                counts["rows"] += pair.rows
-                counts["same"] += pair.same_questions
+                found.pictures += 1
+                found.rows += pair.rows
+                found.same += pair.same_questions
             yield pair
 
     numbers = count()
     nearest = nsmallest(SHOWN, counted(), key=lambda pair: (pair.distance, -pair.same_questions, next(numbers)))
-    return {
-        "words": _words(counts, settings.picture_distance, settings.drop, looked),
-        "pairs": [_pair(pair, store, limits) for pair in nearest],
-    }
+    found.nearest = [_pair(pair, store, limits) for pair in nearest]
+    return found
 
 
-def _words(counts: dict[str, int], distance: int, dropped: bool, looked: bool) -> str:
-    became = "were rejected (near_duplicates.drop)." if dropped else "stay (near_duplicates.drop is off)."
-    asked = f"Train rows without a picture that ask what a test row asks: {counts['questions']:,}."
-    asked += f" These rows {became}" if counts["questions"] else ""
-    if not looked:
-        return asked + " No pictures were compared."
-    none = f"No train picture looks like one of the test split (perceptual hashes within {distance} of 64 bits)."
-    pictures = (
-        f"Train pictures that look like one of the test split, though their bytes differ (perceptual hashes within "
-        f"{distance} of 64 bits): {counts['pictures']:,}. Train rows that name them: {counts['rows']:,}, of which ask "
-        f"what the test split asks: {counts['same']:,}. These rows {became}"
-    )
-    return (pictures if counts["pictures"] else none) + (f" {asked}" if counts["questions"] else "")
-
-
-def _pair(pair: NearDuplicate, store: Path, limits: PictureLimits) -> dict[str, Any]:
+def _pair(pair: NearDuplicate, store: Path, limits: PictureLimits) -> Pair:
     names = [("train", pair.train), ("test", pair.test)]
-    if pair.kind == "question":
-        facts = {"pictures": [], "what": "the same question, without a picture", "rows": ""}
-    else:
-        facts = {
-            "pictures": [(thumbnail(store / name, THUMBNAIL, limits), name) for _, name in names],
-            "what": f"{pair.distance} of 64 bits apart",
-            "rows": f"train rows: {pair.rows:,}, with the same question: {pair.same_questions:,}",
-        }
-    return {**facts, "names": names, "question": (pair.question or "")[:QUESTION_SHOWN]}
+    pictures = [] if pair.kind == "question" else [thumbnail(store / name, THUMBNAIL, limits) for _, name in names]
+    shown = [Shown(url, name) for url, (_, name) in zip(pictures, names, strict=False)]
+    return Pair(shown, pair.distance, pair.rows, pair.same_questions, names, (pair.question or "")[:QUESTION_SHOWN])

@@ -8,7 +8,7 @@ from vlmflow.core.files import read_json
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.reports.licences import hub_datasets, rights_section
-from vlmflow.reports.pages import form_of, raw_splits, went
+from vlmflow.reports.stats import form_of, raw_splits, went
 
 FOLDER = "PATH OF THIS FOLDER"
 QUESTIONS = {"image": "What is in the picture?", "text": "What is a picture?"}

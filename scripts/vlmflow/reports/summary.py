@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.files import read_json
-from vlmflow.reports.pages import raw_splits, went
+from vlmflow.reports.stats import raw_splits, went
 
 
 def summary(folder: Path, run: str) -> str:

@@ -3,6 +3,7 @@
 import base64
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -17,6 +18,14 @@ QUALITY = 82
 
 RGB_BYTES = 4
 """Bytes that a pixel of a rewritten copy takes at most on the disk: three, and what PNG adds."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture on a page. url: the data URL of its small copy; None where it cannot be shown."""
+
+    url: str | None
+    name: str
 
 
 def thumbnail(picture: Path, side: int, limits: PictureLimits) -> str | None:

@@ -1,6 +1,9 @@
+import ast
 import fcntl
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -58,6 +61,53 @@ def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scrip
     assert [name for name in names if before[name] != after[name]] == ["one", "three"]
     (scripts / "pack" / "b.py").write_text("def f(): return 1\n")
     assert {name: code_digest.of_scripts(scripts)(name) for name in names} == before
+
+
+def test_a_file_that_a_script_is_said_to_read_counts_as_its_code(scripts: Path) -> None:
+    """Whether it is named itself or lies in a folder that is named; what editors hide beside it counts for nothing."""
+    (scripts / "pack" / "texts").mkdir()
+    page = scripts / "pack" / "texts" / "page.jinja"
+    page.write_text("one")
+
+    def digests() -> list[str]:
+        of_script = code_digest.of_scripts(scripts)
+        return [of_script("one"), of_script("one", "pack/texts"), of_script("one", "pack/texts/page.jinja")]
+
+    before = digests()
+    (scripts / "pack" / "texts" / ".page.jinja.swp").touch()
+    assert digests() == before
+    page.write_text("two")
+    after = digests()
+    assert after[0] == before[0]
+    assert not {*before[1:]} & {*after[1:]}
+    with pytest.raises(FileNotFoundError, match="pack/other"):
+        code_digest.of_scripts(scripts)("one", "pack/other")
+
+
+def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_path: Path) -> None:
+    """A new page cannot forget them: which scripts draw pages is seen by their code."""
+    folder = tmp_path / "scripts"
+    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    rules = "".join(file.read_text() for file in (SCRIPTS.parent / "rules").glob("*.smk"))
+    asked = {
+        name: ast.literal_eval(f"[{data}]") for name, data in re.findall(r'code=code\("(\w+)"(?:, (.*?))?\)', rules)
+    }
+
+    def digests() -> dict[str, str]:
+        of_script = code_digest.of_scripts(folder)
+        return {name: of_script(name, *data) for name, data in asked.items()}
+
+    def edited(name: str) -> set[str]:
+        before = digests()
+        with (folder / "vlmflow" / "reports" / name).open("a") as file:
+            file.write("\n")
+        after = digests()
+        return {name for name in asked if after[name] != before[name]}
+
+    pages = {"data_page", "lengths_page"}
+    assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke"}
+    for template in ("base.html.jinja", "style.css", "gate.html.jinja"):
+        assert edited(f"templates/{template}") == pages
 
 
 def test_no_line_of_a_rule_is_longer_than_120_characters() -> None:

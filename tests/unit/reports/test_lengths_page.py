@@ -1,13 +1,15 @@
 """The lengths page, as a browser shows it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from browser import Browser
+from lengths_page import main
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import write_json
+from vlmflow.core.files import sha256_of, write_json
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.reports.lengths_page import lengths_page
@@ -15,12 +17,26 @@ from vlmflow.reports.lengths_page import lengths_page
 HOSTILE = "<script>document.title='taken'</script>"
 
 
+def row(folder: Path, split: str, name: str, text_tokens: int, picture_tokens: int = 0) -> RowLength:
+    """Write a row, and give its length."""
+    turns = [("system", "Be brief."), ("human", f"<image>\nWhat\n is {name}? " + "x" * 200), ("gpt", "a thing")]
+    talk = [{"from": speaker, "value": value} for speaker, value in turns]
+    line = json.dumps({"id": name, "source": "s<b>", "conversations": talk, "images": ["a.jpg"]}).encode()
+    with (folder / f"rows-{split}.jsonl").open("ab") as file:
+        start = file.tell()
+        file.write(line + b"\n")
+    return RowLength(name, start, start + len(line), text_tokens, picture_tokens)
+
+
 @pytest.fixture
 def lengths(tmp_path: Path) -> dict[str, Path]:
-    """Lengths of 200 train rows, half of them with a picture, and of 20 val rows without; beside them summary.json."""
+    """Lengths of 200 train rows, half of them with a picture, and of 20 val rows without.
+
+    Beside them the rows (rows-SPLIT.jsonl) and summary.json.
+    """
     rows = {
-        "train": [RowLength(f"t{n}", 0, 0, 100 + n, 50 * (n % 2)) for n in range(200)],
-        "val": [RowLength(HOSTILE if n == 19 else f"v{n}", 0, 0, 90 + n) for n in range(20)],
+        "train": [row(tmp_path, "train", f"t{n}", 100 + n, 50 * (n % 2)) for n in range(200)],
+        "val": [row(tmp_path, "val", HOSTILE if n == 19 else f"v{n}", 90 + n) for n in range(20)],
     }
     files = {split: tmp_path / f"{split}.jsonl" for split in rows}
     accounts = {split: LengthAccount.of(each) for split, each in rows.items()}
@@ -34,7 +50,8 @@ def lengths(tmp_path: Path) -> dict[str, Path]:
 
 
 def page_of(lengths: dict[str, Path], max_length: int = 300) -> str:
-    return lengths_page("my-run", lengths, lengths["train"].with_name("summary.json"), max_length)
+    rows = {split: file.with_name(f"rows-{split}.jsonl") for split, file in lengths.items()}
+    return lengths_page("my-run", lengths, rows, lengths["train"].with_name("summary.json"), max_length)
 
 
 def test_it_says_which_max_length_the_rows_need(lengths: dict[str, Path]) -> None:
@@ -61,9 +78,12 @@ def test_text_and_pictures_are_drawn_apart(lengths: dict[str, Path]) -> None:
     assert "Pictures of a row" not in page_of(lengths), "rows without pictures have no chart of them"
 
 
-def test_the_longest_rows_are_named(lengths: dict[str, Path]) -> None:
-    page = page_of(lengths)
+def test_the_longest_rows_are_named_with_a_look_at_each(lengths: dict[str, Path]) -> None:
+    page = page_of(lengths, max_length=348)
     assert page.index("<code>t199</code>") < page.index("<code>t197</code>") < page.index("<code>v18</code>")
+    assert re.search(r'<code>t197</code>\s*<div class="look" dir="auto">What is t197\? x{140,} …</div>', page)
+    assert page.count("2 turns · s&lt;b&gt;") == 40
+    assert page.count("longer than max_length") == 1
     assert HOSTILE not in page
 
 
@@ -71,12 +91,41 @@ def test_a_browser_loads_and_runs_nothing(lengths: dict[str, Path], tmp_path: Pa
     file = tmp_path / "page.html"
     file.write_text(page_of(lengths))
     with Browser(tmp_path / "profile") as browser:
-        browser.open(file)
+        browser.check_page(file, "my-run: the lengths of its rows")
         browser.screenshot(tmp_path / "page.png")
-        assert browser.evaluate("document.title") == "my-run: the lengths of its rows"
-        assert browser.evaluate("document.scripts.length") == 0
-        assert browser.requests == [file.as_uri()]
-        assert browser.complaints == []
+        text = browser.evaluate("document.body.innerText")
+    assert text.count(HOSTILE) == 2, "as the row's id and in its question"
+
+
+def test_a_place_that_holds_no_row_is_named(lengths: dict[str, Path]) -> None:
+    rows = lengths["train"].with_name("rows-train.jsonl")
+    rows.write_bytes(b" " + rows.read_bytes())
+    with pytest.raises(VlmflowError, match=r"rows-train\.jsonl, bytes [\d,]+ to [\d,]+: "):
+        page_of(lengths)
+
+
+@pytest.mark.parametrize("changed", ["train.jsonl", "rows/val.jsonl"])
+def test_other_lengths_or_rows_than_those_measured_are_refused(
+    lengths: dict[str, Path], tmp_path: Path, changed: str
+) -> None:
+    (tmp_path / "rows").mkdir()
+    rows = {
+        split: file.with_name(f"rows-{split}.jsonl").rename(tmp_path / "rows" / file.name)
+        for split, file in lengths.items()
+    }
+    summary = tmp_path / "summary.json"
+    digests = {
+        kind: {file.name: sha256_of(file) for file in files.values()}
+        for kind, files in (("lengths", lengths), ("rows", rows))
+    }
+    write_json(summary, json.loads(summary.read_text()) | {"digests": digests})
+    files = {**lengths, **{f"{split}_rows": file for split, file in rows.items()}}
+    main(**files, summary=summary, page=tmp_path / "page.html", max_length=300)
+    assert "<code>t199</code>" in (tmp_path / "page.html").read_text()
+    with (tmp_path / changed).open("a") as file:
+        file.write("\n")
+    with pytest.raises(VlmflowError, match=rf"{changed}: these are not the rows that .*summary\.json vouches for"):
+        main(**files, summary=summary, page=tmp_path / "page.html", max_length=300)
 
 
 def test_a_damaged_line_is_named(lengths: dict[str, Path]) -> None:

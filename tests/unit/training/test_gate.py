@@ -3,12 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Browser
 from test_train_job import job
 
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.count import RowLength
-from vlmflow.reports.pages import gate_page
+from vlmflow.reports.gate_page import gate_page
 from vlmflow.training.gate import estimate, judge, refuse_failed
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
 from vlmflow.training.steps import Steps
@@ -45,6 +46,23 @@ def test_a_good_smoke_run_opens_the_gate() -> None:
         {"id": "row-48", "tokens": 148, "picture_tokens": 0},
     ]
     assert "the gate is open" in gate_page("run", gate)
+
+
+def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
+    hostile = "<script>document.title='taken'</script>"
+    gate = judge(report([5, 4, 3, 2, 2, 2, 2, 2]), CHOSEN, LENGTHS, VAL, job(max_steps=10))
+    gate["passed"] = gate["checks"][1]["passed"] = False
+    gate["checks"][1]["detail"] = hostile
+    gate["lengths"]["longest"][0]["id"] = hostile
+    file = tmp_path / "page.html"
+    file.write_text(gate_page(hostile, gate))
+    with Browser(tmp_path / "profile") as browser:
+        browser.check_page(file, f"{hostile}: the gate is closed")
+        text = browser.evaluate("document.body.innerText")
+        marks = browser.evaluate("[...document.querySelectorAll('.mark')].map(m => m.ariaLabel)")
+    assert text.count(hostile) == 3
+    assert "1 of 6 checks failed" in text
+    assert [mark == "passed" for mark in marks] == [check["passed"] for check in gate["checks"]]
 
 
 @pytest.mark.parametrize(

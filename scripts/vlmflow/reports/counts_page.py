@@ -1,0 +1,50 @@
+"""The counts page: where every raw row of a data set went, as `validate_sharegpt` ends."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
+from vlmflow.reports.page import Tile, render
+from vlmflow.reports.row_account import RowAccount, account_tiles, row_account
+from vlmflow.reports.stats import form_of
+
+
+@dataclass(frozen=True)
+class UnusablePictures:
+    """The pictures of a raw split that cannot be used for one reason, and the rows that they cost."""
+
+    split: str
+    reason: str
+    meaning: str
+    pictures: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class CountsPage:
+    """What the page shows. unusable: the costliest reason first."""
+
+    title: str
+    subtitle: str
+    tiles: list[Tile]
+    account: RowAccount
+    unusable: list[UnusablePictures]
+
+
+def counts_page(stats: dict[str, Any]) -> str:
+    """Give the account of a data set (`stats.json`) as an HTML page."""
+    account = row_account(stats)
+    unusable = [
+        UnusablePictures(name, reason, PICTURE_REASONS.get(reason, ""), cost["pictures"], cost["rows"])
+        for name in account.names
+        for reason, cost in stats["pictures"][name].get("unusable", {}).items()
+    ]
+    files = [Tile(f"{name}.jsonl", f"{count:,}", "rows") for name, count in stats["examples"].items()]
+    page = CountsPage(
+        f"{stats['dataset']}: where every row went",
+        form_of(stats),
+        account_tiles(account) + files,
+        account,
+        sorted(unusable, key=lambda one: -one.rows),
+    )
+    return render("counts.html.jinja", page)

@@ -1,0 +1,55 @@
+"""The longest rows of a run: how long, and a look at each, for the pages that name them."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.image_manifest import MAKE_AGAIN
+from vlmflow.rows.chat import said, without_tags
+from vlmflow.rows.data_rows import Row
+
+QUESTION_SHOWN = 160
+"""Characters."""
+
+
+@dataclass(frozen=True)
+class LongRow:
+    """One row. question: the beginning of what it asks; "" where the page's stage does not read the rows.
+
+    turns: how many it has, a system prompt left out. source: as the raw row says.
+    """
+
+    split: str
+    id: str
+    tokens: int
+    picture_tokens: int
+    question: str = ""
+    turns: int = 0
+    source: str = ""
+
+
+def with_looks(rows: Iterable[LongRow], file: Path, places: Mapping[str, tuple[int, int]]) -> list[LongRow]:
+    """Give the rows of one data file with a look at each.
+
+    places: where a row stands in the file (its first byte, and the one behind its last), by its id.
+
+    Raises VlmflowError where there is no row at its place.
+    """
+    return [_with_look(row, file, *places[row.id]) for row in rows]
+
+
+def _with_look(row: LongRow, file: Path, start: int, end: int) -> LongRow:
+    with file.open("rb") as opened:
+        line = os.pread(opened.fileno(), end - start, start)
+    try:
+        found = msgspec.json.decode(line, type=Row)
+    except ValueError as error:
+        raise VlmflowError(f"{file}, bytes {start:,} to {end:,}: {error}", MAKE_AGAIN) from None
+    texts = said(found.conversations)
+    asked = " ".join(without_tags(texts[0]).split()) if texts else ""
+    question = asked if len(asked) <= QUESTION_SHOWN else f"{asked[:QUESTION_SHOWN]} …"
+    return replace(row, question=question, turns=len(texts), source=found.source)

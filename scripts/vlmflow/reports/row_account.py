@@ -1,0 +1,134 @@
+"""Where every row of a data set went: what the data page and the counts page both show first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vlmflow.reports.page import Tile
+from vlmflow.reports.stats import explain, raw_splits, rejects, rows_left_out, unread, went
+from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
+
+KINDS = {
+    "kept": "kept",
+    "row": "rejected for what the row says",
+    "picture": "rejected for the picture",
+    "again": "rejected as duplicates or leaks",
+    "unasked": "not asked for, left out",
+}
+"""What can become of a row; the keys are names of colours in the stylesheet."""
+
+UNREAD_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a raw split of which the same became. kind: a key of KINDS."""
+
+    kind: str
+    label: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """A raw split, and what became of its rows."""
+
+    name: str
+    rows_in: int
+    kept: int
+    rejected: int
+    left_out: int
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Rows that have something in common. counts: by raw split."""
+
+    name: str
+    counts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """The rows of all splits."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Loss(Counted):
+    """The rows that were lost for one reason. kind: a key of KINDS. share: of the costliest reason's rows."""
+
+    kind: str
+    meaning: str
+    share: float
+
+
+@dataclass(frozen=True)
+class RowAccount:
+    """Where the rows went, the costliest reason first; unread: what of them nobody reads, the most frequent first."""
+
+    splits: list[Split]
+    rejected: list[Loss]
+    left_out: list[Loss]
+    unread: list[Counted]
+
+    @property
+    def names(self) -> list[str]:
+        """The raw splits."""
+        return [split.name for split in self.splits]
+
+
+def row_account(stats: dict[str, Any]) -> RowAccount:
+    """Gather it from the content of `stats.json`."""
+    names = raw_splits(stats)
+    return RowAccount(
+        [_split(name, stats[name]) for name in names],
+        _losses(stats, rejects),
+        _losses(stats, rows_left_out),
+        ranked({name: unread(stats, name) for name in names})[:UNREAD_SHOWN],
+    )
+
+
+def account_tiles(account: RowAccount) -> list[Tile]:
+    """Give the figures that both pages begin with."""
+    rows_in, kept, rejected, left_out = (
+        sum(getattr(split, part) for split in account.splits) for part in ("rows_in", "kept", "rejected", "left_out")
+    )
+    return [
+        Tile("raw rows in", f"{rows_in:,}", " and ".join(account.names)),
+        Tile("kept", f"{kept:,}", f"{kept / (rows_in or 1):.1%} of them"),
+        Tile("rejected", f"{rejected:,}", f"{rejected / (rows_in or 1):.1%}, with reasons"),
+        *([Tile("left out", f"{left_out:,}", "not asked for")] if left_out else []),
+    ]
+
+
+def ranked(counts: dict[str, dict[str, int]]) -> list[Counted]:
+    """Turn counts by split and name into counts by name and split, the most frequent first."""
+    table: dict[str, dict[str, int]] = {}
+    for split, names in counts.items():
+        for name, count in names.items():
+            table.setdefault(name, {})[split] = count
+    return sorted((Counted(*one) for one in table.items()), key=lambda one: (-one.total, one.name))
+
+
+def _split(name: str, counts: dict[str, Any]) -> Split:
+    lost = dict.fromkeys(KINDS, 0) | {"kept": counts["kept"]}
+    for reason, count in counts["rejected"].items():
+        lost[_kind(reason)] += count
+    parts = [Part(kind, label, lost[kind]) for kind, label in KINDS.items() if lost[kind]]
+    return Split(name, *went(counts), parts)
+
+
+def _losses(stats: dict[str, Any], reasons: Callable[[dict[str, Any]], dict[str, int]]) -> list[Loss]:
+    """Give the lost rows by reason. reasons: takes a split's part of `stats.json` to its lost rows by reason."""
+    table = ranked({name: reasons(stats[name]) for name in raw_splits(stats)})
+    most = table[0].total if table else 1
+    return [Loss(one.name, one.counts, _kind(one.name), explain(one.name), one.total / most) for one in table]
+
+
+def _kind(reason: str) -> str:
+    if reason in LEFT_OUT:
+        return "unasked"
+    if reason in HARMLESS:
+        return "again"
+    return "picture" if reason.startswith("picture_") else "row"
