@@ -3,9 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser
 from test_train_job import job
 
+from browser import Browser
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.count import RowLength
