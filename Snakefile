@@ -1,4 +1,4 @@
-# From raw rows to verified merged weights. docs/design.md shows the pipeline, docs/outputs.md the contract of every target.
+# From raw rows to verified merged weights. docs/design.md shows the pipeline, docs/outputs.md the contract of targets.
 import sys
 from pathlib import Path
 
