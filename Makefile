@@ -17,7 +17,7 @@ TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo check-config check test test-all test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures
+.PHONY: help demo fire-demo check-config check test test-all test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## say what there is
@@ -77,6 +77,9 @@ check-config: .venv/data.stamp ## look for faults in files of yours: make check-
 
 refresh-pictures: .venv/train.stamp ## take up pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
 	$(BIN)/snakemake $(ARGS) --forcerun resolve_images -- data/$(DATASET)/stats.json
+
+clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs ARGS="--configfile my-run.yaml"
+	@$(BIN)/python scripts/clean_runs.py $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py

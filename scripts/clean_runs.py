@@ -1,0 +1,80 @@
+"""List what is no longer needed in a working directory, with sizes; ask; delete it.
+
+    make clean-runs ARGS="--configfile my-run.yaml"            lists and asks
+    make clean-runs ARGS="--configfile my-run.yaml --yes"      deletes what it lists
+
+Never listed: the adapter, the run folder, verified/RUN and merged/RUN of a finished run; any training of a run that is
+not finished; stores outside of the working directory.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from harness import stale_lock
+from vlmflow.cleaning.leftovers import Leftover, find_leftovers, size_of
+from vlmflow.config.model import check_config
+from vlmflow.config.yaml_file import read_layers
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import remove
+from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
+from vlmflow.core.progress import amount
+from vlmflow.fetch.commits import PINS, read_pins
+from vlmflow.training.run_folder import RunFolder
+
+CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+
+
+def main(files: list[Path], folder: Path, yes: bool) -> None:
+    """List, ask and delete.
+
+    files: as under --configfile. folder: the working directory. yes: delete without asking.
+
+    Raises VlmflowError where Snakemake is at work there, or a run folder is held by a trainer.
+    """
+    settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    os.chdir(folder)
+    here = Path()
+    if stale_lock.is_held():
+        raise VlmflowError(f"{folder.resolve()}: Snakemake is at work here", "wait for it or end it")
+    os.environ.setdefault(RECORDS, str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER))
+    found, notes = find_leftovers(here, settings, read_pins(PINS))
+    sizes = {one.path: size_of(one.path) for one in found}
+    for one in found:
+        print(f"{amount(sizes[one.path], 'bytes'):>12}  {one.path}\n{'':>14}{one.why}")
+    for note in notes:
+        print(f"left alone: {note}")
+    if not found:
+        return print("nothing to delete")
+    print(f"{len(found)} in all, {amount(sum(sizes.values()), 'bytes')}")
+    if yes or _agrees():
+        for one in found:
+            _delete(one)
+        print("deleted")
+
+
+def _agrees() -> bool:
+    if not sys.stdin.isatty():
+        print("nothing is deleted: nobody can be asked here; ARGS=--yes deletes what is listed")
+        return False
+    return input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _delete(one: Leftover) -> None:
+    if one.is_run_folder:
+        with RunFolder(one.path).held({}, patience=0):
+            pass  # no trainer has it, on this machine or another one
+    remove(one.path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configfile", nargs="+", type=Path, default=[], help="as for snakemake, lowest first")
+    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    parser.add_argument("--yes", action="store_true", help="delete what is listed, without asking")
+    given = parser.parse_args()
+    try:
+        main(given.configfile, given.directory, given.yes)
+    except VlmflowError as error:
+        sys.exit(str(error))

@@ -1,0 +1,1 @@
+"""What a finished workflow no longer needs, and how it is removed."""

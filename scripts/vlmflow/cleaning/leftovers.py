@@ -1,0 +1,198 @@
+"""What may be deleted in a working directory without losing a result, or a training that somebody may go on with.
+
+A run counts as finished when its published weights are those that were proven, and those that its adapter gives. Of a
+run that is not, no training is touched. Of one that is, the adapter, the run folder that it came from, verified/RUN and
+merged/RUN stay.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.model import Config
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import UNFINISHED, read_json
+from vlmflow.fetch.commits import Pin, pin_of
+from vlmflow.fetch.from_hub import store_folder
+from vlmflow.fetch.model_folder import MANIFEST, VIEWS
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
+from vlmflow.training.checkpoint import read_checkpoint, refuse_changed_adapter
+
+RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")
+"""A run folder's name: the digest of its job, and the number under which one was set aside."""
+
+HUB_FOLDER = re.compile(r".+--.+@[0-9a-f]{40}")
+"""A folder of a store that holds a repository at a commit (`store_folder`)."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that may go. why: for people. is_run_folder: a trainer may hold it."""
+
+    path: Path
+    why: str
+    is_run_folder: bool = False
+
+
+def find_leftovers(folder: Path, settings: Config, pins: dict[str, Pin]) -> tuple[list[Leftover], list[str]]:
+    """Give what may be deleted, and what is left alone though it may look like it, for people.
+
+    folder: the working directory. settings: of the runs that work there, which say where the stores are.
+    """
+    found: list[Leftover] = []
+    notes: list[str] = []
+    for run in sorted(place.name for place in _folders(folder / "checkpoints")):
+        try:
+            made_of = finished(folder, run)
+        except VlmflowError as error:
+            notes.append(f"{run}: its trainings stay, since it is not finished: {error.cause}")
+            continue
+        found += _of_work(folder, run)
+        if store := _own_store(folder, settings.stores.runs, "runs", notes):
+            found += _of_trainings(store / run, made_of)
+    found += _unfinished(folder)
+    if store := _own_store(folder, settings.stores.models, "models", notes):
+        found += _of_models(folder, store, settings, pins)
+    if store := _own_store(folder, settings.stores.raw, "raw", notes):
+        found += _of_raw_files(store, settings, pins)
+    if store := _own_store(folder, settings.stores.pictures, "pictures", notes):
+        found += _of_pictures(folder, store, settings)
+    return found, list(dict.fromkeys(notes))
+
+
+def finished(folder: Path, run: str) -> dict[str, dict[str, Any]]:
+    """Give the reports of a run's trainings ("smoke", "full"), whose weights are merged, proven and published.
+
+    Raises VlmflowError where one of these is missing, or is not of the others.
+    """
+    reports = {stage: read_json(folder / "checkpoints" / run / stage / "report.json") for stage in ("smoke", "full")}
+    refuse_changed_adapter(folder / "checkpoints" / run / "full")
+    merged = folder / "merged" / run
+    provenance, proof = read_json(merged / "provenance.json"), read_proof(folder / "verified" / run)
+    again = "run the same command again"
+    if provenance["training"]["digests"] != reports["full"]["digests"]:
+        raise VlmflowError(f"{merged} is of another training than checkpoints/{run}/full", again)
+    for name, file in proof["files"].items():
+        place = merged / name
+        if name not in WRITTEN_AFTERWARDS and (not place.is_file() or place.stat().st_size != file["size"]):
+            raise VlmflowError(f"{place} is not the file that was proven", again)
+    return reports
+
+
+def size_of(path: Path) -> int:
+    """Give the bytes that removing `path` frees: those of files that have no other name."""
+    places = [path] if path.is_symlink() or not path.is_dir() else path.rglob("*")
+    stats = (place.lstat() for place in places)
+    return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+
+
+def _own_store(folder: Path, store: str, name: str, notes: list[str]) -> Path | None:
+    """Give a store that lies in the working directory; others may use one that lies elsewhere."""
+    place = folder / store
+    if not place.is_dir():
+        return None
+    if place.resolve().is_relative_to(folder.resolve()):
+        return place
+    notes.append(f"{place} (stores.{name}) lies outside of {folder}, and others may use it: left alone")
+    return None
+
+
+def _of_work(folder: Path, run: str) -> Iterator[Leftover]:
+    work = folder / "work" / run
+    if work.is_dir() and any(work.iterdir()):
+        yield Leftover(work, f"merged weights on their way; merged/{run} is proven")
+
+
+def _of_trainings(store: Path, reports: dict[str, dict[str, Any]]) -> Iterator[Leftover]:
+    for stage, report in reports.items():
+        kept = report["digests"]["job"]
+        for place in _folders(store / stage):
+            if RUN_FOLDER.fullmatch(place.name) and place.name != kept:
+                what = "set aside: its input changed" if "." in place.name else "other data or settings"
+                yield Leftover(place, f"{what}; the finished training is {kept}", is_run_folder=True)
+        yield from _older_checkpoints(store / stage / kept / "checkpoints", report)
+
+
+def _older_checkpoints(output: Path, report: dict[str, Any]) -> Iterator[Leftover]:
+    """Give all checkpoints but the last and the best one, where both of these open."""
+    kept = {f"checkpoint-{report['steps']}", f"checkpoint-{report['best']['step']}"}
+    if all(read_checkpoint(output / name, report["world_size"]) for name in kept):
+        for place in _folders(output):
+            if place.name.startswith("checkpoint-") and place.name not in kept:
+                yield Leftover(place, f"neither the last nor the best checkpoint ({', '.join(sorted(kept))})")
+
+
+def _unfinished(folder: Path) -> Iterator[Leftover]:
+    """Give what killed stages left beside folders that are targets; each of them begins anew."""
+    parents = [folder / name for name in ("verified", "merged", "fitted", "cached", "models")]
+    parents += [place for name in ("checkpoints", "work") for place in _folders(folder / name)]
+    for parent in parents:
+        for place in _folders(parent):
+            if place.name.endswith(UNFINISHED):
+                yield Leftover(place, "a stage was killed while it wrote this; it begins anew")
+
+
+def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
+    manifests = [read_json(file) for file in sorted((folder / "models").glob(f"*/{MANIFEST}"))]
+    views = {Path(manifest["folder"]).resolve() for manifest in manifests}
+    for view in _folders(store / VIEWS):
+        if view.resolve() not in views:
+            yield Leftover(view, "links to a model's files as they were; no manifest under models/ names them")
+    sources = [model.source for model in settings.models.values()] + [manifest["source"] for manifest in manifests]
+    in_use = {parent for view in views for file in _targets_of_links(view) for parent in file.parents}
+    yield from _of_hub(store, sources, pins, "model", in_use)
+
+
+def _of_raw_files(store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
+    sources = [
+        address
+        for dataset in settings.datasets.values()
+        for split in ("train", "test")
+        for address in dataset.addresses(split)
+    ]
+    yield from _of_hub(store, sources, pins, "data set", set())
+
+
+def _of_hub(
+    store: Path, sources: Iterable[str], pins: dict[str, Pin], what: str, in_use: set[Path]
+) -> Iterator[Leftover]:
+    """Give the folders of a store that hold a repository at a commit which nothing in the configuration names.
+
+    in_use: folders that stay all the same.
+    """
+    for address in sources:
+        source, pin = parse_source(address), pin_of(address, pins)
+        if isinstance(source, HubSource) and pin is not None and pin.revision is not None:
+            in_use.add(store_folder(store, source, pin.revision).resolve())
+    for place in _folders(store):
+        if HUB_FOLDER.fullmatch(place.name) and place.resolve() not in in_use:
+            yield Leftover(place, f"no {what} in the configuration is fetched from there")
+
+
+def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:
+    unused = {
+        place
+        for place in _folders(store)
+        if not place.name.startswith(".")
+        and place.name not in settings.datasets
+        and not (folder / "images" / place.name).exists()
+    }
+    for place in sorted(unused):
+        yield Leftover(place, "pictures of a data set that is neither in the configuration nor under images/")
+    copies = store / ".rewritten"
+    in_use = {file for place in _folders(store) if place not in {copies, *unused} for file in _targets_of_links(place)}
+    for copy in sorted(copies.glob("*.png")):
+        if copy.resolve() not in in_use:
+            yield Leftover(copy, "a rewritten picture that no data set uses")
+
+
+def _targets_of_links(folder: Path) -> set[Path]:
+    return {place.resolve() for place in folder.rglob("*") if place.is_symlink()} if folder.is_dir() else set()
+
+
+def _folders(parent: Path) -> list[Path]:
+    places = parent.iterdir() if parent.is_dir() else ()
+    return sorted(place for place in places if place.is_dir() and not place.is_symlink())
