@@ -57,7 +57,10 @@ def leave(folder: Path) -> set[Path]:
 
 @pytest.fixture
 def folder(road: Path, tmp_path: Path) -> Path:
-    return copy_folder(road, tmp_path / "road")
+    """Give a finished demo folder, in which the checkpoint that is neither the last nor the best is deleted already."""
+    copy = copy_folder(road, tmp_path / "road")
+    assert clean(copy, "--yes").returncode == 0
+    return copy
 
 
 def everything_in(folder: Path) -> dict[str, int]:
