@@ -1,15 +1,11 @@
-"""What the pages say can be followed: links lead somewhere, the README's run is one, kinds are complete."""
+"""What the pages say can be followed: links lead somewhere, what they name is there."""
 
-import json
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image, ImageDraw
 
 from roads import ROOT
 
@@ -58,6 +54,17 @@ def test_every_page_that_code_names_is_there_with_its_heading() -> None:
     assert found > 20
 
 
+FILE = re.compile(r"`((?:tests|scripts|rules|k8s|profiles|docs)/[\w./-]+\.\w+)`")
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    theirs = ("scripts/NAME.py", "k8s/overlays/mine/kustomization.yaml")
+    named = [(page, name) for page in PAGES for name in FILE.findall(page.read_text()) if name not in theirs]
+    assert len(named) > 5
+    for page, name in named:
+        assert (ROOT / name).is_file(), f"{page}: {name}"
+
+
 def test_every_block_of_yaml_is_yaml() -> None:
     blocks = [
         (page, textwrap.dedent(block))
@@ -67,47 +74,6 @@ def test_every_block_of_yaml_is_yaml() -> None:
     assert len(blocks) > 5
     for page, block in blocks:
         assert yaml.safe_load(block), f"{page}: {block}"
-
-
-def readme_block(language: str, number: int = 0) -> str:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[number]
-
-
-def write_sixty_rows(folder: Path) -> None:
-    """Write what a person brings: mine/rows.jsonl in the form of the README's line, and mine/pictures/."""
-    row = json.loads(readme_block("json"))
-    pictures = folder / "mine" / "pictures"
-    pictures.mkdir(parents=True)
-    lines = []
-    for number in range(60):
-        picture = Image.new("RGB", (160 + number, 120), (4 * number, 80, 255 - 4 * number))
-        ImageDraw.Draw(picture).ellipse((10 + number, 10, 60 + number, 60), fill=(255 - 3 * number, 2 * number, 40))
-        picture.save(pictures / f"{number}.jpg")
-        question, answer = (dict(turn) for turn in row["messages"])
-        answer["content"] = f"A ball, the one with number {number}."
-        lines.append(json.dumps({"messages": [question, answer], "image": f"{number}.jpg"}))
-    (folder / "mine" / "rows.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def test_the_readme_s_run_of_sixty_rows_is_planned(tmp_path: Path) -> None:
-    """Its file word for word, its command, and rows as it shows one."""
-    write_sixty_rows(tmp_path)
-    (tmp_path / "my-run.yaml").write_text(readme_block("yaml"))
-    model = tmp_path / "runs" / "demo" / "tiny-model"
-    model.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"):
-        (model / name).write_text("{}")  # a plan reads no weights
-    call = next(line for line in readme_block("console", 1).splitlines() if " -n " in line)
-    words = call.partition("#")[0].split()
-    assert words[0] == ".venv/bin/snakemake"
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *words[1:]]
-    planned = subprocess.run(snakemake, cwd=tmp_path, capture_output=True, text=True, check=False)
-    said = planned.stdout + planned.stderr
-    assert planned.returncode == 0, said[-4000:]
-    jobs = said[said.rindex("Job stats:") :]
-    for rule in ("convert_rows", "resolve_images", "train_smoke", "train_lora", "publish_merged", "data_page"):
-        assert re.search(rf"^{rule} +1$", jobs, re.MULTILINE), jobs
-    assert "merged/my-run" in said
 
 
 def test_the_readme_is_short() -> None:
