@@ -4,7 +4,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
-from harness import code_digest, read_config, run_targets, start, targets
+from harness import code_digest, failures, read_config, run_targets, start, targets
 
 
 configfile: Path(workflow.basedir) / "config.yaml"
@@ -57,4 +57,4 @@ onstart:
 
 
 onerror:
-    start.after_failure(workflow)
+    failures.show_at_the_end(workflow)

@@ -50,7 +50,7 @@ PARAMS_FOR_SNAKEMAKE = {"code", "revision", "state"}
 def run_stage(main: Callable[..., None], job: Any = None) -> None:
     """Call `main` with what the rule (`job`, Snakemake's script object) or the command line gives.
 
-    Ends the process with code 1 and a cause and a next step in the last lines when the stage fails.
+    Ends the process with code 1 when the stage fails, with the cause and a next step in the last lines of its log.
     """
     if job is None:
         values, log = _from_command_line(main)
@@ -63,22 +63,22 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
     except VlmflowError as error:
         if not isinstance(error, PassingError):
             _say_not_again()
-        _fail(_named(str(error), job), log)
+        _fail(_named(str(error), job), log, job)
     except pydantic.ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}" for fault in error.errors())
         _say_not_again()
-        _fail("\n".join(faults) + "\n  what to do: --help says what this script takes", log)
+        _fail("\n".join(faults) + "\n  what to do: --help says what this script takes", log, job)
     except KeyboardInterrupt:
-        _fail("interrupted", log)
+        _fail("interrupted", log, job)
     except Exception as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
-            _fail(f"{error}\n  what to do: free disk there, and run the same command again", log)
+            _fail(f"{error}\n  what to do: free disk there, and run the same command again", log, job)
         logging.getLogger("vlmflow").debug(traceback.format_exc())
         if log is None:
             traceback.print_exc()
         where = f"the traceback is in {log}" if log else "the traceback stands above"
         cause = f"{type(error).__name__}: {error}"
-        _fail(f"{cause}\n  what to do: this is not foreseen, {where}; please report it", log)
+        _fail(f"{cause}\n  what to do: this is not foreseen, {where}; please report it", log, job)
 
 
 def let_stages_end_with_this_process() -> None:
@@ -173,9 +173,18 @@ def _say_not_again() -> None:
             Path(os.environ[VERDICT]).write_text(json.dumps(NOT_AGAIN))
 
 
-def _fail(text: str, log: Path | None) -> None:
-    print(f"{FAILURE}{text}", file=sys.stderr, flush=True)
+def _fail(text: str, log: Path | None, job: Any) -> None:
+    """End with code 1 and the cause in the log.
+
+    Snakemake prints the causes of its stages at its end (harness.failures). All others are printed here: those of a
+    script that was called alone, of a pod, and one that the log did not take, since the disk was full.
+    """
+    kept = False
     if log is not None:
-        with suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
+        with suppress(OSError), log.open("a", encoding="utf-8") as file:
             file.write(f"{FAILURE}{text}\n")
+            file.flush()
+            kept = True
+    if job is None or not kept or VERDICT in os.environ:
+        print(f"{FAILURE}{text}", file=sys.stderr, flush=True)
     sys.exit(1)

@@ -1,18 +1,14 @@
 """What the Snakefile has Snakemake do besides its rules, before the first of them and around the jobs."""
 
-import sys
 from typing import Any
 
 from snakemake.utils import min_version
 
-from harness import before_start, plan, stage, told
+from harness import before_start, failures, plan, stage, told
 from harness.kubernetes import executor
 from harness.refuse_relative_stores import refuse_relative_stores
-from harness.stage import FAILURE
 from harness.storage import whole_targets
-from harness.storage.stored_text import text_of
 from vlmflow.config.model import Config
-from vlmflow.core.errors import VlmflowError
 
 
 def before_rules(workflow: Any, settings: Config) -> Config:
@@ -22,6 +18,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     """
     min_version("9.27")
     stage.let_stages_end_with_this_process()
+    failures.install()
     told.tell_stages(workflow, settings)
     whole_targets.install(workflow)
     executor.install(workflow, settings)
@@ -33,15 +30,3 @@ def before_jobs(workflow: Any, settings: Config) -> None:
     """Refuse what could not end well; `snakemake -n` still plans it."""
     refuse_relative_stores(workflow, settings)
     before_start.refuse_what_cannot_end(workflow)
-
-
-def after_failure(workflow: Any) -> None:
-    """Print once more why stages failed, so that the cause stands in Snakemake's last lines."""
-    for job in workflow.scheduler.failed:
-        for log in job.log:
-            try:
-                text = text_of(log)
-            except VlmflowError as error:
-                text = f"{FAILURE}why is not known: {error}"
-            if FAILURE in text:
-                print(f"\n{job.name} ({log}):\n{text[text.rindex(FAILURE) :].strip()}", file=sys.stderr)

@@ -1,0 +1,39 @@
+"""What is said of a stage that failed: the cause, once, at the very end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import stage
+from roads import ROOT
+
+CAUSE = "the stage failed: raw/mine/rows.jsonl: keys that change what rows mean, and that are not read:"
+
+SETTINGS = "datasets: {mine: {kind: prompt_completion, train: rows.jsonl, modality: text}}"
+
+
+def test_the_cause_is_said_once_and_last(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "q", "completion": "a", "label": False}) + "\n")
+    (tmp_path / "my-run.yaml").write_text(SETTINGS)
+    call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
+    words = ["--configfile", str(tmp_path / "my-run.yaml"), "--cores", "1", "--", "converted/mine/train.jsonl"]
+    done = subprocess.run([*call, *words], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    said = done.stderr
+    assert said.count(CAUSE) == 1
+    last = said[said.index("\nconvert_rows (logs/convert_rows/mine.train.log):\n") :].splitlines()
+    assert last[2] == CAUSE
+    assert last[-1].startswith("  what to do: ")
+    assert "Error in rule convert_rows:" in said
+    for empty in ("CalledProcessError", "message: None", "At least one job did not complete"):
+        assert empty not in said
+
+
+def test_a_cause_that_the_log_does_not_take_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        stage._fail("no space", Path("/dev/full"), job=object())
+    assert capsys.readouterr().err == "the stage failed: no space\n"
