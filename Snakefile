@@ -4,7 +4,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
-from harness import code_digest, failures, read_config, run_targets, start, targets
+from harness import failures, read_config, start
+from harness.inputs import RuleInputs
+from harness.names import Names
+from harness.params import RuleParams
+from harness.resources import RuleResources
 
 
 configfile: Path(workflow.basedir) / "config.yaml"
@@ -15,18 +19,21 @@ container: "docker://vlmflow/train:0.1.0"  # for --sdm apptainer alone; else the
 
 settings = start.before_rules(workflow, read_config.read(workflow, config))
 config = settings.model_dump(mode="json")
-code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
+names = Names(settings)
+inputs = RuleInputs(workflow, settings)
+params = RuleParams(settings)
+resources = RuleResources(workflow, settings)
 
 
 wildcard_constraints:
-    **targets.names_of(settings),
+    **names.constraints(),
 
 
 rule all:
     """Verified merged weights of the runs in your --configfile, else of all, and the pages of their data."""
     default_target: True
     input:
-        targets.everything(workflow, settings),
+        inputs.everything(),
     localrule: True
 
 

@@ -12,8 +12,8 @@ rule cache_dataset:
     """Have ms-swift read all rows and pictures once, without a GPU."""
     input:
         rows="fitted/{run}",
-        pictures=run_targets.train_pictures_of(settings),
-        model=run_targets.model_of(settings),
+        pictures=inputs.train_pictures,
+        model=inputs.model,
     output:
         cached=directory("cached/{run}"),
     log:
@@ -21,13 +21,11 @@ rule cache_dataset:
     benchmark:
         "benchmarks/cache_dataset/{run}.tsv"
     params:
-        code=code("cache_dataset"),
-        max_length=lookup(dpath="runs/{run}/train/max_length", within=config),
-        image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
-        seed=lookup(dpath="runs/{run}/train/seed", within=config),
-        dtype=lookup(dpath="runs/{run}/train/dtype", within=config),
-        model_type=run_targets.model_type_of(settings),
-        text_args=run_targets.text_args_of(settings),
+        settings=params.run(
+            *("train.max_length", "train.image_max_tokens", "train.seed", "train.dtype"),
+            swift_args="train.text_args",
+        ),
+        model_type=params.model_type,
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

@@ -10,9 +10,9 @@
 rule convert_fire:
     """Turn raw FIRE rows into ShareGPT rows, in the data set's form."""
     input:
-        raw=targets.raw_of(settings),
-        raw_accounts=targets.raw_accounts_of(settings),
-        mended=targets.mended_of(workflow, settings),
+        raw=inputs.raw,
+        raw_accounts=inputs.raw_accounts,
+        mended=inputs.mended,
     output:
         converted="converted/{dataset}/{split}.jsonl",
         rejects="converted/{dataset}/{split}.rejects.jsonl",
@@ -22,15 +22,14 @@ rule convert_fire:
     benchmark:
         "benchmarks/convert_fire/{dataset}.{split}.tsv"
     wildcard_constraints:
-        dataset=targets.fire_datasets(settings),
+        dataset=names.fire_datasets(),
     params:
-        code=code("convert_fire"),
         split="{split}",
         form=lookup(dpath="datasets/{dataset}/form", within=config),
         max_history_rounds=lookup(dpath="datasets/{dataset}/max_history_rounds", within=config),
         row_limits=lookup(dpath="datasets/{dataset}/row_limits", within=config),
         system_prompt=lookup(dpath="datasets/{dataset}/system_prompt", within=config),
-        choice=targets.choice_of(settings),
+        choice=params.row_choice,
     threads: 4
     resources:
         mem_mb=2_000,

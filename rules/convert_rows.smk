@@ -13,9 +13,9 @@
 rule convert_rows:
     """Turn raw conversations into ShareGPT rows."""
     input:
-        raw=targets.raw_of(settings),
-        raw_accounts=targets.raw_accounts_of(settings),
-        mended=targets.mended_of(workflow, settings),
+        raw=inputs.raw,
+        raw_accounts=inputs.raw_accounts,
+        mended=inputs.mended,
     output:
         converted="converted/{dataset}/{split}.jsonl",
         rejects="converted/{dataset}/{split}.rejects.jsonl",
@@ -25,9 +25,9 @@ rule convert_rows:
     benchmark:
         "benchmarks/convert_rows/{dataset}.{split}.tsv"
     wildcard_constraints:
-        dataset=targets.other_datasets(settings),
+        dataset=names.other_datasets(),
     params:
-        code=targets.code_of_kind(settings, code, "convert_rows"),
+        modules=params.form_modules,
         split="{split}",
         kind=lookup(dpath="datasets/{dataset}/kind", within=config),
         modality=lookup(dpath="datasets/{dataset}/modality", within=config),
@@ -35,7 +35,7 @@ rule convert_rows:
         prompt=lookup(dpath="datasets/{dataset}/prompt", within=config),
         system_prompt=lookup(dpath="datasets/{dataset}/system_prompt", within=config),
         ignore_keys=lookup(dpath="datasets/{dataset}/ignore_keys", within=config),
-        choice=targets.choice_of(settings),
+        choice=params.row_choice,
     threads: 4
     resources:
         mem_mb=2_000,

@@ -14,7 +14,7 @@ rule data_page:
     input:
         expand("data/{{dataset}}/{file}.jsonl", file=["train", "val", "test", "quarantine", "near_duplicates"]),
         stats="data/{dataset}/stats.json",
-        pictures=targets.manifests_of(settings),
+        pictures=inputs.manifests,
     output:
         page=report(
             "reports/data-{dataset}.html",
@@ -27,7 +27,7 @@ rule data_page:
     benchmark:
         "benchmarks/data_page/{dataset}.tsv"
     params:
-        code=code("data_page", reads="vlmflow/reports/templates"),
+        reads="vlmflow/reports/templates",
         picture_store=lookup(dpath="stores/pictures", within=config),
         picture_limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
         near_duplicates=lookup(dpath="datasets/{dataset}/near_duplicates", within=config),

@@ -7,15 +7,11 @@
 # Holds: revision, size and sha256 are the pinned ones, or the file is not there. A fetch that was broken off
 #        goes on where it stopped. Data sets of other kinds reuse this rule.
 
-from vlmflow.fetch.commits import revision_of
-
-raw_source = targets.raw_source(settings)
-
 
 rule fetch_fire:
     """Fetch a raw data file, pinned and checked."""
     input:
-        targets.local_raw_of(workflow, settings),
+        inputs.local_raw,
     output:
         raw="raw/{dataset}/{file}",
         account="raw/{dataset}/.fetched/{file}.json",
@@ -24,13 +20,12 @@ rule fetch_fire:
     benchmark:
         "benchmarks/fetch_fire/{dataset}.{file}.tsv"
     wildcard_constraints:
-        dataset=targets.fire_datasets(settings),
+        dataset=names.fire_datasets(),
         file="[^/]+",
     params:
-        code=code("fetch_fire"),
-        source=raw_source,
-        revision=lambda wildcards: revision_of(raw_source(wildcards)),
-        state=lambda wildcards: targets.local_state(raw_source(wildcards)),
+        source=params.raw_source,
+        revision=params.raw_revision,
+        state=params.raw_state,
         store=lookup(dpath="stores/raw", within=config),
     threads: 1
     resources:

@@ -13,9 +13,9 @@
 rule fetch_images:
     """Fetch the pictures that no root holds, the cheapest way that their sources allow."""
     input:
-        raw=targets.raw_of(settings),
-        raw_accounts=targets.raw_accounts_of(settings),
-        mended=targets.mended_of(workflow, settings),
+        raw=inputs.raw,
+        raw_accounts=inputs.raw_accounts,
+        mended=inputs.mended,
     output:
         account="images/{dataset}/{split}.fetched.json",
     log:
@@ -23,14 +23,13 @@ rule fetch_images:
     benchmark:
         "benchmarks/fetch_images/{dataset}.{split}.tsv"
     params:
-        code=code("fetch_images"),
         dataset="{dataset}",
         roots=lookup(dpath="datasets/{dataset}/image_roots", within=config),
         store=lookup(dpath="stores/fetched_pictures", within=config),
         limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
         sources=lookup(dpath="picture_sources", within=config),
-        revision=targets.picture_revisions(settings),
-        choice=targets.choice_of(settings),
+        revision=params.picture_revisions,
+        choice=params.row_choice,
     threads: 2
     resources:
         mem_mb=4_000,

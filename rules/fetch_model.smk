@@ -7,13 +7,11 @@
 # Holds: the files are those of the pinned revision with the digests that the hub tells, data alone and all of it;
 #        or the manifest is not there. Training, merge and verify see only what it names.
 
-from vlmflow.fetch.commits import revision_of
-
 
 rule fetch_model:
     """Fetch a base model, or take a local folder, and describe every file of it."""
     input:
-        lambda wildcards: targets.local_model(workflow, settings.models[wildcards.model].source, wildcards.model),
+        inputs.local_model,
     output:
         model=directory("models/{model}"),
     log:
@@ -21,10 +19,9 @@ rule fetch_model:
     benchmark:
         "benchmarks/fetch_model/{model}.tsv"
     params:
-        code=code("fetch_model"),
         source=lookup(dpath="models/{model}/source", within=config),
-        revision=lambda wildcards: revision_of(settings.models[wildcards.model].source),
-        state=lambda wildcards: targets.local_state(settings.models[wildcards.model].source),
+        revision=params.model_revision,
+        state=params.model_state,
         store=lookup(dpath="stores/models", within=config),
     threads: 4
     resources:

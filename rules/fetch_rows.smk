@@ -11,5 +11,5 @@ use rule fetch_fire as fetch_rows with:
     benchmark:
         "benchmarks/fetch_rows/{dataset}.{file}.tsv"
     wildcard_constraints:
-        dataset=targets.other_datasets(settings),
+        dataset=names.other_datasets(),
         file="[^/]+",

@@ -15,8 +15,8 @@ rule find_near_duplicates:
         train_rows="converted/{dataset}/train.jsonl",
         stats="data/{dataset}/stats.json",
         unread="converted/{dataset}/train.unread.json",
-        pictures=targets.manifests_of(settings),
-        hashes=targets.hashes_of(settings),
+        pictures=inputs.manifests,
+        hashes=inputs.hashes,
     output:
         pairs="data/{dataset}/near_duplicates.jsonl",
     log:
@@ -24,8 +24,7 @@ rule find_near_duplicates:
     benchmark:
         "benchmarks/find_near_duplicates/{dataset}.tsv"
     params:
-        code=code("find_near_duplicates"),
-        one_prompt=targets.one_prompt_of(settings),
+        one_prompt=params.one_prompt,
         picture_distance=lookup(dpath="datasets/{dataset}/near_duplicates/picture_distance", within=config),
     threads: 1
     resources:

@@ -11,11 +11,11 @@
 rule fit_rows:
     """Hand on the rows that fit max_length; refuse, leave out or shorten the others."""
     input:
-        train_rows=run_targets.data_of(settings, "train.jsonl"),
-        val_rows=run_targets.data_of(settings, "val.jsonl"),
-        stats=run_targets.data_of(settings, "stats.json"),
-        pictures=run_targets.train_pictures_of(settings),
-        model=run_targets.model_of(settings),
+        train_rows=inputs.data("train.jsonl"),
+        val_rows=inputs.data("val.jsonl"),
+        stats=inputs.data("stats.json"),
+        pictures=inputs.train_pictures,
+        model=inputs.model,
         train_lengths="lengths/{run}/train.jsonl",
         val_lengths="lengths/{run}/val.jsonl",
         summary="lengths/{run}/summary.json",
@@ -26,12 +26,8 @@ rule fit_rows:
     benchmark:
         "benchmarks/fit_rows/{run}.tsv"
     params:
-        code=code("fit_rows"),
-        max_length=lookup(dpath="runs/{run}/train/max_length", within=config),
-        over_long=lookup(dpath="runs/{run}/over_long", within=config),
-        image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
-        model_type=run_targets.model_type_of(settings),
-        text_args=run_targets.text_args_of(settings),
+        settings=params.run("train.max_length", "over_long", "train.image_max_tokens", "train.text_args"),
+        model_type=params.model_type,
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:

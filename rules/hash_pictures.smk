@@ -6,8 +6,7 @@
 # Holds: every usable picture once; the same bytes whatever the number of cores and pods. The manifest stays as it is,
 #        and the road to merged weights does without this rule unless near_duplicates.drop is set.
 
-part = targets.part_suffix(settings)
-hashes_of_part = f"images/{{dataset}}/{{split}}{part}.hashes.jsonl"
+hashes_of_part = f"images/{{dataset}}/{{split}}{names.part}.hashes.jsonl"
 
 
 rule hash_pictures:
@@ -15,16 +14,15 @@ rule hash_pictures:
     input:
         manifest="images/{dataset}/{split}.jsonl",
     output:
-        hashes=temp(hashes_of_part) if part else hashes_of_part,
+        hashes=temp(hashes_of_part) if names.part else hashes_of_part,
     log:
-        f"logs/hash_pictures/{{dataset}}.{{split}}{part}.log",
+        f"logs/hash_pictures/{{dataset}}.{{split}}{names.part}.log",
     benchmark:
-        f"benchmarks/hash_pictures/{{dataset}}.{{split}}{part}.tsv"
+        f"benchmarks/hash_pictures/{{dataset}}.{{split}}{names.part}.tsv"
     params:
-        code=code("hash_pictures"),
         dataset="{dataset}",
         picture_store=lookup(dpath="stores/pictures", within=config),
-        part=targets.part_of(settings),
+        part=params.part,
     threads: 8
     resources:
         mem_mb=8_000,  # as in resolve_images
@@ -36,20 +34,18 @@ rule hash_pictures:
         "../scripts/hash_pictures.py"
 
 
-if part:
+if names.part:
 
     rule join_hashes:
         """Join the hashes of a split's parts."""
         input:
-            parts=targets.parts_of(settings, hashes_of_part),
+            parts=inputs.per_part(hashes_of_part),
         output:
             hashes="images/{dataset}/{split}.hashes.jsonl",
         log:
             "logs/join_hashes/{dataset}.{split}.log",
         benchmark:
             "benchmarks/join_hashes/{dataset}.{split}.tsv"
-        params:
-            code=code("join_hashes"),
         threads: 1
         resources:
             mem_mb=1_000,

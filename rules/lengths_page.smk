@@ -13,8 +13,8 @@ rule lengths_page:
         train="lengths/{run}/train.jsonl",
         val="lengths/{run}/val.jsonl",
         summary="lengths/{run}/summary.json",
-        train_rows=run_targets.data_of(settings, "train.jsonl"),
-        val_rows=run_targets.data_of(settings, "val.jsonl"),
+        train_rows=inputs.data("train.jsonl"),
+        val_rows=inputs.data("val.jsonl"),
     output:
         page=report(
             "reports/lengths-{run}.html",
@@ -27,7 +27,7 @@ rule lengths_page:
     benchmark:
         "benchmarks/lengths_page/{run}.tsv"
     params:
-        code=code("lengths_page", reads="vlmflow/reports/templates"),
+        reads="vlmflow/reports/templates",
         max_length=lookup(dpath="runs/{run}/train/max_length", within=config),
     threads: 1
     resources:

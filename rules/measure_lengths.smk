@@ -12,11 +12,11 @@
 rule measure_lengths:
     """Count the tokens of every row, text and pictures apart."""
     input:
-        train_rows=run_targets.data_of(settings, "train.jsonl"),
-        val_rows=run_targets.data_of(settings, "val.jsonl"),
-        stats=run_targets.data_of(settings, "stats.json"),
-        pictures=run_targets.train_pictures_of(settings),
-        model=run_targets.model_of(settings),
+        train_rows=inputs.data("train.jsonl"),
+        val_rows=inputs.data("val.jsonl"),
+        stats=inputs.data("stats.json"),
+        pictures=inputs.train_pictures,
+        model=inputs.model,
     output:
         train="lengths/{run}/train.jsonl",
         val="lengths/{run}/val.jsonl",
@@ -26,10 +26,9 @@ rule measure_lengths:
     benchmark:
         "benchmarks/measure_lengths/{run}.tsv"
     params:
-        code=code("measure_lengths"),
         image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
-        model_type=run_targets.model_type_of(settings),
-        text_args=run_targets.text_args_of(settings),
+        model_type=params.model_type,
+        text_args=params.text_args,
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

@@ -12,7 +12,7 @@
 rule merge_lora:
     """Merge a run's adapter into its base model, shard by shard."""
     input:
-        model=run_targets.model_of(settings),
+        model=inputs.model,
         adapter="checkpoints/{run}/full",
     output:
         merged=temp(directory("work/{run}/merged")),
@@ -20,12 +20,10 @@ rule merge_lora:
         "logs/merge_lora/{run}.log",
     benchmark:
         "benchmarks/merge_lora/{run}.tsv"
-    params:
-        code=code("merge_lora"),
     threads: 4
     resources:
         mem_mb=4_000,
-        disk_mb=run_targets.weights_disk_of(workflow, settings),
+        disk_mb=resources.weights_disk,
         runtime=120,
         pod_template="train",
     message:

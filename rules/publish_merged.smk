@@ -14,9 +14,9 @@ rule publish_merged:
         verified="verified/{run}",
         full="checkpoints/{run}/full",
         smoke="checkpoints/{run}/smoke",
-        model=run_targets.model_of(settings),
+        model=inputs.model,
         rows="fitted/{run}",
-        stats=run_targets.data_of(settings, "stats.json"),
+        stats=inputs.data("stats.json"),
     output:
         published=directory("merged/{run}"),
     log:
@@ -24,15 +24,14 @@ rule publish_merged:
     benchmark:
         "benchmarks/publish_merged/{run}.tsv"
     params:
-        code=code("publish_merged"),
-        data_sources=run_targets.data_sources_of(settings),
-        licence=run_targets.data_setting_of(settings, "licence"),
-        source_licences=run_targets.data_setting_of(settings, "source_licences"),
-        picture_licences=run_targets.picture_licences_of(settings),
+        data_sources=params.data_sources,
+        licence=params.licence,
+        source_licences=params.source_licences,
+        picture_licences=params.picture_licences,
     threads: 1
     resources:
         mem_mb=2_000,
-        disk_mb=run_targets.weights_disk_of(workflow, settings),
+        disk_mb=resources.weights_disk,
         runtime=60,
     message:
         "Publishing the proven weights of {wildcards.run}"

@@ -10,31 +10,29 @@
 #        same bytes whatever the number of cores and pods. The files below the roots are not watched: when pictures
 #        were added there, force this rule.
 
-part = targets.part_suffix(settings)
-manifest_of_part = f"images/{{dataset}}/{{split}}{part}.jsonl"
+manifest_of_part = f"images/{{dataset}}/{{split}}{names.part}.jsonl"
 
 
 rule resolve_images:
     """Find, check and name every picture that the rows name."""
     input:
-        targets.fetched_of(settings),
-        raw=targets.raw_of(settings),
-        raw_accounts=targets.raw_accounts_of(settings),
-        mended=targets.mended_of(workflow, settings),
+        inputs.fetched_pictures,
+        raw=inputs.raw,
+        raw_accounts=inputs.raw_accounts,
+        mended=inputs.mended,
     output:
-        manifest=temp(manifest_of_part) if part else manifest_of_part,
+        manifest=temp(manifest_of_part) if names.part else manifest_of_part,
     log:
-        f"logs/resolve_images/{{dataset}}.{{split}}{part}.log",
+        f"logs/resolve_images/{{dataset}}.{{split}}{names.part}.log",
     benchmark:
-        f"benchmarks/resolve_images/{{dataset}}.{{split}}{part}.tsv"
+        f"benchmarks/resolve_images/{{dataset}}.{{split}}{names.part}.tsv"
     params:
-        code=code("resolve_images"),
         dataset="{dataset}",
-        roots=targets.picture_roots(settings),
+        roots=params.picture_roots,
         store=lookup(dpath="stores/pictures", within=config),
-        choice=targets.choice_of(settings),
+        choice=params.row_choice,
         limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
-        part=targets.part_of(settings),
+        part=params.part,
     threads: 8
     resources:
         mem_mb=8_000,  # on each core a picture of max_pixels (18 bytes each) and max_bytes
@@ -46,12 +44,12 @@ rule resolve_images:
         "../scripts/resolve_images.py"
 
 
-if part:
+if names.part:
 
     rule join_images:
         """Join the manifests of a split's parts."""
         input:
-            parts=targets.parts_of(settings, manifest_of_part),
+            parts=inputs.per_part(manifest_of_part),
         output:
             manifest="images/{dataset}/{split}.jsonl",
         log:
@@ -59,7 +57,6 @@ if part:
         benchmark:
             "benchmarks/join_images/{dataset}.{split}.tsv"
         params:
-            code=code("join_images"),
             dataset="{dataset}",
         threads: 1
         resources:

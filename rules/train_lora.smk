@@ -14,10 +14,10 @@ rule train_lora:
     """Train the adapter to its last step, and hand on the best checkpoint by validation loss."""
     input:
         rows="fitted/{run}",
-        pictures=run_targets.train_pictures_of(settings),
-        model=run_targets.model_of(settings),
+        pictures=inputs.train_pictures,
+        model=inputs.model,
         smoke="checkpoints/{run}/smoke",
-        cached=run_targets.cached_of(settings),
+        cached=inputs.cached,
     output:
         full=report(
             directory("checkpoints/{run}/full"),
@@ -31,23 +31,22 @@ rule train_lora:
     benchmark:
         "benchmarks/train_lora/{run}.tsv"
     params:
-        code=code("train_lora"),
         settings=lookup(dpath="runs/{run}/train", within=config),
         device=lookup(dpath="runs/{run}/device", within=config),
         processes=lookup(dpath="runs/{run}/processes", within=config),
         strategy=lookup(dpath="runs/{run}/strategy", within=config),
-        model_type=run_targets.model_type_of(settings),
+        model_type=params.model_type,
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
-    threads: run_targets.train_threads_of(settings)
+    threads: resources.train_threads
     resources:
-        gpu=run_targets.gpus_of(settings),
+        gpu=resources.train_gpus,
         gpu_manufacturer="nvidia",
         scale=0,
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=lookup(dpath="runs/{run}/resources/train_runtime", within=config),
-        pod_template=run_targets.pod_template_of(settings, run_targets.gpus_of),
+        pod_template=resources.train_template,
     message:
         "Training {wildcards.run}"
     script:

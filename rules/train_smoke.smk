@@ -13,8 +13,8 @@ rule train_smoke:
     """Train a few steps on the longest rows, and open or close the gate to the full run."""
     input:
         rows="fitted/{run}",
-        pictures=run_targets.train_pictures_of(settings),
-        model=run_targets.model_of(settings),
+        pictures=inputs.train_pictures,
+        model=inputs.model,
     output:
         smoke=report(
             directory("checkpoints/{run}/smoke"),
@@ -28,24 +28,23 @@ rule train_smoke:
     benchmark:
         "benchmarks/train_smoke/{run}.tsv"
     params:
-        code=code("train_smoke"),
         settings=lookup(dpath="runs/{run}/train", within=config),
         smoke_settings=lookup(dpath="runs/{run}/smoke", within=config),
         device=lookup(dpath="runs/{run}/device", within=config),
         processes=lookup(dpath="runs/{run}/processes", within=config),
         strategy=lookup(dpath="runs/{run}/strategy", within=config),
-        model_type=run_targets.model_type_of(settings),
+        model_type=params.model_type,
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
-    threads: run_targets.train_threads_of(settings)
+    threads: resources.train_threads
     resources:
-        gpu=run_targets.gpus_of(settings),
+        gpu=resources.train_gpus,
         gpu_manufacturer="nvidia",
         scale=0,
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=120,
-        pod_template=run_targets.pod_template_of(settings, run_targets.gpus_of),
+        pod_template=resources.train_template,
     message:
         "Smoke run of {wildcards.run}: the longest rows first"
     script:

@@ -13,15 +13,15 @@
 rule validate_sharegpt:
     """Check every row, hold out val (and test, if it has no file) by picture or prompt, account for every raw row."""
     input:
-        raw_train=targets.raw_of(settings, "train"),
-        raw_test=targets.raw_of(settings, "test"),
-        raw_accounts=targets.raw_accounts_of(settings),
-        converted=targets.per_split(settings, "converted/{dataset}/{split}.jsonl"),
-        rejects=targets.per_split(settings, "converted/{dataset}/{split}.rejects.jsonl"),
-        unread=targets.per_split(settings, "converted/{dataset}/{split}.unread.json"),
-        pictures=targets.manifests_of(settings),
-        mended=targets.mended_of(workflow, settings),
-        hashes=targets.hashes_to_drop_by(settings),
+        raw_train=inputs.raw_of("train"),
+        raw_test=inputs.raw_of("test"),
+        raw_accounts=inputs.raw_accounts,
+        converted=inputs.per_split("converted/{dataset}/{split}.jsonl"),
+        rejects=inputs.per_split("converted/{dataset}/{split}.rejects.jsonl"),
+        unread=inputs.per_split("converted/{dataset}/{split}.unread.json"),
+        pictures=inputs.manifests,
+        mended=inputs.mended,
+        hashes=inputs.hashes_to_drop_by,
     output:
         "data/{dataset}/train.jsonl",
         "data/{dataset}/val.jsonl",
@@ -39,21 +39,12 @@ rule validate_sharegpt:
     benchmark:
         "benchmarks/validate_sharegpt/{dataset}.tsv"
     params:
-        code=code("validate_sharegpt"),
-        form=lookup(dpath="datasets/{dataset}/form", within=config),
-        max_history_rounds=lookup(dpath="datasets/{dataset}/max_history_rounds", within=config),
-        modality=lookup(dpath="datasets/{dataset}/modality", within=config),
-        skip_images=lookup(dpath="datasets/{dataset}/skip_images", within=config),
-        kind=lookup(dpath="datasets/{dataset}/kind", within=config),
-        one_prompt=targets.one_prompt_of(settings),
-        test_share=lookup(dpath="datasets/{dataset}/test_share", within=config),
-        val_share=lookup(dpath="datasets/{dataset}/val_share", within=config),
-        seed=lookup(dpath="datasets/{dataset}/seed", within=config),
-        max_reject_share=lookup(dpath="datasets/{dataset}/max_reject_share", within=config),
-        row_limits=lookup(dpath="datasets/{dataset}/row_limits", within=config),
-        drop_near_duplicates=lookup(dpath="datasets/{dataset}/near_duplicates/drop", within=config),
-        picture_distance=targets.distance_to_drop_by(settings),
-        read_columns=targets.read_columns_of(settings),
+        settings=params.dataset(
+            *("kind", "one_prompt", "form", "max_history_rounds", "modality", "skip_images"),
+            *("test_share", "val_share", "seed", "max_reject_share", "row_limits"),
+        ),
+        near_duplicates=params.near_duplicates_to_drop,
+        read_columns=params.read_columns,
     threads: 4
     resources:
         mem_mb=4_000,

@@ -13,9 +13,9 @@ rule verify_merged:
     input:
         merged="work/{run}/merged",
         full="checkpoints/{run}/full",
-        model=run_targets.model_of(settings),
+        model=inputs.model,
         rows="fitted/{run}",
-        pictures=run_targets.train_pictures_of(settings),
+        pictures=inputs.train_pictures,
     output:
         verified=directory("verified/{run}"),
     log:
@@ -23,21 +23,18 @@ rule verify_merged:
     benchmark:
         "benchmarks/verify_merged/{run}.tsv"
     params:
-        code=code("verify_merged"),
         verify=lookup(dpath="runs/{run}/verify", within=config),
-        device=lookup(dpath="runs/{run}/device", within=config),
-        dtype=lookup(dpath="runs/{run}/train/dtype", within=config),
-        image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
+        compute=params.run("device", "train.dtype", "train.image_max_tokens"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:
-        gpu=run_targets.verify_gpus_of(settings),
+        gpu=resources.verify_gpus,
         gpu_manufacturer="nvidia",
         scale=0,
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
-        disk_mb=run_targets.weights_disk_of(workflow, settings),
+        disk_mb=resources.weights_disk,
         runtime=120,
-        pod_template=run_targets.pod_template_of(settings, run_targets.verify_gpus_of),
+        pod_template=resources.verify_template,
     message:
         "Verifying the merged weights of {wildcards.run}"
     script:

@@ -1,7 +1,6 @@
 """Have ms-swift read a run's rows and pictures once, on the CPU, into its cached data set."""
 
 from pathlib import Path
-from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
@@ -16,12 +15,8 @@ def main(
     rows: Path,
     model: Path,
     cached: Path,
-    max_length: int,
-    image_max_tokens: int,
-    seed: int,
-    dtype: str,
+    settings: TrainSettings,
     model_type: str,
-    text_args: dict[str, Any],
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
@@ -30,15 +25,12 @@ def main(
 
     rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     cached: the folder to write (cached/RUN).
-    max_length, image_max_tokens, seed, dtype, model_type: see docs/config.md.
-    text_args: those of swift_args that change the text.
+    settings: those of the run's that decide what is cached; of swift_args those that change the text.
+    model_type: see docs/config.md.
     picture_store: the folder that holds all picture stores.
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
-    data = fitted_data(rows, max_length, picture_store, pictures or [])
-    settings = TrainSettings(
-        max_length=max_length, image_max_tokens=image_max_tokens, seed=seed, dtype=dtype, swift_args=text_args
-    )
+    data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
     job = TrainJob(data, BaseModel.read(model, model_type), settings, device="cpu", processes=1, strategy="ddp")
     with whole_folder(cached) as folder:
         cache_dataset(job, rows, folder, threads, f"cache_dataset {cached.name}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.stage import run_stage
+from vlmflow.config.settings import Settings
 from vlmflow.core.files import read_json, whole_folder
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
@@ -14,6 +15,16 @@ from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
+
+
+class RunBlock(Settings):
+    """What this stage takes of a run's settings; see docs/config.md."""
+
+    max_length: int
+    over_long: OverLong
+    image_max_tokens: int
+    text_args: dict[str, Any]
+    """Those of swift_args that change the text."""
 
 
 def main(
@@ -26,11 +37,8 @@ def main(
     val_lengths: Path,
     summary: Path,
     fitted: Path,
-    max_length: int,
-    over_long: OverLong,
-    image_max_tokens: int,
+    settings: RunBlock,
     model_type: str,
-    text_args: dict[str, Any],
     picture_store: Path,
     pictures: list[Path] | None = None,
 ) -> None:
@@ -39,22 +47,22 @@ def main(
     train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split, none where
     rows have no pictures.
     model: folder with the base model's manifest. train_lengths, val_lengths, summary: what measure_lengths wrote.
-    fitted: the folder to write (fitted/RUN). max_length, over_long, image_max_tokens, model_type: see docs/config.md.
-    text_args: those of swift_args that change the text. picture_store: the folder that holds all picture stores.
+    fitted: the folder to write (fitted/RUN). settings: the run's. model_type: see docs/config.md.
+    picture_store: the folder that holds all picture stores.
     """
     account = read_json(stats)
     lengths = {"train": train_lengths, "val": val_lengths}
     base = BaseModel.read(model, model_type)
-    refuse_other_lengths(summary, lengths, account, base.folder, image_max_tokens, text_args)
+    refuse_other_lengths(summary, lengths, account, base.folder, settings.image_max_tokens, settings.text_args)
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
 
     def counter() -> TokenCounter:
         entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
-        form = ChatForm.of(text_args, data.last_answer_only)
-        return TokenCounter(base.folder, entries, image_max_tokens, form)
+        form = ChatForm.of(settings.text_args, data.last_answer_only)
+        return TokenCounter(base.folder, entries, settings.image_max_tokens, form)
 
     with whole_folder(fitted) as folder:
-        outcome = fit_rows(data, account, lengths, counter, max_length, over_long, folder)
+        outcome = fit_rows(data, account, lengths, counter, settings.max_length, settings.over_long, folder)
     logging.getLogger("vlmflow").info(f"{fitted.name}: {in_words(outcome)}")
 
 

@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.row_settings import NearDuplicates, RowLimits
+from vlmflow.config.settings import Settings
 from vlmflow.core.files import sha256_of, whole_file, write_json
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
@@ -18,6 +19,24 @@ RULES_OF_KIND = ("modality", "whole_rows", "drop_near_questions")
 """What stands elsewhere in stats.json."""
 
 
+class DatasetBlock(Settings):
+    """What this stage takes of a data set's settings; see docs/config.md."""
+
+    kind: str
+    one_prompt: bool
+    """All rows have the same prompt: without a picture, they are told apart by prompt and answer."""
+
+    form: str
+    max_history_rounds: int | None
+    modality: str
+    skip_images: bool
+    test_share: float
+    val_share: float
+    seed: int
+    max_reject_share: float
+    row_limits: RowLimits
+
+
 def main(
     *,
     raw_train: list[Path],
@@ -26,24 +45,13 @@ def main(
     unread: list[Path],
     stats: Path,
     counts: Path,
-    form: str,
-    max_history_rounds: int | None,
-    val_share: float,
-    seed: int,
-    max_reject_share: float,
-    row_limits: RowLimits,
+    settings: DatasetBlock,
+    near_duplicates: NearDuplicates,
     raw_test: list[Path] = [],  # noqa: B006
     pictures: list[Path] | None = None,
     mended: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
-    test_share: float = 0.0,
-    kind: str = "fire",
-    one_prompt: bool = False,
-    modality: str = "image",
-    skip_images: bool = False,
     hashes: list[Path] | None = None,
-    picture_distance: int = 0,
-    drop_near_duplicates: bool = False,
     read_columns: list[str] | None = None,
     threads: int = 1,
 ) -> None:
@@ -56,11 +64,9 @@ def main(
     raw_accounts: what was fetched, file by file, of both. mended: files of edited rows.
     stats: the account to write; train, val, test and quarantine JSON lines are written beside it.
     counts: the account as an HTML page, to write.
-    form, max_history_rounds, skip_images: how the rows were made, for stats.json.
-    kind, modality, val_share, test_share, seed, max_reject_share, row_limits: see docs/config.md.
-    one_prompt: all rows have the same prompt: without a picture, they are told apart by prompt and answer.
-    drop_near_duplicates: leave near-duplicates of the test split out. Of pictures: hashes, those of every raw split,
-    and picture_distance, how near they are.
+    settings: the data set's; form, max_history_rounds and skip_images only for stats.json.
+    near_duplicates: whether those of the test split are left out, and then how near pictures are. hashes: of the
+    pictures of every raw split, where they are.
     read_columns: those that are read where the raw rows are parquet; null for all.
     """
     refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
@@ -70,19 +76,27 @@ def main(
         refuse_other_rows(account, rows)
     outputs = (converted, rejects, manifests, unread)
     files = [SplitFiles(*split) for split in zip(("train", "test"), raw, *outputs, strict=False)]
-    shares = (val_share, seed, max_reject_share, row_limits, test_share)
-    rules = SplitRules(*shares, modality, whole_rows=one_prompt, drop_near_questions=drop_near_duplicates)
-    near_test = partial(near_pictures, read_hashes(hashes or []), distance=picture_distance)
+    rules = SplitRules(
+        settings.val_share,
+        settings.seed,
+        settings.max_reject_share,
+        settings.row_limits,
+        settings.test_share,
+        settings.modality,
+        whole_rows=settings.one_prompt,
+        drop_near_questions=near_duplicates.drop,
+    )
+    near_test = partial(near_pictures, read_hashes(hashes or []), distance=near_duplicates.picture_distance)
     account = validate(files, stats.parent, rules, threads, mended, near_test, read_columns)
-    settings = {
-        "max_history_rounds": max_history_rounds,
+    how = {
+        "max_history_rounds": settings.max_history_rounds,
         **{key: value for key, value in asdict(rules).items() if key not in RULES_OF_KIND},
-        "row_limits": row_limits.model_dump(),
-        **({"near_duplicates": {"picture_distance": picture_distance, "drop": True}} if drop_near_duplicates else {}),
+        "row_limits": settings.row_limits.model_dump(),
+        **({"near_duplicates": near_duplicates.model_dump()} if near_duplicates.drop else {}),
     }
-    what = {"kind": kind, "modality": modality, "skip_images": skip_images, "form": form}
+    what = {key: getattr(settings, key) for key in ("kind", "modality", "skip_images", "form")}
     what["mended"] = [{"file": str(file), "sha256": sha256_of(file)} for file in mended]
-    account = {"dataset": stats.parent.name, **what, "settings": settings, **account}
+    account = {"dataset": stats.parent.name, **what, "settings": how, **account}
     write_json(stats, account)
     with whole_file(counts, "w") as page:
         page.write(counts_page(account))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import VerifySettings
+from vlmflow.config.settings import Settings
 from vlmflow.core.files import remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_manifest
@@ -19,6 +20,14 @@ from vlmflow.training.checkpoint import refuse_changed_adapter
 log = logging.getLogger("vlmflow")
 
 
+class ComputeBlock(Settings):
+    """How logits are computed; see docs/config.md."""
+
+    device: str
+    dtype: str
+    image_max_tokens: int
+
+
 def main(
     *,
     merged: Path,
@@ -27,9 +36,7 @@ def main(
     rows: Path,
     verified: Path,
     verify: VerifySettings,
-    device: str,
-    dtype: str,
-    image_max_tokens: int,
+    compute: ComputeBlock,
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
@@ -39,7 +46,7 @@ def main(
     merged: the merged folder, whose files `verified` takes over. full: the folder with the adapter.
     model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN).
     verified: the folder to make (verified/RUN): the same files, and proof.json.
-    verify, device, dtype, image_max_tokens: see docs/config.md.
+    verify: what is compared, see docs/config.md. compute: how.
     picture_store: the folder that holds all picture stores. pictures: the image manifest of the train split, none
     where rows have no pictures.
     """
@@ -52,10 +59,10 @@ def main(
     remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
     checks = {"tensors": asdict(verify_tensors(base.folder, full, merged, base.files, threads)), "logits": None}
     if verify.logits:
-        log.info(f"comparing logits of base + adapter and of the merged weights on {verify.rows} rows ({device})")
-        checks["logits"] = asdict(
-            verify_logits(base.folder, full, merged, compared, store, device, dtype, image_max_tokens)
+        log.info(
+            f"comparing logits of base + adapter and of the merged weights on {verify.rows} rows ({compute.device})"
         )
+        checks["logits"] = asdict(verify_logits(base.folder, full, merged, compared, store, **compute.model_dump()))
     log.info("writing proof.json: digests of all files")
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary

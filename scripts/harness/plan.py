@@ -11,7 +11,7 @@ from typing import Any
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
-from harness import stale_lock
+from harness import stale_lock, staleness
 from vlmflow.config.model import Config
 
 TRAINING = ("train_smoke", "train_lora")
@@ -36,7 +36,9 @@ def install(workflow: Any, settings: Config) -> None:
     def look_and_build() -> None:
         stale_lock.clear(workflow)  # here, since Snakemake does not know before whether it only plans
         _refuse_unknown_targets(workflow, settings)
+        look_at_code = staleness.install(workflow)
         build_dag()
+        look_at_code()
         _refuse_trainers_without_cores(workflow, settings)
         _refuse_missing_roots(workflow, settings)
         if workflow.dryrun:

@@ -7,6 +7,10 @@ and params, and `threads` where it asks for it:
         run_stage(main, globals().get("snakemake"))
 
 From a shell each parameter is an option: `python scripts/convert_fire.py --raw FILE --form trajectory …`.
+
+What belongs together is one parameter, a block of settings: a rule hands it over as a dict (`params.dataset("kind",
+"seed")`), a shell as YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it as the model that the parameter
+is annotated with, checked.
 """
 
 import argparse
@@ -43,7 +47,7 @@ which the API server shows in the pod's status. Snakemake, which runs the stage,
 NOT_AGAIN = {"again": False}
 """The verdict of a stage whose failure would come again: a closed gate, a refused row or setting."""
 
-PARAMS_FOR_SNAKEMAKE = {"code", "revision", "state"}
+PARAMS_FOR_SNAKEMAKE = {"modules", "reads", "revision", "state"}
 """Params that only tell Snakemake what is stale."""
 
 
@@ -134,9 +138,17 @@ def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path 
             required=required,
             default=None if required else parameter.default,
             metavar=getattr(parameter.annotation, "__name__", "value").upper(),
+            help=_keys_of(parameter.annotation),
         )
     values = vars(parser.parse_args())
     return values, values.pop("log")
+
+
+def _keys_of(annotation: Any) -> str | None:
+    """Say what a block of settings holds."""
+    if not (isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)):
+        return None
+    return f"a block in YAML: {{{', '.join(f'{key}: …' for key in annotation.model_fields)}}}"
 
 
 def _reader(annotation: Any) -> Callable[[str], Any]:

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from bulk_rows import write_fire_rows
 from harness.stage import run_stage
+from stage_settings import validation
 from vlmflow.rows.sharegpt import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,8 +102,8 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",
             unread=f"[{unread}]", pictures=f"[{folder / 'images.jsonl'}]", stats=data / "stats.json",
-            counts=data / "counts.html", **FORM, val_share=0.02, seed=1, max_reject_share=0.05, row_limits="{}",
-            threads=cores,
+            counts=data / "counts.html", near_duplicates="{}", threads=cores,
+            settings=json.dumps(validation(val_share=0.02, max_reject_share=0.05, **FORM)),
         ),
     }  # fmt: skip
 

@@ -19,6 +19,7 @@ import limit
 from bench_rows import idle_memory, peak, script, seconds
 
 from bulk_rows import write_volcano_rows
+from stage_settings import validation
 
 ROWS = 939_000
 ROUNDS = 3
@@ -76,8 +77,8 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",
             unread=f"[{unread}]", pictures=f"[{folder / 'train.jsonl'}]", stats=data / "stats.json",
-            counts=data / "counts.html", form="trajectory", max_history_rounds="null", val_share=0.02, test_share=0.02,
-            seed=1, max_reject_share=0.05, row_limits="{}", kind="volcano", threads=cores,
+            counts=data / "counts.html", near_duplicates="{}", threads=cores,
+            settings=json.dumps(validation(kind="volcano", val_share=0.02, test_share=0.02, max_reject_share=0.05)),
         ),
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from cluster.cluster_road import TWO_CORES, ClusterRoad
 from cluster.paths import STATE
 from harness.kubernetes.job_shape import PULL_SECONDS
 from harness.kubernetes.surroundings import quantity
-from harness.run_targets import LOGS_MB
+from harness.resources import LOGS_MB
 from roads import ROOT, RUN
 from vlmflow.core.files import sha256_of
 
@@ -53,7 +53,7 @@ def test_every_job_had_a_pod_of_its_own(road: ClusterRoad) -> None:
 def declared(rule: str, resource: str) -> int:
     """Read what a rule file declares: a number, a key of the run's settings, or the disk for logs on a volume."""
     text = (ROOT / "rules" / f"{rule}.smk").read_text()
-    if f"{resource}=run_targets.weights_disk_of" in text:
+    if f"{resource}=resources.weights_disk," in text:
         return LOGS_MB
     found = re.search(
         rf"^ +{resource}=(?:([\d_]+)|lookup\(dpath=\"runs/{{run}}/resources/(\w+)\".*),(?:  #.*)?$", text, re.MULTILINE

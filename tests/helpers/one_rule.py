@@ -13,12 +13,14 @@ SNAKEFILE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, f"{workflow.basedir}/scripts")
-from harness import code_digest, targets
+from harness.inputs import RuleInputs
+from harness.names import Names
+from harness.params import RuleParams
 from vlmflow.config.model import check_config
 configfile: "config.yaml"
 settings = check_config(config, [])
 config = settings.model_dump(mode="json")
-code = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
+names, inputs, params = Names(settings), RuleInputs(workflow, settings), RuleParams(settings)
 """
 
 

@@ -12,6 +12,7 @@ import pytest
 from drawn_pictures import drawn, encoded, put
 from fire_rows import write_array
 from roads import ROOT
+from stage_settings import validation
 from vlmflow.config.data_settings import RowChoice
 from vlmflow.core.files import write_json
 from vlmflow.raw.split import open_rows
@@ -78,9 +79,9 @@ def test_while_rows_are_validated(tmp_path: Path, size: str, named: str) -> None
     disk = tmp_path / "disk"
     given = {("raw_train" if name == "raw" else name): file for name, file in files.items()}
     made = {"stats": disk / "stats.json", "counts": disk / "counts.html"}
-    settings = {"form": "trajectory", "max_history_rounds": "null", "val_share": 0.1, "seed": 1, "row_limits": "{}"}
-    settings |= {"max_reject_share": 0, "kind": "text", "modality": "text", "threads": 2}
-    said = on_a_full_disk(disk, size, "validate_sharegpt.py", **given, **made, **settings)
+    settings = json.dumps(validation(max_reject_share=0, kind="text", modality="text"))
+    how = {"settings": settings, "near_duplicates": "{}", "threads": 2}
+    said = on_a_full_disk(disk, size, "validate_sharegpt.py", **given, **made, **how)
     assert f"No space left on device: '{disk}{named}'\n  what to do: {NEXT_STEP}" in said
 
 

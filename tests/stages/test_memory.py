@@ -9,6 +9,7 @@ import pytest
 
 from bench.anonymous_memory import peak_anonymous
 from hub_server import command
+from stage_settings import validation
 from vlmflow.core.files import sha256_of, write_json
 from vlmflow.fetch.model_folder import hash_files, write_manifest
 from vlmflow.lengths.count import RowLength
@@ -80,13 +81,8 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
         **{name: [str(file)] for name, file in converted.items()},
         stats=data / "stats.json",
         counts=folder / "counts.html",
-        form="trajectory",
-        max_history_rounds=None,
-        val_share=0.1,
-        seed=1,
-        max_reject_share=0,
-        row_limits={},
-        **what,
+        settings=validation(max_reject_share=0, **what),
+        near_duplicates={},
     )
     measure_rows(folder)
     found["fit_rows"] = peak(
@@ -100,11 +96,8 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
         val_lengths=lengths / "val.jsonl",
         summary=lengths / "summary.json",
         fitted=folder / "fitted",
-        max_length=150,
-        over_long="leave_out",
-        image_max_tokens=64,
+        settings={"max_length": 150, "over_long": "leave_out", "image_max_tokens": 64, "text_args": {}},
         model_type="qwen3",
-        text_args={},
         picture_store=folder / "store",
     )
     assert sum(1 for _ in (folder / "fitted" / "over_long.jsonl").open()) == pytest.approx(count * 7 / 8, abs=2)

@@ -19,6 +19,7 @@ import pytest
 
 from drawn_pictures import drawn, encoded, put
 from roads import ROOT, RUN, command, copy_folder, snakemake
+from stage_settings import validation
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import write_json
 from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
@@ -83,15 +84,14 @@ def run(stage: str, **changed: Any) -> None:
             "split": "train",
         },
         "validate_sharegpt": {
-            **(made | form | {"unread": ["converted/fire/train.unread.json"], "kind": "fire", "modality": "image"}),
+            **(made | {"unread": ["converted/fire/train.unread.json"]}),
+            "settings": validation(),
+            "near_duplicates": {},
             "raw_train": raw["raw"],
             "raw_accounts": raw["raw_accounts"],
             "pictures": pictures["pictures"],
             "stats": "out/fire/stats.json",
             "counts": "out/counts.html",
-            "val_share": 0.1,
-            "seed": 1,
-            "max_reject_share": 0.5,
         },
         "find_near_duplicates": {
             "train_rows": made["converted"][0],
@@ -119,18 +119,14 @@ def run(stage: str, **changed: Any) -> None:
             **{name: f"out/{name}" for name in ("train", "val", "summary")},
         },
         "fit_rows": {
-            **(data | length | pictures | lengths),
+            **(data | pictures | lengths | {"model": "models/tiny", "model_type": "qwen3_vl"}),
             "summary": f"lengths/{RUN}/summary.json",
             "fitted": "out/f",
-            "max_length": 512,
-            "over_long": "refuse",
+            "settings": {"max_length": 512, "over_long": "refuse", "image_max_tokens": 64, "text_args": {}},
         },
         "cache_dataset": {
-            **(rows | pictures | {"text_args": {}, "model_type": "qwen3_vl", "cached": "out/cached"}),
-            "max_length": 512,
-            "image_max_tokens": 64,
-            "seed": 42,
-            "dtype": "float32",
+            **(rows | pictures | {"model_type": "qwen3_vl", "cached": "out/cached"}),
+            "settings": {"max_length": 512, "image_max_tokens": 64, "seed": 42, "dtype": "float32"},
         },
         "train_smoke": {
             **(rows | pictures | how | {"smoke": "out/smoke", "settings": SETTINGS}),
@@ -144,9 +140,7 @@ def run(stage: str, **changed: Any) -> None:
         "verify_merged": {
             **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": "out/verified"}),
             "verify": {"rows": 2},
-            "device": "cpu",
-            "dtype": "float32",
-            "image_max_tokens": 64,
+            "compute": {"device": "cpu", "dtype": "float32", "image_max_tokens": 64},
         },
         "publish_merged": {
             **(rows | trained | {"stats": "data/fire/stats.json", "verified": f"verified/{RUN}"}),
@@ -412,15 +406,10 @@ def test_converted_rows_that_changed_are_not_validated(
     with pytest.raises(VlmflowError, match=rf"c/{name}: these are not the rows that c/train\.unread\.json vouches for"):
         validated("validate_sharegpt")(
             **{key: [file] for key, file in files.items()},
-            **what,
             raw_train=["raw.jsonl"],
             stats="data/x/stats.json",
             counts="data/x/counts.html",
-            form="plain",
-            max_history_rounds=None,
-            val_share=0.1,
-            seed=1,
-            max_reject_share=0.5,
-            row_limits={},
+            settings=validation(**what),
+            near_duplicates={},
         )
     assert not (tmp_path / "data").exists()

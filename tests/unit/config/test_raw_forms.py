@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness import code_digest
-from harness.targets import code_of_kind
+from harness.params import RuleParams
 from roads import clone
 from vlmflow.config import raw_forms
 from vlmflow.config.raw_forms import form_of, kinds, kinds_with, module_of
@@ -63,8 +63,8 @@ def test_a_changed_form_makes_the_rows_of_its_own_kind_alone_stale(tmp_path: Pat
     settings = SimpleNamespace(datasets={kind: SimpleNamespace(kind=kind) for kind in kinds()})
 
     def digests() -> dict[str, str]:
-        of_kind = code_of_kind(settings, code_digest.of_scripts(scripts), "convert_rows")
-        return {kind: of_kind(SimpleNamespace(dataset=kind)) for kind in kinds()}
+        modules, of_script = RuleParams(settings).form_modules, code_digest.of_scripts(scripts)
+        return {kind: of_script("convert_rows", *modules(SimpleNamespace(dataset=kind))) for kind in kinds()}
 
     def others() -> dict[str, str]:
         of_script = code_digest.of_scripts(scripts)

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness import code_digest, stale_lock
-from harness.targets import distance_to_drop_by, everything, hashes_to_drop_by, raw_source, splits_of
+from harness.inputs import RuleInputs, splits_of
+from harness.params import RuleParams
 from roads import ROOT
 from vlmflow.config.model import check_config
 
@@ -240,7 +241,7 @@ def test_raw_files_know_their_source() -> None:
     )
     assert splits_of(settings, "fire") == ["train", "test"]
     assert splits_of(settings, "volcano") == ["train"]
-    source = raw_source(settings)
+    source = RuleParams(settings).raw_source
     assert source(SimpleNamespace(dataset="fire", file="t.json")) == "hf://datasets/a/b/t.json"
     assert source(SimpleNamespace(dataset="volcano", file="v.json")) == "v.json"
     with pytest.raises(SystemExit, match=r"it has raw/fire/t\.json, raw/fire/e\.json"):
@@ -268,10 +269,11 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     )
     wildcards = SimpleNamespace(dataset="fire")
     expected = ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl"][:files]
-    assert hashes_to_drop_by(settings)(wildcards) == expected
-    assert distance_to_drop_by(settings)(wildcards) == distance
-    pages = ["reports/data-fire.html", "reports/lengths-r.html", "reports/lengths-s.html"]
     named = SimpleNamespace(config_settings=SimpleNamespace(overwrite_config={"stores": {}}))
-    assert everything(named, settings) == ["merged/r", "merged/s", *pages]
+    inputs = RuleInputs(named, settings)
+    assert inputs.hashes_to_drop_by(wildcards) == expected
+    assert RuleParams(settings).near_duplicates_to_drop(wildcards)["picture_distance"] == distance
+    pages = ["reports/data-fire.html", "reports/lengths-r.html", "reports/lengths-s.html"]
+    assert inputs.everything() == ["merged/r", "merged/s", *pages]
     named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}
-    assert everything(named, settings) == ["merged/s", pages[0], pages[2]]
+    assert inputs.everything() == ["merged/s", pages[0], pages[2]]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from drawn_pictures import put
-from harness.run_targets import picture_licences_of
+from harness.params import RuleParams
 from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.reports.licences import hub_datasets, rights, rights_section
@@ -48,7 +48,7 @@ def licences_of(dataset: dict[str, object], picture_sources: dict[str, object]) 
         "runs": {"r": {"model": "m", "dataset": "d"}},
         "picture_sources": picture_sources,
     }
-    return picture_licences_of(check_config(merged, []))(SimpleNamespace(run="r"))
+    return RuleParams(check_config(merged, [])).picture_licences(SimpleNamespace(run="r"))
 
 
 def test_the_licence_of_a_picture_source_reaches_the_card(tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""Which files a rule needs: input functions for the rules, bound to workflow and settings in the Snakefile.
+
+What they refuse, they refuse by ending the process: Snakemake shows an exception of theirs with a traceback.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.storage.volume_inputs import as_inputs
+from vlmflow.config.model import Config
+from vlmflow.config.source import parse_source
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.model_files import local_files
+
+InputFunction = Callable[[Any], Any]
+"""Takes Snakemake's wildcards, gives file names."""
+
+
+class RuleInputs:
+    """The input functions. A method that takes wildcards is one; another gives one, or file names."""
+
+    def __init__(self, workflow: Any, settings: Config) -> None:
+        self._workflow = workflow
+        self._settings = settings
+
+    def everything(self) -> list[str]:
+        """Give what `rule all` asks for: the weights of the meant runs, and the pages of their data and lengths.
+
+        Meant are the runs that the call itself names (--configfile, --config, a profile's configfile), else all.
+        """
+        runs = self._workflow.config_settings.overwrite_config.get("runs") or self._settings.runs
+        datasets = dict.fromkeys(self._settings.runs[run].dataset for run in runs)
+        pages = [*(f"data-{dataset}" for dataset in datasets), *(f"lengths-{run}" for run in runs)]
+        return [*(f"merged/{run}" for run in runs), *(f"reports/{page}.html" for page in pages)]
+
+    def local_raw(self, wildcards: Any) -> list[Any]:
+        """The source of the raw file of wildcards `dataset` and `file`, where it is a local file."""
+        return self._local_file(*raw_source(self._settings, wildcards))
+
+    def local_model(self, wildcards: Any) -> list[Any]:
+        """The files of wildcard `model`'s source, where that is a local folder.
+
+        Ends the process where there is no such folder, no model in it, or one that is more than data.
+        """
+        source = self._settings.models[wildcards.model].source
+        place = parse_source(source)
+        if isinstance(place, Path) and not place.is_dir() and not self._sees_all_volumes():
+            return []
+        try:
+            return as_inputs(self._workflow, map(Path, local_files(source, f"models.{wildcards.model}.source")))
+        except VlmflowError as error:
+            sys.exit(str(error))
+
+    def raw(self, wildcards: Any) -> list[str]:
+        """The raw files of wildcards `dataset` and `split`."""
+        return list(raw_files(self._settings, wildcards.dataset, wildcards.split))
+
+    def raw_of(self, split: str) -> InputFunction:
+        """The raw files of one split of wildcard `dataset`; none where it has no such split."""
+        return lambda wildcards: list(raw_files(self._settings, wildcards.dataset, split))
+
+    def raw_accounts(self, wildcards: Any) -> list[str]:
+        """What was fetched, file by file in the order of the raw files.
+
+        Of wildcards `dataset` and `split`; in a rule without `split`, of all raw splits.
+        """
+        split = wildcards.get("split")
+        splits = [split] if split else splits_of(self._settings, wildcards.dataset)
+        files = [Path(file) for split in splits for file in raw_files(self._settings, wildcards.dataset, split)]
+        return [str(file.parent / ".fetched" / f"{file.name}.json") for file in files]
+
+    def mended(self, wildcards: Any) -> list[Any]:
+        """The files of mended rows of wildcard `dataset`, in their order; none where there are no such."""
+        dataset = wildcards.dataset
+        key, files = f"datasets.{dataset}.mended", self._settings.datasets[dataset].mended_files
+        return [path for file in files for path in self._local_file(key, file)]
+
+    def fetched_pictures(self, wildcards: Any) -> list[str]:
+        """The account of the fetched pictures of wildcards `dataset` and `split`, where it fetches any."""
+        if not self._settings.datasets[wildcards.dataset].fetch_images:
+            return []
+        return [f"images/{wildcards.dataset}/{wildcards.split}.fetched.json"]
+
+    def per_split(self, pattern: str) -> InputFunction:
+        """`pattern` for every raw split of wildcard `dataset`, in the order of `splits_of`."""
+        return lambda wildcards: [
+            pattern.format(dataset=wildcards.dataset, split=split)
+            for split in splits_of(self._settings, wildcards.dataset)
+        ]
+
+    def per_part(self, pattern: str) -> list[str]:
+        """`pattern` for every part that a pod makes, with its other wildcards as they are."""
+        parts = range(1, self._settings.cluster.pods_per_stage + 1)
+        return [pattern.replace("{part}", str(number)) for number in parts]
+
+    def manifests(self, wildcards: Any) -> list[str]:
+        """The image manifests of wildcard `dataset`, one per raw split; none where it has no pictures."""
+        if not self._settings.datasets[wildcards.dataset].has_manifests:
+            return []
+        return self.per_split("images/{dataset}/{split}.jsonl")(wildcards)
+
+    def hashes(self, wildcards: Any) -> list[str]:
+        """The picture hashes of every raw split of wildcard `dataset`; none without pictures or test split.
+
+        Where test is taken from the raw train split, the hashes of train hold its pictures too.
+        """
+        dataset = self._settings.datasets[wildcards.dataset]
+        if not dataset.has_manifests or not (dataset.test or dataset.test_share):
+            return []
+        return self.per_split("images/{dataset}/{split}.hashes.jsonl")(wildcards)
+
+    def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
+        """The same, where wildcard `dataset` leaves near-duplicates of its test split out."""
+        return self.hashes(wildcards) if self._settings.datasets[wildcards.dataset].near_duplicates.drop else []
+
+    def model(self, wildcards: Any) -> str:
+        """The model folder of wildcard `run`."""
+        return f"models/{self._settings.runs[wildcards.run].model}"
+
+    def data(self, name: str) -> InputFunction:
+        """One file of the data set of wildcard `run`.
+
+        It ends the process where nobody looks at the pictures of that data set.
+        """
+
+        def file(wildcards: Any) -> str:
+            dataset = self._settings.runs[wildcards.run].dataset
+            if self._settings.datasets[dataset].skip_images:
+                sys.exit(
+                    f"datasets.{dataset}.skip_images: true is for looking at the texts alone; run {wildcards.run} "
+                    f"would train on pictures that nobody checked\n  what to do: remove it, or name another data set "
+                    f"(runs.{wildcards.run}.dataset)"
+                )
+            return f"data/{dataset}/{name}"
+
+        return file
+
+    def train_pictures(self, wildcards: Any) -> list[str]:
+        """The image manifest of the raw train split of wildcard `run`; none where it has no pictures."""
+        dataset = self._settings.runs[wildcards.run].dataset
+        return [f"images/{dataset}/train.jsonl"] if self._settings.datasets[dataset].has_manifests else []
+
+    def cached(self, wildcards: Any) -> list[str]:
+        """The cached data set of wildcard `run`, where it trains from one."""
+        return [f"cached/{wildcards.run}"] if self._settings.runs[wildcards.run].cached_dataset else []
+
+    def _local_file(self, key: str, source: str) -> list[Any]:
+        """Give a local data file as an input of its rule; what the hub has is none.
+
+        Ends the process where there is no such file: Snakemake itself would go on with what is in raw/, made of
+        another file.
+        """
+        place = parse_source(source)
+        if not isinstance(place, Path):
+            return []
+        if not place.is_file() and self._sees_all_volumes():
+            what = "is a folder, not a file" if place.is_dir() else "is not there"
+            sys.exit(f"{key}: {place.absolute()} {what}\n  what to do: give the path of the file")
+        return as_inputs(self._workflow, [place])
+
+    def _sees_all_volumes(self) -> bool:
+        """Tell whether a local source that is not here is nowhere: a laptop has not the volumes of its pods."""
+        return self._workflow.storage_registry.default_storage_provider is None
+
+
+def splits_of(settings: Config, dataset: str) -> list[str]:
+    """Give the raw splits that a data set has: train, and test where it names one."""
+    return ["train", "test"] if settings.datasets[dataset].test else ["train"]
+
+
+def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:
+    """Give the targets that hold a data set's raw split, `raw/DATASET/NAME OF THE SOURCE FILE`, with their sources."""
+    addresses = settings.datasets[dataset].addresses(split)
+    return {f"raw/{dataset}/{parse_source(address).name}": address for address in addresses}
+
+
+def raw_source(settings: Config, wildcards: Any) -> tuple[str, str]:
+    """Give the key and the address of the raw file of wildcards `dataset` and `file`.
+
+    Ends the process where the data set has no such file.
+    """
+    files: dict[str, tuple[str, str]] = {}
+    for split in ("train", "test"):
+        key = f"datasets.{wildcards.dataset}.{split}"
+        files |= {raw: (key, source) for raw, source in raw_files(settings, wildcards.dataset, split).items()}
+    wanted = f"raw/{wildcards.dataset}/{wildcards.file}"
+    if wanted not in files:
+        sys.exit(f"{wanted}: data set {wildcards.dataset} has no such raw file; it has {', '.join(files)}")
+    return files[wanted]

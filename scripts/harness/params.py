@@ -1,0 +1,151 @@
+"""What a rule tells its script besides files, where that is no single key of the configuration (`lookup` gives those).
+
+Params functions for the rules, bound to the settings in the Snakefile. Each takes Snakemake's wildcards.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from harness.inputs import raw_source
+from vlmflow.archives.sources import read_sources
+from vlmflow.config.data_settings import DatasetSettings
+from vlmflow.config.model import Config
+from vlmflow.config.raw_forms import module_of
+from vlmflow.config.settings import Settings
+from vlmflow.config.source import parse_source
+from vlmflow.fetch.commits import revision_of
+from vlmflow.fetch.model_files import list_files
+
+ParamsFunction = Callable[[Any], Any]
+"""Takes Snakemake's wildcards, gives a value of JSON."""
+
+
+class RuleParams:
+    """The params functions."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+
+    def dataset(self, *keys: str, **renamed: str) -> ParamsFunction:
+        """Some settings of wildcard `dataset` as one block, by their last names, or by those given."""
+        return lambda wildcards: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
+
+    def run(self, *keys: str, **renamed: str) -> ParamsFunction:
+        """Some settings of wildcard `run` (`device`, `train.seed`) as one block, likewise."""
+        return lambda wildcards: _block(self._settings.runs[wildcards.run], keys, renamed)
+
+    def raw_source(self, wildcards: Any) -> str:
+        """The source of the raw file of wildcards `dataset` and `file`."""
+        return raw_source(self._settings, wildcards)[1]
+
+    def raw_revision(self, wildcards: Any) -> str | None:
+        """The revision that is pinned for it; null for a local file."""
+        return revision_of(self.raw_source(wildcards))
+
+    def raw_state(self, wildcards: Any) -> list[list[int]]:
+        """Bytes and time of a local raw file."""
+        return _state(self.raw_source(wildcards))
+
+    def model_revision(self, wildcards: Any) -> str | None:
+        """The revision that is pinned for wildcard `model`; null for a local folder."""
+        return revision_of(self._settings.models[wildcards.model].source)
+
+    def model_state(self, wildcards: Any) -> list[list[int]]:
+        """Bytes and time of every file of wildcard `model`, where it is a local folder."""
+        return _state(self._settings.models[wildcards.model].source)
+
+    def row_choice(self, wildcards: Any) -> dict[str, Any]:
+        """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
+        return self._settings.datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
+
+    def read_columns(self, wildcards: Any) -> list[str] | None:
+        """The columns that are read of wildcard `dataset`, where it is parquet; null for all."""
+        return self._settings.datasets[wildcards.dataset].read_columns
+
+    def form_modules(self, wildcards: Any) -> list[str]:
+        """The module of wildcard `dataset`'s raw form, which no import statement names (see `staleness`)."""
+        return [module_of(self._settings.datasets[wildcards.dataset].kind)]
+
+    def one_prompt(self, wildcards: Any) -> bool:
+        """Whether all rows of wildcard `dataset` have the same prompt."""
+        return self._settings.datasets[wildcards.dataset].one_prompt
+
+    def near_duplicates_to_drop(self, wildcards: Any) -> dict[str, Any]:
+        """How near-duplicates of wildcard `dataset` are left out; a distance of 0 where none are.
+
+        So another distance makes nothing stale that leaves none out.
+        """
+        near = self._settings.datasets[wildcards.dataset].near_duplicates
+        return near.model_dump() | ({} if near.drop else {"picture_distance": 0})
+
+    def picture_roots(self, wildcards: Any) -> list[str]:
+        """The picture roots of wildcard `dataset`, the store of fetched pictures the last of them."""
+        dataset = self._settings.datasets[wildcards.dataset]
+        return [*dataset.image_roots, *([self._settings.stores.fetched_pictures] if dataset.fetch_images else [])]
+
+    def picture_revisions(self, wildcards: Any) -> list[list[Any]]:
+        """Where the known sources' pictures lie, for Snakemake to see that this has changed."""
+        return [
+            [name, source.members, source.archive, source.one_by_one, source.archive and revision_of(source.archive)]
+            for name, source in read_sources(self._settings.picture_sources).items()
+        ]
+
+    def part(self, wildcards: Any) -> list[int]:
+        """Which part of how many wildcard `part` is (see `pod_shares.Part`); the whole without it."""
+        return [int(wildcards.get("part", 1)), self._settings.cluster.pods_per_stage]
+
+    def model_type(self, wildcards: Any) -> str:
+        """ms-swift's name for the architecture of wildcard `run`'s model."""
+        return self._settings.models[self._settings.runs[wildcards.run].model].model_type
+
+    def text_args(self, wildcards: Any) -> dict[str, Any]:
+        """Those of wildcard `run`'s swift_args that change the text of its rows."""
+        return self._settings.runs[wildcards.run].train.text_args
+
+    def data_sources(self, wildcards: Any) -> list[str]:
+        """Where the data set of wildcard `run` comes from, as the configuration says."""
+        dataset = self._dataset_of(wildcards)
+        return [address for split in ("train", "test") for address in dataset.addresses(split)]
+
+    def licence(self, wildcards: Any) -> str | None:
+        """The licence that is stated for the data set of wildcard `run`."""
+        return self._dataset_of(wildcards).licence
+
+    def source_licences(self, wildcards: Any) -> dict[str, str]:
+        """Those that are stated for single sources of it."""
+        return self._dataset_of(wildcards).source_licences
+
+    def picture_licences(self, wildcards: Any) -> dict[str, str]:
+        """The licences of known picture sources, by the beginnings of the paths that they hold.
+
+        None where the data set of wildcard `run` has no pictures.
+        """
+        if self._dataset_of(wildcards).modality == "text":
+            return {}
+        sources = read_sources(self._settings.picture_sources).values()
+        return {beginning: one.licence for one in sources if one.licence for beginning in one.members or {}}
+
+    def _dataset_of(self, wildcards: Any) -> DatasetSettings:
+        return self._settings.datasets[self._settings.runs[wildcards.run].dataset]
+
+
+def _block(settings: Settings, keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Give settings by names of their own, as values of JSON. A key names one within blocks with dots."""
+    named = {key.rpartition(".")[2]: key for key in keys} | renamed
+    values = {name: attrgetter(key)(settings) for name, key in named.items()}
+    return {name: value.model_dump() if isinstance(value, Settings) else value for name, value in values.items()}
+
+
+def _state(source: str) -> list[list[int]]:
+    """Give bytes and time of a local data file, or of every file of a local model; nothing for what is not here.
+
+    Snakemake itself reruns for a newer file alone, and one that is moved here may be old. Times are in whole seconds:
+    every way of copying that keeps times keeps these.
+    """
+    place = parse_source(source)
+    if not isinstance(place, Path) or not place.exists():
+        return []
+    files = [place / name for name in list_files(place, source).names] if place.is_dir() else [place]
+    return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]

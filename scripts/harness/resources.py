@@ -1,0 +1,54 @@
+"""What a rule asks of the machine, where that depends on the run: functions bound to the settings in the Snakefile."""
+
+from typing import Any
+
+from vlmflow.config.model import Config
+from vlmflow.config.run_settings import RunSettings
+
+LOGS_MB = 1_000
+"""Disk for logs and temporary files."""
+
+
+class RuleResources:
+    """Functions for a rule's `threads` and `resources`; each takes Snakemake's wildcards, and looks at `run`.
+
+    A Snakefile shares its global names with Snakemake, which has a `Resources` of its own.
+    """
+
+    def __init__(self, workflow: Any, settings: Config) -> None:
+        self._runs: dict[str, RunSettings] = settings.runs
+        self._in_objects = workflow.storage_settings.default_storage_provider == "s3"
+
+    def train_threads(self, wildcards: Any) -> int:
+        """The trainers, and the processes that load rows for each of them."""
+        run = self._runs[wildcards.run]
+        return run.processes * (1 + run.train.dataloader_workers)
+
+    def train_gpus(self, wildcards: Any) -> int:
+        """One GPU per trainer; none where the run trains on the CPU."""
+        run = self._runs[wildcards.run]
+        return run.processes if run.device == "cuda" else 0
+
+    def train_template(self, wildcards: Any) -> str:
+        """The pod template of a training."""
+        return _template(self.train_gpus(wildcards))
+
+    def verify_gpus(self, wildcards: Any) -> int:
+        """The GPUs for comparing logits; none where the tensor proof alone is asked for."""
+        return self.train_gpus(wildcards) if self._runs[wildcards.run].verify.logits else 0
+
+    def verify_template(self, wildcards: Any) -> str:
+        """The pod template of the verification."""
+        return _template(self.verify_gpus(wildcards))
+
+    def weights_disk(self, wildcards: Any) -> int:
+        """The MB of a pod's own disk that a stage needs which reads or writes merged weights.
+
+        In object storage a pod brings them and takes them away; on a volume they stay there, and the disk holds logs.
+        """
+        return self._runs[wildcards.run].resources.weights_mb if self._in_objects else LOGS_MB
+
+
+def _template(gpus: int) -> str:
+    """Give the template of a rule that needs torch."""
+    return "gpu" if gpus else "train"

@@ -1,0 +1,21 @@
+"""The blocks of settings that stages take, for tests that call a script alone."""
+
+from typing import Any
+
+
+def validation(**changed: Any) -> dict[str, Any]:
+    """Give what validate_sharegpt takes of a data set's settings."""
+    return {
+        "kind": "fire",
+        "one_prompt": False,
+        "form": "trajectory",
+        "max_history_rounds": None,
+        "modality": "image",
+        "skip_images": False,
+        "test_share": 0.0,
+        "val_share": 0.1,
+        "seed": 1,
+        "max_reject_share": 0.5,
+        "row_limits": {},
+        **changed,
+    }

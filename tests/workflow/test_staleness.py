@@ -1,0 +1,59 @@
+"""What Snakemake records of a job's params, and what it says of those that changed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.staleness import texts_of
+from roads import ROOT, clone
+from small_road import make_rows, snakemake
+
+SHARES = {"val_share": 0.1, "test_share": 0.2}
+
+
+def test_every_key_is_a_text_of_its_own() -> None:
+    block = {"settings": {"rate": 1e-4, "lora": {"rank": 8}, "args": {}}, "dataset": "a b", "part": [1, 2], "seed": "1"}
+    assert set(texts_of(block)) == {
+        *("settings.rate=0.0001", "settings.lora.rank=8", "settings.args={}"),
+        *('dataset="a b"', "part=[1, 2]", 'seed="1"'),
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_rows(tmp_path_factory.mktemp("finished"))
+    snakemake(folder, "data/x/stats.json", **SHARES)
+    return folder
+
+
+def changes(folder: Path, root: Path = ROOT, **settings: Any) -> list[tuple[str, str]]:
+    """Give the params that a plan says have changed, before and now, of each job."""
+    said = snakemake(folder, "data/x/stats.json", "-n", root=root, **(SHARES | settings))
+    return re.findall(r"before: (.*?) now: (.*?) *$", said, re.MULTILINE)
+
+
+def test_a_plan_shows_the_setting_that_changed_and_no_other(finished: Path) -> None:
+    assert changes(finished) == []
+    assert changes(finished, row_limits={"max_turns": 8}) == [
+        ("settings.row_limits.max_turns=64", "settings.row_limits.max_turns=8"),
+    ]
+
+
+def test_values_that_change_places_are_a_change(finished: Path) -> None:
+    """Snakemake alone compares the set of values, which is the same."""
+    ((before, now),) = changes(finished, val_share=0.2, test_share=0.1)
+    assert set(before.split(",")) == {"settings.val_share=0.1", "settings.test_share=0.2"}
+    assert set(now.split(",")) == {"settings.val_share=0.2", "settings.test_share=0.1"}
+
+
+def test_changed_code_is_shown_as_such(finished: Path, tmp_path: Path) -> None:
+    """A module deep below the script; no rule names its code."""
+    root = clone(tmp_path / "clone")
+    module = root / "scripts" / "vlmflow" / "rows" / "holdout.py"
+    module.write_text(module.read_text() + "\n")
+    ((before, now),) = changes(finished, root)
+    assert re.fullmatch('code="[0-9a-f]{16}"', before)
+    assert re.fullmatch('code="[0-9a-f]{16}"', now)
+    assert before != now
