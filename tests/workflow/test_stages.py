@@ -1,0 +1,90 @@
+"""A stage has one name everywhere, and what it makes is known wherever targets are listed."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from snakemake.api import SnakemakeApi
+from snakemake.io import strip_wildcard_constraints
+from snakemake.settings.enums import Quietness
+from snakemake.settings.types import ConfigSettings, OutputSettings, ResourceSettings
+
+from harness.plan import LOOKING, TRAINING
+from roads import ROOT
+from vlmflow.config.model import TARGETS
+from vlmflow.doctor.needs import ASKED_BY
+
+REUSED = {"fetch_rows": "fetch_fire"}
+"""Rules that are another one under a name of their own, with its script."""
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Every rule of the workflow but `all`, as Snakemake reads them; with those that join the parts of several pods."""
+    ours = patch.dict(os.environ)  # the Snakefile tells stages of the call there
+    with ours, SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+        workflow = api.workflow(
+            ResourceSettings(cores=1),
+            ConfigSettings(config={"cluster": {"pods_per_stage": 2}}),
+            snakefile=ROOT / "Snakefile",
+            workdir=tmp_path_factory.mktemp("empty"),
+        )
+        return [rule for rule in workflow._workflow.rules if rule.name != "all"]
+
+
+def folders(rules: list[Any]) -> set[str]:
+    """Give the first folders of all that the rules write."""
+    written = [str(file) for rule in rules for file in (*rule.output, *rule.log, rule.benchmark)]
+    return {name.partition("/")[0] for name in written}
+
+
+def test_rule_script_log_and_benchmark_have_one_name(rules: list[Any]) -> None:
+    for rule in rules:
+        assert Path(rule.script).stem == REUSED.get(rule.name, rule.name)
+        log, benchmark = (strip_wildcard_constraints(str(file)) for file in (rule.log[0], rule.benchmark))
+        assert re.fullmatch(rf"logs/{rule.name}/[^/]+\.log", log), rule.name
+        assert benchmark == f"benchmarks/{rule.name}/{Path(log).stem}.tsv"
+
+
+def test_every_rule_file_is_read_and_holds_the_rule_of_its_name(rules: list[Any]) -> None:
+    files = {file.stem: file.read_text() for file in (ROOT / "rules").glob("*.smk")}
+    assert files.keys() <= {rule.name for rule in rules}
+    for name, text in files.items():
+        first, *others = re.findall(r"^ *(?:use )?rule (?:\w+ as )?(\w+)(?::| with:)$", text, re.MULTILINE)
+        assert first == name
+        assert all(other.startswith("join_") for other in others), name
+
+
+def test_rules_that_code_and_pages_name_are_there(rules: list[Any]) -> None:
+    """Those of the looks before a run, of the doctor's advice, and of the commands that messages and pages tell."""
+    named = {*TRAINING, *LOOKING, *ASKED_BY}
+    for file in [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "Makefile"]:
+        named |= set(re.findall(r"--(?:forcerun|set-resources|allowed-rules) ([a-z]\w+)", file.read_text()))
+    assert {"resolve_images", "fit_rows"} < named
+    assert named <= {rule.name for rule in rules}
+
+
+def test_whatever_rules_write_is_refused_as_a_place_of_the_users(rules: list[Any]) -> None:
+    assert folders(rules) == set(TARGETS)
+
+
+def test_git_ignores_whatever_rules_write(rules: list[Any]) -> None:
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert [name for name in folders(rules) if f"/{name}/" not in ignored] == []
+
+
+def test_the_contract_names_every_rule_with_its_targets(rules: list[Any]) -> None:
+    page = (ROOT / "docs" / "outputs.md").read_text()
+    rows = page[page.index("| target | made by | promise |") :].partition("\n\n")[0].splitlines()[2:]
+    contract = [row.split("|")[1:3] for row in rows]
+    for rule in rules:
+        if rule.name.startswith("join_"):
+            made = " ".join(by for _, by in contract)
+            assert f"`{rule.name}`" in made
+            continue
+        targets = " ".join(target for target, by in contract if f"`{rule.name}`" in by or by.strip() == "the same")
+        for folder in folders([rule]) - {"logs", "benchmarks"}:
+            assert f"`{folder}/" in targets, f"docs/outputs.md does not say what {rule.name} makes in {folder}/"
