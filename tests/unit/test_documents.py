@@ -95,3 +95,14 @@ def test_uninstalling_names_every_kind_but_those_that_hold_data() -> None:
 
 def plural(kind: str) -> str:
     return re.sub("ys$", "ies", f"{kind.lower()}s")
+
+
+def test_folders_of_the_library_import_as_the_design_page_says() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    order = re.findall(r"`(\w+)`", re.search(r"earlier ones of this list alone: (.*?)\. ", page, re.DOTALL)[1])
+    library = ROOT / "scripts" / "vlmflow"
+    assert set(order) < {folder.name for folder in library.iterdir()}
+    for number, folder in enumerate(order):
+        for file in (library / folder).rglob("*.py"):
+            imported = set(re.findall(r"^\s*(?:from|import) vlmflow\.(\w+)", file.read_text(), re.MULTILINE))
+            assert imported <= set(order[: number + 1]), f"{file}: {imported - set(order[: number + 1])}"
