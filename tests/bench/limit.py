@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
 from vlmflow.raw.split import RawRows, open_rows
+from vlmflow.rows.chat import Turn
 from vlmflow.rows.convert import SHARD_BYTES
 from vlmflow.rows.forms.fire import RawRow
-from vlmflow.rows.sharegpt import Turn
 
 
 class VolcanoRow(msgspec.Struct, gc=False):

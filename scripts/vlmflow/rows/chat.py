@@ -31,6 +31,11 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     value: Text
 
 
+def from_system(prompt: str | None) -> list[Turn]:
+    """Give the turns that a system prompt makes: one, or none where there is no prompt."""
+    return [] if prompt is None else [Turn("system", prompt)]
+
+
 def opening(turns: Sequence[Turn]) -> int:
     """Give the number of the turn that opens the dialogue: 1 behind a turn from system, else 0."""
     return 1 if turns[0].speaker == "system" else 0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.chat import Turn
+from vlmflow.rows.chat import from_system
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.forms.fire import PARTS, RawRow, Trajectory, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.rejects import Reject
@@ -27,7 +27,7 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
 
     limits: of the whole trajectory, whatever of it stands in an example: the timestep form writes a turn many times.
     """
-    system = [] if system_prompt is None else [Turn("system", system_prompt)]
+    system = from_system(system_prompt)
     unread = Unread((RawRow, RawRow), PARTS)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:

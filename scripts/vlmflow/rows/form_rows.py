@@ -15,7 +15,7 @@ from vlmflow.raw.json_file import JsonRows
 from vlmflow.raw.named import pictures_of, source_of
 from vlmflow.raw.split import RawRows
 from vlmflow.raw.table_file import TEXT
-from vlmflow.rows.chat import FIRST_LINE, Turn, opening, without_tags, wrong_order
+from vlmflow.rows.chat import FIRST_LINE, from_system, opening, without_tags, wrong_order
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
@@ -49,7 +49,7 @@ def form_rows(
     read = form.read
     wants_picture = modality == "image"
     left_out = Reject(OF_ANOTHER_MODALITY[modality], "")
-    system = [] if system_prompt is None else [Turn("system", system_prompt)]
+    system = from_system(system_prompt)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
