@@ -32,7 +32,7 @@ rule lengths_page:
     threads: 1
     resources:
         mem_mb=2_000,
-        disk_mb=1_000,
+        disk_mb=8_000,
         runtime=30,
     message:
         "Drawing the lengths page of {wildcards.run}"
