@@ -87,12 +87,15 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
     """A new page cannot forget them: which scripts draw pages is seen by their code."""
     folder = tmp_path / "scripts"
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    rules = "".join(file.read_text() for file in (SCRIPTS.parent / "rules").glob("*.smk"))
-    asked = dict(re.findall(r'code=code\("(\w+)"(?:, reads="(.*?)")?\)', rules))
+    asked = {}
+    for file in (SCRIPTS.parent / "rules").glob("*.smk"):
+        for rule in file.read_text().split("\nrule ")[1:]:
+            reads = re.search(r'^        reads="(.*)",$', rule, re.MULTILINE)
+            asked[re.search(r'"\.\./scripts/(\w+)\.py"', rule)[1]] = reads and reads[1]
 
     def digests() -> dict[str, str]:
         of_script = code_digest.of_scripts(folder)
-        return {name: of_script(name, reads=read or None) for name, read in asked.items()}
+        return {name: of_script(name, reads=reads) for name, reads in asked.items()}
 
     def edited(name: str) -> set[str]:
         before = digests()
