@@ -48,10 +48,11 @@ def test_values_that_change_places_are_a_change(finished: Path) -> None:
     assert set(now.split(",")) == {"settings.val_share=0.2", "settings.test_share=0.1"}
 
 
-def test_changed_code_is_shown_as_such(finished: Path, tmp_path: Path) -> None:
-    """A module deep below the script; no rule names its code."""
+@pytest.mark.parametrize("file", ["rows/holdout.py", "rows/forms/prompt_completion.py"])
+def test_changed_code_is_shown_as_such(finished: Path, tmp_path: Path, file: str) -> None:
+    """A module deep below a script; and one that no import statement names. No rule names its code."""
     root = clone(tmp_path / "clone")
-    module = root / "scripts" / "vlmflow" / "rows" / "holdout.py"
+    module = root / "scripts" / "vlmflow" / file
     module.write_text(module.read_text() + "\n")
     ((before, now),) = changes(finished, root)
     assert re.fullmatch('code="[0-9a-f]{16}"', before)
