@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.files import sha256_of
-from vlmflow.core.integrity import LEVEL, RECORDS, compare, refuse_changed
+from vlmflow.core.files import sha256_of, write_json
+from vlmflow.core.integrity import LEVEL, RECORDS, compare, refuse_changed, refuse_other_rows
 from vlmflow.merging.proof import read_proof, remember_proven, write_proof
 
 
@@ -182,3 +182,18 @@ def test_what_changed_while_a_model_was_proven_is_not_remembered_as_proven(
     remember_proven(folder, proven)
     with pytest.raises(VlmflowError, match="1 of 3 model files have changed since they were checked: b"):
         read_proof(folder)
+
+
+def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
+    """They are read whole, every time: their size, times and inode say nothing."""
+    rows, account = tmp_path / "train.jsonl", tmp_path / "train.account.json"
+    rows.write_text('{"id": 1}\n')
+    write_json(account, {"digests": {rows.name: sha256_of(rows), "pictures": "no file"}})
+    refuse_other_rows(account)
+    forge(rows, '{"id": 2}\n')
+    for files in (None, [rows]):
+        with pytest.raises(VlmflowError, match=f"^{rows}: these are not the rows that {account} vouches for"):
+            refuse_other_rows(account, files)
+    rows.unlink()
+    with pytest.raises(VlmflowError, match=f"^{rows}: these are not the rows"):
+        refuse_other_rows(account)

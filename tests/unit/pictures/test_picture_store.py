@@ -10,8 +10,9 @@ from drawn_pictures import as_trained, drawn, encoded, put
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.decode import check_picture
+from vlmflow.pictures.image_manifest import KnownPicture
 from vlmflow.pictures.roots import Located
-from vlmflow.pictures.store import PictureStore, store_name
+from vlmflow.pictures.store import PictureStore, refuse_changed_pictures, store_name
 
 ALPHA = encoded(drawn(300, 200).convert("RGBA"), "PNG")
 JPEG = encoded(drawn(), "JPEG")
@@ -122,3 +123,16 @@ def add_all(pictures: Path, files: list[Path], plain: Path) -> None:
     for file in files:
         add(store, f"deep/{file.name}", file)
         add(store, f"deep/{file.stem}/plain.jpg", plain)
+
+
+@pytest.mark.parametrize("content", [ALPHA, JPEG], ids=["copy", "plain"])
+def test_a_picture_that_changed_in_the_store_is_refused(tmp_path: Path, content: bytes):
+    """A copy's digest stands in its own name: that of the bytes it was made from says nothing of it."""
+    file = put(tmp_path / "root/a", content)
+    name = add(PictureStore(tmp_path / "store", "fire"), "a", file)
+    picture, _ = check_picture(content, PictureLimits())
+    entry = KnownPicture(name=name, sha256=picture.sha256, rewritten=picture.rewritten)
+    refuse_changed_pictures(tmp_path / "store/fire", [entry])
+    (tmp_path / "store/fire" / name).resolve().write_bytes(encoded(drawn(), "PNG"))
+    with pytest.raises(VlmflowError, match=f"1 of 1 pictures have changed since they were checked: {name}"):
+        refuse_changed_pictures(tmp_path / "store/fire", [entry])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
+import httpx
 import huggingface_hub
 import pytest
 
@@ -209,3 +210,11 @@ def test_nothing_secret_is_logged(server: HubServer, caplog: pytest.LogCaptureFi
     for text in (caplog.text, str(raised.value)):
         assert TOKEN not in text
         assert SIGNATURE not in text
+
+
+def test_an_address_is_told_by_its_host_alone():
+    """Who has a signed address has the file; httpx's own words may hold it."""
+    address = f"https://user:word@storage.example.org/private/file?{SIGNATURE}"
+    for error in (httpx.ConnectError(f"no way to {address}"), httpx.ReadError(f"broken: {address}")):
+        said = str(hub.broken_off(error, address))
+        assert said == f"{type(error).__name__} at storage.example.org"

@@ -1,0 +1,185 @@
+"""Break the code in the places of mutations.yaml, one after the other: the test named there must fail each time.
+
+    .venv/bin/python tests/mutations/run.py [NAME …]
+
+The code is broken in a copy of the working tree. A broken module must still import, and its test must fail by what it
+asserts. Ends with code 1 where a mutation is anything but caught.
+"""
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
+
+from roads import clone  # noqa: E402
+from vlmflow.config.yaml_file import read_yaml  # noqa: E402
+from vlmflow.core.progress import clock  # noqa: E402
+
+TABLE = Path(__file__).with_name("mutations.yaml")
+LONGEST = 300
+"""Seconds that a test may take."""
+
+CAUGHT = "caught"
+NO_ASSERTION = re.compile(
+    r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError)\b"
+)
+"""Errors of a broken text that say nothing of the test."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A place where the code is broken.
+
+    kind: "reverted", the code was so before it was fixed; or "feared". file: the module. text: what stands there, once;
+    becomes: what is put in its place. why: what goes wrong then. test: the pytest node id that must fail.
+    """
+
+    name: str
+    kind: str
+    file: str
+    text: str
+    becomes: str
+    why: str
+    test: str
+
+    @property
+    def room(self) -> str:
+        """The folder of the module, below scripts/vlmflow or scripts."""
+        return Path(self.file).parent.as_posix().removeprefix("scripts/").removeprefix("vlmflow/")
+
+    def fault(self, root: Path) -> str:
+        """Say why the mutation does not fit the files below `root`; "" where it does."""
+        code = (root / self.file).read_text() if (root / self.file).is_file() else ""
+        if (count := code.count(self.text)) != 1:
+            return f"text found {count} times in {self.file}"
+        file, _, name = self.test.partition("::")
+        tests = ast.parse((root / file).read_text()).body if (root / file).is_file() else []
+        if name not in {test.name for test in tests if isinstance(test, ast.FunctionDef)}:
+            return f"test not found: {self.test}"
+        return ""
+
+
+def read_table() -> dict[str, Mutation]:
+    """Give the mutations by name."""
+    return {
+        name: Mutation(name, kind, **values)
+        for kind, mutations in read_yaml(TABLE).items()
+        for name, values in mutations.items()
+    }
+
+
+def run_test(copy: Path, test: str) -> tuple[str, str]:
+    """Run a test in a copy of the code; give "passed", "failed", or another end, and what pytest said last."""
+    words = ["-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", test]
+    try:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=copy,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "no end", f"still running after {LONGEST} s"
+    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    ran = " passed" in done.stdout
+    if done.returncode == 0:
+        return ("passed" if ran else "skipped"), ""
+    if done.returncode != 1 or not said or not said[0].startswith("FAILED"):
+        return "no test run", (said or done.stdout.strip().splitlines() or [done.stderr])[-1]
+    return "failed", said[0].partition(" - ")[2]
+
+
+def environment() -> dict[str, str]:
+    """Give the environment of the copy's tests.
+
+    Without files of bytecode: a broken module may be as long, and in the same second, as the one before. Without
+    PYTHONPATH: another checkout would be in the way. With long lines: pytest cuts what it says.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return kept | {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
+
+
+def imports(copy: Path, file: str) -> str:
+    """Import a module of the copy; give the error's last line, or "" where it imports."""
+    module = ".".join(Path(file).relative_to("scripts").with_suffix("").parts)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {module}"],
+        cwd=copy / "scripts",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def judge(copy: Path, mutation: Mutation) -> str:
+    """Break the code in the copy, run the test, and put the code back; give CAUGHT, or what went otherwise."""
+    file = copy / mutation.file
+    sound = file.read_text()
+    try:
+        file.write_text(sound.replace(mutation.text, mutation.becomes))
+        if error := imports(copy, mutation.file):
+            return f"DOES NOT IMPORT: {error}"
+        outcome, said = run_test(copy, mutation.test)
+    finally:
+        file.write_text(sound)
+    if outcome == "passed":
+        return f"NOT CAUGHT by {mutation.test}"
+    if outcome != "failed" or NO_ASSERTION.search(said):
+        return f"NO ASSERTION: {outcome}: {said}"
+    return CAUGHT
+
+
+def main() -> int:
+    """Run the mutations that are named, or all."""
+    table = read_table()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations.yaml; all without one")
+    names = parser.parse_args().names or list(table)
+    if unknown := [name for name in names if name not in table]:
+        parser.error(f"unknown: {', '.join(unknown)}; {TABLE.name} has: {', '.join(table)}")
+    chosen = [table[name] for name in names]
+    results = {mutation.name: mutation.fault(ROOT) for mutation in chosen}
+    tests = dict.fromkeys(mutation.test for mutation in chosen if not results[mutation.name])
+    total, done, begun = len(tests) + len(chosen), 0, time.monotonic()
+
+    def tell(line: str) -> None:
+        left = clock((total - done) * (time.monotonic() - begun) / done)
+        print(f"[{done} of {total}, {left} left] {line}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copy = clone(Path(folder))
+        sound = {}
+        for test in tests:
+            outcome, said = sound[test] = run_test(copy, test)
+            done += 1
+            tell(f"unbroken: {outcome} {test} {said}".rstrip())
+        for mutation in chosen:
+            if not results[mutation.name]:
+                outcome, said = sound[mutation.test]
+                fails = f"{mutation.test}: {outcome} without the mutation: {said}"
+                results[mutation.name] = judge(copy, mutation) if outcome == "passed" else fails
+            done += 1
+            tell(f"{mutation.name} ({mutation.room}): {results[mutation.name]}")
+    bad = {name: result for name, result in results.items() if result != CAUGHT}
+    print(f"{len(results) - len(bad)} of {len(results)} mutations caught in {clock(time.monotonic() - begun)}")
+    for name, result in bad.items():
+        print(f"  {name}: {result}\n    ({table[name].why})")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

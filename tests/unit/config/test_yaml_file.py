@@ -1,0 +1,59 @@
+"""YAML that people edit: what is wrong in it is told by file, line and column."""
+
+from pathlib import Path
+
+import pytest
+
+from vlmflow.config.yaml_file import read_layers, read_yaml
+from vlmflow.core.errors import VlmflowError
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "run.yaml").write_text(text)
+    return folder / "run.yaml"
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", '{"a": 1,\n"b": 2,\n"a": 3}'])
+def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path: Path, text: str) -> None:
+    """YAML's own loader takes the last one in silence."""
+    file = written(tmp_path, text)
+    with pytest.raises(VlmflowError, match=f"^{file}, line 3, column 1: .*'a'.* line 1 .*; the line is: "):
+        read_yaml(file)
+
+
+def test_one_key_in_two_blocks_is_no_fault(tmp_path: Path) -> None:
+    assert read_yaml(written(tmp_path, "a: {b: 1}\nc: {b: 2}\n")) == {"a": {"b": 1}, "c": {"b": 2}}
+
+
+def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
+    """Ten values, ten times over in each line: a hundred million in the eighth."""
+    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
+    lines += [f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 10)}]" for depth in range(1, 8)]
+    with pytest.raises(VlmflowError, match=r"run\.yaml, line \d+, column \d+: more than 100,000 values"):
+        read_yaml(written(tmp_path, "\n".join(lines)))
+
+
+def test_an_alias_of_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match="an alias stands within what it names"):
+        read_yaml(written(tmp_path, "a: &a [*a]"))
+
+
+def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
+    assert read_yaml(written(tmp_path, "a: &a [1, 2]\nb: *a\n")) == {"a": [1, 2], "b": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("- a\n", "and no keys"),
+        ("a: [1\nb: 2\n", "line 2, column 2: "),
+        ("a: b: c\n", "line 1, column 5: "),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(VlmflowError) as refusal:
+        read_layers([file])
+    assert refusal.value.cause.startswith(str(file))
+    assert said in refusal.value.cause

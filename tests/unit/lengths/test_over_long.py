@@ -1,0 +1,82 @@
+"""Rows that are longer than a run allows, by lengths that are given: nothing is counted here."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from vlmflow.config.data_settings import RowLimits
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.count import RowLength
+from vlmflow.lengths.fit import OverLong, fit_rows
+from vlmflow.rows.training_data import TrainingData
+
+TOKENS = {"train": [50, 101, 100, 300], "val": [100]}
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[[OverLong], dict[str, Any]]:
+    """Fits rows of TOKENS tokens each into 100, from `tmp_path` into its folder `fitted`."""
+    for split, tokens in TOKENS.items():
+        lengths, start = [], 0
+        with (tmp_path / f"{split}.jsonl").open("wb") as rows:
+            for number, each in enumerate(tokens):
+                line = msgspec.json.encode(row(f"{split}-{number}"))
+                rows.write(line + b"\n")
+                lengths.append(RowLength(f"{split}-{number}", start, start + len(line), each))
+                start += len(line) + 1
+        (tmp_path / f"{split}.lengths.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lengths))
+    stats = {
+        "dataset": "talks",
+        "form": "conversation",
+        "settings": {"row_limits": RowLimits().model_dump()},
+        "examples": {split: len(tokens) for split, tokens in TOKENS.items()},
+    }
+    (tmp_path / "fitted").mkdir()
+
+    def fit(over_long: OverLong) -> dict[str, Any]:
+        data = TrainingData(tmp_path / "train.jsonl", tmp_path / "val.jsonl", tmp_path, "digest", False)
+        lengths = {split: tmp_path / f"{split}.lengths.jsonl" for split in TOKENS}
+        return fit_rows(data, stats, lengths, pytest.fail, 100, over_long, tmp_path / "fitted")
+
+    return fit
+
+
+def row(row_id: str) -> dict[str, Any]:
+    turns = [{"from": "human", "value": "Say it."}, {"from": "gpt", "value": "It."}]
+    return {"id": row_id, "images": [], "source": "talks", "attempts": [1], "scores": [], "conversations": turns}
+
+
+def ids(file: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in file.read_bytes().splitlines()]
+
+
+def test_rows_that_do_not_fit_are_refused_by_name(fit: Callable[[OverLong], dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError) as refusal:
+        fit("refuse")
+    assert refusal.value.cause == (
+        "2 of 5 rows have more than train.max_length = 100 tokens: train-3 (300 tokens), train-1 (101 tokens)"
+    )
+    assert "raise runs.NAME.train.max_length to 300" in refusal.value.next_step
+    assert not (tmp_path / "fitted" / "account.json").exists()
+
+
+def test_rows_that_are_left_out_are_counted_and_named(
+    fit: Callable[[OverLong], dict[str, Any]], tmp_path: Path
+) -> None:
+    account = fit("leave_out")
+    assert [account["train"][key] for key in ("rows_in", "left_out", "shortened")] == [4, 2, 0]
+    assert ids(tmp_path / "fitted" / "train.jsonl") == ["train-0", "train-2"]
+    assert ids(tmp_path / "fitted" / "over_long.jsonl") == ["train-1", "train-3"]
+
+
+def test_lengths_of_other_rows_are_refused(fit: Callable[[OverLong], dict[str, Any]], tmp_path: Path) -> None:
+    """Two rows that change places have their own lengths no more."""
+    lines = (tmp_path / "train.jsonl").read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2].replace(b"Say it.", b"Say it again.")
+    (tmp_path / "train.jsonl").write_bytes(b"".join(lines))
+    with pytest.raises(VlmflowError, match=r"train\.lengths\.jsonl, line 3: not the length of this line of .*train"):
+        fit("leave_out")

@@ -1,0 +1,45 @@
+"""What is made of logits that differ: a verdict, or a refusal."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.merging.logit_proof import AGREE, INCONCLUSIVE, compare, judge
+
+ALLOWED = 0.05
+
+
+def verdict(found_share: float, rounded_share: float, stray: float = 0.0, exact: bool = True) -> str:
+    """Judge a merge that shows a share of the adapter's effect, where rounding leaves another; both choose alike."""
+    draw = torch.Generator().manual_seed(1)
+    plain = torch.randn(20, 50, generator=draw)
+    plain[:, 0] += 10
+    effect = 0.02 * torch.randn(20, 50, generator=draw)
+    found = plain + found_share * effect + stray * torch.randn(20, 50, generator=draw)
+    proof = compare(plain, plain + effect, plain + rounded_share * effect, found, ALLOWED, 1, "bfloat16", "cpu")
+    assert proof.effect_rounded == pytest.approx(rounded_share, abs=1e-3)
+    return judge(proof, Path("merged"), exact)
+
+
+def test_the_same_logits_agree() -> None:
+    assert verdict(1.0, 1.0) == AGREE
+
+
+def test_what_rounding_hides_is_inconclusive() -> None:
+    """A sound merge of a short run shows what rounding leaves, as peft's own does."""
+    assert verdict(0.6, 0.6) == INCONCLUSIVE
+    assert verdict(1.0, 0.6, exact=False) == INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("found", "rounded"), [(0.0, 1.0), (0.6, 1.0), (2.0, 1.0), (0.0, 0.6), (1.0, 0.6)])
+def test_an_effect_that_rounding_does_not_explain_is_refused(found: float, rounded: float) -> None:
+    with pytest.raises(VlmflowError, match=rf"merged: .* show {found:.2f} times the adapter's effect"):
+        verdict(found, rounded)
+
+
+@pytest.mark.parametrize("stray", [1.0, float("nan")])
+def test_logits_that_stray_are_refused(stray: float) -> None:
+    with pytest.raises(VlmflowError, match=r"merged: .* stray by \S+ of their spread; rounding explains 0\.05"):
+        verdict(1.0, 1.0, stray)

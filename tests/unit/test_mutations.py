@@ -1,0 +1,38 @@
+"""The table of mutations fits the code: who moves the code takes its mutation along."""
+
+from pathlib import Path
+
+import pytest
+
+from mutations.run import ROOT, Mutation, read_table
+
+TABLE = read_table()
+ROOMS = {
+    *("archives", "cluster", "config", "core", "doctor", "fetch", "lengths", "merging", "pictures", "raw", "reports"),
+    *("rows", "swift", "training", "web", "harness", "harness/kubernetes", "harness/storage"),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_text_stands_once_and_the_test_is_there(name: str) -> None:
+    assert TABLE[name].fault(ROOT) == ""
+    assert TABLE[name].text != TABLE[name].becomes
+    assert not TABLE[name].test.startswith("tests/workflow/"), "it takes minutes"
+
+
+def test_half_of_them_are_reverted_fixes_and_every_room_has_one() -> None:
+    kinds = [mutation.kind for mutation in TABLE.values()]
+    assert set(kinds) == {"reverted", "feared"}
+    assert 24 <= len(kinds) <= 2 * kinds.count("reverted")
+    assert ROOMS <= {mutation.room for mutation in TABLE.values()}
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("value = 1\nvalue = 1\n")
+    (tmp_path / "tests.py").write_text("def test_it() -> None: ...\n")
+    mutation = Mutation("name", "feared", "module.py", "value = 1", "value = 2", "", "tests.py::test_it")
+    assert mutation.fault(tmp_path) == "text found 2 times in module.py"
+    (tmp_path / "module.py").write_text("value = 1\n")
+    assert mutation.fault(tmp_path) == ""
+    (tmp_path / "tests.py").write_text("def test_other() -> None: ...\n")
+    assert mutation.fault(tmp_path) == "test not found: tests.py::test_it"
