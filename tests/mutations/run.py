@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,9 @@ LONGEST = 300
 """Seconds that a test may take."""
 
 CAUGHT = "caught"
+END = re.compile(r"^(PASSED|FAILED|ERROR) ([^\s\[]+)(?:\[.*?\])?(?: - (.*))?$", re.MULTILINE)
+"""A line of pytest's summary: how a test ended, its name without parameters, and why."""
+
 NO_ASSERTION = re.compile(
     r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError)\b"
 )
@@ -77,28 +81,30 @@ def read_table() -> dict[str, Mutation]:
     }
 
 
-def run_test(copy: Path, test: str) -> tuple[str, str]:
-    """Run a test in a copy of the code; give "passed", "failed", or another end, and what pytest said last."""
-    words = ["-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", test]
+def run_tests(copy: Path, tests: Sequence[str], *words: str) -> dict[str, tuple[str, str]]:
+    """Run tests in a copy of the code; give of each "passed", "failed" or another end, and what was said last of it.
+
+    words: further arguments of pytest.
+    """
+    call = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-rfEp", "-p", "no:cacheprovider", *words, *tests]
     try:
         done = subprocess.run(
-            [sys.executable, *words],
+            call,
             cwd=copy,
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=LONGEST,
+            timeout=LONGEST * len(tests),
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "no end", f"still running after {LONGEST} s"
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    ran = " passed" in done.stdout
-    if done.returncode == 0:
-        return ("passed" if ran else "skipped"), ""
-    if done.returncode != 1 or not said or not said[0].startswith("FAILED"):
-        return "no test run", (said or done.stdout.strip().splitlines() or [done.stderr])[-1]
-    return "failed", said[0].partition(" - ")[2]
+        return dict.fromkeys(tests, ("no end", f"still running after {LONGEST * len(tests)} s"))
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    ends: dict[str, tuple[str, str]] = dict.fromkeys(tests, ("not run", last))
+    for word, test, said in END.findall(done.stdout):
+        if test in ends and ends[test][0] in ("not run", "passed"):  # of several parameters the first that fails counts
+            ends[test] = word.lower(), said
+    return ends
 
 
 def environment() -> dict[str, str]:
@@ -126,21 +132,21 @@ def imports(copy: Path, file: str) -> str:
 
 
 def judge(copy: Path, mutation: Mutation) -> str:
-    """Break the code in the copy, run the test, and put the code back; give CAUGHT, or what went otherwise."""
+    """Break the code in the copy, run the test, and put the code back; give CAUGHT and by what, or what went otherwise."""
     file = copy / mutation.file
     sound = file.read_text()
     try:
         file.write_text(sound.replace(mutation.text, mutation.becomes))
         if error := imports(copy, mutation.file):
             return f"DOES NOT IMPORT: {error}"
-        outcome, said = run_test(copy, mutation.test)
+        outcome, said = run_tests(copy, [mutation.test], "--exitfirst")[mutation.test]
     finally:
         file.write_text(sound)
     if outcome == "passed":
         return f"NOT CAUGHT by {mutation.test}"
     if outcome != "failed" or NO_ASSERTION.search(said):
         return f"NO ASSERTION: {outcome}: {said}"
-    return CAUGHT
+    return f"{CAUGHT}: {said:.120}"
 
 
 def main() -> int:
@@ -153,29 +159,21 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}; {TABLE.name} has: {', '.join(table)}")
     chosen = [table[name] for name in names]
     results = {mutation.name: mutation.fault(ROOT) for mutation in chosen}
-    tests = dict.fromkeys(mutation.test for mutation in chosen if not results[mutation.name])
-    total, done, begun = len(tests) + len(chosen), 0, time.monotonic()
-
-    def tell(line: str) -> None:
-        left = clock((total - done) * (time.monotonic() - begun) / done)
-        print(f"[{done} of {total}, {left} left] {line}", flush=True)
-
+    tests = list(dict.fromkeys(mutation.test for mutation in chosen if not results[mutation.name]))
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copy = clone(Path(folder))
-        sound = {}
-        for test in tests:
-            outcome, said = sound[test] = run_test(copy, test)
-            done += 1
-            tell(f"unbroken: {outcome} {test} {said}".rstrip())
-        for mutation in chosen:
+        print(f"{len(tests)} tests of the code as it is …", flush=True)
+        sound = run_tests(copy, tests) if tests else {}
+        begun = time.monotonic()
+        for done, mutation in enumerate(chosen, start=1):
             if not results[mutation.name]:
                 outcome, said = sound[mutation.test]
                 fails = f"{mutation.test}: {outcome} without the mutation: {said}"
                 results[mutation.name] = judge(copy, mutation) if outcome == "passed" else fails
-            done += 1
-            tell(f"{mutation.name} ({mutation.room}): {results[mutation.name]}")
-    bad = {name: result for name, result in results.items() if result != CAUGHT}
-    print(f"{len(results) - len(bad)} of {len(results)} mutations caught in {clock(time.monotonic() - begun)}")
+            left = clock((len(chosen) - done) * (time.monotonic() - begun) / done)
+            print(f"[{done} of {len(chosen)}, {left} left] {mutation.name}: {results[mutation.name]}", flush=True)
+    bad = {name: result for name, result in results.items() if not result.startswith(CAUGHT)}
+    print(f"{len(results) - len(bad)} of {len(results)} mutations caught")
     for name, result in bad.items():
         print(f"  {name}: {result}\n    ({table[name].why})")
     return 1 if bad else 0
