@@ -11,13 +11,14 @@ FIRE ?=
 DATASET ?= fire
 RUN ?= qwen3vl-fire
 ARGS ?=
+NAMES ?=
 CONFIG ?=
 NAMESPACE ?= vlmflow
 TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo check-config check test test-all test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
+.PHONY: help demo fire-demo check-config check test test-all mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## say what there is
@@ -122,6 +123,9 @@ check: .venv/dev.stamp lint ## lint and unit tests: what one runs while working
 
 test: .venv/dev.stamp lint ## lint, and all tests but those on a cluster
 	$(BIN)/python -m pytest --ignore tests/cluster --numprocesses 2 --dist loadfile --durations 40
+
+mutations: .venv/dev.stamp ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
+	$(BIN)/python tests/mutations/run.py $(NAMES)
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their own (Debian, root), or that of KUBECONFIG
 	$(BIN)/python -m pytest tests/cluster

@@ -132,7 +132,7 @@ def imports(copy: Path, file: str) -> str:
 
 
 def judge(copy: Path, mutation: Mutation) -> str:
-    """Break the code in the copy, run the test, and put the code back; give CAUGHT and by what, or what went otherwise."""
+    """Break the code in the copy, run the test, put the code back; give CAUGHT and by what, or what went otherwise."""
     file = copy / mutation.file
     sound = file.read_text()
     try:

@@ -49,6 +49,14 @@ def test_a_broken_row_costs_nothing_but_itself(tmp_path: Path, broken: bytes, le
     assert rows_of(tmp_path, b'[{"x": 1}, ' + broken + b' ,{"y": "]"}]') == [b'{"x": 1}', left, b'{"y": "]"}']
 
 
+@pytest.mark.parametrize("broken", [b'{"x": [2', b'{"x": {"y": 2', b'{"x": 2', b'{"x": "2'])
+def test_a_row_that_is_not_closed_takes_none_along(tmp_path: Path, broken: bytes) -> None:
+    """Case 19: by its brackets it would reach to the end of the file."""
+    behind = [b'{"x": %d}' % number for number in range(3, 7)]
+    rows = [b'{"x": 1}', broken, *behind]
+    assert rows_of(tmp_path, b"[" + b", ".join(rows) + b"]") == rows
+
+
 @given(
     damages=st.dictionaries(
         st.integers(0, 9),

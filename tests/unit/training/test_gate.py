@@ -79,6 +79,8 @@ def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], chec
     """Case 26: a loss that is no number, or does not fall, is seen in minutes, not days."""
     gate = judge(report([5, 4, 3, 2]) | changes, CHOSEN, LENGTHS, VAL, job(max_steps=10))
     assert check in failed(gate)
+    assert not gate["passed"]
+    assert "the gate is closed" in gate_page("run", gate)
     with pytest.raises(VlmflowError, match="the gate is closed: ") as error:
         refuse_failed(gate, "run")
     assert check in error.value.cause
