@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mutations.run import ROOT, Mutation, read_table
+from mutations.run import ROOT, Mutation, judge, read_table
 
 TABLE = read_table()
 ROOMS = {
@@ -36,3 +36,31 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     assert mutation.fault(tmp_path) == ""
     (tmp_path / "tests.py").write_text("def test_other() -> None: ...\n")
     assert mutation.fault(tmp_path) == "test not found: tests.py::test_it"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A module and its test, as a checkout has them."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = scripts\n")
+    (tmp_path / "scripts" / "module.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "tests" / "test_module.py").write_text(
+        "from module import double\ndef test_double(): assert double(2) == 4\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("becomes", "verdict"),
+    [
+        ("return x * 2", "NOT CAUGHT by tests/test_module.py::test_double"),
+        ("return 2 *", "DOES NOT IMPORT: SyntaxError"),
+        ("return 2 * y", "NO ASSERTION: failed: NameError"),
+    ],
+)
+def test_only_what_fails_by_its_assertion_is_caught(project: Path, becomes: str, verdict: str) -> None:
+    test = "tests/test_module.py::test_double"
+    mutation = Mutation("name", "feared", "scripts/module.py", "return 2 * x", becomes, "", test)
+    assert judge(project, mutation).startswith(verdict)
+    assert mutation.fault(project) == "", "the code is as it was"
