@@ -5,10 +5,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
 from harness import failures, read_config, start
-from harness.inputs import RuleInputs
-from harness.names import Names
-from harness.params import RuleParams
-from harness.resources import RuleResources
 
 
 configfile: Path(workflow.basedir) / "config.yaml"
@@ -19,10 +15,7 @@ container: "docker://vlmflow/train:0.1.0"  # for --sdm apptainer alone; else the
 
 settings = start.before_rules(workflow, read_config.read(workflow, config))
 config = settings.model_dump(mode="json")
-names = Names(settings)
-inputs = RuleInputs(workflow, settings)
-params = RuleParams(settings)
-resources = RuleResources(workflow, settings)
+names, inputs, params, resources = start.for_rules(workflow, settings)
 
 
 wildcard_constraints:

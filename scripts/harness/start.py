@@ -5,8 +5,12 @@ from typing import Any
 from snakemake.utils import min_version
 
 from harness import before_start, failures, plan, stage, told
+from harness.inputs import RuleInputs
 from harness.kubernetes import executor
+from harness.names import Names
+from harness.params import RuleParams
 from harness.refuse_relative_stores import refuse_relative_stores
+from harness.resources import RuleResources
 from harness.storage import whole_targets
 from vlmflow.config.model import Config
 
@@ -24,6 +28,11 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     executor.install(workflow, settings)
     plan.install(workflow, settings)
     return settings
+
+
+def for_rules(workflow: Any, settings: Config) -> tuple[Names, RuleInputs, RuleParams, RuleResources]:
+    """Give what the rules ask for by name: what wildcards may be, inputs, params and resources."""
+    return Names(settings), RuleInputs(workflow, settings), RuleParams(settings), RuleResources(workflow, settings)
 
 
 def before_jobs(workflow: Any, settings: Config) -> None:
