@@ -25,9 +25,11 @@ def _share_gpus(workflow: Any, jobs: list[Any]) -> None:
     wanted = _gpus(most)
     present = count_gpus() if wanted else 0
     if wanted > present:
+        run = most.wildcards.get("run", "NAME")
         sys.exit(
-            f"rule {most.name} needs {wanted} GPU(s), this machine has {present}. Without GPUs: `make demo` runs the "
-            "same road on a tiny model; on a cluster: --executor kubernetes (see README.md)."
+            f"rule {most.name} needs {wanted} GPU(s), this machine has {present}\n  what to do: train on the CPU (runs."
+            f"{run}.device: cpu, for a tiny model: README.md), on fewer GPUs (runs.{run}.processes), or on a cluster "
+            "(--executor kubernetes, docs/kubernetes.md)"
         )
     if wanted and "gpu" not in workflow.scheduler.global_resources:
         workflow.scheduler.global_resources["gpu"] = workflow.scheduler.resources["gpu"] = present
