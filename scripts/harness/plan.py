@@ -54,7 +54,7 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
     """
     for rule in workflow.dag.targetrules:
         if rule.has_wildcards():
-            made = ", ".join(_known_targets([rule], settings)) or "what docs/design.md lists"
+            made = ", ".join(_known_targets([rule], settings)) or "what docs/outputs.md lists"
             sys.exit(f"{rule.name}: this is a rule\n  what to do: name a file that it makes: {made}")
     makers = workflow.dag.output_index.match_producers
     for file in sorted(workflow.dag.targetfiles):
@@ -66,7 +66,7 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
         near = difflib.get_close_matches(said, known, n=1)
         sys.exit(
             f"{said}: no rule makes this target{f'; nearest: {near[0]}' if near else ''}\n"
-            f"  what to do: name one that docs/design.md lists; runs: {', '.join(settings.runs)}; data sets: "
+            f"  what to do: name one that docs/outputs.md lists; runs: {', '.join(settings.runs)}; data sets: "
             f"{', '.join(settings.datasets)}; those of a file of yours need --configfile FILE before the --"
         )
 

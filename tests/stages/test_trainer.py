@@ -158,7 +158,14 @@ def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(road: P
     folder = copy_folder(road, tmp_path / "road")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", sys.executable, str(ROOT / "tests" / "full_disk.py"), str(folder)],
+        [
+            "unshare",
+            "--mount",
+            "--map-root-user",
+            sys.executable,
+            str(ROOT / "tests" / "helpers" / "full_disk.py"),
+            str(folder),
+        ],
         capture_output=True,
         text=True,
         check=False,

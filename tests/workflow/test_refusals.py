@@ -132,7 +132,7 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
         ("merged/qwen3vl-fire/README.md", "nearest: merged/qwen3vl-fire"),
         ("./reports/data-fyre.html", "nearest: reports/data-fire.html"),
         ("models/qwen3-8B", "nearest: models/qwen3-8b"),
-        ("qwen3vl-fire", "what to do: name one that docs/design.md lists; runs: qwen3vl-fire, "),
+        ("qwen3vl-fire", "what to do: name one that docs/outputs.md lists; runs: qwen3vl-fire, "),
     ],
 )
 def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path, target: str, said: str) -> None:

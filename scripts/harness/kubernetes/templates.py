@@ -15,7 +15,7 @@ import yaml
 
 from harness.kubernetes.apart import refuse_reach
 from harness.kubernetes.namespace import Object
-from vlmflow.cluster.pod_templates import LABEL, REMOVE_ONE_KIND, twice
+from vlmflow.cluster.pod_templates import LABEL, remove_one_kind, twice
 from vlmflow.core.errors import VlmflowError
 
 DEFAULT, GPU, NEEDED = "default", "gpu", ("default", "fetch", "gpu", "train")
@@ -71,7 +71,7 @@ def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
         raise VlmflowError(
             f"namespace {namespace} has two pod templates of one name: {', '.join(names)}, as a PodTemplate and in a "
             "CronJob",
-            REMOVE_ONE_KIND,
+            remove_one_kind(),
         )
     templates = {template.name: template for template in map(check, objects)}
     missing = [name for name in NEEDED if name not in templates]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from vlmflow.cluster.instance import short
+from vlmflow.cluster.instance import selector, short
 
 Object = dict[str, Any]
 
@@ -13,9 +13,13 @@ POD_TEMPLATES, CRON_JOBS = "podtemplates", "batch/v1/cronjobs"
 LABEL = "app.kubernetes.io/part-of=vlmflow"
 """The selector of all that is ours in a namespace."""
 
-REMOVE_ONE_KIND = (
-    f"remove the kind that your overlay does not make: `kubectl delete podtemplates -l {LABEL}`, or cronjobs"
-)
+
+def remove_one_kind() -> str:
+    """Say how to remove templates that are there in both forms, of this instance alone."""
+    return (
+        "remove the kind that your overlay does not make: `kubectl delete podtemplates -n NAMESPACE -l "
+        f"'{selector()}'`, or cronjobs"
+    )
 
 
 def pod_templates(objects: Callable[[str], list[Object]], refusal: type[Exception]) -> list[Object]:

@@ -3,7 +3,7 @@
 Runs in the training image under torchrun, given as text to its Python; the first process prints one line of JSON:
 {backend, processes, device, gigabytes_per_second, shared_memory_mb} or {wrong}.
 
-usage: ddp_check.py [cuda], where GPUs were asked for
+usage: ddp_trial.py [cuda], where GPUs were asked for
 """
 
 import json

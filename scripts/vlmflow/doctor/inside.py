@@ -8,7 +8,9 @@ from vlmflow.doctor.image_packages import check_image
 from vlmflow.doctor.needs import Need, gpu_resource
 from vlmflow.doctor.probe import Answer, Probe
 
-HERE = Path(__file__).parent
+IN_POD, DDP_TRIAL = (Path(__file__).with_name(name).read_text() for name in ("in_pod.py", "ddp_trial.py"))
+"""Programs that are given to a pod's Python as text: its image holds none of ours."""
+
 FOLDERS = {"cache": "/cache", "outputs": "/outputs"}
 """Claims, and where pods have them."""
 
@@ -61,7 +63,7 @@ def look_from_elsewhere(api: Api, template: Object, name: str, first: str) -> Pr
 
 
 def _in_pod(*words: str) -> list[str]:
-    return ["python", "-c", (HERE / "in_pod.py").read_text(), *words]
+    return ["python", "-c", IN_POD, *words]
 
 
 def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gpus: int) -> Probe:
@@ -77,7 +79,7 @@ def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gp
         resources[gpu_resource(templates["gpu"])] = str(processes)
     command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--no-python"]
     device = ["cuda"] if wanted and gpus else []
-    return Probe(api, template, [*command, "python", "-c", (HERE / "ddp_check.py").read_text(), *device], resources)
+    return Probe(api, template, [*command, "python", "-c", DDP_TRIAL, *device], resources)
 
 
 def check_inside(answer: Answer, lock: Path) -> list[Check]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vlmflow.cluster.pod_templates import REMOVE_ONE_KIND, twice
+from vlmflow.cluster.pod_templates import remove_one_kind, twice
 from vlmflow.doctor.findings import Check
 
 Object = dict[str, Any]
@@ -57,7 +57,7 @@ def check_templates(templates: list[Object]) -> Check:
     """Check that the pod templates are there, each once, with the container that runs the rule."""
     if names := twice(templates):
         found = f"both a PodTemplate and in a CronJob: {', '.join(names)}"
-        return Check("pod templates", "fail", found, REMOVE_ONE_KIND)
+        return Check("pod templates", "fail", found, remove_one_kind())
     present = {template["metadata"]["name"]: template for template in templates}
     faults = [f"{name} is not there" for name in TEMPLATES if name not in present]
     for name, template in sorted(present.items()):

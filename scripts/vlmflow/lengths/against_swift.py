@@ -99,6 +99,6 @@ def check_lengths(
             f"{len(differ)} of {len(ours)} checked rows have other lengths in ms-swift's own template: {named}",
             f"model_type {model.model_type}, or runs.NAME.train.swift_args ({', '.join(text_args) or 'none'}), have "
             "another chat form or picture rule than Qwen3 and Qwen3-VL; leave such swift_args out, or "
-            "teach it to vlmflow.training",
+            "add the form to vlmflow.lengths.chat_form",
         )
     return len(ours)

@@ -14,7 +14,7 @@ DDP_TIMEOUT = 1800
 """Seconds after which a process that waits for the others fails: ms-swift's own 208 days let a hang hold its GPUs."""
 
 CALLBACK = "vlmflow"
-"""Our callback's name among ms-swift's; `swift_worker` registers it."""
+"""Our callback's name among ms-swift's; `training.trainer` registers it."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class RunFolder:
 
     @property
     def progress(self) -> Path:
-        """JSON lines that the trainer writes as it goes; see `swift_worker`."""
+        """JSON lines that the trainer writes as it goes; see `trainer`."""
         return self.path / "progress.jsonl"
 
     @property

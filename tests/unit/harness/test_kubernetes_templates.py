@@ -222,7 +222,8 @@ def test_a_template_that_is_there_twice_is_refused() -> None:
     """As a PodTemplate and in a CronJob: which one counts would depend on who asks."""
     with pytest.raises(VlmflowError, match="has two pod templates of one name: gpu") as refused:
         check_all([*shipped(), next(found for found in shipped() if found["metadata"]["name"] == "gpu")], "here")
-    assert "kubectl delete podtemplates -l app.kubernetes.io/part-of=vlmflow" in refused.value.next_step
+    others_stay = "-l 'app.kubernetes.io/part-of=vlmflow,!app.kubernetes.io/instance'"
+    assert f"kubectl delete podtemplates -n NAMESPACE {others_stay}" in refused.value.next_step
 
 
 def test_which_template() -> None:
