@@ -15,7 +15,10 @@ from vlmflow.doctor.objects import CONTAINER, container_of
 JOBS = "batch/v1/jobs"
 POLL = 1.0
 LIFETIME = 900
-"""Seconds after which the cluster itself takes a probe away, should we be gone."""
+"""Seconds after which the cluster itself takes an ended probe away, should we be gone."""
+
+DEADLINE = 3600
+"""Seconds after which it ends one. The time in which a node pulls the image counts, and that may be half an hour."""
 
 PASSING = ("Operation cannot be fulfilled", "status unknown for quota")
 """Refusals that the Job controller outlives by itself: two pods met in one quota, or a quota is not counted yet."""
@@ -67,7 +70,7 @@ class Probe:
             self.remove()
 
     def remove(self) -> None:
-        """Delete the Job and its pod; where the API server is away, the cluster does it after LIFETIME."""
+        """Delete the Job and its pod; where the API server is away, the cluster does it after DEADLINE and LIFETIME."""
         with suppress(Refused):
             self._api.delete(JOBS, self._name)
 
@@ -112,7 +115,7 @@ def job(name: str, template: Object, command: list[str], resources: dict[str, st
     container |= {"command": command, "resources": {"requests": resources, "limits": resources}}
     pod["spec"] |= {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": LIFETIME // 2,
+        "activeDeadlineSeconds": DEADLINE,
         "terminationGracePeriodSeconds": 5,
     }
     if elsewhere_than:
