@@ -48,13 +48,13 @@ lock: .venv/bin/uv ## resolve the environments anew, all together
 	for group in data train dev; do \
 	  $(BIN)/uv export --quiet --frozen --only-group $$group --no-emit-index-url --no-header -o envs/$$group.lock; done
 
-# --- the road ---------------------------------------------------------------------------------------------------
+# --- the pipeline -----------------------------------------------------------------------------------------------
 
 DEMO := $(BIN)/snakemake --profile profiles/demo
 PAGES := reports/data-$(DATASET).html reports/lengths-$(RUN).html
 GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 
-demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole road on a generated sample and a tiny model, on the CPU
+demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU
 	$(DEMO) --directory runs/demo merged/$(RUN) $(PAGES)
 	@$(BIN)/python scripts/summarize.py --folder runs/demo --run $(RUN)
 

@@ -4,7 +4,7 @@
 # Makes: images/{dataset}/{split}.hashes.jsonl, a perceptual hash of 64 bits for every usable picture, by its SHA-256.
 #        With cluster.pods_per_stage so many pods take every N-th picture each, and join_hashes joins their tables.
 # Holds: every usable picture once; the same bytes whatever the number of cores and pods. The manifest stays as it is,
-#        and the road to merged weights does without this rule unless near_duplicates.drop is set.
+#        and merged weights are made without this rule unless near_duplicates.drop is set.
 
 hashes_of_part = f"images/{{dataset}}/{{split}}{names.part}.hashes.jsonl"
 

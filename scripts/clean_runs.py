@@ -4,7 +4,9 @@
     make clean-runs ARGS="--configfile my-run.yaml --yes"      deletes what it lists
 
 Never listed: the adapter, the run folder, verified/RUN and merged/RUN of a finished run; any training of a run that is
-not finished; stores outside of the working directory.
+not finished; fetched pictures; stores outside of the working directory, and what lies behind a link. A store within it
+counts as this directory's alone. Without --configfile nobody knows which models, rows and pictures are still wanted:
+they are left alone.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from harness import stale_lock
 from vlmflow.cleaning.leftovers import Leftover, find_leftovers, size_of
-from vlmflow.config.model import check_config
+from vlmflow.config.model import Config, check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
@@ -31,15 +33,17 @@ def main(files: list[Path], folder: Path, yes: bool) -> None:
 
     files: as under --configfile. folder: the working directory. yes: delete without asking.
 
-    Raises VlmflowError where Snakemake is at work there, or a run folder is held by a trainer.
+    Raises VlmflowError where Snakemake is at work there, a run folder is held by a trainer, or a store lies in another.
     """
     settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
     os.chdir(folder)
-    here = Path()
-    if stale_lock.is_held():
-        raise VlmflowError(f"{folder.resolve()}: Snakemake is at work here", "wait for it or end it")
+    with stale_lock.alone():
+        _clean(settings, yes, stores=bool(files))
+
+
+def _clean(settings: Config, yes: bool, stores: bool) -> None:
     os.environ.setdefault(RECORDS, str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER))
-    found, notes = find_leftovers(here, settings, read_pins(PINS))
+    found, notes = find_leftovers(Path(), settings, read_pins(PINS), stores)
     sizes = {one.path: size_of(one.path) for one in found}
     for one in found:
         print(f"{amount(sizes[one.path], 'bytes'):>12}  {one.path}\n{'':>14}{one.why}")
@@ -48,7 +52,7 @@ def main(files: list[Path], folder: Path, yes: bool) -> None:
     if not found:
         return print("nothing to delete")
     print(f"{len(found)} in all, {amount(sum(sizes.values()), 'bytes')}")
-    if yes or _agrees():
+    if yes or _agrees():  # the answer may take an hour: that is why the directory is kept
         for one in found:
             _delete(one)
         print("deleted")
@@ -58,7 +62,11 @@ def _agrees() -> bool:
     if not sys.stdin.isatty():
         print("nothing is deleted: nobody can be asked here; ARGS=--yes deletes what is listed")
         return False
-    return input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print("\nnothing is deleted")
+        return False
 
 
 def _delete(one: Leftover) -> None:

@@ -17,8 +17,9 @@ def main(
     page: the HTML file to write. max_length: the run's own, see docs/config.md.
     """
     lengths, rows = {"train": train, "val": val}, {"train": train_rows, "val": val_rows}
-    refuse_other_rows(summary, list(lengths.values()), "lengths")
-    refuse_other_rows(summary, list(rows.values()), "rows")
+    again = f"measure them again: snakemake --forcerun measure_lengths -- {summary}"
+    refuse_other_rows(summary, list(lengths.values()), "lengths", again)
+    refuse_other_rows(summary, list(rows.values()), "rows", again)
     html = lengths_page(summary.parent.name, lengths, rows, summary, max_length)
     with whole_file(page, "w") as file:
         file.write(html)

@@ -1,4 +1,4 @@
-"""Prepare the road on real FIRE rows with a tiny model: what differs from the demo, and the model itself."""
+"""Prepare the pipeline on real FIRE rows with a tiny model: what differs from the demo, and the model itself."""
 
 import json
 from pathlib import Path

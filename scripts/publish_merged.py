@@ -45,7 +45,7 @@ def main(
         sees_pictures = "vision_config" in read_json(folder / "config.json")
         facts = provenance(published.name, stats, base, smoke, full, proof, stated, sees_pictures)
         write_json(folder / "provenance.json", facts)
-        (folder / "README.md").write_text(model_card(facts))
+        (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main(
     with whole_folder(smoke) as finished:
         write_json(finished / "gate.json", gate)
         write_json(finished / "report.json", account)
-        (finished / "gate.html").write_text(gate_page(run, gate))
+        (finished / "gate.html").write_text(gate_page(run, gate), encoding="utf-8")
         draw_losses(account, f"{run}: smoke run", finished / "loss.png")
 
 

@@ -12,7 +12,7 @@ LOGS_MB = 1_000
 class RuleResources:
     """Functions for a rule's `threads` and `resources`; each takes Snakemake's wildcards, and looks at `run`.
 
-    A Snakefile shares its global names with Snakemake, which has a `Resources` of its own.
+    It is not called `Resources`: a Snakefile shares its global names with Snakemake, which has a class of that name.
     """
 
     def __init__(self, workflow: Any, settings: Config) -> None:

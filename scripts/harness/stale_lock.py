@@ -1,8 +1,12 @@
 """The lock that a killed Snakemake leaves behind, cleared when nobody holds it any more."""
 
 import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from vlmflow.core.errors import VlmflowError
 
 LOCK = Path(".snakemake", "vlmflow.lock")
 """The file, in the working directory, of whose flock every main process holds a share."""
@@ -30,6 +34,27 @@ def clear(workflow: Any) -> None:
         pass
     fcntl.flock(lock, fcntl.LOCK_SH)
     _held.append(lock)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep the working directory to ourselves: a Snakemake that is called meanwhile waits for the end of the block.
+
+    Raises VlmflowError where one is at work, and where the volume has no locks by which to tell.
+    """
+    LOCK.parent.mkdir(exist_ok=True)
+    with LOCK.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise VlmflowError(f"{Path.cwd()}: Snakemake is at work here", "wait for it or end it") from None
+        except OSError as error:
+            raise VlmflowError(
+                f"{LOCK.absolute()}: this volume has no locks ({error}), so that nobody knows whether Snakemake is at "
+                "work here",
+                "delete by hand what is no longer needed: docs/outputs.md",
+            ) from None
+        yield
 
 
 def is_held() -> bool:

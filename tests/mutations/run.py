@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/mutations/run.py [NAME …]
 
-The code is broken in a copy of the working tree. A broken module must still import, and its test must fail by what it
-asserts. Ends with code 1 where a mutation is anything but caught.
+The code is broken in a copy of the working tree. A broken module must still import, and its test must fail, though not
+by a name or an import that is wrong. Ends with code 1 where a mutation is anything but caught.
 """
 
 import argparse

@@ -126,7 +126,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         {"fetch_fire", "resolve_images", *FROM_CONVERSION},
     ),
     "a function that conversion uses": (
-        edit("scripts/vlmflow/rows/fire.py", "def read_score(", "def score_of("),
+        edit("scripts/vlmflow/rows/forms/fire.py", "def read_score(", "def score_of("),
         {"convert_fire", *FROM_VALIDATION},
     ),
     "a function that validation alone uses": (

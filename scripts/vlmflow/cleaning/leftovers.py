@@ -5,6 +5,7 @@ run that is not, no training is touched. Of one that is, the adapter, the run fo
 merged/RUN stay.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -37,11 +38,17 @@ class Leftover:
     is_run_folder: bool = False
 
 
-def find_leftovers(folder: Path, settings: Config, pins: dict[str, Pin]) -> tuple[list[Leftover], list[str]]:
+def find_leftovers(
+    folder: Path, settings: Config, pins: dict[str, Pin], stores: bool
+) -> tuple[list[Leftover], list[str]]:
     """Give what may be deleted, and what is left alone though it may look like it, for people.
 
     folder: the working directory. settings: of the runs that work there, which say where the stores are.
+    stores: whether they name all that is still wanted of models, raw files and pictures.
+
+    Raises VlmflowError where a store lies in another: nobody knows then what belongs to which.
     """
+    _refuse_shared_stores(folder, settings)
     found: list[Leftover] = []
     notes: list[str] = []
     for run in sorted(place.name for place in _folders(folder / "checkpoints")):
@@ -50,10 +57,16 @@ def find_leftovers(folder: Path, settings: Config, pins: dict[str, Pin]) -> tupl
         except VlmflowError as error:
             notes.append(f"{run}: its trainings stay, since it is not finished: {error.cause}")
             continue
+        except (KeyError, TypeError) as error:
+            notes.append(f"{run}: its trainings stay: its reports are of another version of vlmflow ({error!r})")
+            continue
         found += _of_work(folder, run)
         if store := _own_store(folder, settings.stores.runs, "runs", notes):
             found += _of_trainings(store / run, made_of)
     found += _unfinished(folder)
+    if not stores:
+        notes.append("models, raw files and pictures: no --configfile says which of them are still wanted")
+        return found, list(dict.fromkeys(notes))
     if store := _own_store(folder, settings.stores.models, "models", notes):
         found += _of_models(folder, store, settings, pins)
     if store := _own_store(folder, settings.stores.raw, "raw", notes):
@@ -80,6 +93,17 @@ def finished(folder: Path, run: str) -> dict[str, dict[str, Any]]:
         if name not in WRITTEN_AFTERWARDS and (not place.is_file() or place.stat().st_size != file["size"]):
             raise VlmflowError(f"{place} is not the file that was proven", again)
     return reports
+
+
+def _refuse_shared_stores(folder: Path, settings: Config) -> None:
+    places = {name: (folder / place).resolve() for name, place in settings.stores}
+    for name, place in places.items():
+        for other, above in places.items():
+            if name != other and place.is_relative_to(above):
+                raise VlmflowError(
+                    f"stores.{name} ({place}) lies in stores.{other} ({above})",
+                    "give each store a folder of its own, or delete by hand what is no longer needed",
+                )
 
 
 def size_of(path: Path) -> int:
@@ -136,6 +160,8 @@ def _unfinished(folder: Path) -> Iterator[Leftover]:
 
 
 def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
+    if not (folder / "models").is_dir():  # targets lie elsewhere: what they name is not known here
+        return
     manifests = [read_json(file) for file in sorted((folder / "models").glob(f"*/{MANIFEST}"))]
     views = {Path(manifest["folder"]).resolve() for manifest in manifests}
     for view in _folders(store / VIEWS):
@@ -173,6 +199,8 @@ def _of_hub(
 
 
 def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:
+    if not (folder / "images").is_dir():  # targets lie elsewhere: what they name is not known here
+        return
     unused = {
         place
         for place in _folders(store)
@@ -194,5 +222,7 @@ def _targets_of_links(folder: Path) -> set[Path]:
 
 
 def _folders(parent: Path) -> list[Path]:
-    places = parent.iterdir() if parent.is_dir() else ()
+    """Give the folders in a folder; none where a link leads there: what is behind it may be somebody else's."""
+    own = parent.is_dir() and parent.resolve() == Path(os.path.abspath(parent))
+    places = parent.iterdir() if own else ()
     return sorted(place for place in places if place.is_dir() and not place.is_symlink())

@@ -132,11 +132,14 @@ def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Rec
         return found
 
 
-def refuse_other_rows(account: Path, files: Sequence[Path] | None = None, kind: str | None = None) -> None:
+def refuse_other_rows(
+    account: Path, files: Sequence[Path] | None = None, kind: str | None = None, advice: str | None = None
+) -> None:
     """Refuse files of rows that are no more those that an account vouches for. They are read whole, every time.
 
     account: a JSON file whose `digests` hold their SHA-256 by name. files: those that are looked at; None for all
     `.jsonl` that it names, in its folder. kind: the part of `digests` that names them; None where it has no parts.
+    advice: what to do; None where the folder of the files is to be made anew.
 
     Raises VlmflowError with the files.
     """
@@ -150,7 +153,7 @@ def refuse_other_rows(account: Path, files: Sequence[Path] | None = None, kind: 
         folder = differ[0].parent
         raise VlmflowError(
             f"{', '.join(map(str, differ))}: these are not the rows that {account} vouches for",
-            f"remove {folder} and run the same command again: it is made anew",
+            advice or f"remove {folder} and run the same command again: it is made anew",
         )
 
 

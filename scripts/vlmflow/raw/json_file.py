@@ -35,7 +35,7 @@ class JsonRows:
     """The rows of one raw file, in order, to be read by number.
 
     starts, ends: by row number, its first byte and the byte after its last.
-    faults: by row number, why the row could not be read from a table (see table_rows).
+    faults: by row number, why the row could not be read from a table (see table_file).
     columns: the names of a table's columns with what they hold; None for JSON, where each row has keys of its own.
     unread_columns: the names of those that the rows do not hold.
 

@@ -1,4 +1,4 @@
-"""The rows of a table, CSV (see csv_rows) or parquet, as JSON objects: column names are the keys.
+"""The rows of a table, CSV (see csv_file) or parquet, as JSON objects: column names are the keys.
 
 A table is read once from its beginning to its end, in small pieces, into a temporary file (TMPDIR) of JSON lines
 that has no name and goes with the process. From there its rows are read by number as those of a raw JSON file are,

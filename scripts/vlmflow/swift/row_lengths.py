@@ -4,7 +4,7 @@
 
 ROWS: JSON lines of ShareGPT rows. LENGTHS: the file to write, a JSON list with the tokens of each row. Then ms-swift's
 own arguments of model and template. The picture store and the picture budget come from the environment, as for
-training (`swift_process.environment`).
+training (`child_process.environment`).
 """
 
 import json

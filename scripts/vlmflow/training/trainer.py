@@ -64,7 +64,7 @@ class EndsAtOnce(Exception):
 
 
 def register_callback(progress: Path, processes: int, early_stop_after: int | None) -> None:
-    """Put our callback among ms-swift's, by the name that `train_job` passes."""
+    """Put our callback among ms-swift's, by the name that `swift.arguments` passes."""
     import torch
     import torch.distributed as dist
     from swift.callbacks import callbacks_map

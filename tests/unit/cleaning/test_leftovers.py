@@ -1,0 +1,79 @@
+"""What clean-runs never lists: what lies in a shared store, behind a link, or elsewhere."""
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from harness import stale_lock
+from vlmflow.cleaning.leftovers import find_leftovers
+from vlmflow.config.model import Config, check_config
+from vlmflow.core.errors import VlmflowError
+
+
+def settings_with(**stores: str) -> Config:
+    return check_config({"stores": stores, "models": {}, "datasets": {}, "runs": {}}, [])
+
+
+def listed(folder: Path, settings: Config, stores: bool = True) -> list[str]:
+    """Give what is listed, by its path in the folder."""
+    found, _ = find_leftovers(folder, settings, {}, stores)
+    return sorted(str(one.path.relative_to(folder)) for one in found)
+
+
+def made(*folders: Path) -> None:
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+
+
+@pytest.mark.parametrize(
+    "stores",
+    [
+        {"pictures": "stores"},
+        {"pictures": "stores", "runs": "stores", "models": "stores", "raw": "stores", "fetched_pictures": "stores"},
+        {"fetched_pictures": "stores/pictures/fetched"},
+    ],
+)
+def test_a_store_that_lies_in_another_is_refused(tmp_path: Path, stores: dict[str, str]) -> None:
+    made(tmp_path / "stores" / "runs" / "my-run", tmp_path / "stores" / "pictures" / "fetched", tmp_path / "images")
+    with pytest.raises(VlmflowError, match=r"stores\.\w+ \(.*\) lies in stores\.\w+ \("):
+        listed(tmp_path, settings_with(**stores))
+
+
+def test_what_lies_behind_a_link_is_somebody_elses(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    made(tmp_path / "shared" / "x.part", tmp_path / "big" / "gone", folder / "verified" / "y.part", folder / "images")
+    (folder / "merged").symlink_to(tmp_path / "shared")
+    (folder / "stores").mkdir()
+    (folder / "stores" / "pictures").symlink_to(tmp_path / "big")
+    assert listed(folder, settings_with()) == ["verified/y.part"]
+
+
+def test_without_the_runs_file_only_what_runs_left_is_listed(tmp_path: Path) -> None:
+    """What a file of somebody's own fetches is in no manifest yet."""
+    fetched = tmp_path / "stores" / "models" / f"owner--name@{'0' * 40}"
+    pictures = tmp_path / "stores" / "pictures" / "mine"
+    made(fetched, pictures, tmp_path / "models" / "m", tmp_path / "images", tmp_path / "merged" / "y.part")
+    assert listed(tmp_path, settings_with(), stores=False) == ["merged/y.part"]
+    assert len(listed(tmp_path, settings_with())) == 3
+
+
+def test_targets_elsewhere_tell_nothing_of_models_and_pictures(tmp_path: Path) -> None:
+    made(tmp_path / "stores" / "models" / "views" / "m-0", tmp_path / "stores" / "pictures" / "mine")
+    assert listed(tmp_path, settings_with()) == []
+
+
+def test_nobody_begins_while_the_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stale_lock.alone(), stale_lock.LOCK.open("w") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    with stale_lock.LOCK.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        with pytest.raises(VlmflowError, match="Snakemake is at work here"), stale_lock.alone():
+            pass
+
+
+def test_no_run_has_the_name_of_an_unfinished_folder() -> None:
+    with pytest.raises(VlmflowError, match=r"models\.v1\.part.*still being written"):
+        check_config({"models": {"v1.part": {"source": "/m", "model_type": "qwen3"}}, "datasets": {}, "runs": {}}, [])
