@@ -23,7 +23,7 @@ def main() -> None:
     options = _options()
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
     # In place of this folder, whose modules are found as gpu.NAME.
-    sys.path[0:1] = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent / "scripts")]
+    sys.path[0:1] = [str(TESTS), str(TESTS.parent / "scripts")]
     from gpu.needs import what_is_missing
 
     if missing := what_is_missing():

@@ -1,6 +1,7 @@
 """Small base models and adapters, written by transformers and peft, to merge and to verify."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
+from roads import script
 from vlmflow.training.checkpoint import adapter_digests
 
 WIDE = (4608, 2048)
@@ -54,6 +56,16 @@ def write_base(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any
     model = Qwen3ForCausalLM(Qwen3Config(**config))
     randomise(model, 0.05)
     return _save(model.to(dtype), folder, 4000 * dtype.itemsize)
+
+
+def write_text_model(folder: Path) -> None:
+    """Write the demo's `sample` and model (`vl`), and `tiny`: a base as above with that model's tokenizer."""
+    script("make_sample", folder=folder / "sample")
+    script("make_tiny_model", folder=folder / "vl", text=f"[{folder}/sample/FIRE-train-100K.json]")
+    sizes = json.loads((folder / "vl" / "config.json").read_text())["text_config"]
+    write_base(folder / "tiny", vocab_size=sizes["vocab_size"], eos_token_id=sizes.get("eos_token_id"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(folder / "vl" / name, folder / "tiny")
 
 
 def write_gpt2(folder: Path) -> Path:

@@ -1,14 +1,13 @@
 """A training whose GPU runs out of memory: PyTorch's own error, raised in the real trainer at a step of choice."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from roads import ROOT, script
-from tiny_models import write_base
+from roads import ROOT
+from tiny_models import write_text_model
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.training_data import TrainingData
@@ -39,12 +38,7 @@ if "vlmflow.training.trainer" in sys.orig_argv and "torch.distributed.run" not i
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     """Give a training of four steps on a text model of 60,000 weights, with a checkpoint after the second."""
     folder = tmp_path_factory.mktemp("memory")
-    script("make_sample", folder=folder / "sample")
-    script("make_tiny_model", folder=folder / "vl", text=f"[{folder}/sample/FIRE-train-100K.json]")
-    sizes = json.loads((folder / "vl" / "config.json").read_text())["text_config"]
-    write_base(folder / "tiny", vocab_size=sizes["vocab_size"], eos_token_id=sizes.get("eos_token_id"))
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(folder / "vl" / name, folder / "tiny")
+    write_text_model(folder)
     turns = [{"from": "human", "value": "Say one."}, {"from": "gpt", "value": "It is one."}]
     row = {"id": "a", "source": "s", "images": [], "attempts": [1], "scores": [], "conversations": turns}
     (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 8)

@@ -1,7 +1,6 @@
 """A text model trained on rows without pictures, for real: nothing on the way asks for a picture or a manifest."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from roads import ROOT, script
-from tiny_models import write_base
+from roads import ROOT
+from tiny_models import write_text_model
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import check_lengths
 from vlmflow.lengths.chat_form import ChatForm
@@ -46,12 +45,7 @@ def run(folder: Path, target: str) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run a Qwen3 of 60,000 weights up to its smoke gate, with the template of the real run."""
     folder = tmp_path_factory.mktemp("text")
-    script("make_sample", folder=folder / "sample")
-    script("make_tiny_model", folder=folder / "vl", text=f"[{folder}/sample/FIRE-train-100K.json]")
-    sizes = json.loads((folder / "vl" / "config.json").read_text())["text_config"]
-    write_base(folder / "tiny", vocab_size=sizes["vocab_size"], eos_token_id=sizes.get("eos_token_id"))
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(folder / "vl" / name, folder / "tiny")
+    write_text_model(folder)
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
     (folder / "rows.json").write_text(json.dumps(rows))
     mine = {
