@@ -27,8 +27,8 @@ from range_server import ZIP
 from virtual_zip import VirtualZip
 
 from vlmflow.archives.fetch_pictures import PictureFetch
+from vlmflow.archives.zip_directory import read_members
 from vlmflow.archives.zip_members import ranges_of
-from vlmflow.archives.zip_records import read_members
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.web import retry

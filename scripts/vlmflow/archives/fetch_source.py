@@ -15,9 +15,8 @@ from vlmflow.archives.open_archives import Digests, name_on_disk, open_archives
 from vlmflow.archives.packed_files import parquet_members, tar_members
 from vlmflow.archives.picture_file import Content
 from vlmflow.archives.side_by_side import side_by_side
-from vlmflow.archives.zip_directory import kept_directory
+from vlmflow.archives.zip_directory import Member, Read, kept_directory, read_members
 from vlmflow.archives.zip_members import Range, content_of, ranges_of, refuse_unreadable
-from vlmflow.archives.zip_records import Member, Read, read_members
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.commits import Pin

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from vlmflow.archives.picture_file import Content
-from vlmflow.archives.zip_records import LOCAL_HEADER, Member
+from vlmflow.archives.zip_directory import LOCAL_HEADER, Member
 from vlmflow.web.missing import Refused
 
 WASTE = 0.01

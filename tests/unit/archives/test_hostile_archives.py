@@ -13,9 +13,9 @@ import pytest
 
 from archive_server import ArchiveServer, served_archives, zip_of
 from picture_fetches import MAX_BYTES, fetch, pictures_in
-from vlmflow.archives import zip_records
+from vlmflow.archives import zip_directory
+from vlmflow.archives.zip_directory import Member, read_members
 from vlmflow.archives.zip_members import WASTE, ranges_of
-from vlmflow.archives.zip_records import Member, read_members
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.web.missing import Refused
 
@@ -116,7 +116,7 @@ def test_a_broken_zip64_directory(
 
 
 def test_a_directory_that_claims_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zip_records, "LARGEST_DIRECTORY", 1000)
+    monkeypatch.setattr(zip_directory, "LARGEST_DIRECTORY", 1000)
     content = zip_of(PICTURES)
     asked: list[int] = []
 
@@ -126,7 +126,7 @@ def test_a_directory_that_claims_gigabytes(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(Refused, match="it claims"):
         read_members(read, len(content))
-    assert max(asked) <= zip_records.TAIL_BYTES
+    assert max(asked) <= zip_directory.TAIL_BYTES
 
 
 def test_names_that_lead_elsewhere(server: ArchiveServer, tmp_path: Path) -> None:
