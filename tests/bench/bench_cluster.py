@@ -120,8 +120,9 @@ class Bench:
     def count_io(self) -> None:
         """Have the pods of the template `default` count what they read and write."""
         command = ["/usr/bin/tini", "-g", "--", "python", "-c", COUNT_IO]
-        patch = [{"op": "replace", "path": "/template/spec/containers/0/command", "value": command}]
-        words = ["patch", "podtemplate", "default", "--type=json", f"--patch={json.dumps(patch)}"]
+        path = "/spec/jobTemplate/spec/template/spec/containers/0/command"
+        patch = [{"op": "replace", "path": path, "value": command}]
+        words = ["patch", "cronjob", "default", "--type=json", f"--patch={json.dumps(patch)}"]
         self._cluster.kubectl(f"--namespace={NAMESPACE}", *words)
 
     def written(self, rule: str) -> int:

@@ -2,8 +2,6 @@
 
 import functools
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,17 +29,6 @@ def _text(folder: Path) -> str:
     return run(binary("kubectl"), "kustomize", folder)
 
 
-def without_podtemplates(objects: list[dict]) -> list[dict]:
-    """Give the objects as they are for who administers a namespace and not the cluster."""
-    name = "without-podtemplates"
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(K8S / "transformers" / name, Path(folder, name))
-        Path(folder, "objects.yaml").write_text(yaml.safe_dump_all(objects))
-        kustomization = {"resources": ["objects.yaml"], "transformers": [name]}
-        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        return list(yaml.safe_load_all(run(binary("kubectl"), "kustomize", folder)))
-
-
 def with_instance(folder: Path, overlay: str) -> Path:
     """Write an overlay that makes another one an instance of its own, `ann`, and give its folder."""
     names = {"resources": f"overlays/{overlay}", "components": "components/instance"}
@@ -51,18 +38,14 @@ def with_instance(folder: Path, overlay: str) -> Path:
     return folder
 
 
-def in_namespace(
-    cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True, overlay: Path = K8S / "overlays/local"
-) -> list[dict]:
+def in_namespace(cluster: Kubectl, namespace: str, volumes: Path, overlay: Path = K8S / "overlays/local") -> list[dict]:
     """Give the objects of overlays/local, or of one upon it, for another namespace.
 
     volumes: a folder, in which this machine's cluster gets one for each claim; another cluster uses its default
-    storage class. podtemplates: whether pod templates are PodTemplates, or within CronJobs.
+    storage class.
     """
     own = isinstance(cluster, Cluster)
     objects = [one for one in rendered(overlay) if own or one["kind"] != "PersistentVolume"]
-    if not podtemplates:
-        objects = without_podtemplates(objects)
     for one in objects:
         metadata, kind = one["metadata"], one["kind"]
         if "namespace" in metadata:
@@ -84,34 +67,32 @@ def in_namespace(
 
 
 @contextmanager
-def having_given(cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True) -> Iterator[list[dict]]:
+def having_given(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[dict]]:
     """Have what belongs to no namespace, and the namespace, as a cluster's administrator gives them.
 
-    volumes, podtemplates: as `in_namespace` takes them. Gives the objects that belong into the namespace.
+    volumes: as `in_namespace` takes it. Gives the objects that belong into the namespace.
     """
     for name in ("cache", "outputs", "controller-state"):
         (volumes / name).mkdir(parents=True, exist_ok=True)
         os.chown(volumes / name, PODS_USER, PODS_USER)
-    objects = in_namespace(cluster, namespace, volumes, podtemplates)
+    objects = in_namespace(cluster, namespace, volumes)
     with cluster.having(*(one for one in objects if "namespace" not in one["metadata"])):
         yield [one for one in objects if "namespace" in one["metadata"]]
 
 
 @contextmanager
-def deployed(cluster: Kubectl, namespace: str, volumes: Path, podtemplates: bool = True) -> Iterator[list[dict]]:
+def deployed(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[dict]]:
     """Make the objects of overlays/local in a namespace, and take them away in the end. Gives those within it.
 
-    volumes, podtemplates: as `in_namespace` takes them.
+    volumes: as `in_namespace` takes it.
     """
-    with having_given(cluster, namespace, volumes, podtemplates) as objects:
+    with having_given(cluster, namespace, volumes) as objects:
         cluster.apply(objects)
         yield objects
 
 
 @contextmanager
-def deployed_on_first_node(
-    cluster: Cluster, namespace: str, volumes: Path, images: list[str], podtemplates: bool = True
-) -> Iterator[list[dict]]:
+def deployed_on_first_node(cluster: Cluster, namespace: str, volumes: Path, images: list[str]) -> Iterator[list[dict]]:
     """Do the same with two nodes: the controller runs on the first one, and the second one's cores are for rules.
 
     images: the Dockerfile's targets that the nodes get. Gives the objects once the controller runs.
@@ -121,7 +102,7 @@ def deployed_on_first_node(
         cluster.carry_in(project_image(target))
     with ExitStack() as stack:
         with cluster.cordoned(second):
-            objects = stack.enter_context(deployed(cluster, namespace, volumes, podtemplates))
+            objects = stack.enter_context(deployed(cluster, namespace, volumes))
             words = ("rollout", "status", "deployment/controller", "--timeout=240s")
             cluster.kubectl(f"--namespace={namespace}", *words)
         yield objects

@@ -16,6 +16,7 @@ from cluster.node import Node
 from cluster.paths import STATE
 from cluster.shell import wait_for
 from roads import ROOT
+from vlmflow.cluster.pod_templates import template_in
 
 NAMESPACE = "vlmflow-faults"
 PLACE = "/outputs/faults"
@@ -144,14 +145,14 @@ class FaultRoad:
 def fault_road(cluster: Cluster) -> Iterator[FaultRoad]:
     """Make the namespace with the project's objects and the small workflow, and take it away in the end.
 
-    Pod templates are within CronJobs here, as a namespace's administrator has them; the demo's are PodTemplates.
+    One template is a PodTemplate, as older overlays have them; a test asks for the executor's words on it.
     """
     volumes = STATE / "volumes" / NAMESPACE
-    with deployed_on_first_node(cluster, NAMESPACE, volumes, images=["data"], podtemplates=False) as objects:
+    with deployed_on_first_node(cluster, NAMESPACE, volumes, images=["data"]) as objects:
         templates = [_quick(found) for found in objects if found["kind"] == "CronJob"]
         cluster.apply([_rather_on(template, cluster.node) for template in templates])
         default = next(found for found in objects if found["metadata"]["name"] == "default")
-        unpulled = _with_image(default, "unpulled", "none.invalid/vlmflow/data:0")
+        unpulled = _of_an_older_overlay(_with_image(default, "unpulled", "none.invalid/vlmflow/data:0"))
         cluster.apply([unpulled, _soon_given_up(_rather_on(_renamed(default, "second-node"), cluster.second_node))])
         road = FaultRoad(cluster, volumes)
         shutil.rmtree(road.folder, ignore_errors=True)
@@ -195,6 +196,10 @@ def _with_image(template: dict, name: str, image: str) -> dict:
     copied = _renamed(template, name)
     _pod_of(copied)["containers"][0] |= {"image": image, "imagePullPolicy": "Never"}
     return copied
+
+
+def _of_an_older_overlay(template: dict) -> dict:
+    return {"apiVersion": "v1", "kind": "PodTemplate", **template_in(template)}
 
 
 def _renamed(template: dict, name: str) -> dict:

@@ -87,7 +87,7 @@ def test_the_token_is_in_no_file_log_or_object(road: ClusterRoad) -> None:
     found = [path for path in road.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert found == []
     assert TOKEN not in (STATE / "said.txt").read_text()
-    objects = ("pods", "jobs", "events", "configmaps", "podtemplates", "deployments")
+    objects = ("pods", "jobs", "events", "configmaps", "cronjobs", "deployments")
     for kind in objects:
         assert TOKEN not in str(road.cluster.get(kind, namespace=road.namespace))
     assert TOKEN not in str(road.pods)

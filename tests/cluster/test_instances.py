@@ -62,7 +62,7 @@ def roads(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def versions(cluster: Cluster) -> dict[tuple[str, str], int]:
     """Give how often each object of ours was changed in what it says."""
     found = {}
-    for kind in ("deployments", "persistentvolumeclaims", "podtemplates", "networkpolicies", "roles", "rolebindings"):
+    for kind in ("deployments", "persistentvolumeclaims", "cronjobs", "networkpolicies", "roles", "rolebindings"):
         for one in cluster.get(kind, namespace=NAMESPACE, labels="app.kubernetes.io/part-of=vlmflow")["items"]:
             found[kind, one["metadata"]["name"]] = one["metadata"].get("generation", 1)
     return found

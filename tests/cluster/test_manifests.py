@@ -12,9 +12,10 @@ from cluster.deployment import K8S, OVERLAYS, rendered, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from harness.kubernetes.apart import refuse_reach
 from roads import VERSION
+from vlmflow.cluster.pod_templates import template_in
 from vlmflow.core.errors import VlmflowError
 
-WORKLOADS = {"Deployment", "PodTemplate", "CronJob"}
+WORKLOADS = {"Deployment", "CronJob"}
 NAMESPACE = "vlmflow-manifests"
 
 
@@ -28,9 +29,7 @@ def namespace(any_cluster: Kubectl) -> Iterator[str]:
 
 def pod_of(workload: dict) -> dict:
     """Give the pod of a workload, as an object of its own."""
-    kind = workload["kind"]
-    spec = workload["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else workload.get("spec")
-    template = workload["template"] if kind == "PodTemplate" else spec["template"]
+    template = (template_in(workload) if workload["kind"] == "CronJob" else workload["spec"])["template"]
     name = f"{workload['kind']}-{workload['metadata']['name']}".lower()
     spec = template["spec"] | {"restartPolicy": "Never"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
@@ -59,7 +58,7 @@ def test_the_api_server_takes_every_object(any_cluster: Kubectl, namespace: str,
 
 def test_an_object_with_a_key_that_is_none_is_not_taken(any_cluster: Kubectl, namespace: str) -> None:
     template = next(one for one in rendered(K8S / "templates") if one["metadata"]["name"] == "gpu")
-    template["template"]["spec"]["tolerance"] = []
+    template["spec"]["jobTemplate"]["spec"]["template"]["spec"]["tolerance"] = []
     with pytest.raises(VlmflowError, match="tolerance"):
         dry_run(any_cluster, [template], namespace)
 
@@ -95,23 +94,25 @@ def test_pod_security_rejects_a_pod_that_could_do_more(
 
 def test_a_shared_clusters_overlay_makes_what_a_namespaces_administrator_may(any_cluster: Kubectl) -> None:
     """Kubernetes' ClusterRole `admin`; test_doctor.py applies such objects with it."""
-    may = {
-        resource
-        for rule in any_cluster.get("clusterrole", "admin")["rules"]
-        if "create" in rule["verbs"]
-        for resource in rule.get("resources", [])
-    }
-    kinds = {one["kind"].lower() for one in rendered(K8S / "overlays/nautilus")}
+    may = granted(any_cluster.get("clusterrole", "admin"))
+    objects = rendered(K8S / "overlays/nautilus")
+    kinds = {one["kind"].lower() for one in objects}
     plurals = {kind.removesuffix("y") + ("ies" if kind.endswith("y") else "s") for kind in kinds}
-    assert plurals - may == set()
+    assert {("create", plural) for plural in plurals} - may == set()
+    (role,) = [one for one in objects if one["kind"] == "Role"]
+    assert granted(role) - may == set()
+
+
+def granted(role: dict) -> set[tuple[str, str]]:
+    """Give what a role grants, as (verb, resource)."""
+    return {(verb, name) for rule in role["rules"] for verb in rule["verbs"] for name in rule.get("resources", [])}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_whole(overlay: str) -> None:
     objects = rendered(K8S / "overlays" / overlay)
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    kind = "CronJob" if overlay == "nautilus" else "PodTemplate"
-    assert {(kind, name) for name in ("default", "fetch", "train", "gpu")} <= names
+    assert {("CronJob", name) for name in ("default", "fetch", "train", "gpu")} <= names
     claims = {"cache", "outputs"} | (set() if overlay.startswith("s3") else {"controller-state"})
     assert {name for kind, name in names if kind == "PersistentVolumeClaim"} == claims
     assert ("Secret", "hf-token") not in names
@@ -140,20 +141,18 @@ def claims_of(spec: dict) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("overlay", "more"),
+    ("overlay", "component"),
     [
         *((overlay, "") for overlay in OVERLAYS),
-        ("local", "components=components/cache-on-one-node"),
-        ("s3", "components=components/cache-on-one-node"),
-        ("local", "transformers=transformers/without-podtemplates"),
+        ("local", "cache-on-one-node"),
+        ("s3", "cache-on-one-node"),
     ],
 )
-def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, more: str, tmp_path: Path) -> None:
-    """In every overlay, with the component that touches volumes, and with templates in the form of CronJobs."""
+def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, component: str, tmp_path: Path) -> None:
+    """In every overlay, and with the component that touches volumes."""
     kustomization: dict = {"resources": [os.path.relpath(K8S / "overlays" / overlay, tmp_path)]}
-    if more:
-        key, folder = more.split("=")
-        kustomization[key] = [os.path.relpath(K8S / folder, tmp_path)]
+    if component:
+        kustomization["components"] = [os.path.relpath(K8S / "components" / component, tmp_path)]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     workloads = [one for one in rendered(tmp_path) if one["kind"] in WORKLOADS]
     pods = {one["metadata"]["name"]: pod_of(one)["spec"] for one in workloads}

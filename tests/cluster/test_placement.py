@@ -72,7 +72,7 @@ def template(cluster: Cluster) -> Iterator[Template]:
     with cluster.having(a_namespace(NAMESPACE), *(volume for volume, _ in stored)):
         cluster.apply([account, *rendered_templates(), *(claim for _, claim in stored)], NAMESPACE)
         found = pod_templates(lambda kind: cluster.get(Path(kind).name, namespace=NAMESPACE)["items"], VlmflowError)
-        yield next(template for template in map(check, found) if template.name == "gpu")
+        yield next(template for template in map(check, found.templates) if template.name == "gpu")
 
 
 def rendered_templates() -> list[dict]:

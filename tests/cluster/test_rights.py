@@ -17,7 +17,7 @@ from vlmflow.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
 CALLS: dict[str, Callable[[Namespace], object]] = {
-    "list podtemplates": lambda cluster: cluster.pod_templates(""),
+    "list cronjobs": lambda cluster: cluster.pod_templates(""),
     "create jobs": lambda cluster: cluster.create_job(job()),
     "list jobs": lambda cluster: cluster.jobs(""),
     "delete jobs": lambda cluster: cluster.delete_job("absent"),

@@ -17,6 +17,7 @@ from cluster.paths import STATE
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.templates import check_all
 from roads import checkout
+from vlmflow.cluster.pod_templates import template_in
 
 NAMESPACE = "vlmflow-takeover"
 
@@ -87,7 +88,8 @@ def attack(road: ClusterRoad, template: str) -> dict:
 
     In the small image: what a pod can reach is said by its template, and the packages of both come from the image.
     """
-    found = road.cluster.get("podtemplates", namespace=NAMESPACE, labels="app.kubernetes.io/part-of=vlmflow")["items"]
+    labels = "app.kubernetes.io/part-of=vlmflow"
+    found = list(map(template_in, road.cluster.get("cronjobs", namespace=NAMESPACE, labels=labels)["items"]))
     for each in found:
         each["template"]["spec"]["containers"][0]["image"] = images.image_name("data")
     command = ["-c", f"python -c {shlex.quote(ATTACK)}"]

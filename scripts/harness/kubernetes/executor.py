@@ -33,7 +33,7 @@ from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.stage_log import cause
 from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
-from vlmflow.cluster.instance import named, selector
+from vlmflow.cluster.instance import named
 from vlmflow.core.errors import VlmflowError
 
 POLL_SECONDS = 2
@@ -81,8 +81,7 @@ class HardenedExecutor(Executor):
         try:
             self._api = connect(self._say)
             super().__post_init__()
-            found = self.cluster.pod_templates(selector())
-            self._templates = templates.check_all(found, self.namespace)
+            self._templates = templates.of_namespace(self.cluster, self.logger.warning)
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
         except FAILURES as error:

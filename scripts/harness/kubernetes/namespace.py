@@ -1,8 +1,8 @@
 """What the executor asks of one namespace, in plain dicts as the API gives them.
 
 Each verb here is a line in the controller's Role (k8s/base): jobs create, list, delete; pods list, delete; pods/log
-get; events list; podtemplates list, or cronjobs list; where the cluster grants it, nodes list. Secrets are made and
-deleted where targets lie in S3 alone, with the rights of who runs Snakemake.
+get; events list; cronjobs list, and podtemplates list for this release; where the cluster grants it, nodes list.
+Secrets are made and deleted where targets lie in S3 alone, with the rights of who runs Snakemake.
 """
 
 import json
@@ -69,8 +69,8 @@ class Namespace:
         fields = ",".join(f"reason!={reason}" for reason in UNTOLD)
         return self._list(self._path("events"), fields=fields, answer=answers.Events)
 
-    def pod_templates(self, selector: str) -> list[Object]:
-        """List the pod templates by their labels."""
+    def pod_templates(self, selector: str) -> pod_templates.PodTemplates:
+        """Give the pod templates by their labels."""
         return pod_templates.pod_templates(lambda kind: self._list(self._path(kind), selector), ApiException)
 
     def nodes(self) -> list[Object] | None:

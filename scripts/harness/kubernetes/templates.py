@@ -1,12 +1,13 @@
-"""The pod templates of k8s/templates, as the cluster's overlay made them: objects of the namespace.
+"""The pod templates of k8s/templates, as the cluster's overlay made them: suspended CronJobs of the namespace.
 
-A template's own labels and annotations go to the Job (a queue's label belongs there), those of its `template` to the
-pod. Annotations of its own that are for the executor:
+A CronJob's own labels and annotations go to the Job (a queue's label belongs there), those of its pod template
+to the pod. Annotations of its own that are for the executor:
     vlmflow/gpu-resource: what the cluster calls its GPUs (nvidia.com/a100); nvidia.com/gpu without it
     vlmflow/pending-limit: seconds after which a pod that still waits for its place is given up; for ever without it
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import yaml
 
 from harness.kubernetes.apart import refuse_reach
-from harness.kubernetes.namespace import Object
-from vlmflow.cluster.pod_templates import LABEL, remove_one_kind, twice
+from harness.kubernetes.namespace import Namespace, Object
+from vlmflow.cluster.instance import selector
+from vlmflow.cluster.pod_templates import LABEL, template_in
 from vlmflow.core.errors import VlmflowError
 
 DEFAULT, GPU, NEEDED = "default", "gpu", ("default", "fetch", "gpu", "train")
@@ -52,7 +54,9 @@ def check_files(folder: Path) -> None:
     for file in sorted(folder.glob("*.yaml")):
         try:
             for found in yaml.safe_load_all(file.read_text()):
-                if found["kind"] == "PodTemplate":
+                if found["kind"] == "CronJob":
+                    check(_suspended(found))
+                elif found["kind"] == "PodTemplate":  # a copy of an older one; k8s/README.md
                     check(found)
         except VlmflowError as error:
             raise VlmflowError(f"{file}: {error.cause}", error.next_step) from None
@@ -60,19 +64,24 @@ def check_files(folder: Path) -> None:
             raise VlmflowError(f"{file}: {error}", "fix the YAML") from None
         except (AttributeError, KeyError, TypeError) as error:
             raise VlmflowError(
-                f"{file}: is no list of Kubernetes objects as `kubectl explain podtemplate` shows them ({error!r})",
+                f"{file}: is no list of Kubernetes objects as `kubectl explain cronjob` shows them ({error!r})",
                 NEXT,
             ) from None
 
 
+def of_namespace(cluster: Namespace, warn: Callable[[str], None]) -> dict[str, Template]:
+    """Give a namespace's checked templates by name. warn: is told of PodTemplates that are left.
+
+    Raises VlmflowError for one that is wrong or missing.
+    """
+    found = cluster.pod_templates(selector())
+    if found.warning():
+        warn(f"namespace {cluster.name} has {found.warning()}\n  what to do: {found.next_step()}")
+    return check_all(found.templates, cluster.name)
+
+
 def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
-    """Give the checked templates by name. Raises VlmflowError for one that is wrong, missing, or there twice."""
-    if names := twice(objects):
-        raise VlmflowError(
-            f"namespace {namespace} has two pod templates of one name: {', '.join(names)}, as a PodTemplate and in a "
-            "CronJob",
-            remove_one_kind(),
-        )
+    """Give the checked templates by name. Raises VlmflowError for one that is wrong or missing."""
     templates = {template.name: template for template in map(check, objects)}
     missing = [name for name in NEEDED if name not in templates]
     if missing:
@@ -84,7 +93,7 @@ def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
 
 
 def check(found: Object) -> Template:
-    """Give one object as a template. Raises VlmflowError where it says what only the rule can say."""
+    """Give one {metadata, template} as a template. Raises VlmflowError where it says what only the rule can say."""
     metadata = found["metadata"]
     where = f"pod template {metadata['name']}"
     template = found.get("template") or {}
@@ -103,6 +112,13 @@ def check(found: Object) -> Template:
         gpu_resource=_gpu_resource(where, annotations),
         pending_limit=_pending_limit(where, annotations),
     )
+
+
+def _suspended(cron_job: Object) -> Object:
+    template = template_in(cron_job)
+    if template is None:
+        raise VlmflowError(f"pod template {cron_job['metadata']['name']}: its CronJob lacks spec.suspend: true", NEXT)
+    return template
 
 
 def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Template:

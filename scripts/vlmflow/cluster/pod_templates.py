@@ -1,70 +1,91 @@
-"""The pod templates of a namespace, in either form in which overlays make them."""
+"""The pod templates of a namespace: what its suspended CronJobs hold, from which nothing is ever started.
 
-from collections import Counter
+This release reads PodTemplates too, which older overlays made; CronJobs win over those of the same name.
+"""
+
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from vlmflow.cluster.instance import selector, short
 
 Object = dict[str, Any]
 
-POD_TEMPLATES, CRON_JOBS = "podtemplates", "batch/v1/cronjobs"
+CRON_JOBS, POD_TEMPLATES = "batch/v1/cronjobs", "podtemplates"
 
 LABEL = "app.kubernetes.io/part-of=vlmflow"
 """The selector of all that is ours in a namespace."""
 
-
-def remove_one_kind() -> str:
-    """Say how to remove templates that are there in both forms, of this instance alone."""
-    return (
-        "remove the kind that your overlay does not make: `kubectl delete podtemplates -n NAMESPACE -l "
-        f"'{selector()}'`, or cronjobs"
-    )
+MIGRATION = "k8s/README.md, From PodTemplates to CronJobs"
 
 
-def pod_templates(objects: Callable[[str], list[Object]], refusal: type[Exception]) -> list[Object]:
-    """Give the pod templates of a namespace: its PodTemplates, and what its suspended CronJobs hold.
+@dataclass(frozen=True)
+class PodTemplates:
+    """What a namespace has.
 
-    CronJobs, since who administers a namespace alone has no right to PodTemplates (ClusterRole `admin`,
-    https://kubernetes.io/docs/reference/access-authn-authz/rbac/#user-facing-roles; k8s/transformers).
+    templates: each as {metadata, template}, under the name by which rules ask for it (that of k8s/templates).
+    old: names of those that are PodTemplates. unread: names of PodTemplates that are CronJobs too.
+    """
+
+    templates: list[Object]
+    old: list[str]
+    unread: list[str]
+
+    def warning(self) -> str:
+        """Say which PodTemplates are left; nothing where none is."""
+        said = []
+        if self.old:
+            said.append(f"PodTemplates, which the next release will not read: {', '.join(self.old)}")
+        if self.unread:
+            said.append(f"PodTemplates that are not read, since CronJobs have their names: {', '.join(self.unread)}")
+        return "; ".join(said)
+
+    def next_step(self) -> str:
+        """Say what to do about PodTemplates that are left."""
+        apply = f"apply the overlay, which makes CronJobs ({MIGRATION}), then " if self.old else ""
+        return f"{apply}`kubectl delete podtemplates -n NAMESPACE -l '{selector()}'`"
+
+
+def pod_templates(objects: Callable[[str], list[Object]], refusal: type[Exception]) -> PodTemplates:
+    """Give the pod templates of a namespace.
 
     objects: lists the objects of a kind. refusal: what that raises where it is refused, with the HTTP `status`.
 
-    A kind that may not be listed counts as one of which there is none. Raises its refusal where nothing else is found,
-    but not where PodTemplates may be listed, and there are none; any other failure at once.
+    A kind that may not be listed counts as one of which there is none: PodTemplates may not with ClusterRole `admin`
+    (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#user-facing-roles), CronJobs not with the Role of
+    older overlays. Raises the refusal of CronJobs where there are no PodTemplates either; any other failure at once.
     """
-    found, refused = [], None
-    for kind, template_of in ((CRON_JOBS, _within), (POD_TEMPLATES, _itself)):
-        try:
-            found += [_named_shortly(template) for each in objects(kind) if (template := template_of(each))]
-            refused = None  # of CronJobs, where PodTemplates may be listed
-        except refusal as error:
-            if error.status != 403:
-                raise
-            refused = error
-    if refused and not found:
+    refused = None
+    try:
+        current = [held for each in objects(CRON_JOBS) if (held := template_in(each))]
+    except refusal as error:
+        if error.status != 403:
+            raise
+        current, refused = [], error
+    try:
+        old = objects(POD_TEMPLATES)
+    except refusal as error:
+        if error.status != 403:
+            raise
+        old = []
+    if refused and not old:
         raise refused
-    return found
+    templates = {short(each["metadata"]["name"]): each for each in current}
+    old_ones = {short(each["metadata"]["name"]): each for each in old}
+    return PodTemplates(
+        templates=[_named(name, each) for name, each in (old_ones | templates).items()],
+        old=sorted(old_ones.keys() - templates.keys()),
+        unread=sorted(old_ones.keys() & templates.keys()),
+    )
 
 
-def twice(templates: list[Object]) -> list[str]:
-    """Give the names that two templates have: first one kind was applied and then the other, and both are there."""
-    counts = Counter(template["metadata"]["name"] for template in templates)
-    return sorted(name for name, count in counts.items() if count > 1)
-
-
-def _named_shortly(template: Object) -> Object:
-    """Give a template the name by which rules ask for it: that of k8s/templates, without the instance's suffix."""
-    metadata = template["metadata"]
-    return template | {"metadata": metadata | {"name": short(metadata["name"])}}
-
-
-def _itself(template: Object) -> Object:
-    return template
-
-
-def _within(cron_job: Object) -> Object | None:
+def template_in(cron_job: Object) -> Object | None:
+    """Give the template that a suspended CronJob holds, as {metadata, template}; None for one that is to run."""
     spec = cron_job["spec"]
-    if not spec.get("suspend"):  # one that is to run
+    if not spec.get("suspend"):
         return None
     return {"metadata": cron_job["metadata"], "template": spec["jobTemplate"]["spec"]["template"]}
+
+
+def _named(name: str, template: Object) -> Object:
+    return template | {"metadata": template["metadata"] | {"name": name}}

@@ -102,10 +102,10 @@ class Doctor:
         return objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))
 
     def _read_templates(self) -> list[Check]:
-        templates = pod_templates(lambda kind: self._api.list(kind, selector()), Refused)
-        check = objects.check_templates(templates)
-        if check.state == "ok":
-            self._templates = {template["metadata"]["name"]: template for template in templates}
+        found = pod_templates(lambda kind: self._api.list(kind, selector()), Refused)
+        check = objects.check_templates(found)
+        if check.state != "fail":
+            self._templates = {template["metadata"]["name"]: template for template in found.templates}
         return [check]
 
     def _secret(self) -> list[Check]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vlmflow.cluster.pod_templates import remove_one_kind, twice
+from vlmflow.cluster.pod_templates import PodTemplates
 from vlmflow.doctor.findings import Check
 
 Object = dict[str, Any]
@@ -53,19 +53,19 @@ def check_claim(claim: Object | None, name: str) -> Check:
     return Check(f"claim {name}", "ok", found)
 
 
-def check_templates(templates: list[Object]) -> Check:
-    """Check that the pod templates are there, each once, with the container that runs the rule."""
-    if names := twice(templates):
-        found = f"both a PodTemplate and in a CronJob: {', '.join(names)}"
-        return Check("pod templates", "fail", found, remove_one_kind())
-    present = {template["metadata"]["name"]: template for template in templates}
+def check_templates(found: PodTemplates) -> Check:
+    """Check that the pod templates are there, as CronJobs, with the container that runs the rule."""
+    present = {template["metadata"]["name"]: template for template in found.templates}
     faults = [f"{name} is not there" for name in TEMPLATES if name not in present]
     for name, template in sorted(present.items()):
         if container_of(template) is None:
             faults.append(f"{name} has no container named {CONTAINER}")
     if faults:
         return Check("pod templates", "fail", "; ".join(faults), f"fix k8s/templates; {APPLY}")
-    return Check("pod templates", "ok", ", ".join(sorted(present)))
+    names = ", ".join(sorted(present))
+    if found.warning():
+        return Check("pod templates", "warn", f"{names}; {found.warning()}", found.next_step())
+    return Check("pod templates", "ok", names)
 
 
 def container_of(template: Object) -> Object | None:

@@ -13,6 +13,7 @@ import yaml
 
 from harness.planned_jobs import planned_asks
 from roads import ROOT
+from vlmflow.cluster.pod_templates import PodTemplates, template_in
 from vlmflow.config.model import check_config
 from vlmflow.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
 from vlmflow.doctor.findings import Check
@@ -20,7 +21,7 @@ from vlmflow.doctor.needs import Ask, Need
 from vlmflow.doctor.probe import Answer
 
 TEMPLATES = {
-    file.stem: yaml.safe_load(file.read_text())
+    file.stem: template_in(yaml.safe_load(file.read_text()))
     for file in (ROOT / "k8s/templates").glob("*.yaml")
     if file.stem != "kustomization"
 }
@@ -61,7 +62,7 @@ def test_the_controllers_role_is_what_the_executor_uses() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == {(right.group, right.resource, right.verb) for right in rbac.EXECUTOR}
+    assert granted == {(right.group, right.resource, right.verb) for right in (*rbac.EXECUTOR, rbac.POD_TEMPLATES)}
 
 
 def test_what_runs_ask_for_comes_from_the_configuration() -> None:
@@ -155,12 +156,18 @@ def test_claims_are_bound_and_shared() -> None:
 
 
 def test_templates_are_all_there_and_run_the_rule() -> None:
-    assert objects.check_templates(list(TEMPLATES.values())).state == "ok"
-    twice = objects.check_templates([*TEMPLATES.values(), TEMPLATES["gpu"]])
-    assert (twice.state, twice.found) == ("fail", "both a PodTemplate and in a CronJob: gpu")
+    check = objects.check_templates(PodTemplates(list(TEMPLATES.values()), [], []))
+    assert check == Check("pod templates", "ok", "default, fetch, gpu, train")
+    old = objects.check_templates(PodTemplates(list(TEMPLATES.values()), ["gpu"], ["train"]))
+    assert (old.state, old.found) == (
+        "warn",
+        "default, fetch, gpu, train; PodTemplates, which the next release will not read: gpu; "
+        "PodTemplates that are not read, since CronJobs have their names: train",
+    )
+    assert "k8s/README.md" in old.next_step
     broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
     broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
-    found = objects.check_templates(broken).found
+    found = objects.check_templates(PodTemplates(broken, ["gpu"], [])).found
     assert "is not there" in found
     assert "no container named snakemake" in found
 

@@ -3,6 +3,7 @@
 import yaml
 
 from roads import ROOT
+from vlmflow.cluster.pod_templates import template_in
 from vlmflow.doctor.objects import STATE_CLAIM
 
 K8S = ROOT / "k8s"
@@ -33,7 +34,7 @@ def test_nothing_is_written_into_an_images_files() -> None:
     assert len(files) == 5
     for file in files:
         found = yaml.safe_load(file.read_text())
-        spec = (found.get("spec") or found)["template"]["spec"]
+        spec = (template_in(found) if found["kind"] == "CronJob" else found["spec"])["template"]["spec"]
         empty = {volume["name"] for volume in spec["volumes"] if "emptyDir" in volume}
         main = spec["containers"][0]
         writable = {mount["mountPath"] for mount in main["volumeMounts"] if mount["name"] in empty}
@@ -46,7 +47,7 @@ def test_nothing_is_written_into_an_images_files() -> None:
 def test_jobs_mount_the_two_shared_claims_and_no_more() -> None:
     for file in (K8S / "templates").glob("*.yaml"):
         if file.name != "kustomization.yaml":
-            volumes = yaml.safe_load(file.read_text())["template"]["spec"]["volumes"]
+            volumes = template_in(yaml.safe_load(file.read_text()))["template"]["spec"]["volumes"]
             kinds = {volume["name"]: sorted(volume.keys() - {"name"}) for volume in volumes}
             claims = [name for name, kind in kinds.items() if kind == ["persistentVolumeClaim"]]
             assert claims == ["cache", "outputs"], file

@@ -184,38 +184,66 @@ def test_a_server_that_wakes_up_may_refuse_for_a_moment(cluster: Namespace, serv
         cluster.jobs("")
 
 
-CRON_JOB = {
-    "metadata": {"name": "gpu"},
-    "spec": {"suspend": True, "jobTemplate": {"spec": {"template": {"spec": {"containers": []}}}}},
-}
-
-
 NONE = (200, {"items": []}, {})
 
 
+def listed(*items: dict) -> tuple[int, dict, dict]:
+    return 200, {"items": list(items)}, {}
+
+
+def cron_job(name: str, suspend: bool = True) -> dict:
+    template = {"spec": {"containers": []}}
+    return {"metadata": {"name": name}, "spec": {"suspend": suspend, "jobTemplate": {"spec": {"template": template}}}}
+
+
+def old_template(name: str) -> dict:
+    return {"metadata": {"name": name}, "template": {"spec": {"containers": [], "old": True}}}
+
+
 @pytest.mark.parametrize("other", [refusal(403, "Forbidden"), NONE], ids=["refused", "none there"])
-def test_pod_templates_may_be_within_suspended_cron_jobs(cluster: Namespace, server: BadMinutes, other: tuple) -> None:
-    at_night = CRON_JOB | {"metadata": {"name": "backup"}, "spec": CRON_JOB["spec"] | {"suspend": False}}
-    server.answers = [(200, {"items": [CRON_JOB, at_night]}, {}), other]
+def test_pod_templates_are_suspended_cron_jobs(cluster: Namespace, server: BadMinutes, other: tuple) -> None:
+    server.answers = [listed(cron_job("gpu"), cron_job("backup", suspend=False)), other]
     found = cluster.pod_templates("a=b")
-    assert found == [{"metadata": {"name": "gpu"}, "template": {"spec": {"containers": []}}}]
+    assert found.templates == [{"metadata": {"name": "gpu"}, "template": {"spec": {"containers": []}}}]
+    assert found.warning() == ""
     assert server.asked == [
         "GET /apis/batch/v1/namespaces/here/cronjobs?labelSelector=a%3Db",
         "GET /api/v1/namespaces/here/podtemplates?labelSelector=a%3Db",
     ]
 
 
-@pytest.mark.parametrize("cron_jobs", [refusal(403, "AlsoForbidden"), NONE], ids=["refused", "none there"])
-def test_where_pod_templates_may_be_but_not_be_seen(cluster: Namespace, server: BadMinutes, cron_jobs: tuple) -> None:
-    server.answers = [cron_jobs, refusal(403, "Forbidden")]
+@pytest.mark.parametrize("cron_jobs", [refusal(403, "Forbidden"), NONE], ids=["refused", "none there"])
+def test_pod_templates_of_an_older_overlay_are_read_with_a_warning(
+    cluster: Namespace, server: BadMinutes, cron_jobs: tuple
+) -> None:
+    """Its Role lets the controller list PodTemplates alone."""
+    server.answers = [cron_jobs, listed(old_template("gpu"))]
+    found = cluster.pod_templates("")
+    assert found.templates == [old_template("gpu")]
+    assert found.warning() == "PodTemplates, which the next release will not read: gpu"
+    assert "k8s/README.md, From PodTemplates to CronJobs" in found.next_step()
+
+
+def test_a_cron_job_wins_over_a_pod_template_of_its_name(cluster: Namespace, server: BadMinutes) -> None:
+    server.answers = [listed(cron_job("gpu")), listed(old_template("big"), old_template("gpu"))]
+    found = cluster.pod_templates("")
+    assert {each["metadata"]["name"]: "old" in each["template"]["spec"] for each in found.templates} == {
+        "big": True,
+        "gpu": False,
+    }
+    assert "will not read: big; PodTemplates that are not read, since CronJobs have their names: gpu" in found.warning()
+    others_stay = "-l 'app.kubernetes.io/part-of=vlmflow,!app.kubernetes.io/instance'"
+    assert f"kubectl delete podtemplates -n NAMESPACE {others_stay}" in found.next_step()
+
+
+@pytest.mark.parametrize("other", [refusal(403, "AlsoForbidden"), NONE], ids=["refused", "none there"])
+def test_where_no_pod_template_is_to_be_seen(cluster: Namespace, server: BadMinutes, other: tuple) -> None:
+    server.answers = [refusal(403, "Forbidden"), other]
     with pytest.raises(ApiException) as refused:
         cluster.pod_templates("")
     assert message_of(refused.value) == "said Forbidden"
-
-
-def test_a_namespace_without_pod_templates(cluster: Namespace, server: BadMinutes) -> None:
-    server.answers = [refusal(403, "Forbidden"), NONE]
-    assert cluster.pod_templates("") == []
+    server.answers = [NONE, other]
+    assert cluster.pod_templates("").templates == []
 
 
 def test_nodes_that_may_not_be_listed_are_asked_for_once(cluster: Namespace, server: BadMinutes) -> None:

@@ -13,6 +13,7 @@ from harness.kubernetes.job_shape import RuleJob, label_value, shape
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import check, check_all, check_files, choose
 from roads import ROOT, VERSION, clone
+from vlmflow.cluster.pod_templates import template_in
 from vlmflow.core.errors import VlmflowError
 
 FOLDER = ROOT / "k8s" / "templates"
@@ -50,7 +51,8 @@ OWNER = {"vlmflow/invocation": "abc"}
 
 
 def shipped() -> list[dict]:
-    return [yaml.safe_load((FOLDER / f"{name}.yaml").read_text()) for name in ("default", "fetch", "gpu", "train")]
+    files = (FOLDER / f"{name}.yaml" for name in ("default", "fetch", "gpu", "train"))
+    return [template_in(yaml.safe_load(file.read_text())) for file in files]
 
 
 def shaped(template: str = "train", **rule: object) -> dict:
@@ -218,14 +220,6 @@ def test_a_missing_template_is_named() -> None:
         check_all([found for found in shipped() if found["metadata"]["name"] != "gpu"], "here")
 
 
-def test_a_template_that_is_there_twice_is_refused() -> None:
-    """As a PodTemplate and in a CronJob: which one counts would depend on who asks."""
-    with pytest.raises(VlmflowError, match="has two pod templates of one name: gpu") as refused:
-        check_all([*shipped(), next(found for found in shipped() if found["metadata"]["name"] == "gpu")], "here")
-    others_stay = "-l 'app.kubernetes.io/part-of=vlmflow,!app.kubernetes.io/instance'"
-    assert f"kubectl delete podtemplates -n NAMESPACE {others_stay}" in refused.value.next_step
-
-
 def test_which_template() -> None:
     templates = check_all(shipped(), "vlmflow")
     assert choose(templates, None, 0).name == "default"
@@ -268,9 +262,10 @@ def test_label_values(text: str, value: str) -> None:
     ("old", "new", "says"),
     [
         ("name: snakemake", "name: main", "pod template gpu: has no container named snakemake"),
+        ("suspend: true", "suspend: false", "pod template gpu: its CronJob lacks spec.suspend: true"),
         ("restartPolicy: Never", "restartPolicy: [Never", "expected ',' or ']'"),
-        ("containers:", "containers: 7\n    others:", "is no list of Kubernetes objects"),
-        ("kind: PodTemplate", "sort: PodTemplate", "is no list of Kubernetes objects"),
+        ("containers:", "containers: 7\n          others:", "is no list of Kubernetes objects"),
+        ("kind: CronJob", "sort: CronJob", "is no list of Kubernetes objects"),
     ],
 )
 def test_a_checkouts_templates_are_checked_by_file(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -282,6 +277,16 @@ def test_a_checkouts_templates_are_checked_by_file(tmp_path: Path, old: str, new
         check_files(tmp_path)
     assert f"{tmp_path}/gpu.yaml" in str(failure.value)
     assert says in str(failure.value)
+
+
+def test_a_checkouts_template_in_the_older_form_is_checked_too(tmp_path: Path) -> None:
+    template = {"apiVersion": "v1", "kind": "PodTemplate", **shipped()[0]}
+    (tmp_path / "big.yaml").write_text(yaml.safe_dump(template))
+    check_files(tmp_path)
+    template["template"]["spec"]["containers"][0]["args"] = ["x"]
+    (tmp_path / "big.yaml").write_text(yaml.safe_dump(template))
+    with pytest.raises(VlmflowError, match="sets args"):
+        check_files(tmp_path)
 
 
 def test_a_wrong_template_is_refused_when_the_workflow_is_read(tmp_path: Path) -> None:
