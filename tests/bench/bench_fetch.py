@@ -31,7 +31,7 @@ from vlmflow.archives.zip_directory import read_members
 from vlmflow.archives.zip_members import ranges_of
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.pictures.roots import PictureRoots
-from vlmflow.web import retry
+from vlmflow.web import patience
 from vlmflow.web.transport import CONNECTIONS
 
 WANTED = 12_000
@@ -55,7 +55,7 @@ def bench_fetch(folder: Path) -> dict[str, float]:
 
     folder: an empty folder, to be filled with 16 GB.
     """
-    retry.FIRST_WAIT = 0.05  # the server's faults are gone at once
+    patience.FIRST_WAIT = 0.05  # the server's faults are gone at once
     archive = VirtualZip()
     wanted = sorted(random.Random(2).sample(archive.names, WANTED))
     figures = {"load_average": round(os.getloadavg()[0], 2)}

@@ -13,7 +13,7 @@ import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from hub_server import sha256
-from vlmflow.web import retry, transport
+from vlmflow.web import patience
 
 
 def strong_etag(content: bytes) -> str:
@@ -107,9 +107,9 @@ def served_archives(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
     A server may pause for 10 s: longer than a busy machine takes, so that no request is made twice.
     """
     with ArchiveServer() as server:
-        monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
-        monkeypatch.setattr(retry, "LONGEST_WAIT", 0.05)
-        monkeypatch.setattr(transport, "READ_TIMEOUT", 10)
+        monkeypatch.setattr(patience, "FIRST_WAIT", 0.01)
+        monkeypatch.setattr(patience, "LONGEST_WAIT", 0.05)
+        monkeypatch.setattr(patience, "READ_TIMEOUT", 10)
         yield server
 
 

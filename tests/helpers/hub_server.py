@@ -19,7 +19,7 @@ import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from roads import ROOT
-from vlmflow.web import download, retry
+from vlmflow.web import patience
 
 REVISION = "1" * 40
 TOKEN = "hf_tokenThatNobodyMaySee"  # noqa: S105
@@ -221,7 +221,7 @@ def served_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
-        monkeypatch.setattr(retry, "LONGEST_WAIT", 0.05)
-        monkeypatch.setattr(download, "READ_TIMEOUT", 10.0)
+        monkeypatch.setattr(patience, "FIRST_WAIT", 0.01)
+        monkeypatch.setattr(patience, "LONGEST_WAIT", 0.05)
+        monkeypatch.setattr(patience, "READ_TIMEOUT", 10)
         yield server

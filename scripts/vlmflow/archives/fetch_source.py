@@ -20,10 +20,9 @@ from vlmflow.archives.zip_members import Range, content_of, ranges_of, refuse_un
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.commits import Pin
-from vlmflow.web.download import Transfer
 from vlmflow.web.missing import Missing, Refused
 from vlmflow.web.remote_file import RemoteFile
-from vlmflow.web.transport import CONNECTIONS, Wire
+from vlmflow.web.transport import CONNECTIONS, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class SourceFetch:
         self._folder = folder
         self._max_bytes = max_bytes
         self._progress = progress
-        self._wire = Wire(Transfer(progress))
+        self._transport = Transport(progress)
         self._lock = threading.Lock()
         self._archives: list[tuple[RemoteFile, Digests]] = []
         self._members: dict[str, Member] = {}
@@ -97,7 +96,7 @@ class SourceFetch:
 
     def stop(self) -> None:
         """Let what another thread waits for or receives end soon, with Stopped."""
-        self._wire.transfer.stop()
+        self._transport.stop()
 
     def miss_the_rest(self, missing: Missing) -> None:
         """Count what has not come, and is not missing for a reason of its own, as missing."""
@@ -108,7 +107,7 @@ class SourceFetch:
     @property
     def bytes_transferred(self) -> int:
         """Bytes of content that came so far, those of broken attempts among them."""
-        return self._wire.received
+        return self._transport.received
 
     # --- the plan ---------------------------------------------------------------------------------------------
 
@@ -136,7 +135,7 @@ class SourceFetch:
                 logger.warning("%s: %s", self.name, refusal.missing.detail)
 
     def _open(self, way: Way, pins: Mapping[str, Pin]) -> Way:
-        self._archives = self._archives or open_archives(self._source, pins, self._wire)
+        self._archives = self._archives or open_archives(self._source, pins, self._transport)
         size = sum(remote.size for remote, _ in self._archives)
         if self._source.form != "zip":
             self.bytes_wanted = size
@@ -207,7 +206,7 @@ class SourceFetch:
     def _run_singles(self) -> None:
         def bring(member: str) -> None:
             try:
-                content = fetch_single(self._source.one_by_one, member, self._wire, self._max_bytes)
+                content = fetch_single(self._source.one_by_one, member, self._transport, self._max_bytes)
             except Refused as refusal:
                 self._settle(member, refusal.missing)
             else:

@@ -12,7 +12,7 @@ from vlmflow.fetch.from_hub import pinned_revision, require_pinned
 from vlmflow.web import hub
 from vlmflow.web.hub import HubFile
 from vlmflow.web.remote_file import RemoteFile
-from vlmflow.web.transport import Wire
+from vlmflow.web.transport import Transport
 
 Digests = dict[str, str | None]
 """By algorithm, what the digest of an archive must be."""
@@ -25,7 +25,9 @@ def require_pins(sources: Mapping[str, PictureSource], pins: Mapping[str, Pin]) 
             pinned_revision(address, pin_of(source.archive, pins))
 
 
-def open_archives(source: PictureSource, pins: Mapping[str, Pin], wire: Wire) -> list[tuple[RemoteFile, Digests]]:
+def open_archives(
+    source: PictureSource, pins: Mapping[str, Pin], transport: Transport
+) -> list[tuple[RemoteFile, Digests]]:
     """Give the files of a source's archive, open for reading, and their digests.
 
     One file, except where an address on the hub names several parquet files by `*`.
@@ -33,12 +35,12 @@ def open_archives(source: PictureSource, pins: Mapping[str, Pin], wire: Wire) ->
     """
     address = _on_hub(source.archive)
     if address is None:
-        remote = RemoteFile(source.archive, lambda: source.archive, wire, source.size)
+        remote = RemoteFile(source.archive, lambda: source.archive, transport, source.size)
         found = [(remote, {"md5": source.md5})]
     else:
         pin = pin_of(source.archive, pins)
         found = [
-            (_hub_file(file, wire), {"sha256": file.sha256, "md5": source.md5})
+            (_hub_file(file, transport), {"sha256": file.sha256, "md5": source.md5})
             for file in _hub_files(address, pin, pinned_revision(address, pin))
         ]
     for remote, _ in found:
@@ -72,7 +74,7 @@ def _hub_files(source: HubSource, pin: Pin, revision: str) -> list[HubFile]:
     return files
 
 
-def _hub_file(file: HubFile, wire: Wire) -> RemoteFile:
+def _hub_file(file: HubFile, transport: Transport) -> RemoteFile:
     return RemoteFile(
-        str(file), lambda: hub.look_up(file.source, file.revision, file.path)[1], wire, file.size, file.etag
+        str(file), lambda: hub.look_up(file.source, file.revision, file.path)[1], transport, file.size, file.etag
     )

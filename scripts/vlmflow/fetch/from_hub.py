@@ -13,9 +13,10 @@ from vlmflow.fetch.commits import Pin
 from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
 from vlmflow.web import hub
-from vlmflow.web.download import Transfer, download
+from vlmflow.web.download import download
 from vlmflow.web.hub import HubFile
-from vlmflow.web.retry import retrying
+from vlmflow.web.patience import Patience
+from vlmflow.web.transport import Transport
 
 LEFT_OUT = ".left-out.json"
 """Beside a model's files in the store: the names of the repository's other files, which are not fetched."""
@@ -40,7 +41,7 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
     if target.is_file() and pin.size in (None, target.stat().st_size) and pin.sha256 in (None, sha256_of(target)):
         logger.info("%s: already in the store, %s", source, target)
         return target
-    file, _ = retrying(str(source), lambda: hub.look_up(source, revision, source.path))
+    file, _ = Patience(str(source)).call(lambda: hub.look_up(source, revision, source.path))
     require_pinned(source, pin, size=file.size, sha256=file.sha256)
     received = bring({target: file}, f"fetching {source.name}", threads=1)
     require_pinned(source, pin, sha256=received[target])
@@ -102,13 +103,13 @@ def bring(files: Mapping[Path, HubFile], what: str, threads: int) -> dict[Path, 
     require_free_disk(next(iter(files)).parent, total - present, what)
     with Progress(what, total, "bytes") as progress, ThreadPoolExecutor(threads) as pool:
         progress.start_at(present)
-        transfer = Transfer(progress)
+        transport = Transport(progress)
         largest_first = sorted(files.items(), key=lambda item: -item[1].size)
-        running = {pool.submit(download, file, target, transfer): target for target, file in largest_first}
+        running = {pool.submit(download, file, target, transport): target for target, file in largest_first}
         try:
             return {running[done]: done.result() for done in as_completed(running)}
         except BaseException:
-            transfer.stop()
+            transport.stop()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

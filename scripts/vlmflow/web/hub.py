@@ -4,11 +4,9 @@ huggingface_hub asks, with its own ways to a token (HF_TOKEN, `hf auth login`) a
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from urllib.parse import urljoin
 
 import httpx
@@ -22,21 +20,19 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
+from huggingface_hub.utils import build_hf_headers
 
 from vlmflow.config.source import HubSource
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import UNFINISHED
-from vlmflow.web.retry import PassingFault, retrying
+from vlmflow.web.patience import PASSING_STATUS, PassingFault, Patience, asked_wait
+from vlmflow.web.transport import host_of
 
 TIMEOUT = 30.0
 """Seconds to wait for an answer about a file or a repository."""
 
 COMMIT = r"[0-9a-f]{40}"
 DIGEST = r"[0-9a-f]{40}|[0-9a-f]{64}"
-
-PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
-"""HTTP answers that may be others a moment later."""
 
 NO_HUB = (
     "check this machine's network, its proxy (HTTPS_PROXY) and HF_ENDPOINT, then run the same command again: it goes "
@@ -112,12 +108,7 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
             _require_commit(str(repo), info.sha, revision)
         return info.sha, [_checked(HubFile(source, info.sha, *entry)) for entry in sorted(entries)]
 
-    return retrying(str(repo), ask)
-
-
-def host_of(address: str) -> str:
-    """Give what of an address may be told: no path, no query, no user."""
-    return httpx.URL(address).host
+    return Patience(str(repo)).call(ask)
 
 
 def broken_off(error: Exception, address: str) -> PassingFault:
@@ -132,22 +123,6 @@ def headers_for(address: str) -> dict[str, str]:
     """Give the headers of a download: the token is in them only where the address is the hub's own."""
     own = _origin(address) == _origin(constants.ENDPOINT)
     return {**build_hf_headers(token=None if own else False), "accept-encoding": "identity"}
-
-
-def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Give the seconds that a refusing server asks to wait, by the hub's RateLimit or by Retry-After."""
-    limit = parse_ratelimit_headers(headers)
-    if limit is not None and limit.remaining == 0:
-        return float(limit.reset_in_seconds)
-    value = headers.get("retry-after", "").strip()
-    if value.isdecimal():
-        return float(value)
-    try:
-        # By the server's own clock where it tells it: ours may be wrong, or jump.
-        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
-        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
-    except (TypeError, ValueError):
-        return None
 
 
 def _origin(address: str) -> tuple[str, str, int | None]:

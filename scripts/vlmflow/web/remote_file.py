@@ -7,8 +7,8 @@ from contextlib import suppress
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.web import hub
 from vlmflow.web.missing import Refused
-from vlmflow.web.retry import PassingFault
-from vlmflow.web.transport import Accept, Answer, Sink, Wire, host_of
+from vlmflow.web.patience import PassingFault
+from vlmflow.web.transport import Accept, Answer, Sink, Transport, host_of
 
 
 class _Enough(Exception):
@@ -26,14 +26,14 @@ class RemoteFile:
     """
 
     def __init__(
-        self, name: str, find: Callable[[], str], wire: Wire, size: int | None = None, version: str = ""
+        self, name: str, find: Callable[[], str], transport: Transport, size: int | None = None, version: str = ""
     ) -> None:
         self.name = name
         self.size = size
         self.version = version
         self.takes_ranges = True
         self._find = find
-        self._wire = wire
+        self._transport = transport
         self._address: str | None = None
         self._headers: dict[str, str] = {}
         self._mark = ""
@@ -55,7 +55,7 @@ class RemoteFile:
                 self._ask({"range": "bytes=0-0"}, learn, lambda _: None)
 
         if not self._opened:
-            self._wire.patiently(self.name, attempt)
+            self._transport.patiently(self.name, attempt)
             self._opened = True
 
     def _learn(self, answer: Answer) -> None:
@@ -116,7 +116,7 @@ class RemoteFile:
             if place < end:
                 raise PassingFault(f"{host_of(self._address or '')} ended {end - place:,} bytes early")
 
-        self._wire.patiently(self.name, attempt, lambda: place - start)
+        self._transport.patiently(self.name, attempt, lambda: place - start)
 
     def _ask(self, headers: dict[str, str], accept: Accept, sink: Sink) -> None:
         """Ask for the file; refusals are PassingFault, or Refused where it was never given so far."""
@@ -132,19 +132,13 @@ class RemoteFile:
             self._refuse_what_is_no_file(answer)
             accept(answer)
 
-        self._wire.get(address, {**own_headers, **headers}, accept_file, sink)
+        self._transport.get(address, {**own_headers, **headers}, accept_file, sink)
 
     def _refuse_what_is_no_file(self, answer: Answer) -> None:
-        if answer.status in (200, 206):
-            if not answer.is_page:
-                return
-            problem = f"{answer.host} gives an HTML page in place of the file (a proxy or a login page?)"
-        else:
-            problem = f"{answer.host} answers {answer.status}"
-        self._address = None  # a signed address may have run out
-        if answer.status in hub.PASSING_STATUS or self._opened:
-            raise PassingFault(problem, hub.asked_wait(answer.headers))
-        raise Refused("refused", problem)
+        problem = answer.problem(200, 206)
+        if problem:
+            self._address = None  # a signed address may have run out
+            raise answer.fault(problem) if answer.may_pass or self._opened else Refused("refused", problem)
 
     def _accept(self, answer: Answer, start: int, end: int) -> None:
         mark = _mark_of(answer)
@@ -153,8 +147,6 @@ class RemoteFile:
                 f"{self.name} changed at {answer.host} while it was read",
                 "run the same command again: pictures that have come are kept, all else is read from the new one",
             )
-        if answer.headers.get("content-encoding", "identity") != "identity":
-            raise PassingFault(f"{answer.host} gives the file compressed, which was not asked for")
         if self.takes_ranges:
             if answer.status == 200:
                 raise PassingFault(f"{answer.host} gives the whole file in place of a range")

@@ -1,7 +1,9 @@
-"""Requests to servers, many at a time, made by libcurl: kept connections, redirects, proxies, certificates.
+"""Every request for bytes, many at a time, made by libcurl: kept connections, redirects, proxies, certificates.
 
 libcurl, because a request through it takes two fifths of the processor time of one through urllib3, and little of that
-under Python's lock: with sixteen threads that lock was what a fetch waited for.
+under Python's lock: with sixteen threads that lock was what a fetch waited for. obstore, which asks in Rust, is not in
+the locks and was not tried: whether it sends If-Range, keeps a token from the host that a redirect names, and hears
+Ctrl-C is not known. The hub's API is asked by huggingface_hub (`hub`), with the same patience.
 """
 
 import ssl
@@ -9,24 +11,22 @@ import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import certifi
 import pycurl
 
-from vlmflow.web.download import PROGRESS_BYTES, Transfer
+from vlmflow.core.progress import Progress
+from vlmflow.web import patience
 from vlmflow.web.missing import Refused
-from vlmflow.web.retry import AGAIN, NO_CONNECTION, PassingFault, Patience
+from vlmflow.web.patience import AGAIN, NO_CONNECTION, PASSING_STATUS, PassingFault, Patience, asked_wait
+
+Result = TypeVar("Result")
 
 CONNECTIONS = 16
 """Requests at a time: enough to hide 100 ms of latency behind 1 MB pieces at 100 MB/s, and what browsers together ask
 of a server without being refused."""
-
-CONNECT_TIMEOUT = 30
-READ_TIMEOUT = 60
-"""Seconds without a connection, or without a byte, after which an attempt is given up and made anew. libcurl looks at
-the last five seconds, so that it notices the second by as many later."""
 
 REDIRECTS = 10
 BLOCK_BYTES = 1 << 19
@@ -37,6 +37,10 @@ GO_ON, ABORT = None, -1
 
 BY_CALLBACK = {pycurl.E_ABORTED_BY_CALLBACK, pycurl.E_WRITE_ERROR}
 NO_ADDRESS = {pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL}
+
+
+class Stopped(Exception):
+    """Another request of the same transport failed; what is here stays and is resumed next time."""
 
 
 class Answer(NamedTuple):
@@ -54,27 +58,46 @@ class Answer(NamedTuple):
         """Who answered, for people: an address may be signed."""
         return host_of(self.address)
 
+    def problem(self, *statuses: int) -> str | None:
+        """Say what is wrong with it, if it was to be bytes of a file with one of some statuses."""
+        if self.status not in statuses:
+            return f"{self.host} answers {self.status}"
+        if self.headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml")):
+            return f"{self.host} gives an HTML page in place of the file (a proxy or a login page?)"
+        if self._is_compressed:
+            return f"{self.host} gives the file compressed, which was not asked for"
+        return None
+
     @property
-    def is_page(self) -> bool:
-        """Whether the content is a page to look at."""
-        return self.headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
+    def may_pass(self) -> bool:
+        """Whether the server may answer with the file a moment later."""
+        return self.status in PASSING_STATUS or self._is_compressed
+
+    @property
+    def _is_compressed(self) -> bool:
+        return self.headers.get("content-encoding", "identity") != "identity"
+
+    def fault(self, reason: str) -> PassingFault:
+        """Give a passing fault, with the wait that the server asks for."""
+        return PassingFault(reason, asked_wait(self.headers))
 
 
 Accept = Callable[[Answer], object]
 Sink = Callable[[bytes], object]
 
 
-class Wire:
-    """What all requests of a run share: connections, counters, and the word to stop.
+class Transport:
+    """What all requests of a run share: connections, counters, and the order to stop.
 
-    transfer: counts the bytes and carries the word.
+    progress: counts the bytes that are here.
     received: bytes of content that came, in all, also those that had to be dropped.
     """
 
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
+    def __init__(self, progress: Progress) -> None:
         self.received = 0
+        self._progress = progress
         self._lock = threading.Lock()
+        self._stop = threading.Event()
         self._idle: SimpleQueue[pycurl.Curl | None] = SimpleQueue()
         """Handles, each with the connections it keeps; made when they are first needed."""
         for _ in range(CONNECTIONS):
@@ -99,29 +122,31 @@ class Wire:
         finally:
             self._idle.put(handle)
 
+    def patiently(self, what: str, attempt: Callable[[], Result], received: Callable[[], int] = int) -> Result:
+        """Call `attempt` as `Patience.call` does, with waits that end where all is to stop. Raises Stopped too."""
+        return Patience(what, self.pause).call(attempt, received)
+
     def count(self, received: int) -> None:
         """Count bytes of content; raises Stopped."""
+        if self._stop.is_set():
+            raise Stopped
         with self._lock:
             self.received += received
-        self.transfer.advance(received)
+            self._progress.advance(received)
 
-    def patiently(self, what: str, attempt: Callable[[], object], received: Callable[[], int] = int) -> None:
-        """Call `attempt` until it ends without a PassingFault.
+    def discount(self, dropped: int) -> None:
+        """Take bytes back from the progress: they had to be dropped, or are no part of what was wanted."""
+        with self._lock:
+            self._progress.advance(-dropped)
 
-        received: gives the bytes that are here by now; an attempt that brought many was no failure.
-        Raises VlmflowError when it is given up, Stopped, and whatever else the attempt raises.
-        """
-        patience = Patience(what, self.transfer.pause)
-        furthest = 0
-        while True:
-            try:
-                attempt()
-                return
-            except PassingFault as fault:
-                if received() >= furthest + PROGRESS_BYTES:
-                    furthest = received()
-                    patience.progressed()
-                patience.wait(fault)
+    def pause(self, seconds: float) -> None:
+        """Wait, or less where all is to stop: then Stopped is raised."""
+        if self._stop.wait(seconds):
+            raise Stopped
+
+    def stop(self) -> None:
+        """Let every request end at its next byte, with Stopped."""
+        self._stop.set()
 
     def _proxy_for(self, address: str) -> str:
         """Give the proxy for an address; "" for none, as libcurl takes it."""
@@ -136,8 +161,8 @@ class _Request:
     So what is raised in a callback is kept, and raised when libcurl has given up for it.
     """
 
-    def __init__(self, wire: Wire, address: str, accept: Accept, sink: Sink) -> None:
-        self._wire = wire
+    def __init__(self, transport: Transport, address: str, accept: Accept, sink: Sink) -> None:
+        self._transport = transport
         self._address = address
         self._accept = accept
         self._sink = sink
@@ -146,7 +171,7 @@ class _Request:
         self._raised: BaseException | None = None
 
     def perform(self, handle: pycurl.Curl) -> None:
-        """Make the request. Raises as Wire.get."""
+        """Make the request. Raises as Transport.get."""
         handle.setopt(pycurl.URL, self._address)
         handle.setopt(pycurl.HEADERFUNCTION, self._head.append)
         handle.setopt(pycurl.WRITEFUNCTION, self._take)
@@ -165,7 +190,7 @@ class _Request:
             if not self._accepted:
                 self._accept(self._answer())
                 self._accepted = True
-            self._wire.count(len(block))
+            self._transport.count(len(block))
             self._sink(block)
         except BaseException as error:
             self._raised = error
@@ -178,7 +203,7 @@ class _Request:
         In other threads it would cost more than all else here: each call waits for its turn of Python's lock.
         """
         try:
-            self._wire.transfer.advance(0)
+            self._transport.count(0)
         except BaseException as error:
             self._raised = error
             return ABORT
@@ -222,9 +247,9 @@ def _new_handle() -> pycurl.Curl:
     for option, value in {
         pycurl.NOSIGNAL: 1,  # there are other threads
         pycurl.BUFFERSIZE: BLOCK_BYTES,
-        pycurl.CONNECTTIMEOUT: CONNECT_TIMEOUT,
+        pycurl.CONNECTTIMEOUT: patience.CONNECT_TIMEOUT,
         pycurl.LOW_SPEED_LIMIT: 1,
-        pycurl.LOW_SPEED_TIME: READ_TIMEOUT,
+        pycurl.LOW_SPEED_TIME: patience.READ_TIMEOUT,  # of the last five seconds: it notices by as many later
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
         pycurl.FOLLOWLOCATION: 1,
         pycurl.MAXREDIRS: REDIRECTS,

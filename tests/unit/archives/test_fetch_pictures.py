@@ -17,7 +17,7 @@ from faulty_server import breaks, html_page, ignores_range, refuses, with_header
 from picture_fetches import fetch, pictures_in
 from vlmflow.config.picture_source import PictureSource
 from vlmflow.core.errors import VlmflowError
-from vlmflow.web.download import Transfer
+from vlmflow.web.transport import Transport
 
 RANDOM = Random(5)
 PICTURES = {f"images/{number}.jpg": RANDOM.randbytes(RANDOM.randrange(2_000, 30_000)) for number in range(200)}
@@ -162,7 +162,7 @@ FAULTS = {
 def test_faults_that_pass_cost_nothing(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, first: int
 ) -> None:
-    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 1)
     server.faults["gqa.zip"] = [*[None] * (first - 1), fault, None, fault]
     account = fetch(tmp_path / "store", gqa(server), WANTED)
     require_wanted(tmp_path / "store")
@@ -208,7 +208,7 @@ def test_servers_that_are_not_there_are_waited_for_together(
 ) -> None:
     """Each wait begins when all sources wait: one after the other they would wait for ever."""
     together = threading.Barrier(5, timeout=120)
-    monkeypatch.setattr(Transfer, "pause", lambda *_: together.wait())
+    monkeypatch.setattr(Transport, "pause", lambda *_: together.wait())
     sources = {
         f"s{number}": PictureSource(members={f"s{number}/": "{rest}"}, archive=f"http://127.0.0.1:1/{number}.zip")
         for number in range(5)

@@ -20,9 +20,10 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.core.progress import Progress
 from vlmflow.fetch import from_hub
-from vlmflow.web import download as downloading
-from vlmflow.web import hub, retry
-from vlmflow.web.download import PROGRESS_BYTES, Transfer, download
+from vlmflow.web import hub, patience
+from vlmflow.web.download import download
+from vlmflow.web.patience import PROGRESS_BYTES
+from vlmflow.web.transport import Transport
 
 DATA = HubSource("dataset", "o/d", "big.json")
 CONTENT = Random(1).randbytes(300_000)
@@ -39,7 +40,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 def receive(target: Path, name: str = "big.json") -> str:
     file, _ = hub.look_up(DATA, REVISION, name)
     with Progress("test", file.size, "bytes") as progress:
-        return download(file, target, Transfer(progress))
+        return download(file, target, Transport(progress))
 
 
 @pytest.mark.parametrize("name", ["big.json", "small.json"])
@@ -56,10 +57,14 @@ def test_the_token_goes_to_the_hub_and_not_to_its_storage(server: HubServer, tmp
     """Redirects are followed from the hub to its storage, and from there to another storage."""
     address = f"{server.storage}/storage/datasets/o/d/big.json?Signature={SIGNATURE}"
     server.faults[("bytes", "small.json")] = [refuses(302, Location=address)]
-    server.faults[("bytes", "big.json")] = [refuses(307, Location=address.replace("localhost", "127.0.0.1"))]
+    server.faults[("bytes", "big.json")] = [refuses(307, Location=address.replace("localhost", "other.localhost"))]
     receive(tmp_path / "small.json", "small.json")
-    sent = [(seen.headers["host"].split(":")[0], "authorization" in seen.headers) for seen in server.requests]
-    assert sent == [("127.0.0.1", True)] * 3 + [("localhost", False), ("127.0.0.1", False)]
+    sent = [
+        (seen.headers["host"].split(":")[0], "authorization" in seen.headers)
+        for seen in server.requests
+        if seen.kind != "api"
+    ]  # huggingface_hub's first request in a process
+    assert sent == [("127.0.0.1", True)] * 3 + [("localhost", False), ("other.localhost", False)]
     assert not server.leaked
 
 
@@ -67,7 +72,7 @@ def test_the_token_goes_to_the_hub_and_not_to_its_storage(server: HubServer, tmp
 def test_a_break_is_resumed(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str):
     """Case 10: an incomplete download. Case 18: time-outs. Nothing is fetched twice."""
     if end == "stall":
-        monkeypatch.setattr(downloading, "READ_TIMEOUT", 2.0)
+        monkeypatch.setattr(patience, "READ_TIMEOUT", 1)
     server.faults[("bytes", "big.json")] = [breaks(HALF, end), breaks(1000, end)]
     receive(tmp_path / "big.json")
     assert (tmp_path / "big.json").read_bytes() == CONTENT
@@ -100,7 +105,7 @@ def of_another_size(answer: Answer) -> Answer:
         pytest.param(html_page(), "HTML page", id="HTML page"),
         pytest.param(with_headers(Content_Encoding="gzip"), "compressed", id="compressed"),
         pytest.param(refuses(302, Location="/nowhere/resolve/1/x"), "answers 401", id="redirect elsewhere"),
-        pytest.param(breaks(0), "bytes early|RemoteProtocolError", id="nothing at all"),
+        pytest.param(breaks(0), "localhost: .* bytes missing", id="nothing at all"),
     ],
 )
 @pytest.mark.parametrize("resumed", [True, False])
@@ -192,7 +197,7 @@ def test_faults_that_stay_are_told(
 def test_attempts_count_anew_only_after_progress(server: HubServer, tmp_path: Path):
     """A line that breaks after every MiB is used; one that gives the same part again and again is not."""
     server.repos["datasets/o/d"].files["big.json"] = content = bytes(PROGRESS_BYTES) * 10
-    server.faults[("bytes", "big.json")] = [breaks(PROGRESS_BYTES)] * (retry.TRIES + 1)
+    server.faults[("bytes", "big.json")] = [breaks(PROGRESS_BYTES)] * (patience.TRIES + 1)
     assert receive(tmp_path / "big.json") == sha256(content)
     server.faults[("bytes", "small.json")] = [lambda answer: breaks(HALF)(ignores_range()(answer)) for _ in range(100)]
     with pytest.raises(VlmflowError, match="8 times in a row"):

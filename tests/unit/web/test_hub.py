@@ -13,8 +13,8 @@ from faulty_server import Answer, html_page, refuses, with_headers
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, blob_id, served_hub, sha256
 from vlmflow.config.source import HubSource
 from vlmflow.core.errors import VlmflowError
-from vlmflow.web import hub, retry
-from vlmflow.web.retry import PassingFault, Patience
+from vlmflow.web import hub, patience
+from vlmflow.web.patience import PROGRESS_BYTES, PassingFault, Patience, asked_wait
 
 DATA = HubSource("dataset", "o/d", "big.json")
 MODEL = HubSource("model", "o/m", None)
@@ -154,11 +154,11 @@ def test_passing_faults_are_tried_again(server: HubServer, caplog: pytest.LogCap
 
 
 def test_attempts_are_bounded(server: HubServer, monkeypatch: pytest.MonkeyPatch):
-    """Case 18: bounded retry."""
+    """Case 18: bounded patience."""
     server.faults[("api", "o/m")] = [refuses(503)] * 100
     with pytest.raises(VlmflowError, match="answers 503, 8 times in a row"):
         hub.describe(MODEL)
-    assert len(server.requests) == retry.TRIES
+    assert len(server.requests) == patience.TRIES
 
 
 def test_a_hub_that_is_not_there_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch):
@@ -171,31 +171,34 @@ def test_a_hub_that_is_not_there_is_told(server: HubServer, monkeypatch: pytest.
 
 def test_the_wait_that_a_server_asks_for_is_obeyed():
     """Case 18: Retry-After, in both of its forms, and the hub's own RateLimit."""
-    assert hub.asked_wait({"retry-after": "7"}) == 7
-    assert hub.asked_wait({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}) == 55
-    assert hub.asked_wait({"ratelimit": '"api";r=3;t=55'}) is None
+    assert asked_wait({"retry-after": "7"}) == 7
+    assert asked_wait({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}) == 55
+    assert asked_wait({"ratelimit": '"api";r=3;t=55'}) is None
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
-    assert hub.asked_wait({"retry-after": later}) == pytest.approx(90, abs=2)
-    assert hub.asked_wait({"retry-after": "soon"}) is None
+    assert asked_wait({"retry-after": later}) == pytest.approx(90, abs=2)
+    assert asked_wait({"retry-after": "soon"}) is None
     waits: list[float] = []
-    patience = Patience("x", waits.append)
-    patience.wait(PassingFault("busy", 7.0))
-    patience.wait(PassingFault("busy"))
-    patience.wait(PassingFault("busy", 0.0))
-    assert waits == [7.0, 2 * retry.FIRST_WAIT, 4 * retry.FIRST_WAIT]
+    waiting = Patience("x", waits.append)
+    waiting.wait(PassingFault("busy", 7.0))
+    waiting.wait(PassingFault("busy"))
+    waiting.wait(PassingFault("busy", 0.0))
+    assert waits == [7.0, 2 * patience.FIRST_WAIT, 4 * patience.FIRST_WAIT]
     with pytest.raises(VlmflowError, match="asks to wait 3,600 s"):
-        patience.wait(PassingFault("busy", 3600.0))
+        waiting.wait(PassingFault("busy", 3600.0))
 
 
 def test_short_waits_stand_in_the_log_alone(caplog: pytest.LogCaptureFixture):
     """A server that breaks some answers must not bury all else that is said."""
     caplog.set_level(logging.DEBUG, "vlmflow")
-    patience = Patience("x", lambda _: None)
-    for asked_wait in (None, None, None, 30.0):
-        patience.wait(PassingFault("busy", asked_wait))
-    patience.progressed()
-    patience.wait(PassingFault("busy"))
-    patience.wait(PassingFault("busy", 30.0))
+    received, faults = 0, iter([None, None, None, 30.0, None, 30.0])
+
+    def attempt() -> None:
+        nonlocal received
+        if (seconds := next(faults, 0)) != 0:
+            received += PROGRESS_BYTES * (len(caplog.records) == 4)  # the fifth attempt gets further
+            raise PassingFault("busy", seconds)
+
+    Patience("x", lambda _: None).call(attempt, lambda: received)
     said = [(record.levelname, record.message.rpartition(" in ")[2]) for record in caplog.records]
     told, kept = "WARNING", "DEBUG"
     assert said == [(kept, "1 s"), (kept, "2 s"), (told, "4 s"), (told, "30 s"), (kept, "1 s"), (told, "30 s")]

@@ -18,10 +18,9 @@ from archive_server import ArchiveServer, served_archives
 from faulty_server import breaks, refuses
 from roads import ROOT
 from vlmflow.archives.fetch_progress import FetchProgress
-from vlmflow.web.download import Stopped, Transfer
 from vlmflow.web.missing import Refused
-from vlmflow.web.retry import PassingFault
-from vlmflow.web.transport import CONNECTIONS, Answer, Wire
+from vlmflow.web.patience import PassingFault
+from vlmflow.web.transport import CONNECTIONS, Answer, Stopped, Transport
 
 SCRIPTS = ROOT / "scripts"
 
@@ -34,63 +33,65 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
+def transport() -> Iterator[Transport]:
     with FetchProgress("test") as progress:
-        yield Wire(Transfer(progress))
+        yield Transport(progress)
 
 
-def content_of(wire: Wire, address: str, accept: Callable[[Answer], object] = lambda _: None, **headers: str) -> bytes:
+def content_of(
+    transport: Transport, address: str, accept: Callable[[Answer], object] = lambda _: None, **headers: str
+) -> bytes:
     blocks: list[bytes] = []
-    wire.get(address, headers, accept, blocks.append)
-    assert wire.received >= sum(map(len, blocks))
+    transport.get(address, headers, accept, blocks.append)
+    assert transport.received >= sum(map(len, blocks))
     return b"".join(blocks)
 
 
-def test_content_and_what_is_said_before_it(server: ArchiveServer, wire: Wire) -> None:
+def test_content_and_what_is_said_before_it(server: ArchiveServer, transport: Transport) -> None:
     server.faults["old.jpg"] = [refuses(302, Location="/a.jpg")]
     answers: list[Answer] = []
-    assert content_of(wire, f"{server.base}/old.jpg", answers.append) == server.files["a.jpg"]
+    assert content_of(transport, f"{server.base}/old.jpg", answers.append) == server.files["a.jpg"]
     (answer,) = answers
     assert (answer.address, answer.status, answer.host) == (f"{server.base}/a.jpg", 200, "127.0.0.1")
     assert answer.headers["content-type"] == "application/octet-stream"
 
 
-def test_an_answer_without_content_is_told_too(server: ArchiveServer, wire: Wire) -> None:
+def test_an_answer_without_content_is_told_too(server: ArchiveServer, transport: Transport) -> None:
     server.files["empty"] = b""
     answers: list[Answer] = []
-    assert content_of(wire, f"{server.base}/empty", answers.append) == b""
+    assert content_of(transport, f"{server.base}/empty", answers.append) == b""
     assert [answer.status for answer in answers] == [200]
 
 
 @pytest.mark.parametrize("place", ["accept", "sink"])
-def test_what_is_raised_on_the_way_ends_the_request(server: ArchiveServer, wire: Wire, place: str) -> None:
+def test_what_is_raised_on_the_way_ends_the_request(server: ArchiveServer, transport: Transport, place: str) -> None:
     def fail(_: object) -> None:
         raise ZeroDivisionError(place)
 
     calls = {"accept": lambda _: None, "sink": lambda _: None} | {place: fail}
     with pytest.raises(ZeroDivisionError, match=place):
-        wire.get(f"{server.base}/a.jpg", {}, **calls)
-    assert content_of(wire, f"{server.base}/a.jpg") == server.files["a.jpg"]
+        transport.get(f"{server.base}/a.jpg", {}, **calls)
+    assert content_of(transport, f"{server.base}/a.jpg") == server.files["a.jpg"]
 
 
-def test_a_redirect_to_a_file_of_this_machine_is_refused(server: ArchiveServer, wire: Wire) -> None:
+def test_a_redirect_to_a_file_of_this_machine_is_refused(server: ArchiveServer, transport: Transport) -> None:
     for number, address in enumerate((f"file://{__file__}", "ftp://127.0.0.1/x", "http://")):
         server.always[f"{number}"] = refuses(302, Location=address)
         with pytest.raises(Refused, match="no address"):
-            content_of(wire, f"{server.base}/{number}")
+            content_of(transport, f"{server.base}/{number}")
 
 
 @pytest.mark.parametrize("how", ["stall", "close", "reset"])
 def test_what_ends_early_is_a_passing_fault(
-    server: ArchiveServer, wire: Wire, monkeypatch: pytest.MonkeyPatch, how: str
+    server: ArchiveServer, transport: Transport, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 1)
     server.always["a.jpg"] = breaks(900, how)
     with pytest.raises(PassingFault, match=r"127\.0\.0\.1"):
-        content_of(wire, f"{server.base}/a.jpg")
+        content_of(transport, f"{server.base}/a.jpg")
 
 
-def test_the_token_stays_with_the_server_it_is_for(server: ArchiveServer, wire: Wire) -> None:
+def test_the_token_stays_with_the_server_it_is_for(server: ArchiveServer, transport: Transport) -> None:
     """A redirect to another host does not carry the header along."""
     seen: list[str | None] = []
 
@@ -107,23 +108,23 @@ def test_the_token_stays_with_the_server_it_is_for(server: ArchiveServer, wire: 
 
     with running(Storage) as port:
         server.always["a.jpg"] = refuses(302, Location=f"http://localhost:{port}/x")
-        assert content_of(wire, f"{server.base}/a.jpg", authorization="Bearer hf_secret") == b"ok"
+        assert content_of(transport, f"{server.base}/a.jpg", authorization="Bearer hf_secret") == b"ok"
     assert seen == [None]
 
 
 def test_the_word_to_stop_ends_what_gives_nothing(
-    server: ArchiveServer, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    server: ArchiveServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmflow.web.transport.READ_TIMEOUT", 60)
+    monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 60)
     server.always["a.jpg"] = breaks(900, "stall")
-    threading.Timer(0.3, wire.transfer.stop).start()
+    threading.Timer(0.3, transport.stop).start()
     begun = time.monotonic()
     with pytest.raises(Stopped):
-        content_of(wire, f"{server.base}/a.jpg")
+        content_of(transport, f"{server.base}/a.jpg")
     assert time.monotonic() - begun < 30
 
 
-def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, wire: Wire) -> None:
+def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, transport: Transport) -> None:
     lock, under_way, most = threading.Lock(), 0, 0
 
     def ask() -> None:
@@ -138,7 +139,7 @@ def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, wire
             with lock:
                 under_way -= 1
 
-        assert content_of(wire, f"{server.base}/a.jpg", look) == server.files["a.jpg"]
+        assert content_of(transport, f"{server.base}/a.jpg", look) == server.files["a.jpg"]
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(3 * CONNECTIONS)]
     for thread in threads:
@@ -152,11 +153,10 @@ def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, wire
 INTERRUPTED = """
 import sys
 from vlmflow.archives.fetch_progress import FetchProgress
-from vlmflow.web.transport import Wire
-from vlmflow.web.download import Transfer
+from vlmflow.web.transport import Transport
 with FetchProgress("test") as progress:
     try:
-        Wire(Transfer(progress)).get(sys.argv[1], {}, lambda _: print("answer", flush=True), lambda _: None)
+        Transport(progress).get(sys.argv[1], {}, lambda _: print("answer", flush=True), lambda _: None)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
@@ -220,20 +220,22 @@ def certificate(tmp_path: Path) -> Path:
     return file
 
 
-def test_only_known_certificates_are_trusted(certificate: Path, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_known_certificates_are_trusted(
+    certificate: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(Hello, certificate) as port:
         address = f"https://localhost:{port}/x"
         with pytest.raises(PassingFault, match=r"localhost: .*certificate"):
-            content_of(wire, address)
+            content_of(transport, address)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert content_of(Wire(wire.transfer), address) == f"/x for localhost:{port}".encode()
+        assert content_of(Transport(FetchProgress("test")), address) == f"/x for localhost:{port}".encode()
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
-def test_the_environments_proxy_is_asked(wire: Wire, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_environments_proxy_is_asked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with running(Hello) as port, running(Hello) as direct:
         monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
         monkeypatch.setenv("no_proxy", "localhost")
-        proxied = Wire(wire.transfer)
+        proxied = Transport(FetchProgress("test"))
         assert content_of(proxied, "http://pictures.invalid/x") == b"http://pictures.invalid/x for pictures.invalid"
         assert content_of(proxied, f"http://localhost:{direct}/x") == f"/x for localhost:{direct}".encode()
