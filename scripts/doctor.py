@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from harness.kubernetes.patient_api import connect
 from harness.planned_jobs import planned_asks
+from vlmflow.cluster.client import connect
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError

@@ -12,7 +12,7 @@ import kubernetes
 from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
-from harness.kubernetes.patient_api import PatientRest, QuickClient
+from vlmflow.cluster import client
 from vlmflow.core.errors import VlmflowError
 
 
@@ -21,14 +21,11 @@ def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
 
 
-def client_of(kubeconfig: Path) -> QuickClient:
+def client_of(kubeconfig: Path) -> kubernetes.client.ApiClient:
     """Give the executor's own client of the cluster that a kubeconfig names."""
     settings = kubernetes.client.Configuration()
     kubernetes.config.load_kube_config(str(kubeconfig), client_configuration=settings)
-    settings.retries = False
-    client = QuickClient(settings)
-    client.rest_client = PatientRest(settings, print, patience=60)
-    return client
+    return client.client_of(settings, print, patience=60)
 
 
 class Kubectl:

@@ -19,7 +19,6 @@ from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import Template, check
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.pod_templates import pod_templates
-from vlmflow.core.errors import VlmflowError
 
 NAMESPACE = "vlmflow-placement"
 A100 = "nvidia.com/a100"
@@ -71,7 +70,7 @@ def template(cluster: Cluster) -> Iterator[Template]:
     stored = [shared_volume(name, STATE / "volumes" / NAMESPACE / name, NAMESPACE) for name in ("cache", "outputs")]
     with cluster.having(a_namespace(NAMESPACE), *(volume for volume, _ in stored)):
         cluster.apply([account, *rendered_templates(), *(claim for _, claim in stored)], NAMESPACE)
-        found = pod_templates(lambda kind: cluster.get(Path(kind).name, namespace=NAMESPACE)["items"], VlmflowError)
+        found = pod_templates(lambda kind: cluster.get(Path(kind).name, namespace=NAMESPACE)["items"])
         yield next(template for template in map(check, found.templates) if template.name == "gpu")
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 
 import kubernetes
 import pytest
-from kubernetes.client.rest import ApiException
 
 from cluster.deployment import K8S, rendered
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
 from harness.kubernetes.namespace import Namespace
 from vlmflow.cluster.api import Api
+from vlmflow.cluster.client import Refused
 from vlmflow.doctor import rbac
 from vlmflow.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
 
@@ -23,13 +23,13 @@ CALLS: dict[str, Callable[[Namespace], object]] = {
     "delete jobs": lambda cluster: cluster.delete_job("absent"),
     "list pods": lambda cluster: cluster.pods(),
     "delete pods": lambda cluster: cluster.delete_pod("absent"),
-    "get pods/log": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).read_namespaced_pod_log("p", cluster.name),
+    "get pods/log": lambda cluster: cluster._api.log("p", "snakemake"),
     "list events": lambda cluster: cluster.events(),
 }
 """What the executor does with each right."""
 
 CALLS_WITH_S3: dict[str, Callable[[Namespace], object]] = {
-    "create secrets": lambda cluster: kubernetes.client.CoreV1Api(cluster.api).create_namespaced_secret(
+    "create secrets": lambda cluster: kubernetes.client.CoreV1Api(cluster._api.client).create_namespaced_secret(
         cluster.name, SECRET, dry_run="All"
     ),
     "delete secrets": lambda cluster: cluster.delete_secret("absent"),
@@ -68,7 +68,7 @@ def client_as(cluster: Kubectl, name: str) -> kubernetes.client.ApiClient:
 def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiClient) -> bool:
     try:
         call(Namespace(NAMESPACE, client))
-    except ApiException as error:
+    except Refused as error:
         return error.status == 403
     return False
 

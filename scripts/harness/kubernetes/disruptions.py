@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import FAILURES, Namespace, Object, is_refusal, message_of
+from harness.kubernetes.namespace import Namespace, Object, is_refusal
 from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.watch import Watch
+from vlmflow.cluster.client import Refused
 
 MOST = 20
 """Disruptions in a row that are waited for; after one more a job has failed: something takes away whatever is made."""
@@ -52,7 +53,7 @@ class Disruptions:
         self._jobs: dict[str, Made] = {}
 
     def create(self, body: Object, rule_job: RuleJob, pending_limit: float | None) -> None:
-        """Create and follow a Job. Raises one of namespace.FAILURES where it is refused for good."""
+        """Create and follow a Job. Raises Refused where it is refused for good."""
         name = body["metadata"]["name"]
         self._put(name, Made(body, rule_job, pending_limit, name))
 
@@ -63,7 +64,7 @@ class Disruptions:
     def create_due(self, name: str) -> str:
         """Make a Job anew where its pause is over; gives the name under which it is there, or is to be.
 
-        Raises one of namespace.FAILURES where it is refused for good.
+        Raises Refused where it is refused for good.
         """
         job = self._jobs[name]
         if job.due is None or self._clock() < job.due:
@@ -94,9 +95,9 @@ class Disruptions:
     def _put(self, name: str, job: Made) -> None:
         try:
             self._cluster.create_job(job.body)
-        except FAILURES as error:
+        except Refused as error:
             if is_refusal(error):
                 raise
-            job.not_made = f"its Job could not be created: {message_of(error)}"
+            job.not_made = f"its Job could not be created: {error}"
         self._watch.follow(name, job.rule_job, job.pending_limit)
         self._jobs[name] = job

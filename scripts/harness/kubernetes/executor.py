@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from kubernetes.client import CoreV1Api
-from kubernetes.client.rest import ApiException
 from snakemake.exceptions import WorkflowError
 from snakemake.io import wait_for_files
 from snakemake_executor_plugin_kubernetes import Executor
@@ -25,14 +24,14 @@ from harness.kubernetes import templates
 from harness.kubernetes.clean_end import end_all, refuse_strangers
 from harness.kubernetes.disruptions import Disruptions
 from harness.kubernetes.job_shape import RuleJob, shape
-from harness.kubernetes.namespace import FAILURES, Namespace, message_of, reason_of
+from harness.kubernetes.namespace import Namespace
 from harness.kubernetes.outcome import Outcome, not_created
 from harness.kubernetes.ownership import commit_of, owner_of
-from harness.kubernetes.patient_api import connect
 from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.stage_log import cause
 from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
+from vlmflow.cluster.client import Refused, connect
 from vlmflow.cluster.instance import named
 from vlmflow.core.errors import VlmflowError
 
@@ -84,8 +83,8 @@ class HardenedExecutor(Executor):
             self._templates = templates.of_namespace(self.cluster, self.logger.warning)
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
-        except FAILURES as error:
-            what = f"namespace {self.namespace}: {message_of(error)}"
+        except Refused as error:
+            what = f"namespace {self.namespace}: {error}"
             raise WorkflowError(f"{what}\n  what to do: `make doctor` shows what the cluster lacks") from None
         self.next_seconds_between_status_checks = POLL_SECONDS
         # The controller's cores are no measure of what a pod may have.
@@ -130,8 +129,8 @@ class HardenedExecutor(Executor):
         self._secret_record.write_text(self.run_namespace)
         try:
             super().register_secret()
-        except ApiException as error:
-            if reason_of(error) != "AlreadyExists":  # made by a try whose answer was lost
+        except Refused as error:
+            if error.word != "AlreadyExists":  # made by a try whose answer was lost
                 raise
         self._has_secret = True
 
@@ -145,7 +144,7 @@ class HardenedExecutor(Executor):
         try:
             self._make_secret()
             super().run_job(job)
-        except (VlmflowError, WorkflowError, *FAILURES) as error:
+        except (VlmflowError, WorkflowError, Refused) as error:
             self._report_failure(SubmittedJobInfo(job), not_created(error))
 
     def get_job_args(self, job: Any) -> str:
@@ -207,7 +206,7 @@ class HardenedExecutor(Executor):
         for info in infos:
             try:
                 before, info.external_jobid = info.external_jobid, self._disruptions.create_due(info.external_jobid)
-            except FAILURES as error:
+            except Refused as error:
                 self._report_failure(info, not_created(error))
                 continue
             if self._ending and before != info.external_jobid:  # what ends all Jobs has not seen this one
@@ -289,8 +288,8 @@ class HardenedExecutor(Executor):
     def _try(self, call: Callable[[], None], else_: str) -> bool:
         try:
             call()
-        except FAILURES as error:
-            self.logger.warning(f"{else_}: {message_of(error)}")
+        except Refused as error:
+            self.logger.warning(f"{else_}: {error}")
             return False
         return True
 

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Literal
 
 from harness.kubernetes.events import by_object, message_of, newest_of
-from harness.kubernetes.namespace import FAILURES, Object
-from harness.kubernetes.namespace import message_of as words_of
+from harness.kubernetes.namespace import Object
 from harness.kubernetes.templates import CONTAINER
 from harness.stage import NOT_AGAIN
+from vlmflow.cluster.client import Refused
 
 LOST_SECONDS = 30.0
 """How long after the end of its grace a pod that does not go counts as lost with its node."""
@@ -130,9 +130,8 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
 
 def not_created(error: Exception) -> Outcome:
     """Judge a Job whose creation, or what it needs, was refused."""
-    why = words_of(error) if isinstance(error, FAILURES) else str(error)
-    away = isinstance(error, FAILURES) and (getattr(error, "status", 0) or 500) >= 500
-    return Outcome("failed", why=f"its Job could not be created: {why}", again=away)
+    away = isinstance(error, Refused) and (error.status or 500) >= 500
+    return Outcome("failed", why=f"its Job could not be created: {error}", again=away)
 
 
 def taken_by(pod: str, events: list[Object]) -> str:

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from harness.kubernetes.namespace import FAILURES, message_of
 from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.watch import Watch
+from vlmflow.cluster.client import Refused
 from vlmflow.core.errors import VlmflowError
 
 BLIND_SECONDS = 300.0
@@ -32,12 +32,13 @@ class PatientWatch:
             # Whatever it is, it is no fault of the Jobs; from here it would end the whole call at once.
             self._blind_since = self._blind_since or time.monotonic()
             blind = time.monotonic() - self._blind_since
-            away = isinstance(error, FAILURES) and getattr(error, "status", 500) not in (401, 403)
+            away = isinstance(error, Refused) and error.status not in (401, 403)
+            why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
             if not away and blind > BLIND_SECONDS:
-                what = f"for {blind / 60:.0f} minutes the cluster has not shown the Jobs: {message_of(error)}"
+                what = f"for {blind / 60:.0f} minutes the cluster has not shown the Jobs: {why}"
                 next_step = "log in again, or see what `make doctor` says of rights; then run the same command again"
                 raise VlmflowError(what, next_step) from None
-            self._warn(f"The state of {len(names)} Job(s) is not known: {message_of(error)}; looking again.")
+            self._warn(f"The state of {len(names)} Job(s) is not known: {why}; looking again.")
             return {}
         self._blind_since = None
         return outcomes

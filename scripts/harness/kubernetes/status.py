@@ -10,13 +10,13 @@ from datetime import datetime
 
 from harness.kubernetes.clean_end import words_of
 from harness.kubernetes.job_shape import RULE
-from harness.kubernetes.namespace import FAILURES, Namespace, Object, message_of
+from harness.kubernetes.namespace import Namespace, Object
 from harness.kubernetes.outcome import judge, newest, read_time
-from harness.kubernetes.patient_api import connect
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import explain
+from vlmflow.cluster.client import Refused, connect
 from vlmflow.cluster.instance import selector
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import clock
@@ -35,10 +35,8 @@ def main() -> None:
         lines = table(cluster)
     except VlmflowError as error:
         sys.exit(str(error))
-    except FAILURES as error:
-        sys.exit(
-            f"namespace {namespace}: {message_of(error)}\n  what to do: `make doctor` shows what the cluster lacks"
-        )
+    except Refused as error:
+        sys.exit(f"namespace {namespace}: {error}\n  what to do: `make doctor` shows what the cluster lacks")
     print("\n".join(lines) if lines else f"namespace {namespace}: no Job of vlmflow is there")
 
 

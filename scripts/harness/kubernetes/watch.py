@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import FAILURES, Namespace, Object
+from harness.kubernetes.namespace import Namespace, Object
 from harness.kubernetes.outcome import Outcome, judge, newest, taken_by
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import Waiting, explain
+from vlmflow.cluster.client import Refused
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before it is explained."""
@@ -75,7 +76,7 @@ class Watch:
     def look(self, names: Iterable[str]) -> dict[str, Outcome]:
         """Give the state of these Jobs; one that has ended is followed no more.
 
-        Raises one of namespace.FAILURES when the API does not answer; then nothing is known, and nothing lost.
+        Raises Refused when the API does not answer; then nothing is known, and nothing lost.
         """
         followed = {name: self._followed[name] for name in names}
         pods: dict[str, list[Object]] = {}
@@ -110,7 +111,7 @@ class Watch:
         """Put into words, from events, why pods are gone that no look has seen end."""
         unseen = {name: outcome for name, outcome in outcomes.items() if outcome.unseen}
         if unseen:
-            with suppress(*FAILURES):  # it is words alone
+            with suppress(Refused):  # it is words alone
                 events = self._cluster.events()
                 for name, outcome in unseen.items():
                     outcomes[name] = replace(outcome, why=taken_by(outcome.pod or "", events) or outcome.why)

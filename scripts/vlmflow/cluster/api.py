@@ -1,96 +1,116 @@
-"""The API server as plain JSON: paths in, dictionaries in the API's own form out."""
+"""The API server as plain JSON: kinds and names in, dictionaries in the API's own form out."""
 
-import email.utils
-import json
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import kubernetes
+import msgspec
 import urllib3
-from kubernetes.client.rest import ApiException
+
+from vlmflow.cluster.client import Refused
 
 Object = dict[str, Any]
+"""A Kubernetes object as its JSON says it."""
 
+LOG_TIMEOUT = (5, 10)
+"""Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
 
-class Refused(Exception):
-    """The API server said no, or could not be reached.
-
-    status: HTTP's, 0 where there was no answer. why: in the server's words.
-    """
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(f"{why} ({status})" if status else why)
-        self.status = status
+LOG_READ, LOG_KEPT = 32 << 20, 1 << 20
+"""Bytes of a log that are read, and of their end that are kept: a line may have any length."""
 
 
 class Api:
-    """The cluster's API and one namespace of it.
+    """The cluster's API and one namespace of it. Every call raises Refused where it fails.
 
-    client: says which cluster, and with whose rights.
+    client: of `vlmflow.cluster.client`; says which cluster, with whose rights, and how patiently.
+    kind: `secrets`, `apps/v1/deployments`.
     """
 
     def __init__(self, client: kubernetes.client.ApiClient, namespace: str) -> None:
-        self._client = client
+        self.client = client
         self.namespace = namespace
-        self.clock: datetime | None = None
-        """The API server's clock when it last answered."""
 
-    def call(self, method: str, path: str, body: Object | None = None, text: bool = False, **query: str) -> Any:
-        """Make one call; gives the parsed answer, or its text. Raises Refused."""
+    def now(self) -> datetime:
+        """Give the time by the API server's clock, which its time stamps have."""
+        return self.client.rest_client.now()
+
+    def call(self, method: str, path: str, body: Object | None = None, answer: Any = None, **query: str) -> Any:
+        """Make one call, and give the parsed answer. path: below the server's address.
+
+        answer: a type whose keys alone are read of it (msgspec); all of it, where it is of another form.
+        """
+        text = self._send(method, path, body, query).data
+        if answer is not None:
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode(text, type=answer)
         try:
-            # The client would take a log that is JSON apart and give it back as Python's idea of it.
-            answer = self._client.call_api(
-                path,
-                method,
-                query_params=list(query.items()),
-                header_params={"Accept": "*/*" if text else "application/json", "Content-Type": "application/json"},
-                body=body,
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _return_http_data_only=True,
-            )
-            content = answer.data.decode(errors="replace")
-        except ApiException as error:
-            raise Refused(error.status or 0, _message(error)) from None
-        except urllib3.exceptions.HTTPError as error:
-            raise Refused(0, f"no answer from the API server: {error}") from None
-        if "Date" in answer.headers:
-            self.clock = email.utils.parsedate_to_datetime(answer.headers["Date"])
-        return content if text else json.loads(content)
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise Refused(0, f"the answer to {method} {path} is no JSON ({error}): {text[:200]!r}") from None
 
     def get(self, kind: str, name: str) -> Object | None:
-        """Give an object of the namespace, or None where there is none. kind: `secrets`, `apps/v1/deployments`."""
+        """Give an object of the namespace, or None where there is none."""
         try:
             return self.call("GET", f"{self._path(kind)}/{name}")
         except Refused as refused:
-            if refused.status == 404:
-                return None
-            raise
+            if refused.status != 404:
+                raise
+            return None
 
-    def list(self, kind: str, selector: str = "") -> list[Object]:
-        """Give the objects of a kind in the namespace. selector: of labels."""
-        return self.call("GET", self._path(kind), labelSelector=selector)["items"]
+    def list(self, kind: str, selector: str = "", fields: str = "", answer: Any = None) -> list[Object]:
+        """Give the objects of a kind in the namespace. selector: of labels; fields: of fields; answer: as in `call`."""
+        query = {name: words for name, words in (("labelSelector", selector), ("fieldSelector", fields)) if words}
+        return self.call("GET", self._path(kind), answer=answer, **query)["items"]
 
-    def create(self, kind: str, body: Object) -> Object:
-        """Make an object in the namespace."""
-        return self.call("POST", self._path(kind), body)
+    def create(self, kind: str, body: Object) -> None:
+        """Make an object in the namespace; one of its name is this one, made by a try whose answer was lost."""
+        try:
+            self.call("POST", self._path(kind), body)
+        except Refused as refused:
+            if refused.word != "AlreadyExists":
+                raise
 
-    def delete(self, kind: str, name: str) -> None:
-        """Delete an object and what belongs to it."""
-        self.call("DELETE", f"{self._path(kind)}/{name}", propagationPolicy="Background")
+    def delete(self, kind: str, name: str, propagation: str = "Background") -> None:
+        """Delete an object and what belongs to it; fine if it is gone.
+
+        propagation: Foreground for one that goes when all that belongs to it is gone.
+        """
+        try:
+            self.call("DELETE", f"{self._path(kind)}/{name}", {"propagationPolicy": propagation})
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+
+    def log(self, pod: str, container: str, lines: int | None = None) -> str:
+        """Give the end of a pod's log, LOG_KEPT bytes at most. lines: of its last ones alone."""
+        query = {"container": container, "limitBytes": str(LOG_READ)} | ({"tailLines": str(lines)} if lines else {})
+        found = self._send("GET", f"{self._path('pods')}/{pod}/log", None, query, stream=True)
+        kept = bytearray()
+        try:
+            for part in found.stream(1 << 16):
+                kept += part
+                del kept[:-LOG_KEPT]
+        except urllib3.exceptions.HTTPError as error:
+            raise Refused.of(error) from error
+        return kept.decode(errors="replace")
 
     def _path(self, kind: str) -> str:
-        return path_of(kind, self.namespace)
+        group, _, plural = kind.rpartition("/")
+        return f"/{'apis/' + group if group else 'api/v1'}/namespaces/{self.namespace}/{plural}"
 
-
-def path_of(kind: str, namespace: str) -> str:
-    """Give the API's path of a kind's objects in a namespace. kind: `secrets`, `apps/v1/deployments`."""
-    group, _, plural = kind.rpartition("/")
-    return f"/{'apis/' + group if group else 'api/v1'}/namespaces/{namespace}/{plural}"
-
-
-def _message(error: ApiException) -> str:
-    try:
-        return json.loads(error.body)["message"]
-    except (TypeError, ValueError, KeyError):
-        return str(error.reason)
+    def _send(self, method: str, path: str, body: Object | None, query: dict[str, str], stream: bool = False) -> Any:
+        """Send one request below the client's own methods, which would make Python's text of a log that is JSON."""
+        headers = {**self.client.default_headers, "Content-Type": "application/json"}
+        headers["Accept"] = "*/*" if stream else "application/json"
+        words = list(query.items())
+        self.client.update_params_for_auth(headers, words, ["BearerToken"])
+        return self.client.request(
+            method,
+            self.client.configuration.host + path,
+            query_params=words,
+            headers=headers,
+            body=body,
+            _preload_content=not stream,
+            _request_timeout=LOG_TIMEOUT if stream else None,
+        )

@@ -5,11 +5,10 @@ This release reads PodTemplates too, which older overlays made; CronJobs win ove
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from vlmflow.cluster.api import Object
+from vlmflow.cluster.client import Refused
 from vlmflow.cluster.instance import selector, short
-
-Object = dict[str, Any]
 
 CRON_JOBS, POD_TEMPLATES = "batch/v1/cronjobs", "podtemplates"
 
@@ -46,10 +45,10 @@ class PodTemplates:
         return f"{apply}`kubectl delete podtemplates -n NAMESPACE -l '{selector()}'`"
 
 
-def pod_templates(objects: Callable[[str], list[Object]], refusal: type[Exception]) -> PodTemplates:
+def pod_templates(objects: Callable[[str], list[Object]]) -> PodTemplates:
     """Give the pod templates of a namespace.
 
-    objects: lists the objects of a kind. refusal: what that raises where it is refused, with the HTTP `status`.
+    objects: lists the objects of a kind; raises Refused.
 
     A kind that may not be listed counts as one of which there is none: PodTemplates may not with ClusterRole `admin`
     (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#user-facing-roles), CronJobs not with the Role of
@@ -58,13 +57,13 @@ def pod_templates(objects: Callable[[str], list[Object]], refusal: type[Exceptio
     refused = None
     try:
         current = [held for each in objects(CRON_JOBS) if (held := template_in(each))]
-    except refusal as error:
+    except Refused as error:
         if error.status != 403:
             raise
         current, refused = [], error
     try:
         old = objects(POD_TEMPLATES)
-    except refusal as error:
+    except Refused as error:
         if error.status != 403:
             raise
         old = []

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import kubernetes
 
-from vlmflow.cluster.api import Api, Object, Refused
+from vlmflow.cluster.api import Api, Object
+from vlmflow.cluster.client import Refused
 from vlmflow.cluster.instance import named, selector
 from vlmflow.cluster.pod_templates import pod_templates
 from vlmflow.config.model import Config
@@ -47,9 +48,12 @@ class Doctor:
 
     def look(self) -> Iterator[Check]:
         """Give check after check, as they are made; the objects first, then what pods see."""
-        yield from self._try("API server", lambda: [objects.check_version(self._api.call("GET", "/version"))])
-        if self._api.clock is None:
-            return  # nobody answers
+        try:
+            version = self._api.call("GET", "/version")
+        except Refused as refused:
+            yield _not_seen("API server", refused)
+            return
+        yield objects.check_version(version)
         present = list(self._try("namespace", self._namespace))
         yield from present
         if any(check.state == "fail" for check in present):
@@ -71,11 +75,7 @@ class Doctor:
         try:
             yield from look()
         except Refused as refused:
-            if refused.status == 403:
-                yield Check(what, "warn", f"you may not look: {refused}", "have an administrator run make doctor")
-            else:
-                step = "is KUBECONFIG the right cluster's, and is the API server up?"
-                yield Check(what, "fail", str(refused), step)
+            yield _not_seen(what, refused)
 
     def _namespace(self) -> list[Check]:
         try:
@@ -102,7 +102,7 @@ class Doctor:
         return objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))
 
     def _read_templates(self) -> list[Check]:
-        found = pod_templates(lambda kind: self._api.list(kind, selector()), Refused)
+        found = pod_templates(lambda kind: self._api.list(kind, selector()))
         check = objects.check_templates(found)
         if check.state != "fail":
             self._templates = {template["metadata"]["name"]: template for template in found.templates}
@@ -157,3 +157,9 @@ class Doctor:
         if seen_from is None or not seen_from.said:
             probes.append(inside.look_from_elsewhere(self._api, template, left, first=""))
             probes[-1].answer(self._patience)
+
+
+def _not_seen(what: str, refused: Refused) -> Check:
+    if refused.status == 403:
+        return Check(what, "warn", f"you may not look: {refused}", "have an administrator run make doctor")
+    return Check(what, "fail", str(refused), "is KUBECONFIG the right cluster's, and is the API server up?")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vlmflow.cluster.api import Api, Object, Refused
+from vlmflow.cluster.api import Api, Object
+from vlmflow.cluster.client import Refused
 from vlmflow.doctor.objects import CONTAINER, container_of
 
 JOBS = "batch/v1/jobs"
@@ -54,7 +55,7 @@ class Probe:
         self._made = None
         try:
             api.create(JOBS, job(self._name, template, command, resources, elsewhere_than))
-            self._made = api.clock
+            self._made = api.now()
         except Refused as refused:
             self._fault = f"the Job was refused: {refused}"
 
@@ -87,11 +88,10 @@ class Probe:
             if time.monotonic() > until or image_fails(pod):
                 return Answer(self._image, fault=f"its pod does not start: {why_not_running(pod)}")
             time.sleep(POLL)
-        path = f"/api/v1/namespaces/{self._api.namespace}/pods/{pod['metadata']['name']}/log"
-        log = self._api.call("GET", path, text=True, container=CONTAINER)
+        log = self._api.log(pod["metadata"]["name"], CONTAINER)
         said = last_json(log)
         fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
-        return Answer(self._image, self._made, self._api.clock, said, fault, pod["spec"].get("nodeName", ""))
+        return Answer(self._image, self._made, self._api.now(), said, fault, pod["spec"].get("nodeName", ""))
 
 
 def refusal(events: list[Object], job_name: str) -> str:

@@ -34,7 +34,7 @@ def test_an_instance_has_a_suffix_and_a_label_everywhere(ann: None) -> None:
 
 def test_rules_ask_for_templates_by_their_short_names(ann: None) -> None:
     found = {"podtemplates": [{"metadata": {"name": "gpu-ann"}}, {"metadata": {"name": "big"}}]}
-    templates = pod_templates(lambda kind: found.get(kind, []), KeyError).templates
+    templates = pod_templates(lambda kind: found.get(kind, [])).templates
     assert [template["metadata"]["name"] for template in templates] == ["gpu", "big"]
 
 

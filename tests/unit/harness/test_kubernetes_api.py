@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes.client.rest import ApiException
-from urllib3.exceptions import HTTPError
 
 from harness.kubernetes.disruptions import Disruptions
 from harness.kubernetes.executor import HardenedExecutor
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import LOG_KEPT, LOG_READ, Namespace, is_refusal, message_of
+from harness.kubernetes.namespace import Namespace, is_refusal
 from harness.kubernetes.outcome import Outcome, not_created
-from harness.kubernetes.patient_api import connect
 from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.watch import Watch
+from vlmflow.cluster.api import LOG_KEPT, LOG_READ
+from vlmflow.cluster.client import Refused, connect
 from vlmflow.core.errors import VlmflowError
 
 
@@ -79,7 +79,7 @@ def said() -> list[str]:
 @pytest.fixture
 def cluster(server: BadMinutes, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr("harness.kubernetes.patient_api.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("vlmflow.cluster.client.FIRST_PAUSE", 0.02)
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -111,24 +111,25 @@ def test_it_tries_again_what_fails_for_now(cluster: Namespace, server: BadMinute
 def test_it_says_so_and_gives_up_when_its_patience_is_over(
     cluster: Namespace, server: BadMinutes, said: list[str]
 ) -> None:
-    cluster.api.rest_client._patience = 3.0
+    cluster._api.client.rest_client._patience = 3.0
     server.answers = [refusal(503, "ServiceUnavailable")] * 50
-    with pytest.raises(ApiException) as failed:
+    with pytest.raises(Refused) as failed:
         cluster.jobs("")
-    assert message_of(failed.value) == "said ServiceUnavailable"
+    assert str(failed.value) == "said ServiceUnavailable (503)"
     assert "does not do its work (503" in said[0]
 
 
 def test_an_absent_server(server: BadMinutes, cluster: Namespace) -> None:
-    cluster.api.rest_client._patience = 0.5
+    cluster._api.client.rest_client._patience = 0.5
     server.socket.close()
-    with pytest.raises(HTTPError):
+    with pytest.raises(Refused, match="no answer from the API server: ") as refused:
         cluster.jobs("")
+    assert refused.value.status == 0
 
 
 def test_it_does_not_repeat_what_is_refused_for_good(cluster: Namespace, server: BadMinutes) -> None:
     server.answers = [refusal(422, "Invalid")]
-    with pytest.raises(ApiException, match="422"):
+    with pytest.raises(Refused, match="422"):
         cluster.create_job({"metadata": {"name": "j"}})
     assert len(server.asked) == 1
 
@@ -179,8 +180,8 @@ def test_a_server_that_wakes_up_may_refuse_for_a_moment(cluster: Namespace, serv
     server.answers = [(None, {}, {}), refusal(403, "Forbidden"), (200, {"items": []}, {})]
     assert cluster.jobs("") == []
     server.answers = [refusal(403, "Forbidden")]
-    cluster.api.rest_client._well_since = 0.0
-    with pytest.raises(ApiException, match="403"):
+    cluster._api.client.rest_client._well_since = 0.0
+    with pytest.raises(Refused, match="403"):
         cluster.jobs("")
 
 
@@ -239,9 +240,8 @@ def test_a_cron_job_wins_over_a_pod_template_of_its_name(cluster: Namespace, ser
 @pytest.mark.parametrize("other", [refusal(403, "AlsoForbidden"), NONE], ids=["refused", "none there"])
 def test_where_no_pod_template_is_to_be_seen(cluster: Namespace, server: BadMinutes, other: tuple) -> None:
     server.answers = [refusal(403, "Forbidden"), other]
-    with pytest.raises(ApiException) as refused:
+    with pytest.raises(Refused, match="said Forbidden"):
         cluster.pod_templates("")
-    assert message_of(refused.value) == "said Forbidden"
     server.answers = [NONE, other]
     assert cluster.pod_templates("").templates == []
 
@@ -340,7 +340,7 @@ def test_the_budget_of_disruptions_ends_and_an_hour_of_work_renews_it(disruption
 
 def test_a_create_that_timed_out_is_looked_for(cluster: Namespace, server: BadMinutes, said: list[str]) -> None:
     """The Job may be there: a second one beside it would write the same targets."""
-    cluster.api.rest_client._patience = 0.0
+    cluster._api.client.rest_client._patience = 0.0
     watch = Watch(cluster, "", said.append)
     disruptions = Disruptions(cluster, watch)
     server.answers = [(None, {}, {})]
@@ -371,15 +371,15 @@ def test_a_create_that_timed_out_is_looked_for(cluster: Namespace, server: BadMi
 def test_what_a_create_is_refused_for(
     cluster: Namespace, server: BadMinutes, said: list[str], answer: tuple, refused: bool
 ) -> None:
-    cluster.api.rest_client._patience = 0.0
+    cluster._api.client.rest_client._patience = 0.0
     server.answers = [refusal(*answer)] * 2
-    with pytest.raises(ApiException) if refused else nullcontext():
+    with pytest.raises(Refused) if refused else nullcontext():
         disruptions = Disruptions(cluster, Watch(cluster, "", said.append))
         disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)
 
 
 def test_a_connection_that_broke_off_refuses_nothing() -> None:
-    broken = ApiException(status=0, reason="SSLError: EOF occurred in violation of protocol")
+    broken = Refused.of(ApiException(status=0, reason="SSLError: EOF occurred in violation of protocol"))
     assert not is_refusal(broken)
     assert not_created(broken).again
 

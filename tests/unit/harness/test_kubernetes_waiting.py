@@ -4,7 +4,6 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-from kubernetes.client.rest import ApiException
 
 from harness.kubernetes import waiting
 from harness.kubernetes.job_shape import RuleJob
@@ -12,6 +11,7 @@ from harness.kubernetes.stage_log import cause, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import Waiting
 from harness.kubernetes.watch import Watch
+from vlmflow.cluster.client import Refused
 
 JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
 
@@ -373,7 +373,7 @@ def test_a_pod_that_went_is_reported_also_while_events_are_not_to_be_had(
     watched: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused() -> list:
-        raise ApiException(status=500)
+        raise Refused(500, "away")
 
     watch, cluster, _, _ = watched
     watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)

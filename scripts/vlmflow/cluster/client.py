@@ -1,5 +1,9 @@
-"""A client of the API server that outlives the server's bad minutes."""
+"""The connection to the API server: which cluster, how long to be patient, and which answers are worth it.
 
+The executor, `make status` and `make doctor` all call through it; they differ in their patience alone.
+"""
+
+import json
 import random
 import ssl
 import time
@@ -10,11 +14,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import kubernetes
-import msgspec
 import urllib3
 from kubernetes.client.rest import ApiException, RESTClientObject
 
-from harness.kubernetes.namespace import reason_of
 from vlmflow.core.errors import VlmflowError
 
 PATIENCE = 600.0
@@ -32,7 +34,7 @@ TOLD_AFTER = 3
 TIMEOUT = (5, 60)
 """Seconds to connect, and to wait for an answer: a server that hangs is one that is away."""
 
-FOR_NOW = {429, 500, 502, 503, 504}
+FOR_NOW = {408, 429, 500, 502, 503, 504}
 """Status codes that mean: not now."""
 
 WAKING = {401, 403}
@@ -41,10 +43,49 @@ WAKING = {401, 403}
 WAKING_SECONDS = 15.0
 
 
+class Refused(ApiException):
+    """The API server said no, or could not be reached. Text: why, with the status.
+
+    status: HTTP's, 0 where there was no answer. word: the API's own for it (AlreadyExists, Forbidden, Invalid), or
+    nothing. why: in the server's words. for_now: whether the same call may do a moment later. All else is as in the
+    client's own exception, which upstream's executor catches.
+    """
+
+    def __init__(self, status: int, why: str, word: str = "", for_now: bool = False) -> None:
+        super().__init__(status=status)
+        self.word = word
+        self.why = why
+        self.for_now = for_now
+
+    def __str__(self) -> str:
+        """Give the server's words, with the status where there was an answer."""
+        return f"{self.why} ({self.status})" if self.status else self.why
+
+    @classmethod
+    def of(cls, error: Exception) -> "Refused":
+        """Read what the client or urllib3 raised."""
+        if not isinstance(error, ApiException):
+            for_now = not isinstance(error.__cause__, ssl.SSLCertVerificationError)
+            return cls(0, f"no answer from the API server: {type(error).__name__}: {error}", for_now=for_now)
+        if not error.status:  # the client's way to say that TLS failed
+            for_now = "CERTIFICATE_VERIFY_FAILED" not in str(error.reason)
+            said = " ".join(str(error.reason).split())
+            return cls(0, f"no answer from the API server: TLS failed: {said}", for_now=for_now)
+        said = _status_of(error)
+        word = str(said.get("reason", ""))
+        # A Conflict, for requests that name no version of what they change, is another request's fault: the server
+        # gave up counting this one into a quota that the other's changed meanwhile, and did nothing.
+        refused = cls(
+            error.status, str(said.get("message") or error.reason), word, error.status in FOR_NOW or word == "Conflict"
+        )
+        refused.reason, refused.body, refused.headers = error.reason, error.body, error.headers
+        return refused
+
+
 def connect(say: Callable[[str], None], patience: float = PATIENCE) -> kubernetes.client.ApiClient:
     """Give a client of the cluster that the kubeconfig names, or of the one that this pod runs in.
 
-    say: is told when the server does not answer, and when it does again.
+    say: is told when the server does not answer, and when it does again. patience: seconds.
     Raises VlmflowError where there is neither.
     """
     configuration = kubernetes.client.Configuration()
@@ -59,22 +100,17 @@ def connect(say: Callable[[str], None], patience: float = PATIENCE) -> kubernete
                 "set KUBECONFIG to the cluster's kubeconfig file, or run this in the controller pod "
                 "(docs/kubernetes.md)",
             ) from None
+    return client_of(configuration, say, patience)
+
+
+def client_of(
+    configuration: kubernetes.client.Configuration, say: Callable[[str], None], patience: float
+) -> kubernetes.client.ApiClient:
+    """Give a client of a configured cluster; say, patience: as `connect` takes them."""
     configuration.retries = False
-    client = QuickClient(configuration)
+    client = kubernetes.client.ApiClient(configuration)
     client.rest_client = PatientRest(configuration, say, patience)
     return client
-
-
-class QuickClient(kubernetes.client.ApiClient):
-    """The client, which can read parts of an answer alone (answers.py)."""
-
-    def deserialize(self, response: Any, response_type: Any) -> Any:
-        """Give an answer as a type of `answers` has it; all of it, where it is of another form."""
-        if isinstance(response_type, str):
-            return super().deserialize(response, response_type)
-        with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(response.data, type=response_type)
-        return super().deserialize(response, "object")
 
 
 class PatientRest(RESTClientObject):
@@ -84,7 +120,7 @@ class PatientRest(RESTClientObject):
     caller has to know how to take.
     """
 
-    def __init__(self, configuration: Any, say: Callable[[str], None], patience: float = PATIENCE) -> None:
+    def __init__(self, configuration: Any, say: Callable[[str], None], patience: float) -> None:
         super().__init__(configuration, pools_size=4, maxsize=4)
         self._say = say
         self._patience = patience
@@ -96,7 +132,7 @@ class PatientRest(RESTClientObject):
         return datetime.now(UTC) + self._ahead
 
     def request(self, method: str, url: str, **options: Any) -> Any:
-        """Send one request. Raises ApiException or urllib3's HTTPError with the last failure."""
+        """Send one request. Raises Refused with the last failure."""
         options["_request_timeout"] = options.get("_request_timeout") or TIMEOUT
         # A lost node's log is answered by 500 for as long as the node is lost, and nothing hangs on a log.
         patience = 0.0 if url.endswith("/log") else self._patience
@@ -107,12 +143,13 @@ class PatientRest(RESTClientObject):
             try:
                 answer = super().request(method, url, **options)
             except (ApiException, urllib3.exceptions.HTTPError) as error:
-                if not self._passing(error) or time.monotonic() - begun > patience:
-                    raise
+                refused = Refused.of(error)
+                if not self._passing(refused) or time.monotonic() - begun > patience:
+                    raise refused from error
                 failures += 1
                 if failures == TOLD_AFTER:
-                    self._say(f"The API server does not do its work ({_words(error)}); trying again.")
-                asked = _retry_after(error)
+                    self._say(f"The API server does not do its work ({_short(error)}); trying again.")
+                asked = _retry_after(refused)
                 time.sleep(asked if asked is not None else pause * random.uniform(0.8, 1.2))  # noqa: S311
                 pause = min(pause * 2, LONGEST_PAUSE)
                 self._well_since = time.monotonic()
@@ -128,24 +165,27 @@ class PatientRest(RESTClientObject):
         with suppress(ValueError):
             self._ahead = parsedate_to_datetime(headers.get("Date", "")) - datetime.now(UTC)
 
-    def _passing(self, error: Exception) -> bool:
-        if not isinstance(error, ApiException):
-            return not isinstance(error.__cause__, ssl.SSLCertVerificationError)
-        if error.status in WAKING:
+    def _passing(self, refused: Refused) -> bool:
+        if refused.status in WAKING:
             return self._well_since > 0 and time.monotonic() - self._well_since < WAKING_SECONDS
-        if error.status == 0:  # the client's way to say that TLS failed
-            return "CERTIFICATE_VERIFY_FAILED" not in str(error.reason)
-        # A Conflict, for requests that name no version of what they change, is another request's fault: the server
-        # gave up counting this one into a quota that the other's changed meanwhile, and did nothing.
-        return error.status in FOR_NOW or reason_of(error) == "Conflict"
+        return refused.for_now
 
 
-def _retry_after(error: Exception) -> float | None:
-    seconds = (getattr(error, "headers", None) or {}).get("Retry-After", "")
+def _retry_after(refused: Refused) -> float | None:
+    seconds = (refused.headers or {}).get("Retry-After", "")
     return min(max(float(seconds), FIRST_PAUSE), 60.0) if seconds.isdigit() else None
 
 
-def _words(error: Exception) -> str:
+def _short(error: Exception) -> str:
     if isinstance(error, ApiException):
         return f"{error.status} {error.reason}" if error.status else "TLS failed"
     return type(error).__name__
+
+
+def _status_of(error: ApiException) -> dict[str, Any]:
+    """Give the API's Status object, which a proxy in between has not."""
+    try:
+        status = json.loads(error.body)
+    except (TypeError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
