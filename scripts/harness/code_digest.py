@@ -14,8 +14,8 @@ pages read `vlmflow/reports/templates`: an edited template draws them anew. What
 
 import ast
 import hashlib
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 
@@ -27,22 +27,19 @@ def of_scripts(folder: Path) -> Callable[..., str]:
     The function takes also the names of modules that the script finds while it runs, in no import statement; and as
     `reads` the other files that it reads, by their folder in `folder`. It raises FileNotFoundError where that has none.
     """
+    local = {file.name.removesuffix(".py") for file in folder.iterdir()}
+    files_of = cache(partial(_files_of, folder))
+    content_of = cache(Path.read_bytes)
 
     @cache
     def local_imports(file: Path) -> frozenset[Path]:
-        names: set[str] = set()
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                names.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module)
-                names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        return frozenset(found for name in names for found in _files_of(folder, name))
+        names = {name for name in _imported(content_of(file)) if name.partition(".")[0] in local}
+        return frozenset(found for name in names for found in files_of(name))
 
     @cache
     def of_script(name: str, *found: str, reads: str | None = None) -> str:
         files: set[Path] = set()
-        waiting = {folder / f"{name}.py", *(file for module in found for file in _files_of(folder, module))}
+        waiting = {folder / f"{name}.py", *(file for module in found for file in files_of(module))}
         while waiting:
             file = waiting.pop()
             files.add(file)
@@ -51,11 +48,27 @@ def of_scripts(folder: Path) -> Callable[..., str]:
             files.update(_files_in(folder / reads))
         digest = hashlib.sha256()
         for file in sorted(files):
-            content = hashlib.sha256(file.read_bytes()).digest()
+            content = hashlib.sha256(content_of(file)).digest()
             digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + content)
         return digest.hexdigest()[:16]
 
     return of_script
+
+
+def _imported(code: bytes) -> Iterator[str]:
+    """Give the names of all modules that code imports at any place, and what it imports from them."""
+    waiting: list[ast.AST] = [ast.parse(code)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:  # an import is a statement: expressions, which are nine nodes of ten, need no look
+            for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+                held = getattr(node, block, [])
+                waiting += held if isinstance(held, list) else []
 
 
 def _files_of(folder: Path, module: str) -> list[Path]:
