@@ -1,12 +1,12 @@
 """One rule of the workflow by itself, in a folder of its own."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
+from forked_snakemake import called
 from roads import ROOT
 
 SNAKEFILE = """
@@ -37,7 +37,7 @@ def one_rule(folder: Path, rule: str, **settings: object) -> Callable[..., str]:
     def snakemake(*words: str) -> str:
         call = [sys.executable, "-m", "snakemake", *words, "--cores=2"]
         call += ["--rerun-triggers", "mtime", "params", "input"]
-        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
+        done = called(call, folder)
         return done.stdout + done.stderr
 
     return snakemake

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from forked_snakemake import called
+
 ROOT = Path(__file__).parents[2]
 RUN = "qwen3vl-fire"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -69,7 +71,7 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> str:
 
     Raises AssertionError with the output where it fails.
     """
-    done = subprocess.run(command(folder, *words, root=root), capture_output=True, text=True, check=False)
+    done = called(command(folder, *words, root=root))
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-6000:]
     return output

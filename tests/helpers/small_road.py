@@ -1,13 +1,13 @@
 """The workflow on forty rows of text, in a folder of its own: a real Snakemake, in seconds."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from forked_snakemake import called
 from roads import ROOT
 
 
@@ -27,6 +27,6 @@ def snakemake(folder: Path, target: str, *words: str, root: Path = ROOT, **setti
     (folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": {"x": block}}))
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(folder)]
     call += ["--configfile", str(folder / "mine.yaml"), "--cores", "1", *words, "--", target]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    done = called(call)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout + done.stderr

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forked_snakemake import called
 from roads import ROOT
 
 SCRIPTS = ROOT / "scripts"
@@ -57,7 +57,7 @@ class StorageRun:
 
         Raises AssertionError where it ends otherwise than told.
         """
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **self.place())
+        done = called(command, **self.place())
         assert (done.returncode == 0) == ends_well, (done.stdout + done.stderr)[-6000:]
         return done.stdout + done.stderr
 

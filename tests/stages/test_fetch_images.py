@@ -14,6 +14,7 @@ import yaml
 
 from archive_server import ArchiveServer, served_archives, zip_of
 from drawn_pictures import drawn, encoded
+from forked_snakemake import called
 from hub_server import command
 from picture_fetches import pictures_in
 from roads import ROOT, speeds
@@ -152,7 +153,7 @@ def test_as_a_rule_before_resolve_images(server: ArchiveServer, tmp_path: Path) 
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     words = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile", "--directory", tmp_path]
     words += ["--cores", "2", "--configfile", tmp_path / "run.yaml", "--", "images/pics/train.jsonl"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = called(words)
     assert done.returncode == 0, done.stderr[-3000:]
     manifest = [json.loads(line) for line in (tmp_path / "images/pics/train.jsonl").read_text().splitlines()]
     assert [entry["name"] for entry in manifest] == [f"gqa/{name}" for name in pictures]
@@ -161,6 +162,6 @@ def test_as_a_rule_before_resolve_images(server: ArchiveServer, tmp_path: Path) 
     assert [unit for what, unit in said.items() if what.endswith("fetch_images pics/train")] == ["MB"]
     assert " · 6 of 6 pictures · " in (tmp_path / "logs/fetch_images/pics.train.log").read_text()
     asked = len(server.seen)
-    again = subprocess.run(words, capture_output=True, text=True, check=True)
+    again = called(words)
     assert "Nothing to be done" in again.stderr + again.stdout
     assert len(server.seen) == asked

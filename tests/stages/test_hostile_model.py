@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from forked_snakemake import called
 from roads import ROOT
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
@@ -105,7 +106,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.yaml").write_text(yaml.safe_dump(mine))
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     files = ["--configfile", str(folder / "mine.yaml"), "--cores", "2", "--"]
-    done = subprocess.run([*call, *files, "merged/text"], capture_output=True, text=True, check=False)
+    done = called([*call, *files, "merged/text"])
     (folder / "said.txt").write_text(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return folder

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from forked_snakemake import called
 from roads import ROOT
 from tiny_models import write_text_model
 from vlmflow.core.errors import VlmflowError
@@ -37,7 +38,7 @@ def run(folder: Path, target: str) -> None:
     """Have Snakemake make a target of the text run."""
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     files = ["--configfile", str(folder / "mine.yaml"), "--cores", "2", "--"]
-    done = subprocess.run([*call, *files, target], capture_output=True, text=True, check=False)
+    done = called([*call, *files, target])
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 

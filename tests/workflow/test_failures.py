@@ -1,12 +1,12 @@
 """What is said of a stage that failed: the cause, once, at the very end."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from forked_snakemake import called
 from harness import stage
 from roads import ROOT
 
@@ -20,7 +20,7 @@ def test_the_cause_is_said_once_and_last(tmp_path: Path) -> None:
     (tmp_path / "my-run.yaml").write_text(SETTINGS)
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
     words = ["--configfile", str(tmp_path / "my-run.yaml"), "--cores", "1", "--", "converted/mine/train.jsonl"]
-    done = subprocess.run([*call, *words], capture_output=True, text=True, check=False)
+    done = called([*call, *words])
 
     assert done.returncode == 1
     said = done.stderr

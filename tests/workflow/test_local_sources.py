@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from forked_snakemake import called
 from roads import ROOT
 
 TARGETS = {"rows.jsonl": "data/x/stats.json", "model/model.safetensors": "models/m"}
@@ -17,7 +17,7 @@ TARGETS = {"rows.jsonl": "data/x/stats.json", "model/model.safetensors": "models
 def snakemake(folder: Path, *words: str) -> str:
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     call += ["--configfile", str(folder / "mine.yaml"), "--cores", "1", *words]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    done = called(call)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout + done.stderr
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forked_snakemake import called
 from roads import ROOT, command, script, snakemake, speeds
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import RECORDS_FOLDER
@@ -93,9 +93,7 @@ def test_a_part_that_failed_is_made_again_alone(done: dict[int, Path], tmp_path:
     in_the_way = tmp_path / "stores/pictures/fire" / name
     in_the_way.mkdir(parents=True)
     words = ["images/fire/train.jsonl"]
-    failed = subprocess.run(
-        command(tmp_path, "--keep-going", *shared(3), *words), capture_output=True, text=True, check=False
-    )
+    failed = called(command(tmp_path, "--keep-going", *shared(3), *words))
     assert failed.returncode == 1
     assert f"resolve_images (logs/resolve_images/fire.train.{number}-of-3.log)" in failed.stderr
     assert len(list((tmp_path / "images/fire").glob("train.*-of-3.jsonl"))) == 2
@@ -110,14 +108,7 @@ def test_a_plan_for_the_cluster_has_a_pod_for_every_part(tmp_path: Path) -> None
     """Without a cluster; the raw files would come from the hub."""
     call = [sys.executable, "-m", "snakemake", "-n", "--profile", "profiles/kubernetes"]
     call += ["--default-storage-prefix", str(tmp_path / "targets"), "--config", "cluster={pods_per_stage: 4}"]
-    planned = subprocess.run(
-        [*call, "--", "data/fire/stats.json"],
-        cwd=ROOT,
-        env=os.environ | {"VLMFLOW_NAMESPACE": "vlmflow"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    planned = called([*call, "--", "data/fire/stats.json"], ROOT, os.environ | {"VLMFLOW_NAMESPACE": "vlmflow"})
     said = planned.stdout + planned.stderr
     assert planned.returncode == 0, said[-3000:]
     assert re.search(r"^resolve_images +8$", said, re.MULTILINE)

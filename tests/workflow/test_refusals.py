@@ -11,21 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forked_snakemake import called
 from roads import ROOT
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "pictures").mkdir(exist_ok=True)  # the picture root of config.yaml
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--snakefile",
-        str(ROOT / "Snakefile"),
-        "--directory",
-        str(folder),
-    ]
-    return subprocess.run([*command, "--cores", "1", *words], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
+    return called([*command, "--cores", "1", *words])
 
 
 @pytest.mark.parametrize(

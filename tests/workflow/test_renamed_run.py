@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import yaml
 
+from forked_snakemake import called
 from roads import ROOT, RUN, copy_folder
 from vlmflow.config.yaml_file import read_layers
 
@@ -28,7 +28,7 @@ def test_a_run_is_found_again_under_another_name_in_another_folder(road: Path, t
     (folder / "renamed.yaml").write_text(yaml.safe_dump({"runs": {NEW: run}}))
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     files = ["--configfile", str(demo), str(folder / "renamed.yaml"), "--cores", "2", "--"]
-    done = subprocess.run([*call, *files, f"merged/{NEW}"], capture_output=True, text=True, check=False)
+    done = called([*call, *files, f"merged/{NEW}"])
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     for rule in ("train_smoke", "train_lora"):
         assert f"{rule} {NEW}: already trained to step" in (folder / "logs" / rule / f"{NEW}.log").read_text()

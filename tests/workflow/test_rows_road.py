@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from fire_rows import fire_row, write_array, write_picture
+from forked_snakemake import called
 from roads import ROOT, SPEED, speeds
 from vlmflow.rows.sharegpt import json_schema
 
@@ -91,7 +92,7 @@ def lines(path: Path, rows: list[Any]) -> None:
 def snakemake(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     files = ["--configfile", str(folder / "mine.yaml"), "--cores", "2", "--"]
-    return subprocess.run([*call, *files, *words], capture_output=True, text=True, check=False)
+    return called([*call, *files, *words])
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A raw split of several files: as one file with all of its rows, but for the place of each row."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from io import BytesIO
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from fire_rows import write_array
+from forked_snakemake import called
 from hub_server import REVISION, HubServer, served_hub
 from roads import clone
 from vlmflow.config.data_settings import DatasetSettings, RowChoice
@@ -52,7 +52,7 @@ def snakemake(project: Path, folder: Path, datasets: dict[str, Any], *words: str
     (folder / "mine.yaml").write_text(yaml.safe_dump(config))
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(project / "Snakefile"), "--directory", str(folder)]
     call += ["--configfile", str(folder / "mine.yaml"), "--cores", "2", "--", *words]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    done = called(call)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout + done.stderr
 

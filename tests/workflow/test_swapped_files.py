@@ -18,6 +18,7 @@ import pydantic
 import pytest
 
 from drawn_pictures import drawn, encoded, put
+from forked_snakemake import called
 from roads import ROOT, RUN, command, copy_folder, snakemake
 from stage_settings import validation
 from vlmflow.core.errors import VlmflowError
@@ -360,7 +361,7 @@ def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(plac
     source.write_bytes(encoded(drawn(97, 61), "JPEG" if source.suffix == ".jpg" else "PNG"))
     again = command(folder, "--forcerun", "fit_rows", "--allowed-rules", "fit_rows", "--", f"fitted/{RUN}")
     again = [os.path.relpath(folder, ROOT) if word == str(folder) else word for word in again]
-    failed = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, check=False)
+    failed = called(again, ROOT)
     said = failed.stdout + failed.stderr
     assert failed.returncode != 0
     assert "1 of " in said
@@ -376,9 +377,7 @@ def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(plac
         check=True,
     ).stdout.splitlines()[-1]
     words = shlex.split(refreshed)[1:]
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = called([sys.executable, "-m", "snakemake", *words], ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     after = found_of_train(folder)
     assert {name for name in before if before[name] != after[name]} == {

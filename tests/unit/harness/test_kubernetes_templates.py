@@ -1,7 +1,6 @@
 """Pod templates, their merge into the executor's Jobs, and what is refused."""
 
 import os
-import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forked_snakemake import called
 from harness.kubernetes.job_shape import RuleJob, label_value, shape
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import check, check_all, check_files, choose
@@ -296,11 +296,11 @@ def test_a_wrong_template_is_refused_when_the_workflow_is_read(tmp_path: Path) -
     template.write_text(template.read_text().replace("name: snakemake", "name: main"))
     (files / "pictures").mkdir()
     dry = [sys.executable, "-m", "snakemake", "-n", "merged/qwen3vl-fire"]
-    local = subprocess.run(dry, cwd=files, capture_output=True, text=True, check=False)
+    local = called(dry, files)
     assert local.returncode == 0, local.stderr
     environment = os.environ | {"VLMFLOW_NAMESPACE": "vlmflow"}
     there = [*dry, "--profile", "profiles/kubernetes", "--default-storage-prefix", str(tmp_path / "targets")]
-    refused = subprocess.run(there, cwd=files, env=environment, capture_output=True, text=True, check=False)
+    refused = called(there, files, environment)
     assert refused.returncode == 1
     assert "pod template gpu: has no container named snakemake" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from forked_snakemake import called
 from harness.messages import whole_commands
 from harness.told import tell_stages
 from roads import ROOT
@@ -76,6 +77,6 @@ def test_the_controller_takes_the_command(monkeypatch: pytest.MonkeyPatch, tmp_p
     done = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
     *_, said = done.stdout.splitlines()[-1].partition("cluster_controller.py --namespace vlmflow run -- ")
     call = [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "-n", *shlex.split(said)]
-    planned = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    planned = called(call, ROOT)
     assert planned.returncode == 0, planned.stderr[-2000:]
     assert "Checking the pictures that the train split of fire names" in planned.stdout + planned.stderr
