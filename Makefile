@@ -18,7 +18,7 @@ TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo check-config check test test-all mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
+.PHONY: help demo fire-demo check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## say what there is
@@ -118,11 +118,18 @@ cluster-stop: .venv/data.stamp ## end the run in the controller; trainers save a
 
 # --- for those who change it -------------------------------------------------------------------------------------
 
-check: .venv/dev.stamp lint ## lint and unit tests: what one runs while working
-	$(BIN)/python -m pytest tests/unit --numprocesses 2
+# Files keep their order (tests/conftest.py): the costly ones begin first.
+WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test: .venv/dev.stamp lint ## lint, and all tests but those on a cluster
-	$(BIN)/python -m pytest --ignore tests/cluster --numprocesses 2 --dist loadfile --durations 40
+check: .venv/dev.stamp lint ## lint and unit tests: what one runs while working
+	$(BIN)/python -m pytest tests/unit --numprocesses 2 -m "not slow"
+
+test: .venv/dev.stamp lint ## lint, and all tests but those on a cluster and the slow ones
+	$(BIN)/python -m pytest --ignore tests/cluster -m "not slow" $(WORKERS) --durations 40
+
+test-slow: .venv/dev.stamp ## before a release: every kill, every order of writers, more examples for each property; all mutations; bench
+	$(BIN)/python -m pytest --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep $(WORKERS) --durations 40
+	$(MAKE) --no-print-directory mutations bench
 
 mutations: .venv/dev.stamp ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
 	$(BIN)/python tests/mutations/run.py $(NAMES)

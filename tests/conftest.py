@@ -18,10 +18,26 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 
 # A busy machine is no fault of the code under test.
 settings.register_profile("no deadline", deadline=None)
+settings.register_profile("deep", deadline=None, max_examples=2000)
 settings.load_profile("no deadline")
 
 # Two trainers and the tests share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+COSTLY = ("test_kills.py", "test_swapped_files.py", "test_stale.py")
+"""Files of tests that take longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put costly files first and quick ones last, so that the processes that the tests run in end together."""
+
+    def place(item: pytest.Item) -> int:
+        if item.path.name in COSTLY:
+            return COSTLY.index(item.path.name)
+        return len(COSTLY) + ("unit" in item.path.parts)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

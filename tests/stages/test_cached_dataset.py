@@ -45,7 +45,7 @@ def job(road: Path, settings: TrainSettings = SETTINGS) -> TrainJob:
     return TrainJob(data, BaseModel(road / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, "ddp")
 
 
-@pytest.mark.parametrize("swift_args", [{}, {"group_by_length": True}])
+@pytest.mark.parametrize("swift_args", [{}, pytest.param({"group_by_length": True}, marks=pytest.mark.slow)])
 def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: Path, swift_args: dict) -> None:
     """To the last digit, at every step: the same rows in the same order."""
     plain = job(cached, SETTINGS.model_copy(update={"swift_args": swift_args}))

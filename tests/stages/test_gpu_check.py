@@ -40,6 +40,7 @@ def require_sound(figures: dict) -> None:
     assert figures["logits"]["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_figures_of_the_workflows_own_trainer_and_leaves_nothing_behind(tmp_path):
     place = tmp_path / "place"
     place.mkdir()

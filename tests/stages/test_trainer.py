@@ -173,7 +173,7 @@ def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(road: P
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_training_saves_and_goes_on(road: Path, tmp_path: Path, sent: signal.Signals) -> None:
     """Case 23: Ctrl-C as a terminal sends it, to the whole group; SIGTERM as a pod's end does, to the stage."""
     folder = copy_folder(road, tmp_path / "road")

@@ -104,11 +104,17 @@ class Scene:
         return ends
 
 
-@pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "step", "before"),
-    [(kind, "move", before) for kind in ("file", "folder") for before in (None, "file", "folder")]
-    + [("file", "copy", None), ("folder", "copy", "folder")],
+    ("kind", "step", "before", "exchange"),
+    [
+        pytest.param(*case, exchange, marks=pytest.mark.slow if "folder" in case and not exchange else [])
+        for case in [
+            *((kind, "move", before) for kind in ("file", "folder") for before in (None, "file", "folder")),
+            ("file", "copy", None),
+            ("folder", "copy", "folder"),
+        ]
+        for exchange in (True, False)
+    ],
 )
 def test_two_writers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, step: str, before: str | None, exchange: bool
@@ -121,6 +127,7 @@ def test_two_writers(
     assert all(end == ["ok", "ok"] for end in ends)
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_taken_for_killed_fails_or_succeeds_rightly(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +151,9 @@ def test_a_writer_whose_folder_is_swept_meanwhile(folder: Path, monkeypatch: pyt
     assert {type(end[0]) for end in ends} == {str, FileNotFoundError}
 
 
-@pytest.mark.parametrize(("kind", "exchange"), [("file", True), ("folder", True), ("folder", False)])
+@pytest.mark.parametrize(
+    ("kind", "exchange"), [("file", True), ("folder", True), pytest.param("folder", False, marks=pytest.mark.slow)]
+)
 def test_a_target_that_is_removed_while_it_is_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, exchange: bool
 ) -> None:
@@ -156,6 +165,7 @@ def test_a_target_that_is_removed_while_it_is_written(
     assert {type(end[0]) for end in ends} == ({str} if exchange else {str, FileNotFoundError})
 
 
+@pytest.mark.slow
 def test_who_looks_gives_the_name_back_while_two_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where names cannot be exchanged: a reader comes when the name is free, and meets both writers."""
     scene = Scene(folder, monkeypatch, "folder", {"one": b"old"}, exchange=False)

@@ -164,7 +164,9 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
 
 
-@pytest.mark.parametrize("name", LARGEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if "floats" in name else pytest.mark.slow) for name in LARGEST]
+)
 def test_a_worker_has_room_for_the_largest_picture(tmp_path: Path, name: str):
     """Peak memory of a process that checks and writes it, beside what the rule declares for each of its threads."""
     rule = (ROOT / "rules" / "resolve_images.smk").read_text()
