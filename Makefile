@@ -135,7 +135,7 @@ mutations: .venv/dev.stamp ## break the code in the places of tests/mutations; a
 	$(BIN)/python tests/mutations/run.py $(NAMES)
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their own (Debian, root), or that of KUBECONFIG
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest tests/cluster --durations 25
 
 test-all: test test-cluster ## the tests on a cluster too
 
