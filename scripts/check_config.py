@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import check_config
+from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 

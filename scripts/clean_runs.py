@@ -17,12 +17,12 @@ from pathlib import Path
 from harness import stale_lock
 from vlmflow.cleaning.leftovers import Leftover, find_leftovers, size_of
 from vlmflow.config.model import Config, check_config
+from vlmflow.config.pins import PINS, read_pins
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
 from vlmflow.core.progress import amount
-from vlmflow.fetch.commits import PINS, read_pins
 from vlmflow.training.run_folder import RunFolder
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"

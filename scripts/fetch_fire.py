@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
-from vlmflow.fetch.commits import PINS, pin_of, read_pins
 from vlmflow.fetch.from_disk import copy, link_or_copy, write_account
 from vlmflow.fetch.from_hub import fetch_data_file
 

@@ -4,11 +4,10 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.archives.fetch_pictures import PictureFetch
-from vlmflow.archives.sources import PICTURE_SOURCES, read_sources
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PICTURE_SOURCES, PictureSource, read_sources
+from vlmflow.config.pins import PINS, read_pins
 from vlmflow.config.row_settings import PictureLimits, RowChoice
 from vlmflow.core.files import write_json
-from vlmflow.fetch.commits import PINS, read_pins
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.pictures.roots import PictureRoots

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
-from vlmflow.fetch.commits import PINS, pin_of, read_pins
 from vlmflow.fetch.from_hub import fetch_model
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import hash_files, link_files, write_manifest

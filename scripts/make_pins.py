@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.pins import read_pins, write_pins
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.commits import read_pins, write_pins
 from vlmflow.fetch.pinning import fill_in
 
 

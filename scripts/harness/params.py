@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.inputs import raw_source
-from vlmflow.archives.sources import read_sources
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.model import Config
+from vlmflow.config.picture_sources import read_sources
+from vlmflow.config.pins import revision_of
 from vlmflow.config.raw_forms import module_of
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import parse_source
-from vlmflow.fetch.commits import revision_of
 from vlmflow.fetch.model_files import list_files
 
 ParamsFunction = Callable[[Any], Any]

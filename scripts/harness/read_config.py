@@ -9,9 +9,9 @@ from typing import Any
 import snakemake.common.configfile
 import snakemake.settings.types
 
-from vlmflow.archives.sources import read_sources
 from vlmflow.config import yaml_file
 from vlmflow.config.model import Config, check_config
+from vlmflow.config.picture_sources import read_sources
 from vlmflow.core.errors import VlmflowError
 
 

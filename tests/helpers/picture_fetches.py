@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.archives.fetch_pictures import PictureFetch
-from vlmflow.config.picture_source import PictureSource
-from vlmflow.fetch.commits import Pin
+from vlmflow.config.picture_sources import PictureSource
+from vlmflow.config.pins import Pin
 from vlmflow.pictures.roots import PictureRoots
 
 MAX_BYTES = 1_000_000

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vlmflow.archives.fetch_plan import Way
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
 from vlmflow.web.missing import REASONS, Missing
 
 NO_SOURCE = "none"

@@ -14,11 +14,11 @@ from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.archives.fetch_source import SourceFetch
 from vlmflow.archives.open_archives import require_pins
 from vlmflow.archives.picture_file import keep
+from vlmflow.archives.places import Place, Places
 from vlmflow.archives.side_by_side import side_by_side
-from vlmflow.archives.sources import Place, Places
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
+from vlmflow.config.pins import Pin
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.fetch.commits import Pin
 from vlmflow.pictures.image_manifest import Unusable
 from vlmflow.pictures.paths import HOUSEKEEPING, picture_name
 from vlmflow.pictures.roots import PictureRoots

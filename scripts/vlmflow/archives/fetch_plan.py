@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
 
 WHOLE_SHARE = 1 / 3
 """Share of an archive from which on it is brought whole: it then goes on after a break at the very byte, and its

@@ -17,9 +17,9 @@ from vlmflow.archives.picture_file import Content
 from vlmflow.archives.side_by_side import side_by_side
 from vlmflow.archives.zip_directory import Member, Read, kept_directory, read_members
 from vlmflow.archives.zip_members import Range, content_of, ranges_of, refuse_unreadable
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
+from vlmflow.config.pins import Pin
 from vlmflow.core.files import unfinished
-from vlmflow.fetch.commits import Pin
 from vlmflow.web.missing import Missing, Refused
 from vlmflow.web.remote_file import RemoteFile
 from vlmflow.web.transport import CONNECTIONS, Transport

@@ -4,10 +4,10 @@ import fnmatch
 from collections.abc import Mapping
 from pathlib import Path
 
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
+from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.commits import Pin, pin_of
 from vlmflow.fetch.from_hub import pinned_revision, require_pinned
 from vlmflow.web import hub
 from vlmflow.web.hub import HubFile

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.model import Config
+from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import UNFINISHED, read_json
-from vlmflow.fetch.commits import Pin, pin_of
 from vlmflow.fetch.from_hub import store_folder
 from vlmflow.fetch.model_folder import MANIFEST, VIEWS
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, field_validator, model_validator
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, parse_source, refuse_path

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from vlmflow.config.pins import Pin
 from vlmflow.config.source import HubSource
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, require_free_disk, sha256_of, unfinished, write_json
 from vlmflow.core.progress import Progress
-from vlmflow.fetch.commits import Pin
 from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
 from vlmflow.web import hub

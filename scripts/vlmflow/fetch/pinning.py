@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from vlmflow.config.pins import Pin
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.commits import Pin
 from vlmflow.fetch.from_hub import bring, model_files
 from vlmflow.fetch.model_folder import FileRecord, digest_of
 from vlmflow.web import hub

@@ -15,7 +15,7 @@ import pytest
 from archive_server import ArchiveServer, served_archives, zip_of
 from faulty_server import breaks, html_page, ignores_range, refuses, with_headers
 from picture_fetches import fetch, pictures_in
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
 from vlmflow.core.errors import VlmflowError
 from vlmflow.web.transport import Transport
 

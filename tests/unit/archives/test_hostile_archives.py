@@ -16,7 +16,7 @@ from picture_fetches import MAX_BYTES, fetch, pictures_in
 from vlmflow.archives import zip_directory
 from vlmflow.archives.zip_directory import Member, read_members
 from vlmflow.archives.zip_members import WASTE, ranges_of
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.config.picture_sources import PictureSource
 from vlmflow.web.missing import Refused
 
 PICTURES = {f"p/{number}.jpg": Random(number).randbytes(3_000) for number in range(40)}

@@ -19,10 +19,10 @@ from hub_server import REVISION, served_hub, sha256
 from picture_fetches import MAX_BYTES, fetch, pictures_in
 from vlmflow.archives.fetch_plan import ways_to
 from vlmflow.archives.fetch_progress import FetchProgress
-from vlmflow.archives.sources import Places, read_sources
-from vlmflow.config.picture_source import PictureSource
+from vlmflow.archives.places import Places
+from vlmflow.config.picture_sources import PictureSource, read_sources
+from vlmflow.config.pins import PINS, Pin, read_pins
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.commits import PINS, Pin, read_pins
 from vlmflow.pictures.roots import PictureRoots
 
 TRAIN = {f"train2017/{number:012}.jpg": Random(number).randbytes(4_000) for number in range(1, 60, 2)}

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from roads import ROOT
-from vlmflow.archives.sources import read_sources
 from vlmflow.config.model import Config, check_config
+from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.raw_forms import table
 from vlmflow.config.reference import reference_page, with_kinds
 from vlmflow.core.errors import VlmflowError

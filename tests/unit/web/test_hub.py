@@ -204,6 +204,20 @@ def test_short_waits_stand_in_the_log_alone(caplog: pytest.LogCaptureFixture):
     assert said == [(kept, "1 s"), (kept, "2 s"), (told, "4 s"), (told, "30 s"), (kept, "1 s"), (told, "30 s")]
 
 
+def test_a_connection_that_trickles_is_given_up():
+    """Each attempt brings some bytes; all together bring too few for another row of attempts."""
+    attempts = 0
+
+    def attempt() -> None:
+        nonlocal attempts
+        attempts += 1
+        assert attempts <= patience.TRIES
+        raise PassingFault("broke")
+
+    with pytest.raises(VlmflowError, match="broke, 8 times in a row"):
+        Patience("x", lambda _: None).call(attempt, lambda: attempts * (PROGRESS_BYTES // patience.TRIES - 1))
+
+
 def test_nothing_secret_is_logged(server: HubServer, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("head", "big.json")] = [refuses(500)]

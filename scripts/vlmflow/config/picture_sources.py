@@ -1,12 +1,23 @@
-"""What is known of one place from which pictures can be fetched."""
+"""The table of picture sources: addresses, layouts, sizes and licences, in `picture_sources.yaml`.
 
+An archive on the hub has its commit and its sha256 in pins.yaml (`config.pins`), as everything from the hub.
+"""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Self
 
+import pydantic
 from pydantic import Field, model_validator
 
 from vlmflow.config.settings import EXPONENT_FORM, Settings
 from vlmflow.config.source import HubSource, parse_source
+from vlmflow.config.table import read_table
 from vlmflow.core.errors import VlmflowError
+
+PICTURE_SOURCES = Path(__file__).absolute().parents[3] / "picture_sources.yaml"
+"""The repository's own table."""
 
 FORMS = {".zip": "zip", ".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "parquet"}
 """What an archive is, by the end of its address."""
@@ -88,6 +99,36 @@ class PictureSource(Settings):
     def form(self) -> str | None:
         """What the archive is: zip, tar or parquet."""
         return next((form for end, form in FORMS.items() if (self.archive or "").lower().endswith(end)), None)
+
+
+_TABLE = pydantic.TypeAdapter(dict[str, PictureSource])
+
+
+def read_sources(over: Mapping[str, PictureSource], path: Path = PICTURE_SOURCES) -> dict[str, PictureSource]:
+    """Read the table, with the configuration's sources laid over it, key by key.
+
+    Raises VlmflowError with a line per fault: file, source, key, value, and what is allowed.
+    """
+    sources = read_table(path, _TABLE)
+    for name, source in over.items():
+        laid_over = {key: value for key, value in source if value is not None}
+        if source.archive or source.one_by_one:
+            laid_over.setdefault("by_hand", None)
+        sources[name] = sources.get(name, PictureSource()).model_copy(update=laid_over)
+    lacking = [
+        f"{f'picture_sources.{name}' if name in over else f'{path}: {name}'}.{source.lacks}{_nearest(name, sources)}"
+        for name, source in sources.items()
+        if source.lacks
+    ]
+    if lacking:
+        raise VlmflowError("\n".join(lacking), "correct it; docs/config.md (picture_sources.NAME) lists every key")
+    return sources
+
+
+def _nearest(name: str, sources: Mapping[str, PictureSource]) -> str:
+    """Say which other source may be meant by the name of one that lacks something."""
+    near = difflib.get_close_matches(name, [other for other in sources if not sources[other].lacks], n=1)
+    return f"; nearest known source: {near[0]}" if near else ""
 
 
 def _parsed(address: str) -> object:

@@ -10,8 +10,8 @@ import make_pins
 from faulty_server import refuses
 from hub_server import REVISION, HubServer, served_hub, sha256
 from roads import ROOT
+from vlmflow.config.pins import Pin, read_pins, revision_of, write_pins
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.commits import Pin, read_pins, revision_of, write_pins
 from vlmflow.fetch.model_folder import FileRecord, digest_of
 
 REPOSITORY = ROOT
