@@ -56,7 +56,7 @@ class Namespace:
         fields = ",".join(f"reason!={reason}" for reason in UNTOLD)
         return self._api.list("events", fields=fields, answer=answers.Events)
 
-    def pod_templates(self, selector: str) -> pod_templates.PodTemplates:
+    def pod_templates(self, selector: str) -> pod_templates.TemplatesFound:
         """Give the pod templates by their labels."""
         return pod_templates.pod_templates(lambda kind: self._api.list(kind, selector))
 

@@ -19,7 +19,7 @@ MIGRATION = "k8s/README.md, From PodTemplates to CronJobs"
 
 
 @dataclass(frozen=True)
-class PodTemplates:
+class TemplatesFound:
     """What a namespace has.
 
     templates: each as {metadata, template}, under the name by which rules ask for it (that of k8s/templates).
@@ -45,7 +45,7 @@ class PodTemplates:
         return f"{apply}`kubectl delete podtemplates -n NAMESPACE -l '{selector()}'`"
 
 
-def pod_templates(objects: Callable[[str], list[Object]]) -> PodTemplates:
+def pod_templates(objects: Callable[[str], list[Object]]) -> TemplatesFound:
     """Give the pod templates of a namespace.
 
     objects: lists the objects of a kind; raises Refused.
@@ -71,7 +71,7 @@ def pod_templates(objects: Callable[[str], list[Object]]) -> PodTemplates:
         raise refused
     templates = {short(each["metadata"]["name"]): each for each in current}
     old_ones = {short(each["metadata"]["name"]): each for each in old}
-    return PodTemplates(
+    return TemplatesFound(
         templates=[_named(name, each) for name, each in (old_ones | templates).items()],
         old=sorted(old_ones.keys() - templates.keys()),
         unread=sorted(old_ones.keys() & templates.keys()),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vlmflow.cluster.pod_templates import PodTemplates
+from vlmflow.cluster.pod_templates import TemplatesFound
 from vlmflow.doctor.findings import Check
 
 Object = dict[str, Any]
@@ -53,7 +53,7 @@ def check_claim(claim: Object | None, name: str) -> Check:
     return Check(f"claim {name}", "ok", found)
 
 
-def check_templates(found: PodTemplates) -> Check:
+def check_templates(found: TemplatesFound) -> Check:
     """Check that the pod templates are there, as CronJobs, with the container that runs the rule."""
     present = {template["metadata"]["name"]: template for template in found.templates}
     faults = [f"{name} is not there" for name in TEMPLATES if name not in present]

@@ -13,7 +13,7 @@ import yaml
 
 from harness.planned_jobs import planned_asks
 from roads import ROOT
-from vlmflow.cluster.pod_templates import PodTemplates, template_in
+from vlmflow.cluster.pod_templates import TemplatesFound, template_in
 from vlmflow.config.model import check_config
 from vlmflow.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
 from vlmflow.doctor.findings import Check
@@ -156,9 +156,9 @@ def test_claims_are_bound_and_shared() -> None:
 
 
 def test_templates_are_all_there_and_run_the_rule() -> None:
-    check = objects.check_templates(PodTemplates(list(TEMPLATES.values()), [], []))
+    check = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), [], []))
     assert check == Check("pod templates", "ok", "default, fetch, gpu, train")
-    old = objects.check_templates(PodTemplates(list(TEMPLATES.values()), ["gpu"], ["train"]))
+    old = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), ["gpu"], ["train"]))
     assert (old.state, old.found) == (
         "warn",
         "default, fetch, gpu, train; PodTemplates, which the next release will not read: gpu; "
@@ -167,7 +167,7 @@ def test_templates_are_all_there_and_run_the_rule() -> None:
     assert "k8s/README.md" in old.next_step
     broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
     broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
-    found = objects.check_templates(PodTemplates(broken, ["gpu"], [])).found
+    found = objects.check_templates(TemplatesFound(broken, ["gpu"], [])).found
     assert "is not there" in found
     assert "no container named snakemake" in found
 
