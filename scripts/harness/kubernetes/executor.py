@@ -33,6 +33,7 @@ from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
 from vlmflow.cluster.client import Refused, connect
 from vlmflow.cluster.instance import named
+from vlmflow.cluster.pod_templates import CONTAINER
 from vlmflow.core.errors import VlmflowError
 
 POLL_SECONDS = 2
@@ -226,7 +227,7 @@ class HardenedExecutor(Executor):
 
     def _keep_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
         """Give the end of a failed pod's log, and the file that keeps it."""
-        log = self.cluster.log_end(outcome.pod, templates.CONTAINER, LOG_LINES) if outcome.pod else ""
+        log = self.cluster.log_end(outcome.pod, CONTAINER, LOG_LINES) if outcome.pod else ""
         kept = self.log_path / f"{info.external_jobid}.log"
         if log:
             with suppress(OSError):  # a full disk here is no fault of the jobs that go on

@@ -7,9 +7,9 @@ from typing import Literal
 
 from harness.kubernetes.events import by_object, message_of, newest_of
 from harness.kubernetes.namespace import Object
-from harness.kubernetes.templates import CONTAINER
 from harness.stage import NOT_AGAIN
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.pod_templates import CONTAINER
 
 LOST_SECONDS = 30.0
 """How long after the end of its grace a pod that does not go counts as lost with its node."""

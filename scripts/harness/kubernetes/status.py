@@ -14,10 +14,10 @@ from harness.kubernetes.namespace import Namespace, Object
 from harness.kubernetes.outcome import judge, newest, read_time
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
-from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.client import Refused, connect
 from vlmflow.cluster.instance import selector
+from vlmflow.cluster.pod_templates import CONTAINER
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import clock
 

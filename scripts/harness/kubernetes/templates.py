@@ -16,15 +16,11 @@ import yaml
 
 from harness.kubernetes.apart import refuse_reach
 from harness.kubernetes.namespace import Namespace, Object
-from vlmflow.cluster.instance import selector
-from vlmflow.cluster.pod_templates import LABEL, template_in
+from vlmflow.cluster.instance import PART_OF, selector
+from vlmflow.cluster.pod_templates import CONTAINER, GPU_RESOURCE, NAMES, template_in
 from vlmflow.core.errors import VlmflowError
 
-DEFAULT, GPU, NEEDED = "default", "gpu", ("default", "fetch", "gpu", "train")
-CONTAINER = "snakemake"
-"""The container that runs the rule, by the name that the plugin gives it."""
-
-GPU_RESOURCE = "vlmflow/gpu-resource"
+DEFAULT, GPU = "default", "gpu"
 PENDING_LIMIT = "vlmflow/pending-limit"
 RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
@@ -83,10 +79,10 @@ def of_namespace(cluster: Namespace, warn: Callable[[str], None]) -> dict[str, T
 def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
     """Give the checked templates by name. Raises VlmflowError for one that is wrong or missing."""
     templates = {template.name: template for template in map(check, objects)}
-    missing = [name for name in NEEDED if name not in templates]
+    missing = [name for name in NAMES if name not in templates]
     if missing:
         raise VlmflowError(
-            f"namespace {namespace} has no pod template {', '.join(missing)} (with the label {LABEL})",
+            f"namespace {namespace} has no pod template {', '.join(missing)} (with the label {PART_OF})",
             "`kubectl apply -k k8s/overlays/NAME` makes them",
         )
     return templates
@@ -130,7 +126,7 @@ def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Temp
     if name not in templates:
         raise VlmflowError(
             f"the rule's resource pod_template is {name!r}, which the namespace has not; it has {', '.join(templates)}",
-            f"name one of these, or add it to the overlay, with the label {LABEL}, and apply that again",
+            f"name one of these, or add it to the overlay, with the label {PART_OF}, and apply that again",
         )
     return templates[name]
 

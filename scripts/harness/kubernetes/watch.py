@@ -14,9 +14,9 @@ from harness.kubernetes.namespace import Namespace, Object
 from harness.kubernetes.outcome import Outcome, judge, newest, taken_by
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
-from harness.kubernetes.templates import CONTAINER
 from harness.kubernetes.waiting import Waiting, explain
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.pod_templates import CONTAINER
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before it is explained."""

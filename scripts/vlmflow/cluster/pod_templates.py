@@ -12,8 +12,14 @@ from vlmflow.cluster.instance import selector, short
 
 CRON_JOBS, POD_TEMPLATES = "batch/v1/cronjobs", "podtemplates"
 
-LABEL = "app.kubernetes.io/part-of=vlmflow"
-"""The selector of all that is ours in a namespace."""
+NAMES = ("default", "fetch", "gpu", "train")
+"""Those that rules ask for; an overlay may have more."""
+
+CONTAINER = "snakemake"
+"""The container of a template that runs the rule: the name that the executor plugin gives it."""
+
+GPU_RESOURCE = "vlmflow/gpu-resource"
+"""The annotation with the cluster's name for its GPUs; nvidia.com/gpu without it."""
 
 MIGRATION = "k8s/README.md, From PodTemplates to CronJobs"
 
@@ -84,6 +90,12 @@ def template_in(cron_job: Object) -> Object | None:
     if not spec.get("suspend"):
         return None
     return {"metadata": cron_job["metadata"], "template": spec["jobTemplate"]["spec"]["template"]}
+
+
+def container_of(template: Object) -> Object | None:
+    """Give the container of a pod template that runs the rule; None where it has none."""
+    containers = template["template"]["spec"].get("containers") or []
+    return next((container for container in containers if container["name"] == CONTAINER), None)
 
 
 def _named(name: str, template: Object) -> Object:

@@ -9,7 +9,7 @@ import kubernetes
 from vlmflow.cluster.api import Api, Object
 from vlmflow.cluster.client import Refused
 from vlmflow.cluster.instance import named, selector
-from vlmflow.cluster.pod_templates import pod_templates
+from vlmflow.cluster.pod_templates import NAMES, pod_templates
 from vlmflow.config.model import Config
 from vlmflow.doctor import inside, needs, objects, rbac
 from vlmflow.doctor.findings import Check
@@ -66,7 +66,7 @@ class Doctor:
         yield from self._try("pod templates", self._read_templates)
         yield from self._try("hub token", self._secret)
         yield from self._try("controller", self._controller)
-        if all(name in self._templates for name in objects.TEMPLATES):
+        if all(name in self._templates for name in NAMES):
             yield from self._try("GPUs", self._look_at_nodes)
             yield from self._try("quota", self._quota)
             yield from self._look_inside()

@@ -3,17 +3,15 @@
 from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
+from vlmflow.cluster.api import Object
+from vlmflow.cluster.pod_templates import GPU_RESOURCE
 from vlmflow.config.model import Config
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.doctor.findings import Check
 
-Object = dict[str, Any]
-GPU_RESOURCE = "vlmflow/gpu-resource"
-"""The annotation of the template `gpu` with the cluster's name for its GPUs."""
 MB = 1_000_000
 
 ASKED_BY = {

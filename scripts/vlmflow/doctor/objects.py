@@ -1,18 +1,14 @@
 """The objects that `kubectl apply -k` makes: are they there, and as they should be."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from vlmflow.cluster.pod_templates import TemplatesFound
+from vlmflow.cluster.api import Object
+from vlmflow.cluster.pod_templates import CONTAINER, NAMES, TemplatesFound, container_of
 from vlmflow.doctor.findings import Check
 
-Object = dict[str, Any]
 APPLY = "kubectl apply -k k8s/overlays/NAME"
-TEMPLATES = ("default", "fetch", "train", "gpu")
 STATE_CLAIM = "controller-state"
 """The claim with what the controller executes: its checkout, .snakemake, the wanted run. An overlay may lengthen it."""
-CONTAINER = "snakemake"
-"""The container of a template that runs the rule: the name that the executor plugin gives it."""
 OLDEST = (1, 25)
 """The first minor version of Kubernetes whose Pod Security admission is stable."""
 
@@ -56,7 +52,7 @@ def check_claim(claim: Object | None, name: str) -> Check:
 def check_templates(found: TemplatesFound) -> Check:
     """Check that the pod templates are there, as CronJobs, with the container that runs the rule."""
     present = {template["metadata"]["name"]: template for template in found.templates}
-    faults = [f"{name} is not there" for name in TEMPLATES if name not in present]
+    faults = [f"{name} is not there" for name in NAMES if name not in present]
     for name, template in sorted(present.items()):
         if container_of(template) is None:
             faults.append(f"{name} has no container named {CONTAINER}")
@@ -66,12 +62,6 @@ def check_templates(found: TemplatesFound) -> Check:
     if found.warning():
         return Check("pod templates", "warn", f"{names}; {found.warning()}", found.next_step())
     return Check("pod templates", "ok", names)
-
-
-def container_of(template: Object) -> Object | None:
-    """Give the container of a pod template that runs the rule."""
-    containers = template["template"]["spec"].get("containers") or []
-    return next((container for container in containers if container["name"] == CONTAINER), None)
 
 
 def check_secret(secret: Object | None, hub_sources: list[str]) -> Check:

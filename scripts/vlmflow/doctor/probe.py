@@ -11,7 +11,7 @@ from typing import Any
 
 from vlmflow.cluster.api import Api, Object
 from vlmflow.cluster.client import Refused
-from vlmflow.doctor.objects import CONTAINER, container_of
+from vlmflow.cluster.pod_templates import CONTAINER, container_of
 
 JOBS = "batch/v1/jobs"
 POLL = 1.0
