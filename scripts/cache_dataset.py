@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
 from vlmflow.core.files import whole_folder
 from vlmflow.rows.training_data import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
@@ -31,7 +32,7 @@ def main(
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
     data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
-    job = TrainJob(data, BaseModel.read(model, model_type), settings, device="cpu", processes=1, strategy="ddp")
+    job = TrainJob(data, BaseModel.read(model, model_type), settings, device="cpu", processes=1, strategy=DDP)
     with whole_folder(cached) as folder:
         cache_dataset(job, rows, folder, threads, f"cache_dataset {cached.name}")
 

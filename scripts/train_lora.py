@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import strategy_of
 from vlmflow.core.files import read_json, whole_folder, write_json
 from vlmflow.rows.training_data import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
@@ -49,7 +50,8 @@ def main(
         for folder in cached:
             refuse_changed_cache(folder)
         base = BaseModel.read(model, model_type)
-        return TrainJob(data, base, settings, device, processes, strategy, cached=cached[0] if cached else None)
+        shared = strategy_of(strategy)
+        return TrainJob(data, base, settings, device, processes, shared, cached=cached[0] if cached else None)
 
     job = look()
     trained = train(job, run_store / run / "full", threads, f"train_lora {run}")
@@ -57,7 +59,7 @@ def main(
         look()  # trainers read pictures for days
     account = report(job, trained)
     with whole_folder(full) as finished:
-        copy_adapter(trained.best.folder, finished)
+        copy_adapter(trained.best, finished)
         write_json(finished / "report.json", account)
         draw_losses(account, f"{run}: full run", finished / "loss.png")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import SmokeSettings, TrainSettings
+from vlmflow.config.strategies import strategy_of
 from vlmflow.core.files import read_json, whole_folder, write_json
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.lengths.count import read_lengths
@@ -46,7 +47,7 @@ def main(
     """
     run = smoke.parent.name
     data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
-    full = TrainJob(data, BaseModel.read(model, model_type), settings, device, processes, strategy)
+    full = TrainJob(data, BaseModel.read(model, model_type), settings, device, processes, strategy_of(strategy))
     train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 
     folder = run_store / run / "smoke"

@@ -9,6 +9,7 @@ import msgspec
 
 from gpu.trained import Trained
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, TrainJob
@@ -41,7 +42,7 @@ def train_as_the_workflow(
     val_rows.write_bytes(encode(rows[:HELD_OUT]))
     data = TrainingData(train_rows, val_rows, pictures, digest="sample", last_answer_only=False)
     model = BaseModel(base, "qwen3_vl", digest="random")
-    trained = train(TrainJob(data, model, settings, device, 1, "ddp"), runs, threads, "gpu-check: training")
+    trained = train(TrainJob(data, model, settings, device, 1, DDP), runs, threads, "gpu-check: training")
     events = [json.loads(line) for line in trained.folder.progress.read_text().splitlines()]
     steps = [event for event in events if event["event"] == "log" and "loss" in event]
     begin, end = steps[warm_up - 1], steps[-1]

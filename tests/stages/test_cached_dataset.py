@@ -10,6 +10,7 @@ from swift.dataset import LazyLLMDataset, PackingDataset
 
 from roads import RUN, copy_folder, snakemake, speeds
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
@@ -42,7 +43,7 @@ def cached(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(road: Path, settings: TrainSettings = SETTINGS) -> TrainJob:
     manifest = road / "images" / "fire" / "train.jsonl"
     data = fitted_data(road / "fitted" / RUN, settings.max_length, road / "stores" / "pictures", [manifest])
-    return TrainJob(data, BaseModel(road / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, "ddp")
+    return TrainJob(data, BaseModel(road / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, DDP)
 
 
 @pytest.mark.parametrize("swift_args", [{}, pytest.param({"group_by_length": True}, marks=pytest.mark.slow)])

@@ -14,6 +14,7 @@ import yaml
 from forked_snakemake import called
 from roads import ROOT
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
@@ -147,7 +148,7 @@ def test_the_trainer_never_trusts_remote_code(hostile: Path, tmp_path: Path, mon
     settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})
     data = fitted_data(hostile / "fitted/text", settings.max_length, hostile / "stores/pictures")
     base = BaseModel.read(hostile / "models/tiny", "qwen3")
-    train(TrainJob(data, base, settings, "cpu", 1, "ddp"), tmp_path / "runs", 2, "the trainer")
+    train(TrainJob(data, base, settings, "cpu", 1, DDP), tmp_path / "runs", 2, "the trainer")
     told = [line.split() for line in (tmp_path / "record").read_text().splitlines()]
     functions = {f"{kind}.from_pretrained" for kind in ("AutoConfig", "AutoTokenizer", "_BaseAutoModelClass")}
     assert functions < {function for function, _ in told}

@@ -9,6 +9,7 @@ import yaml
 from roads import ROOT
 from tiny_models import write_text_model
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, TrainJob
@@ -51,7 +52,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
         TrainSettings(**settings),
         device="cpu",
         processes=1,
-        strategy="ddp",
+        strategy=DDP,
     )
 
 

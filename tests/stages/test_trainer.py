@@ -15,6 +15,7 @@ import pytest
 
 from roads import ROOT, RUN, command, copy_folder, snakemake, words_of
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
@@ -108,7 +109,7 @@ def job(road: Path, **settings: Any) -> TrainJob:
         TrainSettings(**quick | settings),
         device="cpu",
         processes=1,
-        strategy="ddp",
+        strategy=DDP,
     )
 
 
@@ -135,7 +136,7 @@ def test_processes_that_do_not_train_together_are_noticed(road: Path, tmp_path: 
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", trainer.__name__]
     done = subprocess.run(
-        [sys.executable, *torchrun, str(tmp_path / "p"), "2", "0", *words, *lone.arguments()],
+        [sys.executable, *torchrun, str(tmp_path / "p"), "2", "0", DDP.name, *words, *lone.arguments()],
         capture_output=True,
         text=True,
         check=False,

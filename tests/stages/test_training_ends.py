@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
@@ -44,7 +45,7 @@ def job(folder: Path, rows: int, val_rows: int, processes: int, **settings: Any)
     }
     data = TrainingData(folder / "train.jsonl", folder / "val.jsonl", folder / "pictures", "digest", False)
     base = BaseModel(folder / "base", "qwen3", "digest")
-    return TrainJob(data, base, TrainSettings(**values | settings), "cpu", processes, "ddp")
+    return TrainJob(data, base, TrainSettings(**values | settings), "cpu", processes, DDP)
 
 
 def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

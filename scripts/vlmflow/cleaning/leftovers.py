@@ -15,6 +15,7 @@ from typing import Any
 from vlmflow.config.model import Config
 from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
+from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import UNFINISHED, read_json
 from vlmflow.fetch.from_hub import store_folder
@@ -143,7 +144,8 @@ def _of_trainings(store: Path, reports: dict[str, dict[str, Any]]) -> Iterator[L
 def _older_checkpoints(output: Path, report: dict[str, Any]) -> Iterator[Leftover]:
     """Give all checkpoints but the last and the best one, where both of these open."""
     kept = {f"checkpoint-{report['steps']}", f"checkpoint-{report['best']['step']}"}
-    if all(read_checkpoint(output / name, report["world_size"]) for name in kept):
+    strategy = strategy_of(report["strategy"])
+    if all(read_checkpoint(output / name, report["world_size"], strategy) for name in kept):
         for place in _folders(output):
             if place.name.startswith("checkpoint-") and place.name not in kept:
                 yield Leftover(place, f"neither the last nor the best checkpoint ({', '.join(sorted(kept))})")

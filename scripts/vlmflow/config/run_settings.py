@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
+from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
 from vlmflow.config.swift_args import check_argument, check_init_weights, check_template
 
 TEXT_ARGS = (
@@ -184,9 +185,7 @@ class RunSettings(Settings):
     processes: Positive = 1
     """Trainers side by side, one GPU each on cuda."""
 
-    strategy: Literal["ddp", "zero2", "zero3"] = "ddp"
-    """ddp: every process holds the whole model. zero2, zero3: DeepSpeed shards gradients and optimizer, or
-    the weights too."""
+    strategy: Annotated[Literal[*STRATEGIES], Field(description=meanings())] = DDP.name
 
     over_long: Literal["refuse", "leave_out", "shorten"] = "refuse"
     """What becomes of rows with more than train.max_length tokens, before a GPU is asked for. refuse: the run stops
@@ -204,7 +203,11 @@ class RunSettings(Settings):
     resources: ResourceSettings = ResourceSettings()
 
     @model_validator(mode="after")
-    def _sharding_needs_gpus(self) -> Self:
-        if self.strategy != "ddp" and self.device == "cpu":
-            raise ValueError(f"strategy {self.strategy} needs device cuda; on cpu use ddp")
+    def _strategy_trains_on_the_device(self) -> Self:
+        devices = strategy_of(self.strategy).devices
+        if self.device not in devices:
+            instead = ", ".join(names_on(self.device))
+            raise ValueError(
+                f"strategy {self.strategy} needs device {' or '.join(devices)}; on {self.device} use {instead}"
+            )
         return self

@@ -4,6 +4,7 @@ import difflib
 import functools
 from pathlib import Path
 
+from vlmflow.config.strategies import ZERO3, argument_names
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
@@ -58,7 +59,7 @@ SET_BY_THE_WORKFLOW = {
     "dataloader_pin_memory": "runs.NAME.device",
     "ddp_backend": "runs.NAME.device",
     "use_cpu": "runs.NAME.device",
-    "deepspeed": "runs.NAME.strategy",
+    **dict.fromkeys(argument_names(), "runs.NAME.strategy"),
     "check_model": "its promise to train offline",
     "add_version": "stores.runs",
     "report_to": "its report and TensorBoard's files in the run folder",
@@ -66,7 +67,7 @@ SET_BY_THE_WORKFLOW = {
 }
 """Arguments that the workflow sets, each with the key or the reason that decides its value."""
 
-SHARDS = "its checkpoints hold no adapter that can be resumed or merged; set runs.NAME.strategy: zero3 to shard"
+SHARDS = f"its checkpoints hold no adapter that can be resumed or merged; set runs.NAME.strategy: {ZERO3.name} to shard"
 NO_RESUME = "a checkpoint would lack what a training is resumed from; remove it"
 NO_MERGE = "the merge adds low-rank updates to whole layers, and would refuse this adapter; remove it"
 NOT_PEFT = "the adapter would not be peft's, which the merge reads; remove it"

@@ -10,6 +10,7 @@ from vlmflow.cluster.api import Object
 from vlmflow.cluster.pod_templates import GPU_RESOURCE
 from vlmflow.config.model import Config
 from vlmflow.config.source import HubSource, parse_source
+from vlmflow.config.strategies import strategy_of
 from vlmflow.doctor.findings import Check
 
 MB = 1_000_000
@@ -66,8 +67,8 @@ class Need:
 def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
     """Give what a run of the configuration asks for. asks: of its rules."""
     run = settings.runs[name]
-    shards = run.processes if run.strategy == "zero3" else 1
-    return Need(name, run.processes, run.resources.weights_mb // shards, tuple(asks))
+    weights_mb = strategy_of(run.strategy).weights_of_each(run.resources.weights_mb, run.processes)
+    return Need(name, run.processes, weights_mb, tuple(asks))
 
 
 def hub_sources(settings: Config, runs: list[str]) -> list[str]:

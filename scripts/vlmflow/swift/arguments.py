@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import Strategy
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.rows.training_data import TrainingData
 
@@ -37,7 +38,7 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """A training, whole. processes: trainers side by side; device: "cuda" or "cpu"; strategy: see RunSettings.
+    """A training, whole. processes: trainers side by side; device: "cuda" or "cpu".
 
     cached: the folder of `cached_dataset.cache_dataset` to read the data from. It holds the same rows in the same
     order, and has no part in the digest.
@@ -48,7 +49,7 @@ class TrainJob:
     settings: TrainSettings
     device: str
     processes: int
-    strategy: str
+    strategy: Strategy
     cached: Path | None = None
 
     def digest(self) -> str:
@@ -71,7 +72,7 @@ class TrainJob:
             "model": asdict(self.model) | {"folder": str(self.model.folder)},
             "processes": self.processes,
             "device": self.device,
-            "strategy": self.strategy,
+            "strategy": self.strategy.name,
             "settings": self.settings.model_dump(mode="json"),
         }
 
@@ -84,7 +85,6 @@ class TrainJob:
         length = {"max_steps": settings.max_steps} if settings.max_steps else {"num_train_epochs": settings.epochs}
         cpu = {"use_cpu": True} if self.device == "cpu" else {}
         # Without use_cpu two CPU processes each train a copy of their own, and end with code 0.
-        sharding = {"deepspeed": self.strategy} if self.strategy != "ddp" else {}
         return {
             "model_type": self.model.model_type,
             "tuner_type": "lora",
@@ -126,7 +126,7 @@ class TrainJob:
             "ddp_backend": "nccl" if self.device == "cuda" else "gloo",
             "ddp_timeout": DDP_TIMEOUT,
             **cpu,
-            **sharding,
+            **self.strategy.arguments,
             "check_model": False,  # asks the network
             "add_version": False,  # would add a folder named after the time
             "report_to": "tensorboard",

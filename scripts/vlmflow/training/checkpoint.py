@@ -1,7 +1,7 @@
 """Checkpoints in a run folder: which of them are whole, and which is the newest.
 
 The files are those that transformers' Trainer writes (trainer.py, `_save_checkpoint`), in no order that a
-kill respects; so a checkpoint counts only when each of them opens.
+kill respects; so a checkpoint counts only when each of them opens. Which files the run's strategy adds, its entry says.
 """
 
 import json
@@ -16,22 +16,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from vlmflow.config.strategies import ADAPTER_WEIGHTS, Strategy
 from vlmflow.core.files import read_json, sha256_of
 from vlmflow.core.integrity import refuse_changed
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 STATE = "trainer_state.json"
-
-KINDS = (
-    (ADAPTER_WEIGHTS,),
-    (ADAPTER_CONFIG,),
-    ("optimizer.pt", "global_step*/*optim_states.pt"),
-    ("scheduler.pt",),
-    ("rng_state*.pth",),
-    (STATE,),
-)
-"""Kinds of files that a checkpoint has: of each, one name (or pattern) that must be there."""
 
 log = logging.getLogger("vlmflow")
 
@@ -41,12 +31,14 @@ class Checkpoint:
     """A whole checkpoint.
 
     step: optimizer steps done. target: steps of the whole run. state: transformers' trainer state.
+    strategy: how it was trained.
     """
 
     folder: Path
     step: int
     target: int
     state: dict[str, Any]
+    strategy: Strategy
 
     @property
     def best(self) -> Path:
@@ -80,17 +72,17 @@ def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool
     return early_stop_after is not None and since >= early_stop_after
 
 
-def newest_whole_checkpoint(output: Path, processes: int) -> Checkpoint | None:
+def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) -> Checkpoint | None:
     """Give the newest checkpoint under `output` of which every file opens, or None.
 
-    processes: how many trainers wrote it; each leaves the state of its random numbers.
+    processes: how many trainers wrote it; each leaves the state of its random numbers. strategy: how they trained.
     Newer ones that a kill or a full disk cut off are removed. One that was saved to its end and still lacks a kind of
     file is of another form, and somebody's work: it is moved into the folder `aside` beside `output`.
     """
     for folder in sorted(output.glob("checkpoint-*"), key=_step, reverse=True):
-        if (checkpoint := read_checkpoint(folder, processes)) is not None:
+        if (checkpoint := read_checkpoint(folder, processes, strategy)) is not None:
             return checkpoint
-        missing = missing_kinds(folder)
+        missing = missing_kinds(folder, strategy)
         if not missing or STATE in missing:
             shutil.rmtree(folder)
             continue
@@ -102,35 +94,43 @@ def newest_whole_checkpoint(output: Path, processes: int) -> Checkpoint | None:
     return None
 
 
-def missing_kinds(folder: Path) -> list[str]:
+def missing_kinds(folder: Path, strategy: Strategy) -> list[str]:
     """Name the kinds of files of which a checkpoint holds none. The trainer's state is written last."""
-    return [" or ".join(kind) for kind in KINDS if not any(any(folder.glob(name)) for name in kind)]
+    states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
+    kinds = [strategy.adapter, ADAPTER_CONFIG, *states, "scheduler.pt", "rng_state*.pth", STATE]
+    return [kind for kind in kinds if not any(folder.glob(kind))]
 
 
-def read_checkpoint(folder: Path, processes: int) -> Checkpoint | None:
-    """Give the checkpoint in `folder`, or None where a file is missing or does not open to its end."""
+def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpoint | None:
+    """Give the checkpoint in `folder`, or None where a file is missing or does not open to its end.
+
+    processes: how many trainers wrote it. strategy: how they trained.
+    """
     try:
         state = json.loads((folder / STATE).read_bytes())
         json.loads((folder / ADAPTER_CONFIG).read_bytes())
-        _open_every_tensor(folder / ADAPTER_WEIGHTS)
-        for file in _torch_files(folder, processes):
+        _open_every_tensor(folder / strategy.adapter)
+        for file in _torch_files(folder, processes, strategy):
             with zipfile.ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     return None
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile):
         return None
-    return Checkpoint(folder, state["global_step"], state["max_steps"], state)
+    return Checkpoint(folder, state["global_step"], state["max_steps"], state, strategy)
 
 
-def copy_adapter(checkpoint: Path, target: Path) -> None:
+def copy_adapter(checkpoint: Checkpoint, target: Path) -> None:
     """Copy what peft needs of a checkpoint, readable for others (transformers writes weights with mode 0600)."""
-    for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
-        shutil.copyfile(checkpoint / name, target / name)
+    shutil.copyfile(checkpoint.folder / checkpoint.strategy.adapter, target / ADAPTER_WEIGHTS)
+    shutil.copyfile(checkpoint.folder / ADAPTER_CONFIG, target / ADAPTER_CONFIG)
 
 
-def adapter_digests(folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of an adapter's weights and of its configuration, under the names that report.json has."""
-    return {"adapter": sha256_of(folder / ADAPTER_WEIGHTS), "adapter_config": sha256_of(folder / ADAPTER_CONFIG)}
+def adapter_digests(folder: Path, weights: str = ADAPTER_WEIGHTS) -> dict[str, str]:
+    """Give the SHA-256 of an adapter's weights and of its configuration, under the names that report.json has.
+
+    weights: the name of the file with the weights.
+    """
+    return {"adapter": sha256_of(folder / weights), "adapter_config": sha256_of(folder / ADAPTER_CONFIG)}
 
 
 def refuse_changed_adapter(full: Path) -> None:
@@ -155,27 +155,26 @@ def _open_every_tensor(file: Path) -> None:
             tensors.get_slice(name)
 
 
-def _torch_files(folder: Path, processes: int) -> list[Path]:
+def _torch_files(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
     """Give the files that torch.save wrote: zip archives, each with a checksum per record."""
     random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
-    optimizer = _deepspeed_shards(folder, processes) or [folder / "optimizer.pt"]
-    return [*optimizer, folder / "scheduler.pt", *(folder / name for name in random_states)]
+    states = _states(folder, processes, strategy)
+    return [*states, folder / "scheduler.pt", *(folder / name for name in random_states)]
 
 
-def _deepspeed_shards(folder: Path, processes: int) -> list[Path]:
-    """Give DeepSpeed's own files, none without it: optimizer states by rank, in the folder that `latest` names.
-
-    Raises ValueError where a rank's optimizer states are missing (deepspeed/runtime/engine.py, `save_checkpoint`:
-    `latest` is written when all ranks are done).
-    """
-    shards = sorted(folder.glob("global_step*/*.pt"))
-    if not shards:
-        return []
-    newest = (folder / "latest").read_text().strip()
-    for rank in range(processes):
-        if not list(folder.glob(f"{newest}/*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt")):
-            raise ValueError(f"{folder / newest}: no optimizer states of rank {rank}")
-    return shards
+def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
+    """Give the files that the strategy adds; raises ValueError where one is missing, or `latest` names no folder."""
+    named = any("{latest}" in pattern for pattern in strategy.states)
+    latest = (folder / "latest").read_text().strip() if named else ""
+    if named and not latest:
+        raise ValueError(f"{folder / 'latest'}: empty")
+    files: set[Path] = set()
+    for pattern in {each.format(rank=rank, latest=latest) for each in strategy.states for rank in range(processes)}:
+        found = list(folder.glob(pattern))
+        if not found:
+            raise ValueError(f"{folder}: no {pattern}")
+        files.update(found)
+    return sorted(files)
 
 
 def _step(folder: Path) -> int:

@@ -91,7 +91,7 @@ def command(job: TrainJob, folder: RunFolder, resume: Path | None) -> list[str]:
     """Give the torchrun command line of a training."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
     worker = ["-m", trainer.__name__, str(folder.progress.absolute()), str(job.processes)]
-    worker.append(str(job.settings.early_stop_after or 0))
+    worker += [str(job.settings.early_stop_after or 0), job.strategy.name]
     rows = {"dataset": job.data.train, "val_dataset": job.data.val}
     if job.cached:
         rows = {"cached_dataset": job.cached / "train", "cached_val_dataset": job.cached / "val"}

@@ -41,12 +41,12 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
     folder = RunFolder(runs / job.digest())
     with folder.held(job.describe()) as lock:
         patience = job.settings.early_stop_after
-        last = newest_whole_checkpoint(folder.output, job.processes)
+        last = _newest(job, folder)
         if last is None or not last.ended(patience):
             if last is not None:
                 log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder})")
             _launch(job, folder, last, lock, threads, what, resumes)
-            last = newest_whole_checkpoint(folder.output, job.processes)
+            last = _newest(job, folder)
         else:
             log.info(f"{what}: already trained to step {last.step} ({folder.path})")
         log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
@@ -66,7 +66,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
                 f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
                 f"validation loss than step {_step_of_best(last)}'s (early_stop_after)"
             )
-        best = read_checkpoint(last.best, job.processes)
+        best = read_checkpoint(last.best, job.processes, job.strategy)
         if best is None:
             raise VlmflowError(
                 f"{last.best}: the best checkpoint does not open any more",
@@ -83,9 +83,13 @@ def _launch(
         try:
             return launch(job, folder, last.folder if last else None, lock, threads, what)
         except OutOfGpuMemoryError as error:
-            last = newest_whole_checkpoint(folder.output, job.processes) if resumes else None
+            last = _newest(job, folder) if resumes else None
             mark = resume_once(folder, last.step if last else None, error)
             log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
+
+
+def _newest(job: TrainJob, folder: RunFolder) -> Checkpoint | None:
+    return newest_whole_checkpoint(folder.output, job.processes, job.strategy)
 
 
 def _step_of_best(last: Checkpoint) -> int:

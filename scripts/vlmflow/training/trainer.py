@@ -1,11 +1,11 @@
 """One trainer process: ms-swift's `sft` with a callback of ours. Started by torchrun, once per process.
 
-    torchrun … -m vlmflow.training.trainer PROGRESS_FILE PROCESSES EARLY_STOP_AFTER [swift arguments]
+    torchrun … -m vlmflow.training.trainer PROGRESS_FILE PROCESSES EARLY_STOP_AFTER STRATEGY [swift arguments]
 
 The callback refuses a training that is not really distributed (at its begin by the world size, before every
-checkpoint by the adapters that the ranks hold), ends it after EARLY_STOP_AFTER evaluations without a lower
-loss (0: never), saves and ends on SIGTERM, within an evaluation too, and writes what happens as JSON lines to
-PROGRESS_FILE (rank 0):
+checkpoint by the adapters that the ranks hold, where STRATEGY leaves each a whole one), ends it after
+EARLY_STOP_AFTER evaluations without a lower loss (0: never), saves and ends on SIGTERM, within an evaluation too, and
+writes what happens as JSON lines to PROGRESS_FILE (rank 0):
     {"event": "begin", "step", "target", "tokens", "world_size", "parallel_mode", "device"}
     {"event": "log", "time", "step", "target", "tokens", "loss" | "eval_loss", "learning_rate", "grad_norm"}
     {"event": "end", "step", "peak_memory": bytes per rank}
@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vlmflow.config.strategies import Strategy, strategy_of
 from vlmflow.core.files import whole_file
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
@@ -37,9 +38,9 @@ KEPT = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
 def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
-    progress, processes, early_stop_after, *arguments = sys.argv[1:]
+    progress, processes, early_stop_after, strategy, *arguments = sys.argv[1:]
     refuse_remote_code()
-    register_callback(Path(progress), int(processes), int(early_stop_after) or None)
+    register_callback(Path(progress), int(processes), int(early_stop_after) or None, strategy_of(strategy))
     import torch.distributed as dist
     from swift import sft_main
 
@@ -63,7 +64,7 @@ class EndsAtOnce(Exception):
     """What was resumed lacked its last evaluation alone, or SIGTERM came within that."""
 
 
-def register_callback(progress: Path, processes: int, early_stop_after: int | None) -> None:
+def register_callback(progress: Path, processes: int, early_stop_after: int | None, strategy: Strategy) -> None:
     """Put our callback among ms-swift's, by the name that `swift.arguments` passes."""
     import torch
     import torch.distributed as dist
@@ -153,7 +154,7 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
                 control.should_evaluate = False
                 control.should_save = True
                 control.should_training_stop = True
-            if control.should_save and not args.deepspeed:  # sharded weights lie on no rank whole
+            if control.should_save and strategy.compares_ranks:
                 _refuse_different_adapters(kwargs["model"])
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:

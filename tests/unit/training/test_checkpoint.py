@@ -1,36 +1,21 @@
-import json
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
+from checkpoints import checkpoint
+from vlmflow.config.strategies import DDP
 from vlmflow.training.checkpoint import Checkpoint, copy_adapter, newest_whole_checkpoint, read_checkpoint
 
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
 
 
-def checkpoint(output: Path, step: int, processes: int = 2) -> Path:
-    folder = output / f"checkpoint-{step}"
-    folder.mkdir(parents=True)
-    save_file({"a": torch.ones(64, 8)}, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text("{}")
-    state = {"global_step": step, "max_steps": 30, "best_model_checkpoint": f"/elsewhere/checkpoint-{step}"}
-    (folder / "trainer_state.json").write_text(json.dumps(state))
-    names = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
-    for name in ("optimizer.pt", "scheduler.pt", *names):
-        torch.save({"x": torch.zeros(100)}, folder / name)
-    return folder
-
-
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     for step in (5, 10, 20):
         checkpoint(tmp_path, step)
-    newest = newest_whole_checkpoint(tmp_path, processes=2)
+    newest = newest_whole_checkpoint(tmp_path, 2, DDP)
     assert (newest.step, newest.target) == (20, 30)
     assert newest.best == tmp_path / "checkpoint-20"
-    assert newest_whole_checkpoint(tmp_path / "none", 2) is None
+    assert newest_whole_checkpoint(tmp_path / "none", 2, DDP) is None
 
 
 @pytest.mark.parametrize("name", [*FILES, "rng_state_1.pth"])
@@ -46,8 +31,8 @@ def test_a_checkpoint_that_does_not_open_is_none(tmp_path: Path, name: str, dama
         (broken / name).write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
     if (name, damage) == ("adapter_config.json", "cut"):
         assert content[:1] == b"{"
-    assert read_checkpoint(broken, 2) is None
-    assert newest_whole_checkpoint(tmp_path, 2).step == 10
+    assert read_checkpoint(broken, 2, DDP) is None
+    assert newest_whole_checkpoint(tmp_path, 2, DDP).step == 10
     assert not broken.exists()
 
 
@@ -59,7 +44,7 @@ def test_a_saved_checkpoint_without_a_kind_of_file_is_moved_aside(
     checkpoint(tmp_path / "checkpoints", 10)
     other = checkpoint(tmp_path / "checkpoints", 20)
     (other / name).rename(other / "pytorch_model.distcp")
-    assert newest_whole_checkpoint(tmp_path / "checkpoints", 2).step == 10
+    assert newest_whole_checkpoint(tmp_path / "checkpoints", 2, DDP).step == 10
     (kept,) = (tmp_path / "aside").iterdir()
     assert (kept / "pytorch_model.distcp").stat().st_size
     assert f"lacks {name}" in caplog.text
@@ -71,7 +56,7 @@ def test_a_checkpoint_that_a_kill_cut_off_is_removed(tmp_path: Path) -> None:
     cut = checkpoint(tmp_path / "checkpoints", 20)
     for name in ("trainer_state.json", "scheduler.pt"):
         (cut / name).unlink()
-    assert newest_whole_checkpoint(tmp_path / "checkpoints", 2) is None
+    assert newest_whole_checkpoint(tmp_path / "checkpoints", 2, DDP) is None
     assert list(tmp_path.iterdir()) == [tmp_path / "checkpoints"]
 
 
@@ -92,7 +77,7 @@ def test_a_training_ends_early_or_at_its_evaluated_last_step(
 ) -> None:
     """The losses stand in the checkpoint: what a resumed training counts on."""
     history = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses, 1) if loss is not None]
-    found = Checkpoint(Path("checkpoint"), len(losses), 5, {"log_history": [{"step": 1, "loss": 4.0}, *history]})
+    found = Checkpoint(Path("checkpoint"), len(losses), 5, {"log_history": [{"step": 1, "loss": 4.0}, *history]}, DDP)
     assert (found.ended(early_stop_after), found.ended_early(early_stop_after)) == (ended, early)
 
 
@@ -101,37 +86,18 @@ def test_a_flipped_bit_in_an_optimizer_state_is_noticed(tmp_path: Path) -> None:
     content = bytearray((folder / "optimizer.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "optimizer.pt").write_bytes(content)
-    assert read_checkpoint(folder, 2) is None
+    assert read_checkpoint(folder, 2, DDP) is None
 
 
 def test_every_process_leaves_its_random_state(tmp_path: Path) -> None:
-    assert read_checkpoint(checkpoint(tmp_path / "one", 10, processes=1), 1) is not None
-    assert read_checkpoint(checkpoint(tmp_path / "two", 10), 4) is None
-
-
-def test_sharded_optimizer_states_are_looked_at_where_deepspeed_keeps_them(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, 10)
-    shards = [folder / "global_step10" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)]
-    shards[0].parent.mkdir()
-    for shard in shards:
-        shutil.copy(folder / "optimizer.pt", shard)
-    (folder / "optimizer.pt").unlink()
-    assert read_checkpoint(folder, 2) is None, "latest is written when all ranks are done"
-    (folder / "latest").write_text("global_step10")
-    assert read_checkpoint(folder, 2) is not None
-    content = shards[1].read_bytes()
-    shards[1].write_bytes(b"PK")
-    assert read_checkpoint(folder, 2) is None
-    shards[1].unlink()
-    assert read_checkpoint(folder, 2) is None, "each rank leaves its own"
-    shards[1].write_bytes(content)
-    assert read_checkpoint(folder, 2) is not None
+    assert read_checkpoint(checkpoint(tmp_path / "one", 10, processes=1), 1, DDP) is not None
+    assert read_checkpoint(checkpoint(tmp_path / "two", 10), 4, DDP) is None
 
 
 def test_a_published_adapter_is_readable_for_others(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, 10)
     (folder / "adapter_model.safetensors").chmod(0o600)
     (tmp_path / "out").mkdir()
-    copy_adapter(folder, tmp_path / "out")
+    copy_adapter(read_checkpoint(folder, 2, DDP), tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES[:2])
     assert all(path.stat().st_mode & 0o044 for path in (tmp_path / "out").iterdir())

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import STRATEGIES, strategy_of
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
@@ -21,7 +22,7 @@ MODEL = BaseModel(Path("/models/m"), "qwen3_vl", "model-digest")
 
 
 def job(device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: Any = DATA, **settings: Any) -> TrainJob:
-    return TrainJob(data, MODEL, TrainSettings(**settings), device, processes, strategy)
+    return TrainJob(data, MODEL, TrainSettings(**settings), device, processes, strategy_of(strategy))
 
 
 def value(arguments: list[str], name: str) -> str | None:
@@ -160,7 +161,8 @@ def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
 def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
     """The configuration refuses every argument that some training sets."""
     assert value(job(swift_args={"packing": True}).arguments(), "packing") == "true"
-    jobs = [job(), job(device="cpu"), job(strategy="zero3"), job(max_steps=1), replace(job(), cached=Path("cached"))]
+    jobs = [job(strategy=name) for name in STRATEGIES]
+    jobs += [job(device="cpu"), job(max_steps=1), replace(job(), cached=Path("cached"))]
     words = [word for one in jobs for word in command(one, RunFolder(Path("run")), resume=Path("checkpoint-1"))]
     torchruns = {"standalone", "nproc_per_node=4"}
     assert {word[2:] for word in words if word.startswith("--")} - torchruns == set(SET_BY_THE_WORKFLOW)

@@ -1,0 +1,136 @@
+"""Every strategy of training: what a run may say, what it means for ms-swift, and which checkpoints are whole."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from checkpoints import checkpoint
+from vlmflow.config.run_settings import RunSettings, TrainSettings
+from vlmflow.config.strategies import DDP, STRATEGIES, ZERO2, ZERO3, Strategy, names_on, strategy_of
+from vlmflow.config.swift_args import names
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.training.checkpoint import copy_adapter, newest_whole_checkpoint, read_checkpoint
+
+SAVED = {
+    "ddp": ["optimizer.pt"],
+    "zero2": [
+        "latest",
+        "global_step20/mp_rank_00_model_states.pt",
+        "global_step20/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "global_step20/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+    ],
+    "zero3": [
+        "latest",
+        "global_step20/zero_pp_rank_0_mp_rank_00_model_states.pt",
+        "global_step20/zero_pp_rank_1_mp_rank_00_model_states.pt",
+        "global_step20/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "global_step20/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+    ],
+}
+"""By strategy the files that a training of two processes adds to its checkpoint of step 20."""
+
+FILES = [(name, file) for name, files in SAVED.items() for file in ["adapter_model.safetensors", *files]]
+
+
+@pytest.fixture(params=STRATEGIES)
+def strategy(request: pytest.FixtureRequest) -> Strategy:
+    return STRATEGIES[request.param]
+
+
+def job(strategy: Strategy) -> TrainJob:
+    data = TrainingData(Path("train.jsonl"), Path("val.jsonl"), Path("pictures"), "digest", last_answer_only=False)
+    return TrainJob(data, BaseModel(Path("m"), "qwen3", "digest"), TrainSettings(), "cuda", 2, strategy)
+
+
+def run(strategy: str, device: str) -> RunSettings:
+    return RunSettings(model="m", dataset="d", strategy=strategy, device=device, processes=2)
+
+
+def test_of_every_strategy_it_is_known_what_a_training_saves() -> None:
+    assert SAVED.keys() == STRATEGIES.keys()
+
+
+def test_a_run_takes_it_on_its_devices_alone(strategy: Strategy) -> None:
+    for device in ("cuda", "cpu"):
+        if device in strategy.devices:
+            assert run(strategy.name, device).strategy == strategy.name
+        else:
+            said = f"strategy {strategy.name} needs device .*; on {device} use {', '.join(names_on(device))}"
+            with pytest.raises(ValidationError, match=said):
+                run(strategy.name, device)
+
+
+def test_one_that_shards_needs_gpus() -> None:
+    with pytest.raises(ValidationError, match="strategy zero3 needs device cuda; on cpu use ddp"):
+        run("zero3", "cpu")
+    with pytest.raises(ValueError, match="strategy 'fsdp': unknown; there are ddp, zero2, zero3"):
+        strategy_of("fsdp")
+
+
+def test_its_arguments_are_ms_swifts_and_the_workflows_alone(strategy: Strategy) -> None:
+    plain, words = job(DDP).arguments(), job(strategy).arguments()
+    for name, value in strategy.arguments.items():
+        assert f"--{name}" not in plain
+        assert words[words.index(f"--{name}") + 1] == (str(value).lower() if isinstance(value, bool) else str(value))
+        assert name in names()["arguments"]
+        with pytest.raises(ValidationError, match=r"by runs\.NAME\.strategy"):
+            TrainSettings(swift_args={name: value})
+
+
+def test_no_two_train_in_one_run_folder() -> None:
+    assert len({job(strategy).digest() for strategy in STRATEGIES.values()}) == len(STRATEGIES)
+
+
+def test_the_doctor_counts_what_each_gpu_holds() -> None:
+    assert [each.weights_of_each(70_000, 4) for each in (DDP, ZERO2, ZERO3)] == [70_000, 70_000, 17_500]
+
+
+def test_its_checkpoint_is_whole(tmp_path: Path, strategy: Strategy) -> None:
+    folder = checkpoint(tmp_path, 20, states=SAVED[strategy.name])
+    assert newest_whole_checkpoint(tmp_path, 2, strategy) == read_checkpoint(folder, 2, strategy)
+    assert read_checkpoint(folder, 2, strategy).strategy is strategy
+    (tmp_path / "handed-on").mkdir()
+    copy_adapter(read_checkpoint(folder, 2, strategy), tmp_path / "handed-on")
+    assert len(list((tmp_path / "handed-on").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("name", "file"), FILES)
+@pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
+def test_one_with_a_damaged_file_is_not(tmp_path: Path, name: str, file: str, damage: str) -> None:
+    folder = checkpoint(tmp_path, 20, states=SAVED[name])
+    content = (folder / file).read_bytes()
+    (folder / file).unlink()
+    if damage != "missing":
+        (folder / file).write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    assert read_checkpoint(folder, 2, STRATEGIES[name]) is None
+
+
+def test_every_process_leaves_its_shards(tmp_path: Path) -> None:
+    """`latest` and the random states are there, and all that is there opens."""
+    for strategy in (ZERO2, ZERO3):
+        folder = checkpoint(tmp_path / strategy.name, 20, processes=4, states=SAVED[strategy.name])
+        assert read_checkpoint(folder, 4, strategy) is None
+
+
+def test_a_checkpoint_of_another_strategy_is_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for other, strategy, lacks in ((ZERO3, DDP, "optimizer.pt"), (DDP, ZERO3, "*_optim_states.pt")):
+        output = tmp_path / strategy.name / "checkpoints"
+        checkpoint(output, 20, states=SAVED[other.name])
+        assert newest_whole_checkpoint(output, 2, strategy) is None
+        (kept,) = (output.parent / "aside").iterdir()
+        assert lacks in caplog.text
+        assert read_checkpoint(kept, 2, other) is not None
+
+
+def test_the_adapter_is_taken_from_where_the_strategy_saves_it_whole(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 20)
+    (folder / "whole").mkdir()
+    (folder / "adapter_model.safetensors").rename(folder / "whole" / "weights.safetensors")
+    elsewhere = replace(DDP, adapter="whole/weights.safetensors")
+    assert read_checkpoint(folder, 2, DDP) is None
+    (tmp_path / "handed-on").mkdir()
+    copy_adapter(read_checkpoint(folder, 2, elsewhere), tmp_path / "handed-on")
+    assert (tmp_path / "handed-on" / "adapter_model.safetensors").stat().st_size
