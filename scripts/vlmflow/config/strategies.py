@@ -6,7 +6,7 @@ one more entry is one more strategy. What loaders take of the shared memory, and
 that train together does, is the same for all of them.
 
 `tests/unit/training/test_strategies.py` has, by strategy, what a real training of two processes saved; its tests, and
-those of `tests/stages/test_strategies.py`, which train, run for every entry.
+those of `tests/stages/test_strategies_train.py`, which train, run for every entry.
 """
 
 from collections.abc import Mapping
