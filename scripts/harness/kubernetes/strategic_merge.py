@@ -2,6 +2,9 @@
 
 The keys by which lists merge are those of the API types:
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/ ("patch strategy").
+
+Servers and kubectl merge in this way; the Kubernetes client for Python has no function for it, and a Job must be whole
+before the server sees it.
 """
 
 from copy import deepcopy

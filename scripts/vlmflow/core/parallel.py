@@ -1,4 +1,8 @@
-"""Work spread over processes, with results in the order of the work, in bounded memory."""
+"""Work spread over processes, with results in the order of the work, in bounded memory.
+
+Around ProcessPoolExecutor, not its `map`: that submits all items before it gives the first result (Python 3.14 can
+bound it), pickles the function, and brings results through a pipe.
+"""
 
 import gc
 import multiprocessing

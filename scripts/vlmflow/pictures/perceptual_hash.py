@@ -3,6 +3,9 @@
 The method is pHash's "DCT based" hash (C. Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions,
 2010, section 3.2.1; https://www.phash.org): grey, 32 x 32 pixels, its discrete cosine transform, of that the 8 x 8
 lowest frequencies without the constant ones, one bit for each: above their median or not.
+
+ImageHash, the usual library, is not in the locks: it needs SciPy and PyWavelets for what is one product of matrices
+here, and keeps the constant frequencies.
 """
 
 import math

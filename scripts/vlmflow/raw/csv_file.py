@@ -1,4 +1,8 @@
-"""The rows of a CSV file: a broken one costs itself, whatever stands in it."""
+"""The rows of a CSV file: a broken row is rejected alone, whatever is in it.
+
+Python's `csv` parses. What is around it is ours, since neither `csv` nor pyarrow's reader tells at which byte a row
+begins, and both give all rows up to the next quotation mark as one where a quotation mark is left over.
+"""
 
 import csv
 import io

@@ -1,4 +1,8 @@
-"""Counts of a number over any many rows, in bounded memory, and the bins in which a page draws them."""
+"""Counts of a number over any many rows, in bounded memory, and the bins in which a page draws them.
+
+numpy's histogram wants all numbers at once, or the edges of the bins beforehand; here numbers come one by one, and
+their range is known at the end.
+"""
 
 from bisect import bisect_right
 from collections import Counter

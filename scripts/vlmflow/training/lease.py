@@ -4,6 +4,9 @@ The holder keeps counting in `lease-NUMBER.json`. Whoever finds a lease watches 
 lives; when it stands still for SILENCE seconds by the watcher's own clock, the watcher takes over by creating the next
 number, which one alone can do. The highest number holds. A holder that finds a higher one (it was frozen, or cut off)
 ends at once: what it writes from then on would mix with another trainer's files.
+
+filelock's SoftFileLease is alike, but gives its claim up when the volume has been away for longer than its duration,
+though nobody can take over then: a training of days would end with it.
 """
 
 import json
