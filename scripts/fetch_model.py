@@ -6,7 +6,6 @@ from harness.stage import run_stage
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
-from vlmflow.fetch.from_hub import fetch_model
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import hash_files, link_files, write_manifest
 
@@ -27,6 +26,8 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
         refuse_code(folder, found.names)
         files, left_out = hash_files(folder, found.names, threads), found.left_out
     else:
+        from vlmflow.fetch.from_hub import fetch_model  # the hub's client takes a while to start
+
         pin = pin_of(source, read_pins(pins))
         folder, files, left_out = fetch_model(place, pin, store, threads)
         revision = pin.revision

@@ -10,10 +10,8 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.files import sha256_of, whole_file, write_json
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
-from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.look_alikes import near_pictures
 from vlmflow.reports.counts_page import counts_page
-from vlmflow.rows.validate import SplitFiles, SplitRules, validate
+from vlmflow.rows.validate import NearTest, SplitFiles, SplitRules, validate
 
 RULES_OF_KIND = ("modality", "whole_rows", "drop_near_questions")
 """What stands elsewhere in stats.json."""
@@ -86,7 +84,7 @@ def main(
         whole_rows=settings.one_prompt,
         drop_near_questions=near_duplicates.drop,
     )
-    near_test = partial(near_pictures, read_hashes(hashes or []), distance=near_duplicates.picture_distance)
+    near_test = _near_test(hashes or [], near_duplicates.picture_distance)
     account = validate(files, stats.parent, rules, threads, mended, near_test, read_columns)
     how = {
         "max_history_rounds": settings.max_history_rounds,
@@ -100,6 +98,16 @@ def main(
     write_json(stats, account)
     with whole_file(counts, "w") as page:
         page.write(counts_page(account))
+
+
+def _near_test(hashes: list[Path], distance: int) -> NearTest:
+    """Give what says which pictures are too near to the test split's; without hashes none are."""
+    if not hashes:
+        return lambda test: {}
+    from vlmflow.pictures.hash_table import read_hashes  # with numpy and Pillow, which nothing else here needs
+    from vlmflow.pictures.look_alikes import near_pictures
+
+    return partial(near_pictures, read_hashes(hashes), distance=distance)
 
 
 if __name__ == "__main__":

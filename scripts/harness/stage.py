@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, get_origin
 
 import pydantic
-import yaml
 
 from harness.messages import whole_commands
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -155,6 +154,8 @@ def _reader(annotation: Any) -> Callable[[str], Any]:
     """Give what reads an option: paths and texts as they are, all else as YAML; one value alone is a list of one."""
     if annotation in (str, Path):
         return str
+    import yaml  # a rule needs none
+
     if get_origin(annotation) is not list:
         return yaml.safe_load
 

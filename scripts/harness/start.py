@@ -4,7 +4,7 @@ from typing import Any
 
 from snakemake.utils import min_version
 
-from harness import before_start, failures, plan, stage, told
+from harness import before_start, failures, plan, quick_start, stage, told
 from harness.inputs import RuleInputs
 from harness.kubernetes import executor
 from harness.names import Names
@@ -21,6 +21,8 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     Gives `settings` back.
     """
     min_version("9.27")
+    if workflow.remote_exec:  # a pod runs a job, and no `onstart`
+        quick_start.leave_out_what_nobody_uses()
     stage.let_stages_end_with_this_process()
     failures.install()
     told.tell_stages(workflow, settings)
@@ -36,6 +38,7 @@ def for_rules(workflow: Any, settings: Config) -> tuple[Names, RuleInputs, RuleP
 
 
 def before_jobs(workflow: Any, settings: Config) -> None:
-    """Refuse what could not end well; `snakemake -n` still plans it."""
+    """Refuse what could not end well; `snakemake -n` still plans it. And have the jobs start quickly."""
     refuse_relative_stores(workflow, settings)
     before_start.refuse_what_cannot_end(workflow)
+    quick_start.leave_out_what_nobody_uses()

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import msgspec
-import numpy as np
 from PIL import ExifTags, Image
 
 from vlmflow.config.row_settings import PictureLimits
@@ -195,6 +194,8 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
         low, factor = _range_to_eight_bit(image)
     transparent = image.info.get("transparency")
 
+    import numpy as np  # as in _ends: few pictures need it, and it takes as long to start as the rest of the stage
+
     def scaled(strip: Image.Image) -> Image.Image:
         levels = np.asarray(strip)
         grey = np.subtract(levels, low, dtype=np.float64) * factor
@@ -231,6 +232,8 @@ def _first_number(value: object, default: int) -> int:
 
 def _ends(image: Image.Image) -> tuple[float, float]:
     """Give the smallest and the greatest grey level."""
+    import numpy as np
+
     ends = np.array([(levels.min(), levels.max()) for levels in (np.asarray(strip) for _, strip in _strips(image))])
     return float(ends[:, 0].min()), float(ends[:, 1].max())
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,6 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import naming, read_json, sha256_of, unfinished, whole_file
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.pictures.look_alikes import Near
 from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.converted import RejectedRow
@@ -27,6 +26,9 @@ from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
 from vlmflow.rows.row_counts import Account
+
+if TYPE_CHECKING:  # with numpy, which takes as long to start as all of this
+    from vlmflow.pictures.look_alikes import Near
 
 log = logging.getLogger("vlmflow")
 
@@ -106,7 +108,7 @@ class DatasetWriter:
         return digest.hexdigest()
 
 
-NearTest = Callable[[frozenset[bytes]], Mapping[bytes, Near]]
+NearTest = Callable[[frozenset[bytes]], "Mapping[bytes, Near]"]
 """Takes the test split's pictures to the others that look like them, both by SHA-256."""
 
 

@@ -1,0 +1,80 @@
+"""What a start does not load: the modules that cost most, and that the work at hand does not need."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from harness import code_digest
+from roads import ROOT
+
+SCRIPTS = ROOT / "scripts"
+
+MAIN_PROCESS = """
+import subprocess, sys
+from harness.quick_start import leave_out_what_nobody_uses
+leave_out_what_nobody_uses()
+from snakemake import iocontainers as io
+params = io.Params(fromdict={"limits": {"rows": 3}})
+job = io.Snakemake(io.InputFiles(), io.OutputFiles(), params, io.Wildcards(), 1, io.ResourceList(), io.Log(), {}, "", 0)
+assert job.params.limits == {"rows": 3}
+assert "pandas.core" not in sys.modules
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+"""
+STAGE = """
+import importlib.metadata
+importlib.metadata.distributions = None  # pydantic would call it, to look for plugins
+from pydantic import BaseModel
+class Model(BaseModel):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "without"),
+    [
+        ("fetch_fire", {"httpx", "huggingface_hub", "pycurl"}),
+        ("fetch_model", {"httpx", "huggingface_hub", "pycurl"}),
+        ("resolve_images", {"numpy", "pyarrow", "yaml"}),
+        ("convert_fire", {"numpy", "PIL", "pyarrow", "yaml"}),
+        ("convert_rows", {"numpy", "PIL", "pyarrow", "yaml"}),
+        ("validate_sharegpt", {"numpy", "PIL", "pyarrow", "yaml"}),
+    ],
+)
+def test_a_script_does_not_load_what_it_may_never_need(script: str, without: set[str]) -> None:
+    program = f"import sys; import {script}; print(*sys.modules)"
+    call = [sys.executable, "-c", program]
+    loaded = subprocess.run(call, cwd=SCRIPTS, capture_output=True, text=True, check=True).stdout.split()
+    assert without & set(loaded) == set()
+
+
+def test_a_job_is_prepared_without_pandas_and_runs_without_a_search_for_plugins() -> None:
+    subprocess.run([sys.executable, "-c", MAIN_PROCESS, STAGE], cwd=SCRIPTS, check=True)
+
+
+def test_the_digest_of_the_code_misses_no_import_of_the_project() -> None:
+    """It finds them by the beginnings of their lines; this is Python's own reading of every module."""
+    for file in SCRIPTS.rglob("*.py"):
+        code = file.read_bytes()
+        read: set[str] = set()
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                read.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                read.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+        assert read - code_digest.imported_names(code) == set(), file
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("from a.b import (  # one (of two)\n    c,  # and\n    d as e,\n)\n", {"a.b", "a.b.c", "a.b.d"}),
+        ("import a, b as c; import d\n", {"a", "b", "d"}),
+        ("def f():\n    from a import \\\n        b\n", {"a", "a.b"}),
+        ("important = 1\nfrom_here = import_ = 2\n", set()),
+        ('"""\nimport the rows (all\nof them)\n"""\nimport a\n', {"a"}),
+    ],
+)
+def test_an_import_is_found_however_it_is_written(code: str, names: set[str]) -> None:
+    assert code_digest.imported_names(code.encode()) == names
