@@ -20,8 +20,8 @@ WORDS = ["red", "green", "blue"]
 DEEPSPEED_ON_CPUS = """
 import sys
 if "--deepspeed" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import deepspeed.comm.torch
-    deepspeed.comm.torch.build_shm_op = lambda: None
+    import deepspeed
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
 """
 """transformers begins DeepSpeed's communication on GPUs alone; on cores DeepSpeed would compile a faster one first."""
