@@ -20,17 +20,18 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
     threads: files that are fetched and read at a time.
     """
     place = parse_source(source)
+    revision: str | None
     if isinstance(place, Path):
         revision, folder = None, place
         found = list_files(folder, source)
         refuse_code(folder, found.names)
         files, left_out = hash_files(folder, found.names, threads), found.left_out
     else:
-        from vlmflow.fetch.from_hub import fetch_model  # the hub's client takes a while to start
+        from vlmflow.fetch.from_hub import fetch_model, pinned_revision  # the hub's client takes a while to start
 
         pin = pin_of(source, read_pins(pins))
         folder, files, left_out = fetch_model(place, pin, store, threads)
-        revision = pin.revision
+        revision = pinned_revision(place, pin)
     log_left_out(source, left_out)
     view = link_files(store, model.name, folder, files)
     with whole_folder(model) as unfinished_folder:

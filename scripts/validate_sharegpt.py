@@ -69,9 +69,9 @@ def main(
     """
     refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
     raw = [files for files in (raw_train, raw_test) if files]
-    manifests = pictures or [None] * len(raw)
-    for account, *rows in zip(unread, converted, rejects, strict=True):
-        refuse_other_rows(account, rows)
+    manifests: list[Path] | list[None] = pictures or [None] * len(raw)
+    for unread_keys, *rows in zip(unread, converted, rejects, strict=True):
+        refuse_other_rows(unread_keys, rows)
     outputs = (converted, rejects, manifests, unread)
     files = [SplitFiles(*split) for split in zip(("train", "test"), raw, *outputs, strict=False)]
     rules = SplitRules(

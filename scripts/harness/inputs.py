@@ -85,10 +85,11 @@ class RuleInputs:
 
     def per_split(self, pattern: str) -> InputFunction:
         """`pattern` for every raw split of wildcard `dataset`, in the order of `splits_of`."""
-        return lambda wildcards: [
-            pattern.format(dataset=wildcards.dataset, split=split)
-            for split in splits_of(self._settings, wildcards.dataset)
-        ]
+        return lambda wildcards: self._of_splits(pattern, wildcards)
+
+    def _of_splits(self, pattern: str, wildcards: Any) -> list[str]:
+        splits = splits_of(self._settings, wildcards.dataset)
+        return [pattern.format(dataset=wildcards.dataset, split=split) for split in splits]
 
     def per_part(self, pattern: str) -> list[str]:
         """`pattern` for every part that a pod makes, with its other wildcards as they are."""
@@ -99,7 +100,7 @@ class RuleInputs:
         """The image manifests of wildcard `dataset`, one per raw split; none where it has no pictures."""
         if not self._settings.datasets[wildcards.dataset].has_manifests:
             return []
-        return self.per_split("images/{dataset}/{split}.jsonl")(wildcards)
+        return self._of_splits("images/{dataset}/{split}.jsonl", wildcards)
 
     def hashes(self, wildcards: Any) -> list[str]:
         """The picture hashes of every raw split of wildcard `dataset`; none without pictures or test split.
@@ -109,7 +110,7 @@ class RuleInputs:
         dataset = self._settings.datasets[wildcards.dataset]
         if not dataset.has_manifests or not (dataset.test or dataset.test_share):
             return []
-        return self.per_split("images/{dataset}/{split}.hashes.jsonl")(wildcards)
+        return self._of_splits("images/{dataset}/{split}.hashes.jsonl", wildcards)
 
     def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
         """The same, where wildcard `dataset` leaves near-duplicates of its test split out."""

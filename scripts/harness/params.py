@@ -133,7 +133,7 @@ class RuleParams:
 
 def _block(settings: Settings, keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, Any]:
     """Give settings by names of their own, as values of JSON. A key names one within blocks with dots."""
-    named = {key.rpartition(".")[2]: key for key in keys} | renamed
+    named = {key.rpartition(".")[2]: key for key in keys} | dict(renamed)
     values = {name: attrgetter(key)(settings) for name, key in named.items()}
     return {name: value.model_dump() if isinstance(value, Settings) else value for name, value in values.items()}
 

@@ -73,7 +73,12 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
 
 def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
     """Give every output of some rules whose name holds nothing but the configuration's names and the raw splits."""
-    values = {"run": settings.runs, "model": settings.models, "dataset": settings.datasets, "split": ("train", "test")}
+    values: dict[str, Iterable[str]] = {
+        "run": settings.runs,
+        "model": settings.models,
+        "dataset": settings.datasets,
+        "split": ("train", "test"),
+    }
     for rule in rules:
         for output in rule.output:
             names = get_wildcard_names(str(output))

@@ -27,7 +27,8 @@ def say_where_files_are_wrong() -> None:
             sys.exit(f"--configfile: {file} is no file\n  what to do: name a file; targets come after the files and --")
         with _ending_on_fault():
             yaml_file.read_config(Path(file))
-        return read_theirs(file)
+        content: dict[str, Any] = read_theirs(file)
+        return content
 
     snakemake.common.configfile.load_configfile = load_configfile
     snakemake.settings.types.load_configfile = load_configfile

@@ -125,7 +125,7 @@ def _named(text: str, job: Any) -> str:
 def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path | None]:
     module = sys.modules[main.__module__].__doc__ or ""
     parser = argparse.ArgumentParser(
-        description=module.strip() + "\n\n" + inspect.getdoc(main),
+        description=f"{module.strip()}\n\n{inspect.getdoc(main)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--log", type=Path, help="a file for the log")
@@ -150,6 +150,10 @@ def _keys_of(annotation: Any) -> str | None:
     return f"a block in YAML: {{{', '.join(f'{key}: …' for key in annotation.model_fields)}}}"
 
 
+def _read_yaml(text: str) -> Any:
+    return yaml.safe_load(text)
+
+
 def _reader(annotation: Any) -> Callable[[str], Any]:
     """Give what reads an option: paths and texts as they are, all else as YAML; one value alone is a list of one."""
     if annotation in (str, Path):
@@ -157,7 +161,7 @@ def _reader(annotation: Any) -> Callable[[str], Any]:
     import yaml  # a rule needs none
 
     if get_origin(annotation) is not list:
-        return yaml.safe_load
+        return _read_yaml
 
     def read_list(text: str) -> Any:
         value = yaml.safe_load(text)

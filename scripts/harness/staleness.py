@@ -57,4 +57,4 @@ def texts_of(block: dict[str, Any], before: str = "") -> Iterator[str]:
 
 def _is_derived(rule: Any, name: str) -> bool:
     """Tell whether a param is made of the job's files, which Snakemake compares by themselves."""
-    return rule._is_deriving_function(getattr(rule.params, name))
+    return bool(rule._is_deriving_function(getattr(rule.params, name)))

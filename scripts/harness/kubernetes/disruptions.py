@@ -70,10 +70,11 @@ class Disruptions:
         if job.due is None or self._clock() < job.due:
             return name
         job.due, job.not_made, job.made, job.body = None, "", job.made + 1, copy.deepcopy(job.body)
-        job.body["metadata"]["name"] = f"{job.first_name}-{job.made}"
+        new_name = f"{job.first_name}-{job.made}"
+        job.body["metadata"]["name"] = new_name
         del self._jobs[name]
-        self._put(job.body["metadata"]["name"], job)
-        return job.body["metadata"]["name"]
+        self._put(new_name, job)
+        return new_name
 
     def plan(self, name: str, outcome: Outcome) -> Outcome:
         """Plan to make a Job again that was taken away; gives it as waiting, or as failed where its budget is over."""

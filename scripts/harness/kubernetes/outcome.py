@@ -69,7 +69,7 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
         return Outcome("succeeded", name)
     alive = [pod for pod in pods if not is_over(pod, now)]
     over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
-    suspended = not over and _was_suspended(job, pod)
+    suspended = job is not None and not over and _was_suspended(job, pod)
     if not alive and suspended:
         return Outcome("waiting")
     if not alive and (over or pod is not None):
@@ -151,7 +151,8 @@ def terminated(pod: Object) -> Object | None:
     """Give how the rule's container ended, if it has."""
     for container in pod.get("status", {}).get("containerStatuses") or []:
         if container["name"] == CONTAINER:
-            return container.get("state", {}).get("terminated")
+            ended: Object | None = container.get("state", {}).get("terminated")
+            return ended
     return None
 
 

@@ -150,7 +150,7 @@ def _check_container(where: str, spec: Object) -> None:
 
 
 def _gpu_resource(where: str, annotations: Object) -> str:
-    name = annotations.get(GPU_RESOURCE, Template.gpu_resource)
+    name: str = annotations.get(GPU_RESOURCE, Template.gpu_resource)
     if not RESOURCE_NAME.fullmatch(name):
         raise VlmflowError(f"{where}: annotation {GPU_RESOURCE} is {name!r}, not a name like nvidia.com/gpu", NEXT)
     return name

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 
@@ -79,7 +80,7 @@ def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
     return entries
 
 
-def _entry(name: str, said: dict, version: int, folder: str) -> Entry:
+def _entry(name: str, said: dict[str, Any], version: int, folder: str) -> Entry:
     size = said["size"]
     if not isinstance(size, int) or size < 0:
         raise ValueError(f"{name}: a size of {size!r}")

@@ -27,7 +27,7 @@ class FsObject(StorageObject):
         if not self.query_path.exists():
             with suppress(FileNotFoundError, VlmflowError), no_links.reached(self.query_path) as target:
                 in_place.put_back(target)
-        return self.query_path.exists()
+        return bool(self.query_path.exists())
 
     def retrieve_object(self) -> None:
         """Link the local path to the target.

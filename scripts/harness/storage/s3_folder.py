@@ -149,7 +149,10 @@ class Folder:
         source, key = _retrieved.get(content, (self.key, ""))
         if source == self.key or size < SHARED_FROM or folder_manifest.owner_of(key) == self.key:
             return None
-        self._named_by(Entry(size, key).attempt).put(Body=b"")
+        attempt = Entry(size, key).attempt
+        if attempt is None:
+            return None
+        self._named_by(attempt).put(Body=b"")
         entries = self._of(source).entries() or {}
         return key if any((entry.key, entry.sha256) == (key, digest) for entry in entries.values()) else None
 
@@ -177,7 +180,8 @@ class Folder:
         return self.bucket.Object(f"{attempt}/named-by/{quote(self.key, safe='')}")
 
     def _delete_what_killed_writers_left(self) -> None:
-        now, newest = self._now(), {}
+        now = self._now()
+        newest: dict[str, datetime] = {}
         for item in self.bucket.objects.filter(Prefix=f"{self.key}/.stored-"):
             attempt = "/".join(item.key.split("/")[: self.key.count("/") + 2])
             newest[attempt] = max(newest.get(attempt, item.last_modified), item.last_modified)

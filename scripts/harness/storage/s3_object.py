@@ -48,19 +48,19 @@ class S3Object(StorageObject):
 
     def mtime(self) -> float:
         """Give the time, in seconds since 1970 by the storage's clock, at which the target became whole."""
-        return self._valid().last_modified.timestamp()
+        return float(self._valid().last_modified.timestamp())
 
     def size(self) -> int:
         """Give the bytes of a file, 0 for a folder."""
         valid = self._valid()
-        return 0 if self._is_manifest(valid) else valid.content_length
+        return 0 if self._is_manifest(valid) else int(valid.content_length)
 
     def local_footprint(self) -> int:
         """Give the bytes that a local copy takes."""
         valid = self._valid()
         if self._is_manifest(valid):
             return sum(entry.size for entry in (self._folder.entries() or {}).values())
-        return valid.content_length
+        return int(valid.content_length)
 
     def retrieve_object(self) -> None:
         """Download the target to its local path, and compare its content.
@@ -146,7 +146,7 @@ class S3Object(StorageObject):
         return valid
 
     def _is_manifest(self, valid: Any) -> bool:
-        return valid.key != self.key
+        return bool(valid.key != self.key)
 
     def _make_bucket(self) -> None:
         if not self.bucket_exists():

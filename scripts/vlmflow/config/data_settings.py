@@ -17,7 +17,7 @@ PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
 class DatasetSettings(Settings):
     """One data set: where its raw files and pictures are, and how rows are made of them."""
 
-    kind: Literal[*kinds()]
+    kind: Literal[*kinds()]  # type: ignore[valid-type]  # the kinds are found when this is imported
     """The raw form; docs/data.md shows a row of each. All but fire may name a picture (`image`, or `images` with one
     name) and a `source`."""
 
@@ -122,10 +122,10 @@ class DatasetSettings(Settings):
             known = ", ".join(form.all_keys)
             raise ValueError(f"columns: rows of kind {self.kind} have no key {unknown[0]!r}; they have {known}")
         _refuse_unreadable_columns(self._names, self.columns)
-        known = form.meanings_of(self._names)
+        meanings = form.meanings_of(self._names)
         for key in self.ignore_keys:
-            if key not in known:
-                raise ValueError(f"ignore_keys: {key!r} stops no row of kind {self.kind}; {', '.join(known)} may")
+            if key not in meanings:
+                raise ValueError(f"ignore_keys: {key!r} stops no row of kind {self.kind}; {', '.join(meanings)} may")
         for split in ("train", "test"):
             for address in self._named(split):
                 if isinstance(getattr(self, split), list) and split_sample(address)[1] is not None:

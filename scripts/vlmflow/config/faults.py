@@ -112,12 +112,12 @@ def _origin(path: list[Any], contents: list[tuple[Path, Any]]) -> str:
 
 def _schema_at(schema: Schema, path: list[Any]) -> Schema:
     """Follow a key path through the JSON Schema of the model; {} where it leads nowhere."""
-    here = schema
+    here, nothing = schema, Schema()
     for key in path:
         named = here.get("patternProperties", {}).values()
         inner = here.get("properties", {}).get(key) or next(iter(named), None)
         listed = [branch["items"] for branch in [here, *here.get("anyOf", [])] if "items" in branch]
-        here = inner or here.get("additionalProperties") or next(iter(listed), {})
+        here = inner or here.get("additionalProperties") or next(iter(listed), nothing)
         if "$ref" in here:
             here = schema["$defs"][here["$ref"].rsplit("/", 1)[-1]]
     return here

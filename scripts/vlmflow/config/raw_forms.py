@@ -101,7 +101,8 @@ def kinds() -> list[str]:
 
 def form_of(kind: str) -> RawForm:
     """Give the form of a kind."""
-    return _modules()[kind].FORM
+    form: RawForm = _modules()[kind].FORM
+    return form
 
 
 def module_of(kind: str) -> str:

@@ -14,6 +14,7 @@ class Settings(BaseModel):
     @classmethod
     def _truth_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
         """Make true and false what they are not to Python: no numbers."""
+        assert field.field_name is not None
         truth = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
         return str(value) if truth else value
 

@@ -167,4 +167,5 @@ def _nearest(name: str, kind: str) -> str:
 @functools.cache
 def names() -> dict[str, list[str]]:
     """Give the table."""
-    return read_json(TABLE)
+    table: dict[str, list[str]] = read_json(TABLE)
+    return table

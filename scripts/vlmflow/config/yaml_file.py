@@ -83,7 +83,8 @@ class _Loader(yaml.SafeLoader):
                     what = f"the key {key.value!r} stands in line {first[key.value]} already; one block has it once"
                     raise yaml.MarkedYAMLError(problem=what, problem_mark=key.start_mark)
                 first[key.value] = key.start_mark.line + 1
-        return super().construct_mapping(node, deep)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
 
 
 def _count(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:

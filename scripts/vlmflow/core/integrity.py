@@ -195,7 +195,8 @@ def _state(file: Path) -> os.stat_result | None:
     try:
         found = os.stat(file)
     except OSError as error:
-        return _none_where_gone(file, error)
+        _refuse_unless_gone(file, error)
+        return None
     return found if S_ISREG(found.st_mode) else None
 
 
@@ -208,10 +209,11 @@ def _seen(file: Path) -> Seen | None:
             before = os.fstat(opened.fileno())
             return _looks(before, file_digest(opened, "sha256").hexdigest())
     except OSError as error:
-        return _none_where_gone(file, error)
+        _refuse_unless_gone(file, error)
+        return None
 
 
-def _none_where_gone(file: Path, error: OSError) -> None:
+def _refuse_unless_gone(file: Path, error: OSError) -> None:
     if error.errno not in GONE:
         raise PassingError(
             f"{file}: {error.strerror}",

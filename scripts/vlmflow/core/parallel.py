@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import cycle
 from mmap import mmap
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vlmflow.core.errors import PassingError
 from vlmflow.core.process import bound_to_this_process
@@ -27,6 +27,9 @@ WAITING_PER_PROCESS = 4
 SLOT_BYTES = 4 << 20
 """Room for one result in the memory that the processes share. Through the executor's own pipe, 64 KB at a time, a
 process would wait for its reader instead of working: that took a third of the time of validation."""
+
+_function: Callable[[Any], Any]
+_shared: mmap
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], processes: int) -> Iterator[Result]:
@@ -82,7 +85,7 @@ def _call(item: Item, place: int) -> int | bytes:
     return len(packed)
 
 
-def _result(shared: mmap, future: Future[int | bytes], place: int) -> Result:
+def _result(shared: mmap, future: Future[int | bytes], place: int) -> Any:
     given = future.result()
     if isinstance(given, bytes):
         return pickle.loads(given)  # noqa: S301 (our own process packed it)

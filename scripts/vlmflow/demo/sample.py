@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_folder, write_json
 from vlmflow.demo.sample_dialogues import Row, raw_row
 from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site
-from vlmflow.demo.sample_questions import questions_about
+from vlmflow.demo.sample_questions import Question, questions_about
 from vlmflow.demo.sample_scenes import Scene, bars_scene, shapes_scene
 
 TRAIN_FILE = "FIRE-train-100K.json"
@@ -83,7 +84,8 @@ class Gallery:
         image = PATHS[source].format(number=next(self._numbers), split=split)
         file = self.folder / image
         file.parent.mkdir(parents=True, exist_ok=True)
-        scene.draw().save(file, **({"quality": 95} if file.suffix == ".jpg" else {}))
+        how: dict[str, Any] = {"quality": 95} if file.suffix == ".jpg" else {}
+        scene.draw().save(file, **how)
         return image, scene
 
 
@@ -100,7 +102,7 @@ def _make_rows(
     broken = dict(sorted(zip(places, faults, strict=True)))
     rows: list[Row] = []
     sound: Row = {}
-    unasked = []
+    unasked: list[Question] = []
     for number in range(count):
         fault = FAULTS[broken[number]] if number in broken else None
         if fault is None and unasked and rng.random() < SHARED_PICTURES:

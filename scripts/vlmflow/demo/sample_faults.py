@@ -35,11 +35,13 @@ class Site:
 
     def student(self) -> dict[str, str]:
         """Give the student's first turn."""
-        return self.row["conversations"][0]
+        turns: list[dict[str, str]] = self.row["conversations"]
+        return turns[0]
 
     def teacher(self) -> dict[str, str]:
         """Give the teacher's first turn."""
-        return self.row["conversations"][1]
+        turns: list[dict[str, str]] = self.row["conversations"]
+        return turns[1]
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def duplicate_row(site: Site) -> None:
 
 def picture_of_test(site: Site) -> None:
     """Put a picture of the test split under the row's own path."""
+    assert site.test_file is not None, "this fault is one of the train split"
     site.file.write_bytes(site.test_file.read_bytes())
 
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ ELEMENTS = 16 * 1024 * 1024
 ROUNDS = 3
 
 
-def main(rank: int, processes: int) -> dict:
+def main(rank: int, processes: int) -> dict[str, Any]:
     """Train, compare and measure; gives what the first process prints."""
     cuda = "cuda" in sys.argv[1:]
     if cuda and torch.cuda.device_count() < processes:

@@ -1,7 +1,8 @@
 """Everything that `make doctor` looks at, in the order in which it is needed."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import kubernetes
@@ -62,7 +63,7 @@ class Doctor:
         yield from self._try("rights", lambda: rbac.check_rights(self._api, "yours", executor))
         yield from self._try("rights of accounts", self._rights_of_accounts)
         for claim in inside.FOLDERS:
-            yield from self._try(f"claim {claim}", lambda claim=claim: [self._claim(claim)])
+            yield from self._try(f"claim {claim}", partial(self._claims, [claim]))
         yield from self._try("pod templates", self._read_templates)
         yield from self._try("hub token", self._secret)
         yield from self._try("controller", self._controller)
@@ -97,6 +98,9 @@ class Doctor:
         user = ACCOUNTS.format(namespace=self._api.namespace, name=named(name))
         client.set_default_header("Impersonate-User", user)
         return Api(client, self._api.namespace)
+
+    def _claims(self, names: Sequence[str]) -> list[Check]:
+        return [self._claim(name) for name in names]
 
     def _claim(self, name: str) -> Check:
         return objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))

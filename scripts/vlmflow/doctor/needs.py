@@ -81,7 +81,8 @@ def hub_sources(settings: Config, runs: list[str]) -> list[str]:
 
 def gpu_resource(template: Object) -> str:
     """Give the cluster's name for its GPUs, as the template `gpu` says it."""
-    return (template["metadata"].get("annotations") or {}).get(GPU_RESOURCE, "nvidia.com/gpu")
+    name: str = (template["metadata"].get("annotations") or {}).get(GPU_RESOURCE, "nvidia.com/gpu")
+    return name
 
 
 def most_gpus(nodes: list[Object], resource: str) -> int:
@@ -181,7 +182,8 @@ def barred(node: Object, spec: Object) -> str | None:
 
 
 def _allocatable(node: Object, resource: str) -> Decimal:
-    return parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0))
+    amount: Decimal = parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0))
+    return amount
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:

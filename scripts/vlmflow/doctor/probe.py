@@ -98,7 +98,7 @@ def refusal(events: list[Object], job_name: str) -> str:
     """Say why the Job controller cannot make a Job's pod (a quota, Pod Security); empty while nothing is against it."""
     for event in events:
         if event["involvedObject"].get("name") == job_name and event.get("reason") == "FailedCreate":
-            message = event.get("message", "")
+            message: str = event.get("message", "")
             if not any(words in message for words in PASSING):
                 return message
     return ""

@@ -14,7 +14,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.chat_form import ChatForm
-from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest, size_of
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.sharegpt import ShareGptRow
 
@@ -88,7 +88,8 @@ class TokenCounter:
         self._form = form
         self._tokenizer = Tokenizer.from_file(str(model / TOKENIZER))
         tokens = picture_tokens_of(model, image_max_tokens)
-        self._pictures = {entry.name: tokens(entry.width, entry.height) for entry in pictures if entry.reason is None}
+        usable = (entry for entry in pictures if entry.reason is None)
+        self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
 
     def count(self, rows: Sequence[ShareGptRow]) -> list[tuple[int, int]]:
         """Give text tokens and picture tokens of each row.

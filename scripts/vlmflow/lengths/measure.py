@@ -126,4 +126,5 @@ def in_words(summary: dict[str, Any]) -> str:
 
 def share(split: dict[str, Any]) -> float:
     """Give the share of a split's tokens that pictures take."""
-    return split["picture_tokens"] / split["tokens"]
+    found: float = split["picture_tokens"] / split["tokens"]
+    return found

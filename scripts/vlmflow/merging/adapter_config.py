@@ -77,12 +77,14 @@ class AdapterConfig(BaseModel):
 
     def rank(self, module: str) -> int:
         """Give the rank of a layer's factors, by the layer's name in the base model."""
-        return _matching(self.rank_pattern, module, self.r)
+        rank: int = _matching(self.rank_pattern, module, self.r)
+        return rank
 
     def scale(self, module: str) -> float:
         """Give the factor of a layer's update: alpha / r, or alpha / √r with rsLoRA (arXiv:2312.03732)."""
         rank = self.rank(module)
-        return _matching(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+        alpha: float = _matching(self.alpha_pattern, module, self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def saves(self, module: str) -> bool:
         """Say whether modules_to_save names a layer or one above it, as peft matches: by the name's end."""

@@ -116,7 +116,7 @@ def compare(
 
 
 def _root_mean_square(values: torch.Tensor) -> float:
-    return values.double().square().mean().sqrt().item()
+    return float(values.double().square().mean().sqrt())
 
 
 def judge(proof: LogitProof, merged: Path, exact: bool) -> str:

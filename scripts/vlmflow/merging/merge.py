@@ -193,4 +193,4 @@ def _merge_rows(files: OpenFiles, entry: TensorEntry, terms: Terms, begin: int, 
                 "look at the training's losses, and train again with a lower learning rate",
             )
         write_rows(files.merged, entry, first, merged)
-    return (end - begin) * entry.columns * dtype.itemsize
+    return (end - begin) * entry.columns * int(dtype.itemsize)

@@ -72,7 +72,7 @@ def read_proof(folder: Path) -> dict[str, Any]:
 
     Raises VlmflowError where a file is missing, is new or has other bytes.
     """
-    proof = read_json(folder / PROOF)
+    proof: dict[str, Any] = read_json(folder / PROOF)
     proven = {name: file["size"] for name, file in proof["files"].items()}
     found = {
         file.relative_to(folder).as_posix(): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()

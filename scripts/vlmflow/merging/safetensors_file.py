@@ -8,6 +8,7 @@ hands out tensors but not their places, and a merge that writes into place needs
 import json
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,8 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"{twice} stands there twice")
     return names
 

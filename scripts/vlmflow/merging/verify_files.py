@@ -100,4 +100,5 @@ def _header(path: Path) -> bytes:
 
 
 def _described(header: bytes) -> dict[str, Any]:
-    return json.loads(header[LENGTH_BYTES:])
+    described: dict[str, Any] = json.loads(header[LENGTH_BYTES:])
+    return described

@@ -24,6 +24,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
+    BatchFeature,
     PreTrainedModel,
 )
 from transformers.utils.logging import disable_progress_bar
@@ -89,7 +90,7 @@ def verify_logits(
 
 def _inputs(
     folder: Path, rows: Sequence[Mapping[str, Any]], picture_root: Path, image_max_tokens: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[BatchFeature]:
     """Turn rows into a model's inputs, with the processor that lies in `folder`."""
     try:
         sees = hasattr(AutoConfig.from_pretrained(folder, **OFFLINE), "vision_config")
@@ -127,7 +128,7 @@ def _messages(
 
 
 def _logits_beside(
-    base: Path, adapter: Path, inputs: Sequence[dict[str, Any]], device: str, dtype: str, stored: torch.dtype
+    base: Path, adapter: Path, inputs: Sequence[BatchFeature], device: str, dtype: str, stored: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Give the base's logits, those of base + adapter, and those of peft's own merge, rounded to the type `stored`."""
     model = PeftModel.from_pretrained(_load(base, device, dtype), str(adapter)).eval()
@@ -163,7 +164,7 @@ def _load(folder: Path, device: str, dtype: str) -> PreTrainedModel:
     return model.eval()
 
 
-def _logits(model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+def _logits(model: torch.nn.Module, inputs: BatchFeature) -> torch.Tensor:
     """Give the logits of a row's last positions in float32: positions by vocabulary."""
     with torch.inference_mode():
         return model(**inputs.to(model.device), logits_to_keep=POSITIONS).logits[0].float().cpu()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -133,7 +134,7 @@ class Updates:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "adapter_model.safetensors"
         self.config = LoraConfig.from_pretrained(str(folder))
-        self._file = safe_open(self.path, framework="pt")
+        self._file: Any = safe_open(self.path, framework="pt")  # safetensors has no types of what it gives
         self.unused = set(self._file.keys())
 
     def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
@@ -170,7 +171,7 @@ class Updates:
         config = self.config
         rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, module), config.r)
         alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, module), config.lora_alpha)
-        return alpha / math.sqrt(rank) if config.use_rslora else alpha / rank
+        return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
 
 
 def _shard_tasks(base: Path, merged: Path, updates: Updates) -> Iterator[Task]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from PIL import ExifTags, Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 from vlmflow.config.row_settings import PictureLimits
 from vlmflow.pictures.image_manifest import Unusable
@@ -86,7 +87,7 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
         if isinstance(found, Unusable):
             return found
         picture, rgb, turn = found  # the decoder and the pixels of the file are gone
-        if turn is not None:
+        if turn is not None and rgb is not None:
             rgb = rgb.transpose(turn)
             picture = msgspec.structs.replace(picture, width=rgb.width, height=rgb.height)
         return picture, rgb
@@ -108,7 +109,7 @@ def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable 
 
 def _huge_tiles(image: Image.Image, limits: PictureLimits) -> Unusable | None:
     """Refuse a TIFF by its tiles: each is decoded whole, however small the picture is that is cut out of it."""
-    if image.format != "TIFF":
+    if not isinstance(image, TiffImageFile):
         return None
     width, height = (int(image.tag_v2.get(tag, 0)) for tag in (ExifTags.Base.TileWidth, ExifTags.Base.TileLength))
     if width * height > limits.max_pixels:
@@ -133,7 +134,7 @@ def _decode(
             depth = f"{_depth(image)} bit" if image.mode.startswith("I;16") else image.mode.lower()
             why.append(WHY_REWRITTEN.get(image.mode, depth))
         picture = Picture(
-            format=image.format,
+            format=image.format or format,
             width=image.width,
             height=image.height,
             mode=image.mode,
@@ -147,7 +148,8 @@ def _decode(
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """Give what puts the picture upright. Pillow itself has turned a TIFF when it is loaded."""
     try:
-        return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
+        orientation: int = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return UPRIGHT.get(orientation)
     except Exception:  # a damaged EXIF block says nothing, and the trainer does not read it
         return None
 
@@ -214,7 +216,7 @@ def _depth(image: Image.Image) -> int:
     PNG's sBIT is not asked: by its standard levels fill the 16 bits whatever stands there.
     """
     said = 16
-    if image.format == "TIFF":
+    if isinstance(image, TiffImageFile):
         bits, greatest = (image.tag_v2.get(tag) for tag in (ExifTags.Base.BitsPerSample, S_MAX_SAMPLE_VALUE))
         said = _first_number(bits, 16)
         said = _first_number(greatest, 0).bit_length() if said == 16 else said

@@ -13,7 +13,7 @@ from vlmflow.core.parallel import ordered_map
 from vlmflow.core.pod_shares import WHOLE, Part, items_of
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.decode import MAGIC
-from vlmflow.pictures.image_manifest import MAKE_AGAIN, PictureEntry, read_picture_manifest
+from vlmflow.pictures.image_manifest import MAKE_AGAIN, PictureEntry, name_and_digest, read_picture_manifest
 from vlmflow.pictures.perceptual_hash import SIDE, perceptual_hash
 from vlmflow.pictures.store import refuse_changed_pictures
 
@@ -73,12 +73,12 @@ def _chunks(entries: list[PictureEntry]) -> Iterator[list[PictureEntry]]:
 
 
 def _hash_chunk(store: Path, entries: list[PictureEntry]) -> list[PictureHash]:
-    return [PictureHash(entry.sha256, _hash(store, entry)) for entry in entries]
+    return [PictureHash(name_and_digest(entry)[1], _hash(store, entry)) for entry in entries]
 
 
 def _hash(store: Path, entry: PictureEntry) -> str | None:
     """Hash a picture as training sees it; a JPEG is decoded at an eighth of its size, which is enough here."""
-    file = store / entry.name
+    file = store / name_and_digest(entry)[0]
     try:
         with Image.open(file, formats=list(MAGIC)) as image:
             if image.size != (entry.width, entry.height):

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -82,7 +82,11 @@ class KnownPicture(msgspec.Struct, gc=False):
 Entry = TypeVar("Entry", PictureEntry, KnownPicture)
 
 
-def read_picture_manifest(manifest: Path, form: type[Entry] = PictureEntry) -> Iterator[Entry]:
+@overload
+def read_picture_manifest(manifest: Path) -> Iterator[PictureEntry]: ...
+@overload
+def read_picture_manifest(manifest: Path, form: type[Entry]) -> Iterator[Entry]: ...
+def read_picture_manifest(manifest: Path, form: type[Any] = PictureEntry) -> Iterator[Any]:
     """Yield the entries of an image manifest, in the order in which the rows first name the paths.
 
     form: what is read of them.
@@ -103,9 +107,29 @@ def read_picture_manifest(manifest: Path, form: type[Entry] = PictureEntry) -> I
             yield entry
 
 
+def name_and_digest(entry: PictureEntry | KnownPicture) -> tuple[str, str]:
+    """Give the name in the picture store, and the SHA-256, of a picture that can be used.
+
+    Raises VlmflowError where the manifest says neither why it cannot be used nor what it is.
+    """
+    if entry.name is None or entry.sha256 is None:
+        raise VlmflowError(f"the image manifest has a picture without name or sha256: {entry}", MAKE_AGAIN)
+    return entry.name, entry.sha256
+
+
+def size_of(entry: PictureEntry) -> tuple[int, int]:
+    """Give width and height, in pixels, of a picture that can be used.
+
+    Raises VlmflowError where the manifest says neither why it cannot be used nor how large it is.
+    """
+    if entry.width is None or entry.height is None:
+        raise VlmflowError(f"the image manifest has a picture without width or height: {entry}", MAKE_AGAIN)
+    return entry.width, entry.height
+
+
 def pictures_digest(entries: Mapping[str, KnownPicture]) -> str:
     """Give one SHA-256 over names and contents of usable pictures, by their names in the store."""
     digest = hashlib.sha256()
     for name, entry in sorted(entries.items()):
-        digest.update(name.encode() + b"\0" + bytes.fromhex(entry.sha256))
+        digest.update(name.encode() + b"\0" + bytes.fromhex(name_and_digest(entry)[1]))
     return digest.hexdigest()

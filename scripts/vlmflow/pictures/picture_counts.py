@@ -26,7 +26,7 @@ def picture_counts(pictures: Iterable[PictureEntry]) -> dict[str, Any]:
         counts["named"] += 1
         if picture.reason is None:
             counts["usable"] += 1
-            formats[picture.format] += 1
+            formats[picture.format or "unknown"] += 1
             if picture.rewritten:
                 rewritten[picture.rewritten] += 1
             continue

@@ -24,7 +24,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.pictures.decode import Picture
-from vlmflow.pictures.image_manifest import KnownPicture, PictureEntry
+from vlmflow.pictures.image_manifest import KnownPicture, PictureEntry, name_and_digest
 from vlmflow.pictures.paths import REWRITTEN_SUFFIX
 from vlmflow.pictures.roots import Located
 
@@ -116,7 +116,7 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
 
     Raises VlmflowError with how many are gone or changed, and what to do.
     """
-    digests = {entry.name: _digest_in(store, entry) for entry in entries}
+    digests = {name_and_digest(entry)[0]: _digest_in(store, entry) for entry in entries}
     refuse_changed(
         "pictures",
         store,
@@ -128,13 +128,14 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
 
 def _digest_in(store: Path, entry: KnownPicture | PictureEntry) -> str:
     """Give the SHA-256 that the file in the store must have: the original's, or the copy's, which its name tells."""
+    name, sha256 = name_and_digest(entry)
     if entry.rewritten is None:
-        return entry.sha256
+        return sha256
     try:
-        copy = os.path.basename(os.readlink(store / entry.name))
+        copy = os.path.basename(os.readlink(store / name))
     except OSError:
         return ""
-    prefix = _copy_prefix(entry.sha256)
+    prefix = _copy_prefix(sha256)
     return copy.removeprefix(prefix).removesuffix(".png") if copy.startswith(prefix) else ""
 
 

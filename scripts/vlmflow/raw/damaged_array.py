@@ -95,7 +95,7 @@ class DamagedArray:
             run, is_first = set(), False
         return of_rows.union(*(run for size, run in doubtful if size > longest or not run <= inside))
 
-    def _begins_of_rows(self, keys: set[bytes]) -> array:
+    def _begins_of_rows(self, keys: set[bytes]) -> "array[int]":
         """Give the places of the commas behind which a row begins with one of these keys."""
         objects = NEXT_OBJECT.finditer(self._content, self._first, self._end)
         return array("q", (found.start() for found in objects if found[1] in keys))

@@ -28,7 +28,7 @@ BLOCK_BYTES = 1 << 20
 LINE = re.compile(rb"[^ \t\r\n][^\r\n]*+")
 """A line of JSON lines, from its first character on; one that is empty or blank is no row."""
 
-Places = tuple[array, array]
+Places = tuple["array[int]", "array[int]"]
 
 
 class JsonRows:
@@ -138,8 +138,9 @@ class JsonRows:
         content = view[start:]
         try:
             rows = msgspec.json.decode(content, type=list[msgspec.Raw])
-            lengths = array("q", map(len, map(memoryview, rows)))
-            del rows
+            views: Iterable[memoryview] = map(memoryview, rows)
+            lengths = array("q", map(len, views))
+            del rows, views
         except (msgspec.DecodeError, RecursionError):
             lengths = None
         finally:
@@ -152,7 +153,7 @@ class JsonRows:
         place = skip_white(self._map, start + 1)
         for length in lengths:
             starts.append(place)
-            place = gap(self._map, place + length).end()
+            place = gap(self._map, place + length).end()  # type: ignore[union-attr]  # it matches nothing at all too
         return starts, array("q", map(add, starts, lengths))
 
     def _split_cut_array(self, start: int) -> NoReturn:

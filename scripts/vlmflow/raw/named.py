@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,6 +18,14 @@ class Named(NamedTuple):
 
     pictures: list[str]
     source: str
+
+
+class _NamedInRow(Protocol):
+    """What is read of a row: the keys of ANY_ROW."""
+
+    image: str | None
+    images: list[str] | None
+    source: Any
 
 
 def pictures_of(image: str | None, images: Sequence[str] | None) -> list[str]:
@@ -49,7 +57,8 @@ def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
     """
     read = [(key, holds, None) for key, holds in ANY_ROW.items() if key in names]
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
-    decode = msgspec.json.Decoder(msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)).decode
+    made: Any = msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)
+    decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
 
     def named(row: bytes) -> Named | None:
         try:

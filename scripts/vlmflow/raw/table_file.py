@@ -37,6 +37,7 @@ class TableRows(JsonRows):
     """
 
     unit = "rows"
+    columns: dict[str, str]
 
     def __init__(self, path: Path) -> None:
         self._starts, self._ends = array("q"), array("q")
@@ -127,7 +128,8 @@ class ParquetRows(TableRows):
 
     def _row_of(self, batch: Any) -> dict[str, Any] | Exception:
         try:
-            return batch.to_pylist()[0]
+            row: dict[str, Any] = batch.to_pylist()[0]
+            return row
         except NO_VALUE as error:
             return error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vlmflow.core.files import count_lines
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.image_manifest import read_picture_manifest, size_of
 from vlmflow.reports.histogram import Histogram
 from vlmflow.rows.chat import answers, said
 from vlmflow.rows.data_rows import Row, lines_of
@@ -86,7 +86,7 @@ def longer_sides(manifest: Path) -> Histogram:
     with Progress(f"reading {manifest}", count_lines(manifest), "pictures") as progress:
         for entry in read_picture_manifest(manifest):
             if entry.reason is None:
-                sides.add(max(entry.width, entry.height))
+                sides.add(max(size_of(entry)))
             progress.advance()
     return sides
 

@@ -76,11 +76,11 @@ def whole_bins(series: Mapping[str, Histogram], domain: Sequence[int] | None = N
 
 def wide_bins(series: Mapping[str, Histogram]) -> list[Bin]:
     """Give bins that grow with the numbers (STEPS), from the smallest number that occurs to the largest."""
-    filled = [histogram for histogram in series.values() if histogram.count]
-    if not filled:
+    smallest = [histogram.smallest for histogram in series.values() if histogram.smallest is not None]
+    if not smallest:
         return []
-    first = max(0, bisect_right(STEPS, min(histogram.smallest for histogram in filled)) - 1)
-    last = bisect_right(STEPS, max(histogram.largest for histogram in filled))
+    first = max(0, bisect_right(STEPS, min(smallest)) - 1)
+    last = bisect_right(STEPS, max(histogram.largest for histogram in series.values()))
     edges = STEPS[first : last + 1]
     return _bins(series, edges[:-1], [f"{short(low)}–{short(high)}" for low, high in pairwise(edges)])
 

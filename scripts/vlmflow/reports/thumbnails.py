@@ -36,7 +36,9 @@ def thumbnail(picture: Path, side: int, limits: PictureLimits) -> str | None:
     """
     max_bytes = max(limits.max_bytes, RGB_BYTES * limits.max_pixels)
     content = read_picture(os.path.realpath(picture), max_bytes)
-    checked = content if isinstance(content, Unusable) else check_picture(content, limits)
+    if isinstance(content, Unusable):
+        return None
+    checked = check_picture(content, limits)
     if isinstance(checked, Unusable):
         return None
     found, rgb = checked

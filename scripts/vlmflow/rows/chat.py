@@ -21,13 +21,15 @@ ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
 SPEAKERS = ["human", "gpt"]
 """Who speaks in turns, behind what the system says."""
 
+Speaker = Literal["system", "human", "gpt"]
+
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """One turn. from: who speaks. value: the text."""
 
-    speaker: Literal["system", "human", "gpt"] = msgspec.field(name="from")
+    speaker: Speaker = msgspec.field(name="from")
     value: Text
 
 

@@ -69,7 +69,8 @@ def _convert_shard(
     bad: list[RejectedRow] = []
     for number, row in zip(shard, rows.of(shard), strict=True):
         if reason := reason_left_out(number):
-            bad.append(RejectedRow(number, reason, read(row).source if reason == "source_left_out" else ""))
+            named = read(row) if reason == "source_left_out" else None
+            bad.append(RejectedRow(number, reason, named.source if named else ""))
             continue
         if number in rows.faults:
             bad.append(RejectedRow(number, "bad_table_row", rows.faults[number]))

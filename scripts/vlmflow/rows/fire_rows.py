@@ -9,7 +9,7 @@ from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.forms.fire import PARTS, RawRow, Trajectory, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.rows.unread import Unread
+from vlmflow.rows.unread import Shape, Unread
 
 Form = Callable[[str, Trajectory], list[ShareGptRow]]
 """Makes a trajectory's training rows, given the identity of its raw row."""
@@ -31,8 +31,8 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
     unread = Unread((RawRow, RawRow), PARTS)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
-        shape = unread.shape
-        trajectory = read_trajectory(row, shape.decode)
+        trajectory = read_trajectory(row, unread.shape.decode)
+        shape: Shape | None = unread.shape
         if isinstance(trajectory, Reject) and trajectory.reason in ("bad_shape", "bad_json"):
             shape = None
             trajectory = read_trajectory(row)

@@ -4,6 +4,7 @@ Each may hold `image` (a path) or `images` (a list of one path), and `source`.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -11,7 +12,6 @@ import msgspec
 from vlmflow.config.raw_forms import ANY_ROW, RawForm, form_of, may_be_null
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.choice import OF_ANOTHER_MODALITY
-from vlmflow.raw.json_file import JsonRows
 from vlmflow.raw.named import pictures_of, source_of
 from vlmflow.raw.split import RawRows
 from vlmflow.raw.table_file import TEXT
@@ -19,7 +19,7 @@ from vlmflow.rows.chat import FIRST_LINE, from_system, opening, without_tags, wr
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.unread import Unread
+from vlmflow.rows.unread import Shape, Unread
 
 
 def form_rows(
@@ -46,6 +46,7 @@ def form_rows(
     parts = {names[form.turns]: get_args(form.keys[form.turns])[0]} if form.turns else {}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
     unread = Unread((sound_type, raw_type), parts, form.meanings_of(names), ignore_keys, assistants)
+    assert form.read is not None, f"kind {kind}: a rule of its own converts it"
     read = form.read
     wants_picture = modality == "image"
     left_out = Reject(OF_ANOTHER_MODALITY[modality], "")
@@ -53,6 +54,7 @@ def form_rows(
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
+            shape: Shape | None
             shape = unread.shape
             try:
                 raw = shape.decode(row)
@@ -112,30 +114,32 @@ def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str
     """
     for file in rows.files:
         if file.columns is not None:
-            _refuse_columns(file, form_of(kind), modality, columns)
+            _refuse_columns(file.path, file.columns, form_of(kind), modality, columns)
 
 
-def _refuse_columns(rows: JsonRows, form: RawForm, modality: str, columns: Mapping[str, str]) -> None:
+def _refuse_columns(
+    path: Path, held: Mapping[str, str], form: RawForm, modality: str, columns: Mapping[str, str]
+) -> None:
     names = form.names(columns)
     wanted = [key for key, holds in form.keys.items() if not may_be_null(holds)]
-    if modality == "image" and not any(names.get(key) in rows.columns for key in ("image", "images")):
+    if modality == "image" and not any(names.get(key) in held for key in ("image", "images")):
         wanted.append("image" if "image" in names else "images")
     for key in wanted:
-        if names[key] not in rows.columns:
+        if names[key] not in held:
             raise VlmflowError(
-                f"{rows.path}: there is no column {names[key]!r}; there are {', '.join(rows.columns)}",
+                f"{path}: there is no column {names[key]!r}; there are {', '.join(held)}",
                 f"say which of them it is (datasets.NAME.columns: {{{key}: …}}), or choose another kind or modality",
             )
     for key, holds in form.all_keys.items():
         name = names.get(key)
-        empty_is_fine = key not in wanted and rows.columns.get(name) == "null"
-        if name in rows.columns and holds is not Any and not empty_is_fine:
-            _refuse_column(rows, key, name, is_text=holds in (str, str | None))
+        if name is None or name not in held or holds is Any:
+            continue
+        if key in wanted or held[name] != "null":
+            _refuse_column(path, key, name, held[name], is_text=holds in (str, str | None))
 
 
-def _refuse_column(rows: JsonRows, key: str, name: str, is_text: bool) -> None:
+def _refuse_column(path: Path, key: str, name: str, holds: str, is_text: bool) -> None:
     """Refuse a column that holds no texts, or no lists where they are wanted."""
-    holds = rows.columns[name]
     if holds == TEXT if is_text else "list" in holds.partition("<")[0]:
         return
     if is_text:
@@ -148,7 +152,7 @@ def _refuse_column(rows: JsonRows, key: str, name: str, is_text: bool) -> None:
         what = "list of turns"
         advice = "write the rows as JSON lines, or as parquet with lists there; or name another column"
     raise VlmflowError(
-        f"{rows.path}: column {name!r} holds {holds}, which is no {what}", f"{advice} (datasets.NAME.columns)"
+        f"{path}: column {name!r} holds {holds}, which is no {what}", f"{advice} (datasets.NAME.columns)"
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from vlmflow.core.files import whole_file
 from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.image_manifest import name_and_digest, read_picture_manifest
 from vlmflow.pictures.look_alikes import Near, near_pictures
 from vlmflow.rows.chat import said
 from vlmflow.rows.data_rows import Row, lines_of
@@ -70,7 +70,7 @@ def find_near_duplicates(
     test_pictures = {digests[name] for row in lines_of(test, Row) for name in row.images if name in digests}
     near = near_pictures(read_hashes(tables), test_pictures, distance)
     named = (entry for manifest in manifests[:1] for entry in read_picture_manifest(manifest))
-    paths = {entry.path: digests[entry.name] for entry in named if entry.reason is None}
+    paths = {entry.path: digests[name_and_digest(entry)[0]] for entry in named if entry.reason is None}
     wanted = {found.sha256 for found in near.values()}
     asked, alone, known = _test_questions(test, digests, wanted, whole_rows)
     pictures: dict[bytes, NearDuplicate] = {}
@@ -101,8 +101,9 @@ def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]
     for manifest in manifests:
         for entry in read_picture_manifest(manifest):
             if entry.reason is None:
-                digests[entry.name] = bytes.fromhex(entry.sha256)
-                names.setdefault(digests[entry.name], entry.name)
+                name, sha256 = name_and_digest(entry)
+                digests[name] = bytes.fromhex(sha256)
+                names.setdefault(digests[name], name)
     return digests, names
 
 

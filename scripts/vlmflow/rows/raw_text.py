@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from zlib import crc32
 
-from vlmflow.rows.chat import Turn
+from vlmflow.rows.chat import Speaker, Turn
 from vlmflow.rows.rejects import Reject
 
 
@@ -28,7 +28,7 @@ def clean(text: str) -> str:
     return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).strip()
 
 
-def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[str, str]) -> list[Turn] | Reject:
+def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[str, Speaker]) -> list[Turn] | Reject:
     """Give the turns that a row has under `key`, cleaned; sound ones may be decoded as Turn already.
 
     speakers: who may speak, with what each is in a conversation.
@@ -36,19 +36,21 @@ def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[st
     if not turns:
         return Reject("unbalanced_turns", f"{key} holds no turns")
     if type(turns[0]) is Turn:
-        for turn in turns:
+        sound: list[Turn] = turns  # type: ignore[assignment]  # all of them are what the first is
+        for turn in sound:
             text = turn.value.strip()
             if text is not turn.value or "\r" in text:
                 turn.value = text = clean(text)
                 if not text:
-                    return Reject("empty_turn", f"{key}[{turns.index(turn)}] holds no text")
-        return turns
-    made = []
-    for number, turn in enumerate(turns):
-        speaker = speakers.get(turn.speaker)
+                    return Reject("empty_turn", f"{key}[{sound.index(turn)}] holds no text")
+        return sound
+    made: list[Turn] = []
+    raw: Sequence[RawTurn] = turns  # type: ignore[assignment]  # as above
+    for number, said in enumerate(raw):
+        speaker = speakers.get(said.speaker)
         if speaker is None:
-            return Reject("wrong_role", f"{key}[{number}]: {turn.speaker[:40]!r} is none of {', '.join(speakers)}")
-        text = clean(turn.text)
+            return Reject("wrong_role", f"{key}[{number}]: {said.speaker[:40]!r} is none of {', '.join(speakers)}")
+        text = clean(said.text)
         if not text:
             return Reject("empty_turn", f"{key}[{number}] holds no text")
         made.append(Turn(speaker, text))

@@ -17,7 +17,7 @@ from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest
 from vlmflow.rows.chat import said
 from vlmflow.rows.converted import ConvertedRow, training_line
 from vlmflow.rows.questions import question_key, question_of
@@ -95,7 +95,8 @@ class Grouping:
             return Reject("picture_unresolved", f"{path!r} is not in the manifest")
         if picture.reason is not None:
             return Reject(f"picture_{picture.reason}", f"{path}: {picture.detail}")
-        return picture.name, bytes.fromhex(picture.sha256)
+        name, sha256 = name_and_digest(picture)
+        return name, bytes.fromhex(sha256)
 
 
 class _Origin(msgspec.Struct):

@@ -83,7 +83,8 @@ def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: S
 
 def pictures_of(fitted: Path, picture_store: Path) -> Path:
     """Give the picture store of the rows in `fitted` (fitted/RUN), in the folder of all stores."""
-    return picture_store / read_json(fitted / ACCOUNT)["dataset"]
+    dataset: str = read_json(fitted / ACCOUNT)["dataset"]
+    return picture_store / dataset
 
 
 def _checked(

@@ -219,7 +219,8 @@ class Unread:
             changed = []
             for (key, part), unread in zip(self._parts.items(), inner, strict=True):
                 field, kind = self._fields[key], _strict(part, unread, [])
-                changed.append((field.name, list[kind] if field.type != part else kind, msgspec.field(name=key)))
+                holds = list[kind] if field.type != part else kind  # type: ignore[valid-type]  # made here
+                changed.append((field.name, holds, msgspec.field(name=key)))
             made = _strict(general, top, changed)
         return Shape(msgspec.json.Decoder(made).decode, tuple(names))
 

@@ -92,7 +92,7 @@ class Lease:
                 seen, since, lives = found, time.monotonic(), True
             silent = found is not None and time.monotonic() - since > self.silence
             if found is None or found.released or found.machine == self.machine or silent:
-                if silent:
+                if silent and found is not None:
                     log.info(f"{self.folder}: {found.holder} has been silent for {self.silence:.0f} s; taking over")
                 if self._create(number := found.number + 1 if found else 1):
                     return number

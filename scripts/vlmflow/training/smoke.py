@@ -85,7 +85,7 @@ def smoke_job(full: TrainJob, chosen: SmokeRows, smoke: SmokeSettings, folder: P
             target.write(lines[split])
     return replace(
         full,
-        data=replace(full.data, **files, digest=digest + full.data.digest),
+        data=replace(full.data, train=files["train"], val=files["val"], digest=digest + full.data.digest),
         settings=full.settings.model_copy(
             update={
                 "max_steps": smoke.steps,

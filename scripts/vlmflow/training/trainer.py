@@ -185,7 +185,8 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
 
     def _peak_memory() -> int:
         if torch.cuda.is_available():
-            return torch.cuda.max_memory_reserved()
+            on_gpu: int = torch.cuda.max_memory_reserved()
+            return on_gpu
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _adapter_digest(model: Any) -> str:

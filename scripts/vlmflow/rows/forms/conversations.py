@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import Turn
+from vlmflow.rows.chat import Speaker, Turn
 from vlmflow.rows.raw_text import spoken
 from vlmflow.rows.rejects import Reject
 
-SPEAKERS = {"human": "human", "gpt": "gpt", "system": "system"}
+SPEAKERS: dict[str, Speaker] = {"human": "human", "gpt": "gpt", "system": "system"}
 
 
 class From(msgspec.Struct, gc=False):

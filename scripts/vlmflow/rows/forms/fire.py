@@ -127,7 +127,7 @@ def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
     if None in scores:
         number = scores.index(None)
         return Reject("unreadable_score", f"conversations[{2 * number + 1}].value begins {feedbacks[number][:40]!r}")
-    return list(map(Attempt, answers, feedbacks, scores))
+    return list(map(Attempt, answers, feedbacks, scores))  # type: ignore[arg-type]  # none of the scores is None
 
 
 def read_score(feedback: str) -> int | None:

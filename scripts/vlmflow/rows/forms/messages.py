@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import ROLES, Turn
+from vlmflow.rows.chat import ROLES, Speaker, Turn
 from vlmflow.rows.raw_text import spoken
 from vlmflow.rows.rejects import Reject
 
-SPEAKERS = {ROLES[speaker]: speaker for speaker in ("human", "gpt", "system")}
+SPEAKERS: dict[str, Speaker] = {ROLES[speaker]: speaker for speaker in ("human", "gpt", "system")}
 
 
 class Message(msgspec.Struct, gc=False):
