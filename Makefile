@@ -139,10 +139,11 @@ test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their ow
 
 test-all: test test-cluster ## the tests on a cluster too
 
-lint: .venv/dev.stamp ## ruff, snakefmt and snakemake --lint alone
+lint: .venv/dev.stamp ## ruff, snakefmt, mypy and snakemake --lint alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/mypy
 	$(BIN)/snakemake --lint
 
 docs: .venv/dev.stamp ## write the pages of docs/ that are made from the code

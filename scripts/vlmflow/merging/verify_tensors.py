@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -134,7 +133,7 @@ class Updates:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "adapter_model.safetensors"
         self.config = LoraConfig.from_pretrained(str(folder))
-        self._file: Any = safe_open(self.path, framework="pt")  # safetensors has no types of what it gives
+        self._file = safe_open(self.path, framework="pt")
         self.unused = set(self._file.keys())
 
     def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
