@@ -76,7 +76,8 @@ def write_pins(path: Path, pins: Mapping[str, Pin]) -> None:
 
 def pin_of(address: str, pins: Mapping[str, Pin]) -> Pin | None:
     """Give what is known of an address: its row in the table, or the revision that it names itself."""
-    revision = parse_source(address).revision if address.startswith("hf://") else None
+    source = parse_source(address) if address.startswith("hf://") else None
+    revision = source.revision if isinstance(source, HubSource) else None
     return Pin(revision=revision) if revision else pins.get(address)
 
 

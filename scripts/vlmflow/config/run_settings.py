@@ -185,7 +185,10 @@ class RunSettings(Settings):
     processes: Positive = 1
     """Trainers side by side, one GPU each on cuda."""
 
-    strategy: Annotated[Literal[*STRATEGIES], Field(description=meanings())] = DDP.name
+    strategy: Annotated[
+        Literal[*STRATEGIES],  # type: ignore[valid-type]  # the names of a table
+        Field(description=meanings()),
+    ] = DDP.name
 
     over_long: Literal["refuse", "leave_out", "shorten"] = "refuse"
     """What becomes of rows with more than train.max_length tokens, before a GPU is asked for. refuse: the run stops
