@@ -150,10 +150,6 @@ def _keys_of(annotation: Any) -> str | None:
     return f"a block in YAML: {{{', '.join(f'{key}: …' for key in annotation.model_fields)}}}"
 
 
-def _read_yaml(text: str) -> Any:
-    return yaml.safe_load(text)
-
-
 def _reader(annotation: Any) -> Callable[[str], Any]:
     """Give what reads an option: paths and texts as they are, all else as YAML; one value alone is a list of one."""
     if annotation in (str, Path):
@@ -161,7 +157,8 @@ def _reader(annotation: Any) -> Callable[[str], Any]:
     import yaml  # a rule needs none
 
     if get_origin(annotation) is not list:
-        return _read_yaml
+        read_yaml: Callable[[str], Any] = yaml.safe_load
+        return read_yaml
 
     def read_list(text: str) -> Any:
         value = yaml.safe_load(text)
