@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +21,7 @@ from vlmflow.web import hub
 from vlmflow.web.hub import HubFile
 from vlmflow.web.missing import Refused
 from vlmflow.web.patience import PassingFault
-from vlmflow.web.transport import Answer, Stopped, Transport, host_of
+from vlmflow.web.transport import Answer, Enough, Stopped, Transport, host_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +69,6 @@ def _download_alone(file: HubFile, target: Path, handle: IO[bytes], transport: T
     return content.sha256.hexdigest()
 
 
-class _Enough(Exception):
-    """Ends a request of which no more is wanted."""
-
-
 class _Content:
     """The bytes of a file that are here, and their digests.
 
@@ -112,11 +108,11 @@ class _Content:
         return self._file.size - self.size
 
     def append(self, block: bytes) -> None:
-        """Take the next bytes; what is beyond the file's end is dropped, and nothing but that raises _Enough."""
+        """Take the next bytes; what is beyond the file's end is dropped, and nothing but that raises Enough."""
         wanted = block[: self.missing]
         self._transport.discount(len(block) - len(wanted))
         if not wanted:
-            raise _Enough
+            raise Enough
         rest = memoryview(wanted)
         while rest:
             rest = rest[self._handle.write(rest) :]
@@ -203,8 +199,7 @@ def _receive(file: HubFile, content: _Content, transport: Transport) -> None:
         if content.validator:
             headers["if-range"] = content.validator
     try:
-        with suppress(_Enough):
-            transport.get(address, headers, lambda answer: _accept(answer, file, content), content.append)
+        transport.get(address, headers, lambda answer: _accept(answer, file, content), content.append)
     except Refused as refusal:
         raise VlmflowError(
             f"{file}: {refusal}", "look at proxies and HF_ENDPOINT, then run the same command again"

@@ -2,17 +2,12 @@
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.web import hub
 from vlmflow.web.missing import Refused
 from vlmflow.web.patience import PassingFault
-from vlmflow.web.transport import Accept, Answer, Sink, Transport, host_of
-
-
-class _Enough(Exception):
-    """Ends a request of which no more is wanted."""
+from vlmflow.web.transport import Accept, Answer, Enough, Sink, Transport, host_of
 
 
 class RemoteFile:
@@ -48,11 +43,10 @@ class RemoteFile:
         def learn(answer: Answer) -> None:
             self._learn(answer)
             if not self.takes_ranges:
-                raise _Enough
+                raise Enough
 
         def attempt() -> None:
-            with suppress(_Enough):
-                self._ask({"range": "bytes=0-0"}, learn, lambda _: None)
+            self._ask({"range": "bytes=0-0"}, learn, lambda _: None)
 
         if not self._opened:
             self._transport.patiently(self.name, attempt)
@@ -98,7 +92,7 @@ class RemoteFile:
             nonlocal place
             wanted = block[: end - place]
             if not wanted:
-                raise _Enough
+                raise Enough
             sink(wanted)
             place += len(wanted)
 
@@ -111,8 +105,7 @@ class RemoteFile:
             if self._mark.startswith('"'):  # a strong ETag: no other counts there (RFC 9110, 13.1.5)
                 headers["if-range"] = self._mark
             first = place
-            with suppress(_Enough):
-                self._ask(headers, lambda answer: self._accept(answer, first, end), take)
+            self._ask(headers, lambda answer: self._accept(answer, first, end), take)
             if place < end:
                 raise PassingFault(f"{host_of(self._address or '')} ended {end - place:,} bytes early")
 

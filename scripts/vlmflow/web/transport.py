@@ -10,6 +10,7 @@ import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -41,6 +42,10 @@ NO_ADDRESS = {pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL}
 
 class Stopped(Exception):
     """Another request of the same transport failed; what is here stays and is resumed next time."""
+
+
+class Enough(Exception):
+    """Raised by those who take an answer, to end a request of which no more is wanted."""
 
 
 class Answer(NamedTuple):
@@ -108,7 +113,7 @@ class Transport:
     def get(self, address: str, headers: Mapping[str, str], accept: Accept, sink: Sink) -> None:
         """Ask for an address, following redirects, and hand its content to `sink`, block by block.
 
-        accept: called once, before the first block; what it raises ends the request.
+        accept: called once, before the first block; what it or `sink` raises ends the request, Enough in silence.
 
         Raises PassingFault where no answer comes, or not all of its content; Refused where redirects lead nowhere;
         Stopped; whatever `accept` and `sink` raise.
@@ -118,7 +123,8 @@ class Transport:
             if self._proxies:
                 handle.setopt(pycurl.PROXY, self._proxy_for(address))
             handle.setopt(pycurl.HTTPHEADER, [f"{name}: {value}" for name, value in headers.items()])
-            _Request(self, address, accept, sink).perform(handle)
+            with suppress(Enough):
+                _Request(self, address, accept, sink).perform(handle)
         finally:
             self._idle.put(handle)
 
