@@ -20,7 +20,7 @@ def main(files: list[Path]) -> None:
     settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
     read_sources(settings.picture_sources)
     runs = [run for run in read_layers(files).get("runs") or {} if run in settings.runs] or list(settings.runs)
-    print(f"{', '.join(map(str, files)) or CONFIG}: no fault; runs: {', '.join(runs)}")
+    print(f"{', '.join(map(str, files)) or CONFIG}: no errors; runs: {', '.join(runs)}")
 
 
 if __name__ == "__main__":

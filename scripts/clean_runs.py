@@ -60,12 +60,12 @@ def _clean(settings: Config, yes: bool, stores: bool) -> None:
 
 def _agrees() -> bool:
     if not sys.stdin.isatty():
-        print("nothing is deleted: nobody can be asked here; ARGS=--yes deletes what is listed")
+        print("nothing deleted: this is no terminal to ask on; ARGS=--yes deletes what is listed")
         return False
     try:
         return input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes")
     except (EOFError, KeyboardInterrupt):
-        print("\nnothing is deleted")
+        print("\nnothing deleted")
         return False
 
 

@@ -18,7 +18,7 @@ from vlmflow.core.errors import VlmflowError
 ROOT = Path(__file__).resolve().parents[1]
 CHECKOUT = "/controller/vlmflow"
 CONTROLLER = ("python", "/opt/controller/controller.py")
-GOES_ON = "\nThe run goes on in the cluster: `make cluster-log` follows it again, `make cluster-stop` ends it."
+GOES_ON = "\nThe run continues in the cluster: `make cluster-log` follows it again, `make cluster-stop` ends it."
 
 
 def push(kubectl: Kubectl, arguments: list[str]) -> int:

@@ -17,7 +17,9 @@ def main(*, fire: Path, folder: Path) -> None:
     splits = {"train": fire.resolve() / "FIRE-train-100K.json", "test": fire.resolve() / "FIRE-test.json"}
     for file in splits.values():
         if not file.is_file():
-            raise VlmflowError(f"{file}: no such file", "make fire-demo FIRE=FOLDER, with both JSON files and images/")
+            raise VlmflowError(
+                f"{file}: no such file", "run make fire-demo FIRE=FOLDER on a folder with both JSON files and images/"
+            )
     dataset = {**{split: str(file) for split, file in splits.items()}, "image_roots": [str(fire.resolve() / "images")]}
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / "my-run.yaml", "w") as overlay:

@@ -68,8 +68,8 @@ def main(
     log.info(f"{run}: the adapter touches {merge['touched']} of {merge['tensors']} tensors: {merge['layers']}")
     if merge["logits_may_be_inconclusive"]:
         log.warning(
-            f"{run}: rounding leaves {merge['rounding_leaves']:.2f} of the smoke run's update: after a full run "
-            "as short as this one logits cannot tell whether the merge is right, and the proof by tensors alone decides"
+            f"{run}: rounding leaves {merge['rounding_leaves']:.2f} of the smoke run's update; after a full run "
+            "as short as this one, logits cannot show whether the merge is right, and only the proof by tensors decides"
         )
     log.info(f"{run}: the gate is open; the full run: {gate['full_run']['readable']}")
 

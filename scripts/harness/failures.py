@@ -38,7 +38,7 @@ def show_at_the_end(workflow: Any) -> None:
             try:
                 text = text_of(log)
             except VlmflowError as error:
-                text = f"{FAILURE}why is not known: {error}"
+                text = f"{FAILURE}unknown cause: {error}"
             if FAILURE in text:
                 cause = text[text.rindex(FAILURE) :].strip()
                 atexit.register(print, f"\n{job.name} ({log}):\n{cause}", file=sys.stderr, flush=True)

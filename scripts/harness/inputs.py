@@ -130,8 +130,8 @@ class RuleInputs:
             dataset = self._settings.runs[wildcards.run].dataset
             if self._settings.datasets[dataset].skip_images:
                 sys.exit(
-                    f"datasets.{dataset}.skip_images: true is for looking at the texts alone; run {wildcards.run} "
-                    f"would train on pictures that nobody checked\n  what to do: remove it, or name another data set "
+                    f"datasets.{dataset}.skip_images: true is only for inspecting texts; run {wildcards.run} "
+                    f"would train on unchecked pictures\n  what to do: remove it, or name another data set "
                     f"(runs.{wildcards.run}.dataset)"
                 )
             return f"data/{dataset}/{name}"
@@ -157,8 +157,8 @@ class RuleInputs:
         if not isinstance(place, Path):
             return []
         if not place.is_file() and self._sees_all_volumes():
-            what = "is a folder, not a file" if place.is_dir() else "is not there"
-            sys.exit(f"{key}: {place.absolute()} {what}\n  what to do: give the path of the file")
+            what = "is a folder, not a file" if place.is_dir() else "does not exist"
+            sys.exit(f"{key}: {place.absolute()} {what}\n  what to do: fix the path")
         return as_inputs(self._workflow, [place])
 
     def _sees_all_volumes(self) -> bool:

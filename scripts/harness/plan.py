@@ -55,7 +55,7 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
     for rule in workflow.dag.targetrules:
         if rule.has_wildcards():
             made = ", ".join(_known_targets([rule], settings)) or "what docs/outputs.md lists"
-            sys.exit(f"{rule.name}: this is a rule\n  what to do: name a file that it makes: {made}")
+            sys.exit(f"{rule.name}: this is a rule, not a file\n  what to do: name a file that it makes: {made}")
     makers = workflow.dag.output_index.match_producers
     for file in sorted(workflow.dag.targetfiles):
         if makers(file):
@@ -66,8 +66,8 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
         near = difflib.get_close_matches(said, known, n=1)
         sys.exit(
             f"{said}: no rule makes this target{f'; nearest: {near[0]}' if near else ''}\n"
-            f"  what to do: name one that docs/outputs.md lists; runs: {', '.join(settings.runs)}; data sets: "
-            f"{', '.join(settings.datasets)}; those of a file of yours need --configfile FILE before the --"
+            f"  what to do: name one from docs/outputs.md; runs:  {', '.join(settings.runs)}; data sets: "
+            f"{', '.join(settings.datasets)}; those in your own file need --configfile FILE before the --"
         )
 
 
@@ -116,8 +116,8 @@ def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
             for root in settings.datasets[dataset].image_roots:
                 if not Path(root).expanduser().is_dir() and not (workflow.dryrun and root == SHIPPED_ROOT):
                     sys.exit(
-                        f"datasets.{dataset}.image_roots: there is no folder {root}\n"
-                        "  what to do: name the folders that hold the pictures under the paths that the rows name"
+                        f"datasets.{dataset}.image_roots: no folder {root}\n"
+                        "  what to do: name the folders that hold the pictures under the paths in the rows"
                     )
 
 
@@ -125,4 +125,4 @@ def _look_past_the_lock(workflow: Any) -> None:
     """Say that another Snakemake is at work, in the place of Snakemake's own line, which calls the lock an error."""
     workflow.persistence.lock = nullcontext
     if stale_lock.is_held():
-        print("Another Snakemake is at work in this folder; this plan shows what was done until now.", file=sys.stderr)
+        print("Another Snakemake is running in this folder; this plan shows the state so far.", file=sys.stderr)

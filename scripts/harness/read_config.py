@@ -24,7 +24,9 @@ def say_where_files_are_wrong() -> None:
 
     def load_configfile(file: str | Path) -> dict[str, Any]:
         if Path(file).is_dir() or not Path(file).exists():
-            sys.exit(f"--configfile: {file} is no file\n  what to do: name a file; targets come after the files and --")
+            sys.exit(
+                f"--configfile: {file} is not a file\n  what to do: name a file; put targets after the files and --"
+            )
         with _ending_on_fault():
             yaml_file.read_config(Path(file))
         content: dict[str, Any] = read_theirs(file)

@@ -8,8 +8,8 @@ from vlmflow.config.model import Config
 from vlmflow.config.source import parse_source
 
 ADVICE = (
-    "what to do: on a cluster they lie on its volumes; lay profiles/kubernetes/stores.yaml beneath your own file "
-    "(--configfile profiles/kubernetes/stores.yaml my-run.yaml), and give absolute paths there"
+    "what to do: on a cluster, stores must be on its volumes; put profiles/kubernetes/stores.yaml before your own file "
+    "(--configfile profiles/kubernetes/stores.yaml my-run.yaml), and use absolute paths there"
 )
 
 

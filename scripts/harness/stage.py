@@ -70,18 +70,18 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
     except pydantic.ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}" for fault in error.errors())
         _say_not_again()
-        _fail("\n".join(faults) + "\n  what to do: --help says what this script takes", log, job)
+        _fail("\n".join(faults) + "\n  what to do: see --help for this script's arguments", log, job)
     except KeyboardInterrupt:
         _fail("interrupted", log, job)
     except Exception as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
-            _fail(f"{error}\n  what to do: free disk there, and run the same command again", log, job)
+            _fail(f"{error}\n  what to do: free disk space there, then run the same command again", log, job)
         logging.getLogger("vlmflow").debug(traceback.format_exc())
         if log is None:
             traceback.print_exc()
-        where = f"the traceback is in {log}" if log else "the traceback stands above"
+        where = f"the traceback is in {log}" if log else "the traceback is above"
         cause = f"{type(error).__name__}: {error}"
-        _fail(f"{cause}\n  what to do: this is not foreseen, {where}; please report it", log, job)
+        _fail(f"{cause}\n  what to do: this is a bug; {where}; please report it", log, job)
 
 
 def let_stages_end_with_this_process() -> None:
@@ -93,7 +93,7 @@ def _end_with_snakemake() -> None:
     """A Snakemake that is killed takes its stages with it: no orphan writes beside the next run."""
     die_with_parent(os.getppid(), signal.SIGTERM)
     if SNAKEMAKE in os.environ and not descends_from(int(os.environ[SNAKEMAKE])):
-        sys.exit("Snakemake ended while this stage began")
+        sys.exit("Snakemake ended while this stage started")
 
 
 def _from_rule(main: Callable[..., None], job: Any) -> tuple[dict[str, Any], Path | None]:
@@ -147,7 +147,7 @@ def _keys_of(annotation: Any) -> str | None:
     """Say what a block of settings holds."""
     if not (isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)):
         return None
-    return f"a block in YAML: {{{', '.join(f'{key}: …' for key in annotation.model_fields)}}}"
+    return f"a YAML block: {{{', '.join(f'{key}: …' for key in annotation.model_fields)}}}"
 
 
 def _reader(annotation: Any) -> Callable[[str], Any]:

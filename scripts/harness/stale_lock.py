@@ -47,12 +47,13 @@ def alone() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise VlmflowError(f"{Path.cwd()}: Snakemake is at work here", "wait for it or end it") from None
+            raise VlmflowError(f"{Path.cwd()}: Snakemake is running here", "wait for it to end, or stop it") from None
         except OSError as error:
             raise VlmflowError(
-                f"{LOCK.absolute()}: this volume has no locks ({error}), so that nobody knows whether Snakemake is at "
-                "work here",
-                "delete by hand what is no longer needed: docs/outputs.md",
+                f"{LOCK.absolute()}: this volume has no file locks ({error}), so the workflow cannot know whether "
+                "Snakemake is "
+                "running here",
+                "delete what you no longer need by hand: docs/outputs.md",
             ) from None
         yield
 

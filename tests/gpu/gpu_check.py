@@ -3,7 +3,7 @@
     python tests/gpu/gpu_check.py [--device cpu] [--small] [--trainer plain] [--batch ROWS]
                                   [--folder FOLDER] [--json FILE]
 
-It asks no network. What it needs and does not find is said first, a line each. `gpu.check` says what it does.
+It runs offline. What it needs and does not find is said first, a line each. `gpu.check` says what it does.
 """
 
 import argparse

@@ -34,7 +34,7 @@ def main() -> None:
         said = first.stdout.read()
     assert first.returncode == 1
     assert "no space left on the disk" in said, said[-3000:]
-    assert "free disk where stores.runs lies" in said
+    assert "free space on the disk of stores.runs" in said
     (runs / "filler").unlink(missing_ok=True)
     again = subprocess.run(words, capture_output=True, text=True, check=False)
     output = again.stdout + again.stderr

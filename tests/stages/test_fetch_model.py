@@ -189,10 +189,10 @@ def test_another_model_than_the_pinned_one_is_refused(
 
 def test_a_model_without_safetensors_is_refused_by_name(server: HubServer, place: Place, tmp_path: Path):
     server.add("o/m", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
-    with pytest.raises(VlmflowError, match=r"hf://o/m holds no safetensors weights, but pytorch_model\.bin"):
+    with pytest.raises(VlmflowError, match=r"hf://o/m has no safetensors weights, but pytorch_model\.bin"):
         place.fetch()
     assert not server.sent("pytorch_model.bin")
-    with pytest.raises(VlmflowError, match="holds no safetensors weights"):
+    with pytest.raises(VlmflowError, match="has no safetensors weights"):
         list_files(tmp_path, "models.tiny.source")
 
 
@@ -253,7 +253,7 @@ def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_
     place.fetch(local)
     manifest = (place.model / "manifest.json").read_text()
     (local / "config.json").write_bytes(b"{} ")
-    with pytest.raises(VlmflowError, match=r"config\.json has 3 bytes, not 2 as when it was fetched\n.*remove"):
+    with pytest.raises(VlmflowError, match=r"config\.json has 3 bytes; it had 2 when it was fetched\n.*remove"):
         read_manifest(place.model)
     (local / "config.json").unlink()
     with pytest.raises(VlmflowError, match=r"config\.json is gone"):

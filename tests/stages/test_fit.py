@@ -191,7 +191,9 @@ def test_a_shortened_row_that_breaks_the_rules_stops_the_stage(
         return msgspec.structs.replace(row, conversations=row.conversations[2:])
 
     monkeypatch.setattr(fit_module, "without_oldest", without_question)
-    with pytest.raises(VlmflowError, match=r"row train-\S+, shortened by 1 attempts, is no sound row .*: alternation"):
+    with pytest.raises(
+        VlmflowError, match=r"row train-\S+, shortened by 1 attempts, is no longer a valid row: alternation"
+    ):
         fit(timestep, tmp_path / "fitted", a_length_within(timestep), "shorten")
 
 
@@ -205,7 +207,7 @@ def test_rows_that_changed_after_fitting_are_refused(timestep: Path, tmp_path: P
     pictures = timestep / "stores" / "pictures"
     longest = max(tokens_of(timestep).values())
     fit(timestep, tmp_path / "fitted", longest, "refuse")
-    with pytest.raises(VlmflowError, match=f"fitted to {longest} tokens, the run has {longest - 1}"):
+    with pytest.raises(VlmflowError, match=f"fitted to {longest} tokens, the run's max_length is {longest - 1}"):
         fitted_data(tmp_path / "fitted", longest - 1, pictures)
     file = tmp_path / "fitted" / "val.jsonl"
     file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
@@ -231,7 +233,7 @@ def test_lengths_of_something_else_are_refused(road: Path, tmp_path: Path) -> No
     with pytest.raises(VlmflowError, match=r"rows: val\.jsonl holds other rows\n"):
         refuse(stats | {"digests": stats["digests"] | {"val.jsonl": "other"}})
     lengths["val"].write_bytes(lengths["val"].read_bytes().replace(b'"text_tokens":', b'"text_tokens":1', 1))
-    with pytest.raises(VlmflowError, match=rf"rows: {lengths['val']} was changed since\n") as error:
+    with pytest.raises(VlmflowError, match=rf"rows: {lengths['val']} has changed since\n") as error:
         refuse()
     assert "snakemake --forcerun measure_lengths" in error.value.next_step
     shutil.copyfile(road / "lengths" / RUN / "val.jsonl", lengths["val"])

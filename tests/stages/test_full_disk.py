@@ -19,7 +19,7 @@ from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
 
-NEXT_STEP = "free disk there, and run the same command again"
+NEXT_STEP = "free disk space there, then run the same command again"
 ROWS = [{"text": f"{number} " + "word " * 60} for number in range(10_000)]
 """3 MB, and as much when they are converted."""
 

@@ -132,7 +132,7 @@ def test_another_chat_form_is_refused_with_what_to_do(trained: Path, tmp_path: P
     counter = TokenCounter(trained / "tiny", [], 64, ChatForm.of(text_args, False))
     data = TrainingData(file, file, tmp_path, "digest", False)
     base = BaseModel(trained / "tiny", "qwen3", "digest")
-    with pytest.raises(VlmflowError, match="1 of 1 checked rows have other lengths") as error:
+    with pytest.raises(VlmflowError, match="1 of 1 checked rows have a different length") as error:
         check_lengths({file: list(measure_rows(file, counter, 1))}, data, base, 64, text_args, 2)
     assert "train.swift_args (template)" in error.value.next_step
 

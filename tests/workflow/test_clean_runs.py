@@ -78,7 +78,7 @@ def test_leftovers_are_listed_and_deleted_and_nothing_else(folder: Path) -> None
         assert f"  {place.relative_to(folder)}\n" in listed.stdout
         assert os.path.lexists(place)
     assert f"{len(left)} in all" in listed.stdout
-    assert "nobody can be asked here; ARGS=--yes" in listed.stdout
+    assert "this is no terminal to ask on; ARGS=--yes" in listed.stdout
     deleted = clean(folder, "--yes")
     assert deleted.returncode == 0, deleted.stderr
     assert everything_in(folder) == before
@@ -102,7 +102,7 @@ def test_trainings_of_an_unfinished_run_stay(folder: Path, damage) -> None:
     damage(folder)
     listed = clean(folder, "--yes")
     assert listed.returncode == 0, listed.stderr
-    assert f"left alone: {RUN}: its trainings stay, since it is not finished" in listed.stdout
+    assert f"left alone: {RUN}: keeping its trainings, because it is not finished" in listed.stdout
     trainings = folder / "stores" / "runs" / RUN
     assert (trainings / "full" / OTHER / "checkpoints").is_dir()
     assert (trainings / "full" / digest_of(folder, "full") / "checkpoints" / "checkpoint-1").is_dir()
@@ -126,7 +126,7 @@ def test_a_store_elsewhere_is_left_alone(folder: Path, tmp_path: Path) -> None:
     with (folder / "quick.yaml").open("a") as file:
         file.write(f"\nstores: {{runs: {tmp_path / 'runs'}}}\n")
     listed = clean(folder, "--yes")
-    assert "(stores.runs) lies outside of" in listed.stdout
+    assert "(stores.runs): kept, because it is outside" in listed.stdout
     assert (tmp_path / "runs" / RUN / "full" / OTHER).is_dir()
     assert not (folder / "work" / RUN).exists()
     assert left

@@ -10,7 +10,7 @@ from forked_snakemake import called
 from harness import stage
 from roads import ROOT
 
-CAUSE = "the stage failed: raw/mine/rows.jsonl: keys that change what rows mean, and that are not read:"
+CAUSE = "the stage failed: raw/mine/rows.jsonl: the workflow does not read these keys, which change what rows mean:"
 
 SETTINGS = "datasets: {mine: {kind: prompt_completion, train: rows.jsonl, modality: text}}"
 

@@ -132,7 +132,9 @@ def test_files_that_are_no_parts_of_one_whole_are_refused(tmp_path: Path, conten
     files = [tmp_path / f"{number}.jsonl" for number in range(len(contents))]
     for file, content in zip(files, contents, strict=True):
         file.write_text(content)
-    with pytest.raises(VlmflowError, match=r"0.jsonl to \d.jsonl, line \d: these are not the parts of one whole"):
+    with pytest.raises(
+        VlmflowError, match=r"0.jsonl to \d.jsonl, line \d: these files are not the parts of one result"
+    ):
         list(joined_lines(files))
 
 
@@ -143,7 +145,7 @@ def test_a_split_without_a_usable_picture_is_refused_when_its_parts_are_joined(t
     parts = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]
     write_picture_manifest(parts[0], missing[::2])
     write_picture_manifest(parts[1], missing[1::2])
-    with pytest.raises(VlmflowError, match=r"not one of 3 pictures can be used; '0.jpg': missing, nowhere") as raised:
+    with pytest.raises(VlmflowError, match=r"none of 3 pictures can be used; '0.jpg': missing, nowhere") as raised:
         join_picture_manifests(parts, tmp_path / "whole.jsonl", "datasets.fire.image_roots")
     assert "datasets.fire.image_roots" in raised.value.next_step
     assert not (tmp_path / "whole.jsonl").exists()

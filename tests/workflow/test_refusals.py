@@ -47,12 +47,12 @@ BOMB = "a: &a [x]\n" + "".join(
 
 WRONG_FILES = [
     ("runs:\n  r: {model: m\n  b: [\n", ", line 3, column 4: expected ',' or '}'", "; the line is: b: ["),
-    ("runs:\n  r: {model: m}\n\nruns: {}\n", ", line 4, column 1: the key 'runs' stands in line 1 already", "runs: {}"),
+    ("runs:\n  r: {model: m}\n\nruns: {}\n", ", line 4, column 1: the key 'runs' is already in line 1", "runs: {}"),
     ("", ": is empty", "leave the file out"),
-    ("- a\n", ": holds ['a'], and no keys", "leave the file out"),
-    ("runs: &a {b: *a}\n", ", line 1, column 7: an alias stands within what it names", "correct it there"),
-    (BOMB, ", line 5, column 4: more than 100,000 values, aliases written out", "correct it there"),
-    (f"runs: {'[' * 3000}{']' * 3000}", ": blocks within blocks, too deep to be read", "correct it there"),
+    ("- a\n", ": holds ['a'], not keys", "leave the file out"),
+    ("runs: &a {b: *a}\n", ", line 1, column 7: an alias is inside the value that it names", "fix it there"),
+    (BOMB, ", line 5, column 4: more than 100,000 values, with aliases expanded", "fix it there"),
+    (f"runs: {'[' * 3000}{']' * 3000}", ": the blocks are nested too deeply", "fix it there"),
 ]
 
 
@@ -76,7 +76,7 @@ def test_a_target_among_the_configuration_files_is_told_from_one(tmp_path: Path)
     done = call(tmp_path, "-n", "--configfile", str(file), "merged/r")
     assert done.returncode == 1
     assert (
-        "--configfile: merged/r is no file\n  what to do: name a file; targets come after the files and --"
+        "--configfile: merged/r is not a file\n  what to do: name a file; put targets after the files and --"
         in done.stderr
     )
 
@@ -86,7 +86,7 @@ def test_a_key_that_stands_twice_is_refused_without_the_workflow_profile(tmp_pat
     file.write_text("runs: {}\nruns: {}\n")
     done = call(tmp_path, "-n", "--workflow-profile", "none", "--configfile", str(file), "--", "merged/r")
     assert done.returncode == 1
-    assert f"{file}, line 2, column 1: the key 'runs' stands in line 1 already" in done.stderr
+    assert f"{file}, line 2, column 1: the key 'runs' is already in line 1" in done.stderr
 
 
 def check_config(*files: Path) -> subprocess.CompletedProcess[str]:
@@ -108,7 +108,7 @@ def test_check_config_says_the_same(tmp_path: Path, text: str, said: str, more: 
 def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right.json", tmp_path / "wrong.yaml"
     right.write_text('{\n\t"runs": {"mine": {"model": "qwen3-8b", "dataset": "alpaca"}}\n}\n')
-    assert check_config(right).stdout == f"{right}: no fault; runs: mine\n"
+    assert check_config(right).stdout == f"{right}: no errors; runs: mine\n"
     wrong.write_text("runs: {mine: {processes: 0, train: {swift_args: {output_dir: x}}}}")
     done = check_config(right, wrong)
     assert done.returncode == 1
@@ -121,11 +121,11 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     ("target", "said"),
     [
         ("merged/qwen3vl-fir", "nearest: merged/qwen3vl-fire"),
-        ("merged/my-run", "those of a file of yours need --configfile FILE"),
+        ("merged/my-run", "those in your own file need --configfile FILE"),
         ("merged/qwen3vl-fire/README.md", "nearest: merged/qwen3vl-fire"),
         ("./reports/data-fyre.html", "nearest: reports/data-fire.html"),
         ("models/qwen3-8B", "nearest: models/qwen3-8b"),
-        ("qwen3vl-fire", "what to do: name one that docs/outputs.md lists; runs: qwen3vl-fire, "),
+        ("qwen3vl-fire", "what to do: name one from docs/outputs.md; runs: qwen3vl-fire, "),
     ],
 )
 def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path, target: str, said: str) -> None:
@@ -142,7 +142,8 @@ def test_a_rule_that_is_named_in_place_of_a_file_is_refused_with_what_it_makes(t
     done = call(tmp_path, "-n", "--", "merge_lora")
     assert done.returncode == 1
     assert (
-        "merge_lora: this is a rule\n  what to do: name a file that it makes: work/qwen3vl-fire/merged, " in done.stderr
+        "merge_lora: this is a rule, not a file\n  what to do: name a file that it makes: work/qwen3vl-fire/merged, "
+        in done.stderr
     )
     assert "Exception" not in done.stderr
     assert "WorkflowError" not in done.stderr
@@ -189,7 +190,7 @@ def test_a_plan_beside_a_running_snakemake_holds_no_error(tmp_path: Path, at_wor
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     assert "Error" not in output
-    assert ("Another Snakemake is at work in this folder" in output) == at_work
+    assert ("Another Snakemake is running in this folder" in output) == at_work
     assert lock.exists()
 
 
@@ -201,7 +202,7 @@ def test_missing_picture_roots_are_refused_with_the_plan(tmp_path: Path, plan: l
     done = call(tmp_path, *plan, "--config", f"datasets={{fire: {{{sources}}}}}", "--", "data/fire/stats.json")
     output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert f"datasets.fire.image_roots: there is no folder {tmp_path}/nowhere\n  what to do: " in output
+    assert f"datasets.fire.image_roots: no folder {tmp_path}/nowhere\n  what to do: " in output
     assert "Traceback" not in output
     assert not (tmp_path / "raw").exists()
 
@@ -209,9 +210,9 @@ def test_missing_picture_roots_are_refused_with_the_plan(tmp_path: Path, plan: l
 @pytest.mark.parametrize(
     ("key", "value", "target", "named"),
     [
-        ("datasets.fire.train", "gone/t.json", "data/fire/stats.json", "is not there"),
-        ("datasets.fire.test", "gone/e.json", "converted/fire/test.jsonl", "is not there"),
-        ("datasets.fire.mended", "gone/m.jsonl", "data/fire/stats.json", "is not there"),
+        ("datasets.fire.train", "gone/t.json", "data/fire/stats.json", "does not exist"),
+        ("datasets.fire.test", "gone/e.json", "converted/fire/test.jsonl", "does not exist"),
+        ("datasets.fire.mended", "gone/m.jsonl", "data/fire/stats.json", "does not exist"),
         ("datasets.fire.train", ".", "data/fire/stats.json", "is a folder"),
         ("models.qwen3-8b.source", "gone/model", "models/qwen3-8b", "there is no folder"),
     ],

@@ -159,8 +159,8 @@ def test_every_data_set_has_its_page(done: Path) -> None:
     assert made.returncode == 0, (made.stdout + made.stderr)[-6000:]
     pages = {name: (done / "reports" / f"data-{name}.html").read_text() for name in DATASETS}
     assert "rows of kind volcano, made from volcano-train.json" in pages["volcano"]
-    assert "30 not asked for, left out" in pages["volcano-text"]
-    assert "rows: there is no raw test split, and test_share is 0" in pages["volcano-text"]
+    assert "30 not requested, left out" in pages["volcano-text"]
+    assert "rows: no raw test split, and test_share is 0" in pages["volcano-text"]
     assert [name for name in pages if "test_share is 0" in pages[name]] == ["volcano-text"]
     assert 'id="near"' not in pages["volcano-text"]  # it has no test rows
     assert "No train picture looks like one of the test split" in pages["volcano"]
@@ -205,7 +205,7 @@ def test_texts_alone_are_never_trained_on(done: Path) -> None:
     from vlmflow.rows.training_data import validated_data
 
     data = done / "data" / "fire-texts"
-    with pytest.raises(VlmflowError, match="never looked at"):
+    with pytest.raises(VlmflowError, match="never checked"):
         validated_data(data / "train.jsonl", data / "val.jsonl", data / "stats.json", done / "stores" / "pictures")
 
 

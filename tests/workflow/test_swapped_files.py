@@ -259,7 +259,7 @@ SWAPS = [
         for stage in ("cache_dataset", "train_smoke", "train_lora", "verify_merged", "publish_merged")
         for name in ("train.jsonl", "val.jsonl", "val.lengths.jsonl")
     ),
-    ("fit_rows", in_folder(f"lengths/{RUN}/val.jsonl"), "was changed since"),
+    ("fit_rows", in_folder(f"lengths/{RUN}/val.jsonl"), "has changed since"),
     *(
         (stage, in_folder(f"checkpoints/{RUN}/full/{name}"), ADAPTER)
         for stage in ("merge_lora", "verify_merged")
@@ -337,7 +337,7 @@ def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_h
     with pytest.raises(VlmflowError) as refusal:
         run("train_lora")
     assert swapped.is_set()
-    assert "while this run trained, its input changed: " in refusal.value.cause
+    assert "the input changed during training:  " in refusal.value.cause
     assert "1 of" in refusal.value.cause
     assert REFRESH in refusal.value.next_step
     assert not (place / "out" / "run").exists()

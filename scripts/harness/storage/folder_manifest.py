@@ -56,8 +56,8 @@ def dump(entries: dict[str, Entry]) -> bytes:
     }
     content = (json.dumps({"version": 1, "files": files}, indent=1, ensure_ascii=False) + "\n").encode()
     if len(content) > LARGEST:
-        what = f"{len(files):,} files in a folder: their manifest has more than {LARGEST // 1_000_000} MB"
-        raise VlmflowError(what, "have the rule write fewer files, or pack them")
+        what = f"{len(files):,} files in a folder: their manifest is larger than {LARGEST // 1_000_000} MB"
+        raise VlmflowError(what, "make the rule write fewer files, or pack them")
     return content
 
 
@@ -67,13 +67,13 @@ def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
     Raises VlmflowError where it is none, or names a file outside the folder.
     """
     if len(content) > LARGEST:
-        raise _broken(place, f"has more than {LARGEST // 1_000_000} MB")
+        raise _broken(place, f"is larger than {LARGEST // 1_000_000} MB")
     try:
         said = json.loads(content)
         known = said.get("version", 0)
         entries = {name: _entry(name, each, known, folder) for name, each in said["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _broken(place, f"is no manifest ({type(error).__name__}: {error})") from None
+        raise _broken(place, f"is not a manifest ({type(error).__name__}: {error})") from None
     for name in entries:
         if not _lies_within(name):
             raise _broken(place, f"names a file outside its folder: {name!r}")
@@ -87,7 +87,7 @@ def _entry(name: str, said: dict[str, Any], version: int, folder: str) -> Entry:
     if version == 0:
         return Entry(size, f"{folder}/{name}", etag=str(said["etag"]))
     if version != 1:
-        raise ValueError(f"of version {version!r}, which this checkout does not know")
+        raise ValueError(f"version {version!r}, which this checkout does not support")
     if not re.fullmatch(r"[0-9a-f]{64}", said["sha256"]) or not _OBJECT.fullmatch(said["key"]):
         raise ValueError(f"{name}: no digest or no object: {said}")
     return Entry(size, said["key"], sha256=said["sha256"])
@@ -99,4 +99,6 @@ def _lies_within(name: str) -> bool:
 
 
 def _broken(place: str, what: str) -> VlmflowError:
-    return VlmflowError(f"{place} {what}", "remove it and run the same command again: its folder is made anew")
+    return VlmflowError(
+        f"{place} {what}", "remove it and run the same command again: the workflow makes its folder again"
+    )

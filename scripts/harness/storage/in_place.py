@@ -165,7 +165,7 @@ def _take_name(part: Path, target: Path) -> None:
     sync(target.parent)
     discard(part)
     if old is not None and not discard(old):
-        raise FileNotFoundError(errno.ENOENT, "somebody gave it back or removed it meanwhile", str(target))
+        raise FileNotFoundError(errno.ENOENT, "another process put it back or removed it meanwhile", str(target))
     discard_left(target.parent)
 
 

@@ -98,6 +98,6 @@ def _inner(descriptor: int, place: Path, make: bool) -> int:
 
 def _planted(place: Path) -> VlmflowError:
     return VlmflowError(
-        f"{place} is a link, or of another kind than it should be: a job may have put it there, and it is not followed",
-        f"see where it leads (ls -l {place}) and which job made it; remove it, and run the same command again",
+        f"{place} is a link or not the expected kind of file: a job may have put it there, so it is not followed",
+        f"check where it leads (ls -l {place}) and which job made it; remove it and run the same command again",
     )

@@ -30,7 +30,7 @@ def remove_of(local_storage_prefix: Path, pod: str) -> None:
     Raises VlmflowError where the name is none, and could lead elsewhere.
     """
     if not _is_name(pod):
-        raise VlmflowError(f"{pod!r} is no pod's name", "report it: nothing was removed")
+        raise VlmflowError(f"{pod!r} is not a pod's name", "please report it; nothing was removed")
     if _is_of_one_pod(local_storage_prefix):
         # Where a job has put a link in the folder's place, nothing is removed.
         with suppress(OSError, VlmflowError), no_links.reached(local_storage_prefix.with_name(pod)) as folder:
@@ -51,7 +51,7 @@ def sweep(local_storage_prefix: Path | None, living: Callable[[], Iterable[str]]
     if names and (gone := sorted(set(names) - set(living()))):
         for name in gone:
             remove_of(prefix, name)
-        say(f"Removed what {len(gone)} pod(s) left that went while nobody looked: {', '.join(gone)}.")
+        say(f"Removed what {len(gone)} pod(s) left that ended while no controller was running: {', '.join(gone)}.")
 
 
 def remove_own_at_exit(local_storage_prefix: Path) -> None:

@@ -109,7 +109,7 @@ class Folder:
         sent = {item.key: item.size for item in self._below(attempt)}
         for name, entry in entries.items():
             if entry.attempt == attempt and sent.get(entry.key) != entry.size:
-                raise self._damaged(f"{name}: {sent.get(entry.key)} bytes after {entry.size} were sent")
+                raise self._damaged(f"{name}: {sent.get(entry.key)} bytes, but {entry.size} were sent")
         self.manifest.put(Body=folder_manifest.dump(entries))
         self._delete_what_killed_writers_left()
 
@@ -134,7 +134,7 @@ class Folder:
             source.download_file(str(place))
         except ClientError as error:
             if is_not_there(error):
-                raise self._damaged(f"{name}: not there") from None
+                raise self._damaged(f"{name}: missing") from None
             raise
         if place.stat().st_size != entry.size:
             raise self._damaged(f"{name}: {place.stat().st_size} bytes instead of {entry.size}")
@@ -206,7 +206,8 @@ class Folder:
 
     def _damaged(self, what: str) -> VlmflowError:
         return VlmflowError(
-            f"{self.address} is damaged: {what}", "remove it there and run the same command again: it is made anew"
+            f"{self.address} is damaged: {what}",
+            "remove it there and run the same command again: the workflow makes it again",
         )
 
 

@@ -27,14 +27,14 @@ def main(address: str, local: Path) -> None:
         aws_secret_access_key=given["secret_key"],
     )
     if local.exists():
-        raise VlmflowError(f"{local} is there already", "name another folder, or remove it")
+        raise VlmflowError(f"{local} already exists", "name another folder, or remove it")
     place = urlparse(address)
     try:
         Folder(server.Bucket(place.netloc), place.path.strip("/")).retrieve(local)
     except (ClientError, BotoCoreError, FileNotFoundError) as error:
         raise VlmflowError(
-            f"{address}: no folder can be had from there ({type(error).__name__}: {error})",
-            "see that the run has made it, and that SNAKEMAKE_STORAGE_S3_… names its server and keys",
+            f"{address}: cannot fetch a folder from there ({type(error).__name__}: {error})",
+            "check that the run has made it, and that SNAKEMAKE_STORAGE_S3_… give its server and keys",
         ) from None
 
 

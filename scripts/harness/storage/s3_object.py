@@ -104,8 +104,8 @@ class S3Object(StorageObject):
             if is_not_there(error):
                 return False
             raise VlmflowError(
-                f"bucket {self.bucket}: the storage does not say whether it is there: {error}",
-                "see that the credentials may list the bucket (docs/kubernetes.md), then run the same command again",
+                f"bucket {self.bucket}: cannot tell whether it exists: {error}",
+                "check that the credentials may list the bucket (docs/kubernetes.md), then run the same command again",
             ) from None
         return True
 
@@ -125,7 +125,7 @@ class S3Object(StorageObject):
                 local.unlink()
                 raise VlmflowError(
                     f"{self.query} is damaged: its sha256 is not {wanted}",
-                    "remove it there and run the same command again: it is made anew",
+                    "remove it there and run the same command again: the workflow makes it again",
                 )
 
     def _what_makes_it_valid(self) -> Any:
@@ -158,4 +158,4 @@ class S3Object(StorageObject):
                     Bucket=self.bucket, LifecycleConfiguration=UNFINISHED_UPLOADS
                 )
             except ClientError as error:  # some servers have no lifecycles
-                self.provider.logger.warning(f"bucket {self.bucket}: no rule for unfinished uploads: {error}")
+                self.provider.logger.warning(f"bucket {self.bucket}: cannot set a rule for unfinished uploads: {error}")

@@ -31,7 +31,7 @@ def text_of(file: Any) -> str:
     if isinstance(target, FsObject):
         return plain(read_end(target.query_path, SHOWN_BYTES).decode(errors="replace"))
     if target.size() > FETCHED_BYTES:
-        raise VlmflowError(f"{target.query} has {target.size():,} bytes, too many for a log", "look at it there")
+        raise VlmflowError(f"{target.query} has {target.size():,} bytes, too many for a log", "read it there")
     asyncio.run(target.managed_retrieve())
     return _end_of(Path(file))
 

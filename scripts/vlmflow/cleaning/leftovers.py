@@ -56,17 +56,21 @@ def find_leftovers(
         try:
             made_of = finished(folder, run)
         except VlmflowError as error:
-            notes.append(f"{run}: its trainings stay, since it is not finished: {error.cause}")
+            notes.append(f"{run}: keeping its trainings, because it is not finished: {error.cause}")
             continue
         except (KeyError, TypeError) as error:
-            notes.append(f"{run}: its trainings stay: its reports are of another version of vlmflow ({error!r})")
+            notes.append(
+                f"{run}: keeping its trainings, because another version of vlmflow wrote its reports ({error!r})"
+            )
             continue
         found += _of_work(folder, run)
         if store := _own_store(folder, settings.stores.runs, "runs", notes):
             found += _of_trainings(store / run, made_of)
     found += _unfinished(folder)
     if not stores:
-        notes.append("models, raw files and pictures: no --configfile says which of them are still wanted")
+        notes.append(
+            "models, raw files and pictures: kept; name the configuration that uses them (--configfile) to include them"
+        )
         return found, list(dict.fromkeys(notes))
     if store := _own_store(folder, settings.stores.models, "models", notes):
         found += _of_models(folder, store, settings, pins)
@@ -88,11 +92,11 @@ def finished(folder: Path, run: str) -> dict[str, dict[str, Any]]:
     provenance, proof = read_json(merged / "provenance.json"), read_proof(folder / "verified" / run)
     again = "run the same command again"
     if provenance["training"]["digests"] != reports["full"]["digests"]:
-        raise VlmflowError(f"{merged} is of another training than checkpoints/{run}/full", again)
+        raise VlmflowError(f"{merged} comes from another training than checkpoints/{run}/full", again)
     for name, file in proof["files"].items():
         place = merged / name
         if name not in WRITTEN_AFTERWARDS and (not place.is_file() or place.stat().st_size != file["size"]):
-            raise VlmflowError(f"{place} is not the file that was proven", again)
+            raise VlmflowError(f"{place} differs from the file that was proven", again)
     return reports
 
 
@@ -102,7 +106,7 @@ def _refuse_shared_stores(folder: Path, settings: Config) -> None:
         for other, above in places.items():
             if name != other and place.is_relative_to(above):
                 raise VlmflowError(
-                    f"stores.{name} ({place}) lies in stores.{other} ({above})",
+                    f"stores.{name} ({place}) is inside stores.{other} ({above})",
                     "give each store a folder of its own, or delete by hand what is no longer needed",
                 )
 
@@ -121,14 +125,14 @@ def _own_store(folder: Path, store: str, name: str, notes: list[str]) -> Path | 
         return None
     if place.resolve().is_relative_to(folder.resolve()):
         return place
-    notes.append(f"{place} (stores.{name}) lies outside of {folder}, and others may use it: left alone")
+    notes.append(f"{place} (stores.{name}): kept, because it is outside {folder} and others may use it")
     return None
 
 
 def _of_work(folder: Path, run: str) -> Iterator[Leftover]:
     work = folder / "work" / run
     if work.is_dir() and any(work.iterdir()):
-        yield Leftover(work, f"merged weights on their way; merged/{run} is proven")
+        yield Leftover(work, f"intermediate merged weights; merged/{run} is proven")
 
 
 def _of_trainings(store: Path, reports: dict[str, dict[str, Any]]) -> Iterator[Leftover]:
@@ -158,7 +162,7 @@ def _unfinished(folder: Path) -> Iterator[Leftover]:
     for parent in parents:
         for place in _folders(parent):
             if place.name.endswith(UNFINISHED):
-                yield Leftover(place, "a stage was killed while it wrote this; it begins anew")
+                yield Leftover(place, "a stage was killed while writing this; it starts again")
 
 
 def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
@@ -168,7 +172,7 @@ def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]
     views = {Path(manifest["folder"]).resolve() for manifest in manifests}
     for view in _folders(store / VIEWS):
         if view.resolve() not in views:
-            yield Leftover(view, "links to a model's files as they were; no manifest under models/ names them")
+            yield Leftover(view, "links to former model files; no manifest under models/ names them")
     sources = [model.source for model in settings.models.values()] + [manifest["source"] for manifest in manifests]
     in_use = {parent for view in views for file in _targets_of_links(view) for parent in file.parents}
     yield from _of_hub(store, sources, pins, "model", in_use)
@@ -197,7 +201,7 @@ def _of_hub(
             in_use.add(store_folder(store, source, pin.revision).resolve())
     for place in _folders(store):
         if HUB_FOLDER.fullmatch(place.name) and place.resolve() not in in_use:
-            yield Leftover(place, f"no {what} in the configuration is fetched from there")
+            yield Leftover(place, f"no {what} in the configuration comes from there")
 
 
 def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:

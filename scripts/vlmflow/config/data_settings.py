@@ -111,25 +111,31 @@ class DatasetSettings(Settings):
     def _kind_has_what_it_needs(self) -> Self:
         form = form_of(self.kind)
         if form.one_prompt and self.prompt is None:
-            raise ValueError(f"prompt: missing; kind {self.kind} needs what the human says before every text")
+            raise ValueError(
+                f"prompt: missing; kind {self.kind} needs the question that the human asks before every text"
+            )
         if form.fixed and (self.modality == "text" or self.columns):
-            own = "its rows have pictures, and keys of their own"
-            raise ValueError(f"kind {self.kind}: {own}: no modality text, no columns")
+            own = "its rows always have pictures and its own keys"
+            raise ValueError(f"kind {self.kind}: {own}; remove modality: text and columns")
         for key in all_settings():
             self._refuse_others_keys(_whose(key), key in form.settings, (key,))
         self._refuse_others_keys("modality image", self.modality == "image", PICTURE_KEYS)
         if unknown := sorted(set(self.columns) - form.all_keys.keys()):
             known = ", ".join(form.all_keys)
-            raise ValueError(f"columns: rows of kind {self.kind} have no key {unknown[0]!r}; they have {known}")
+            raise ValueError(f"columns: unknown key {unknown[0]!r}; rows of kind {self.kind} have: {known}")
         _refuse_unreadable_columns(self._names, self.columns)
         meanings = form.meanings_of(self._names)
         for key in self.ignore_keys:
             if key not in meanings:
-                raise ValueError(f"ignore_keys: {key!r} stops no row of kind {self.kind}; {', '.join(meanings)} may")
+                raise ValueError(
+                    f"ignore_keys: {key!r} never stops a row of kind {self.kind}; these do: {', '.join(meanings)}"
+                )
         for split in ("train", "test"):
             for address in self._named(split):
                 if isinstance(getattr(self, split), list) and split_sample(address)[1] is not None:
-                    raise ValueError(f"{split}: {address!r} is one file of a list; max_samples draws rows of them all")
+                    raise ValueError(
+                        f"{split}: {address!r} is one file of a list; use max_samples to draw from all of them"
+                    )
         return self
 
     def _refuse_others_keys(self, whose: str, applies: bool, keys: Sequence[str]) -> None:
@@ -137,7 +143,9 @@ class DatasetSettings(Settings):
         for key in keys:
             if not applies and getattr(self, key) != type(self).model_fields[key].default:
                 these = f"kind {self.kind}, modality {self.modality}"
-                raise ValueError(f"{key}: {self.model_dump()[key]!r} is for {whose} alone, not for {these}; remove it")
+                raise ValueError(
+                    f"{key}: {self.model_dump()[key]!r} applies to {whose} only, not to {these}; remove it"
+                )
 
     def addresses(self, split: str) -> list[str]:
         """Give the addresses of a raw split's files, without the number of rows to draw; none for a split not there."""
@@ -208,6 +216,6 @@ def _refuse_unreadable_columns(names: Mapping[str, str], columns: Mapping[str, s
     for key, name in names.items():
         if name in read:
             changed = key if key in columns else read[name]
-            both = f"{name!r} would be both {read[name]} and {key}"
+            both = f"{name!r} would be read as both {read[name]} and {key}"
             raise ValueError(f"columns.{changed}: {both}; give one of them another column")
         read[name] = key

@@ -44,7 +44,7 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
         file = _origin([*path, *_keys_named(cause, _value_at(merged, path))], contents)
         return f"{file}: {'.'.join(map(str, path))}{': ' if path else ''}{cause}"
     if "[key]" in fault["loc"]:
-        return f"{where}: the name is not allowed; a letter or digit is, then up to 99 of [A-Za-z0-9._-]"
+        return f"{where}: the name is not allowed; it must be a letter or digit, then up to 99 of [A-Za-z0-9._-]"
     if fault["type"] == "extra_forbidden":
         known = list(_schema_at(schema, path[:-1]).get("properties", {}))
         near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)

@@ -52,12 +52,12 @@ def is_not_one(value: Any) -> bool:
         return isinstance(value, str) and value.strip().lower() == "false"
 
 
-WEIGHT = Meaning("how much the answers weigh in training; 0 and false mean not at all", is_not_one)
-PREFERENCE = Meaning("better and worse answers to one question, for preference training (DPO)", is_given)
+WEIGHT = Meaning("the weight of the answers in training; 0 and false mean none", is_not_one)
+PREFERENCE = Meaning("a better and a worse answer to one question, for preference training (DPO)", is_given)
 LABEL = Meaning("false: the answer is a bad one, for KTO training", is_bad)
 TOOLS = Meaning("the tools that answers may call", is_given)
 SYSTEM = Meaning("the system prompt", is_given)
-MEDIA = Meaning("videos or sounds that the row is about", is_given)
+MEDIA = Meaning("videos or audio that the row is about", is_given)
 
 OF_ANY_ROW = dict.fromkeys(("video", "videos", "audio", "audios"), MEDIA)
 OF_CONVERSATIONS = {
@@ -71,10 +71,10 @@ OF_CONVERSATIONS = {
 HISTORY = {"history": Meaning("the turns before the question", is_given)}
 OF_TURNS = {
     **dict.fromkeys(("weight", "loss", "loss_scale", "train"), WEIGHT._replace(of_answers=True)),
-    **dict.fromkeys(("tool_calls", "function_call"), Meaning("tools that are called", is_given)),
+    **dict.fromkeys(("tool_calls", "function_call"), Meaning("tool calls", is_given)),
     **dict.fromkeys(
-        ("reasoning_content", "thinking"), Meaning("what the assistant thinks before it answers", is_given)
+        ("reasoning_content", "thinking"), Meaning("the assistant's reasoning before its answer", is_given)
     ),
-    **dict.fromkeys(("image", "images"), Meaning("pictures that stand in the turn, not in the row", is_given)),
+    **dict.fromkeys(("image", "images"), Meaning("pictures given in the turn, not in the row", is_given)),
     **OF_ANY_ROW,
 }

@@ -49,7 +49,7 @@ class StoreSettings(Settings):
     def _folder(cls, folder: str) -> str:
         refuse_path(folder)
         if not folder:
-            raise ValueError("'' is no folder")
+            raise ValueError("'' is not a folder")
         return str(Path(folder).expanduser())
 
 
@@ -103,7 +103,7 @@ class Config(Settings):
         for name, run in self.runs.items():
             for key, known in (("model", self.models), ("dataset", self.datasets)):
                 if (wanted := getattr(run, key)) not in known:
-                    raise ValueError(f"runs.{name}.{key}: {wanted!r} is not under {key}s: {_names(known)}")
+                    raise ValueError(f"runs.{name}.{key}: unknown {key} {wanted!r}; {key}s has: {_names(known)}")
         return self
 
     @model_validator(mode="after")
@@ -111,8 +111,9 @@ class Config(Settings):
         for name, run in self.runs.items():
             if run.over_long == "shorten" and self.datasets[run.dataset].form != "timestep":
                 raise ValueError(
-                    f"runs.{name}.over_long: 'shorten' drops earlier attempts, which data set {run.dataset} trains; "
-                    "it needs a data set with form: timestep, or leave_out"
+                    f"runs.{name}.over_long: 'shorten' drops earlier attempts, but data set {run.dataset} trains on "
+                    "them; "
+                    "set form: timestep for the data set, or over_long: leave_out"
                 )
         return self
 
@@ -131,10 +132,10 @@ class Config(Settings):
                 refuse_path(root, f"datasets.{name}.image_roots.{number}")
                 store = Path(self.stores.pictures).resolve()
                 if Path(root).expanduser().resolve().is_relative_to(store):
-                    raise ValueError(f"datasets.{name}.image_roots.{number}: {root!r} lies in stores.pictures")
+                    raise ValueError(f"datasets.{name}.image_roots.{number}: {root!r} is inside stores.pictures")
             for file in dataset.mended_files:
                 if not isinstance(_file(f"datasets.{name}.mended", file), Path):
-                    raise ValueError(f"datasets.{name}.mended: {file!r} is no file of this machine")
+                    raise ValueError(f"datasets.{name}.mended: {file!r} is not a file on this machine")
             files: dict[str, str] = {}
             for split in ("train", "test"):
                 for address in dataset.addresses(split):
@@ -144,7 +145,7 @@ class Config(Settings):
                     if file in files:
                         raise ValueError(
                             f"datasets.{name}.{split}: {address} and {files[file]} would both become "
-                            f"raw/{name}/{file}; give one of the files another name, or make two data sets of them"
+                            f"raw/{name}/{file}; rename one of the files, or make two data sets"
                         )
                     files[file] = address
         return self
@@ -162,7 +163,7 @@ def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
         return Config.model_validate(merged)
     except pydantic.ValidationError as error:
         lines = say_faults(error, Config.model_json_schema(), merged, files)
-        raise VlmflowError(lines, "correct the configuration; docs/config.md lists every key") from None
+        raise VlmflowError(lines, "fix the configuration; docs/config.md lists every key") from None
 
 
 def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None:
@@ -170,8 +171,7 @@ def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None
     found = NO_COUNT.search(address)
     if found and not (isinstance(source, Path) and source.is_file()):
         raise ValueError(
-            f"{where}: {address!r}: behind '#' stands how many rows to draw, a whole number at least 1, "
-            f"not {found[1]!r}"
+            f"{where}: {address!r}: '#' must be followed by the number of rows to draw, at least 1, not {found[1]!r}"
         )
 
 
@@ -198,7 +198,7 @@ def _refuse_target(where: str, place: Path) -> None:
     """Refuse a path of the user's among the targets: Snakemake removes what a rule is about to make."""
     for target in TARGETS:
         if place.resolve().is_relative_to(Path(target).resolve()):
-            raise ValueError(f"{where}: {str(place)!r} lies in {target}/, which the workflow makes and removes")
+            raise ValueError(f"{where}: {str(place)!r} is inside {target}/, which the workflow makes and removes")
 
 
 def _names(known: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ class PictureSource(Settings):
             if set("{}") & set(pattern.replace("{rest}", "").replace("{name}", "")) or not pattern:
                 raise ValueError(
                     f"members: {pattern!r} (of {beginning!r}) is not allowed; it must be the name in the archive, in "
-                    "which {rest} and {name} alone stand in braces"
+                    "which only {rest} and {name} are in braces"
                 )
         return self
 
@@ -76,11 +76,11 @@ class PictureSource(Settings):
     def _addresses_are_readable(self) -> Self:
         if self.archive is not None:
             if not self.archive.startswith(WEB) and not isinstance(_parsed(self.archive), HubSource):
-                raise ValueError(f"archive: {self.archive!r} is none of https://…, http://… and hf://datasets/…")
+                raise ValueError(f"archive: {self.archive!r} must begin with https://, http:// or hf://datasets/")
             if self.form is None:
-                raise ValueError(f"archive: {self.archive!r} ends with none of {', '.join(FORMS)}")
+                raise ValueError(f"archive: {self.archive!r} must end with one of {', '.join(FORMS)}")
         if self.one_by_one is not None and not self.one_by_one.startswith(WEB):
-            raise ValueError(f"one_by_one: {self.one_by_one!r} is neither https://… nor http://…")
+            raise ValueError(f"one_by_one: {self.one_by_one!r} must begin with https:// or http://")
         return self
 
     @property
@@ -90,9 +90,9 @@ class PictureSource(Settings):
         Of rows that lie over others this holds of the result.
         """
         if not self.members:
-            return "members: missing; it must be a block with one beginning of the rows' paths or more"
+            return "members: missing; it must be a block with at least one beginning of the rows' paths"
         if not (self.archive or self.one_by_one or self.by_hand or self.licence):
-            return "archive: missing; it, one_by_one, by_hand or licence must be given"
+            return "archive: missing; set it, or one_by_one, by_hand or licence"
         return None
 
     @property

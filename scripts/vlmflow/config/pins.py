@@ -57,10 +57,10 @@ def read_pins(path: Path) -> dict[str, Pin]:
             raise VlmflowError(f"{path}: {error.cause}", error.next_step) from None
         if not isinstance(source, HubSource):
             raise VlmflowError(
-                f"{path}: {address!r} is not on the hub", "remove the row: only hub addresses are pinned"
+                f"{path}: {address!r} is not a hub address", "remove the row: only hub addresses are pinned"
             )
         if source.revision:
-            raise VlmflowError(f"{path}: {address!r} names its revision itself", "write that under the key revision")
+            raise VlmflowError(f"{path}: {address!r} contains its revision", "move it to the key revision")
     return pins
 
 

@@ -90,7 +90,7 @@ def _modules() -> dict[str, ModuleType]:
     modules = [importlib.import_module(f"{PACKAGE}.{found.name}") for found in pkgutil.iter_modules(package.__path__)]
     found = [(kind, module) for module in modules for kind in module.FORM.kinds]
     if len(found) > len(dict(found)):
-        raise ValueError(f"two modules of {PACKAGE} have a form of the same kind: {[kind for kind, _ in found]}")
+        raise ValueError(f"two modules of {PACKAGE} define a form of the same kind: {[kind for kind, _ in found]}")
     return dict(sorted(found))
 
 

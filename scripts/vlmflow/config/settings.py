@@ -48,7 +48,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 def _refuse_unfinished(name: str) -> str:
     if name.endswith(".part"):
-        raise ValueError("a name that ends in .part is that of a folder that is still being written")
+        raise ValueError("a name must not end in .part, which marks unfinished folders")
     return name
 
 

@@ -69,7 +69,7 @@ def files_of(address: str) -> list[str]:
 def refuse_path(path: str, where: str = "") -> None:
     """Raise ValueError for a path, or an address, that no file may have; where: the key, if the error is to name it."""
     if found := NOT_IN_PATHS.search(path):
-        what = "a path has no braces, no control characters and no halves of surrogate pairs"
+        what = "a path must not have braces, control characters or lone surrogates"
         raise ValueError(f"{where}{': ' if where else ''}{path!r} holds {found[0]!r}; {what}")
 
 
@@ -85,8 +85,8 @@ def parse_source(text: str) -> HubSource | Path:
             raise _unreadable(text)
         if "*" in text:
             raise VlmflowError(
-                f"{text!r}: '*' stands for the numbers of files whose number is named, as in train-*-of-00004.parquet",
-                "write so, or name every file",
+                f"{text!r}: '*' only works where the number of files is given, as in train-*-of-00004.parquet",
+                "write it that way, or name every file",
             )
         if parts[0] == "datasets" and len(parts) >= 4:
             return HubSource("dataset", "/".join(parts[1:3]), "/".join(parts[3:]), revision)
@@ -112,11 +112,11 @@ def _without_revision(text: str) -> tuple[str, str | None]:
     revision, slash, path = behind.partition("/")
     if mark and not COMMIT.fullmatch(revision):
         raise VlmflowError(
-            f"{text!r}: {revision!r} behind the '@' is no full commit",
+            f"{text!r}: {revision!r} after the '@' is not a full commit",
             "write all of its 40 hexadecimal digits (a branch or a tag moves), or leave it out and pin it in pins.yaml",
         )
     return before + slash + path, revision or None
 
 
 def _unreadable(text: str) -> VlmflowError:
-    return VlmflowError(f"{text!r} is no known form of address", f"use {HUB_FORMS}")
+    return VlmflowError(f"{text!r} is not a known form of address", f"use {HUB_FORMS}")

@@ -18,8 +18,8 @@ SET_BY_THE_WORKFLOW = {
     "cached_dataset": "runs.NAME.cached_dataset",
     "cached_val_dataset": "runs.NAME.cached_dataset",
     "output_dir": "stores.runs",
-    "resume_from_checkpoint": "the newest whole checkpoint",
-    "tuner_type": "the LoRA that it trains",
+    "resume_from_checkpoint": "resuming from the newest whole checkpoint",
+    "tuner_type": "training LoRA only",
     "lora_rank": "train.lora.rank",
     "lora_alpha": "train.lora.alpha",
     "lora_dropout": "train.lora.dropout",
@@ -40,15 +40,15 @@ SET_BY_THE_WORKFLOW = {
     "per_device_eval_batch_size": "train.per_device_batch_size",
     "gradient_accumulation_steps": "train.gradient_accumulation_steps",
     "max_length": "train.max_length",
-    "truncation_strategy": "its promise that no row is cut",
-    "strict": "its promise that no row is swapped for another",
+    "truncation_strategy": "its rule that no row is cut",
+    "strict": "its rule that no row is replaced by another",
     "loss_scale": "datasets.NAME.form",
     "seed": "train.seed",
     "data_seed": "train.seed",
-    "logging_steps": "its report, which has every step",
+    "logging_steps": "its report, which lists every step",
     "eval_strategy": "train.evaluation_steps",
     "eval_steps": "train.evaluation_steps",
-    "ddp_timeout": "half an hour, after which a hang ends",
+    "ddp_timeout": "half an hour, so that a hang ends",
     "save_strategy": "train.checkpoint_steps",
     "save_steps": "train.checkpoint_steps",
     "save_total_limit": "train.keep_checkpoints",
@@ -60,39 +60,39 @@ SET_BY_THE_WORKFLOW = {
     "ddp_backend": "runs.NAME.device",
     "use_cpu": "runs.NAME.device",
     **dict.fromkeys(argument_names(), "runs.NAME.strategy"),
-    "check_model": "its promise to train offline",
+    "check_model": "training offline",
     "add_version": "stores.runs",
     "report_to": "its report and TensorBoard's files in the run folder",
-    "callbacks": "the callback that saves, compares and reports",
+    "callbacks": "its callback, which saves, compares and reports",
 }
 """Arguments that the workflow sets, each with the key or the reason that decides its value."""
 
-SHARDS = f"its checkpoints hold no adapter that can be resumed or merged; set runs.NAME.strategy: {ZERO3.name} to shard"
-NO_RESUME = "a checkpoint would lack what a training is resumed from; remove it"
-NO_MERGE = "the merge adds low-rank updates to whole layers, and would refuse this adapter; remove it"
-NOT_PEFT = "the adapter would not be peft's, which the merge reads; remove it"
-CODE = "it imports Python that is no part of this workflow, and that no digest covers; remove it"
-LOADS_SETTINGS = "settings would come from a file beside the configuration; write them here"
-SECRETS = "settings are printed, kept and published in provenance.json; a token belongs in the environment (HF_TOKEN)"
+SHARDS = f"its checkpoints hold no adapter that can be resumed or merged; to shard, set runs.NAME.strategy: {ZERO3.name}"
+NO_RESUME = "checkpoints would lack what resuming needs; remove it"
+NO_MERGE = "the merge only adds low-rank updates to whole layers and would refuse this adapter; remove it"
+NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; remove it"
+CODE = "it imports Python from outside this workflow, which no digest covers; remove it"
+LOADS_SETTINGS = "it reads settings from another file; write them here"
+SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
 
 REFUSED: dict[str, str] = {
     "fsdp": SHARDS,
     "fsdp_config": SHARDS,
-    "safe_serialization": "checkpoints are read as safetensors, which is the default; remove it",
+    "safe_serialization": "checkpoints must be safetensors, the default; remove it",
     "save_only_model": NO_RESUME,
     "use_flash_ckpt": NO_RESUME,
     "resume_only_model": NO_RESUME,
-    "load_best_model_at_end": "each process would decide by itself whether to load, and wait for the others; remove it",
-    "early_stop_interval": "its end is taken for an interruption; set train.early_stop_after",
-    "max_epochs": "it ends below the last step, which counts as interrupted; set train.epochs",
-    "auto_find_batch_size": "steps and batches would differ from those that the gate tried; remove it",
-    "dataloader_drop_last": "rows would go untrained that nobody counts; remove it",
-    "push_to_hub": "the trainer asks no network; upload merged/RUN yourself",
-    "eval_on_start": "that loss belongs to no checkpoint, and would count in train.early_stop_after; remove it",
-    "enable_jit_checkpoint": "it takes SIGTERM from the workflow, which saves then; remove it",
+    "load_best_model_at_end": "each process would decide alone whether to load, then wait for the others; remove it",
+    "early_stop_interval": "the workflow would take its early end for an interruption; set train.early_stop_after",
+    "max_epochs": "it ends before the last step, which counts as interrupted; set train.epochs",
+    "auto_find_batch_size": "steps and batches would differ from those of the smoke run; remove it",
+    "dataloader_drop_last": "it would skip rows without counting them; remove it",
+    "push_to_hub": "the trainer runs offline; upload merged/RUN yourself",
+    "eval_on_start": "that loss belongs to no checkpoint but would count in train.early_stop_after; remove it",
+    "enable_jit_checkpoint": "it would catch SIGTERM, on which the workflow saves; remove it",
     "tuner_backend": NOT_PEFT,
     "use_swift_lora": NOT_PEFT,
-    "rope_scaling": "the merged folder has the base's config.json, which would not say it; set it in the base's",
+    "rope_scaling": "the merged folder gets the base's config.json, without this change; set it in the base's",
     "hub_token": SECRETS,
     "swanlab_token": SECRETS,
     "swanlab_secret": SECRETS,
@@ -104,16 +104,16 @@ REFUSED: dict[str, str] = {
     "local_repo_path": CODE,
     "load_args": LOADS_SETTINGS,
     "load_data_args": LOADS_SETTINGS,
-    "model_kwargs": "it sets variables of the environment, which hold train.image_max_tokens; set that",
-    "adapters": "it trains an adapter of another shape than train.lora says, which no digest covers; merge it, and "
-    "take the result as the base",
-    "new_special_tokens": "the merged folder has the base's tokenizer, which would not know them; add them to the base",
-    "columns": "rows have ms-swift's own keys already; name those of the raw file with datasets.NAME.columns",
-    "split_dataset_ratio": "the run has a val split already; set datasets.NAME.val_share",
-    "streaming": "the gate could count neither rows nor steps; remove it",
-    "ignore_data_skip": "a resumed training would begin with the first rows again, and leave out others; remove it",
-    "logging_strategy": "the report has the loss of every step; remove it",
-    "logging_dir": "TensorBoard's files lie in the run folder; set stores.runs",
+    "model_kwargs": "it overrides the environment variables that hold train.image_max_tokens; set that",
+    "adapters": "it trains an adapter of another shape than train.lora gives, and no digest covers it; merge it, and "
+    "use the result as the base",
+    "new_special_tokens": "the merged folder gets the base's tokenizer, without these tokens; add them there",
+    "columns": "rows already have ms-swift's keys; to rename the raw file's keys, set datasets.NAME.columns",
+    "split_dataset_ratio": "the run already has a val split; set datasets.NAME.val_share",
+    "streaming": "the smoke gate could not count rows or steps; remove it",
+    "ignore_data_skip": "a resumed training would repeat the first rows and skip others; remove it",
+    "logging_strategy": "the report needs the loss of every step; remove it",
+    "logging_dir": "TensorBoard's files must stay in the run folder; set stores.runs",
 }
 """Arguments that would break a run, each with why, and what to do instead."""
 
@@ -128,25 +128,25 @@ def check_argument(name: str) -> str:
     Raises ValueError with why not: ms-swift does not know it, the workflow sets it, or it would break the run.
     """
     if name in SET_BY_THE_WORKFLOW:
-        raise ValueError(f"the workflow sets this argument itself, by {SET_BY_THE_WORKFLOW[name]}; remove it")
+        raise ValueError(f"the workflow sets this argument itself ({SET_BY_THE_WORKFLOW[name]}); remove it")
     if name in REFUSED:
         raise ValueError(REFUSED[name])
     if name not in names()["arguments"]:
-        raise ValueError(f"`swift sft` has no argument of this name{_nearest(name, 'arguments')}")
+        raise ValueError(f"`swift sft` has no such argument{_nearest(name, 'arguments')}")
     return name
 
 
 def check_model_type(name: str) -> str:
     """Give an architecture's name; raises ValueError for one that ms-swift does not know, with the nearest."""
     if name not in names()["model_types"]:
-        raise ValueError(f"{name!r} is no model_type of ms-swift{_nearest(name, 'model_types')}")
+        raise ValueError(f"ms-swift has no model_type {name!r}{_nearest(name, 'model_types')}")
     return name
 
 
 def check_template(name: str) -> None:
     """Raise ValueError for a chat template that ms-swift does not know, with the nearest that it does."""
     if name not in names()["templates"]:
-        raise ValueError(f"template: {name!r} is no chat template of ms-swift{_nearest(name, 'templates')}")
+        raise ValueError(f"template: ms-swift has no chat template {name!r}{_nearest(name, 'templates')}")
 
 
 def check_init_weights(value: object) -> None:
@@ -154,7 +154,7 @@ def check_init_weights(value: object) -> None:
     if {"true": True, "false": False}.get(str(value).lower(), value) not in HARMLESS_INITS:
         allowed = ", ".join(str(init).lower() for init in HARMLESS_INITS)
         raise ValueError(
-            f"init_weights: {value!r} changes the base's weights, so that the merge refuses the adapter; "
+            f"init_weights: {value!r} changes the base's weights, and the merge would refuse the adapter; "
             f"allowed: {allowed}"
         )
 

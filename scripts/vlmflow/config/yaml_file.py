@@ -20,15 +20,15 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         return yaml.load(_without_tabs(text), _Loader)  # noqa: S506 (a SafeLoader)
     except yaml.MarkedYAMLError as error:
-        raise VlmflowError(_fault(path, text, error), "correct it there, or in the lines before") from None
+        raise VlmflowError(_fault(path, text, error), "fix it there, or in the lines before") from None
     except yaml.YAMLError as error:
-        raise VlmflowError(f"{path}: {' '.join(str(error).split())}", "correct it there") from None
+        raise VlmflowError(f"{path}: {' '.join(str(error).split())}", "fix it there") from None
     except RecursionError:
-        raise VlmflowError(f"{path}: blocks within blocks, too deep to be read", "correct it there") from None
+        raise VlmflowError(f"{path}: the blocks are nested too deeply", "fix it there") from None
     except OSError as error:
-        raise VlmflowError(f"{path}: {error.strerror}", "give a file that is there and can be read") from None
+        raise VlmflowError(f"{path}: {error.strerror}", "name a file that exists and can be read") from None
     except ValueError as error:
-        raise VlmflowError(f"{path}: {error}", "write the file in UTF-8") from None
+        raise VlmflowError(f"{path}: {error}", "save the file as UTF-8") from None
 
 
 def read_layers(files: Iterable[Path]) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read one configuration file; raises VlmflowError as read_layers does."""
     content = read_yaml(path)
     if not isinstance(content, dict):
-        what = "is empty" if content is None else f"holds {content!s:.80}, and no keys"
-        raise VlmflowError(f"{path}: {what}", "write keys of docs/config.md into it, or leave the file out")
+        what = "is empty" if content is None else f"holds {content!s:.80}, not keys"
+        raise VlmflowError(f"{path}: {what}", "add keys from docs/config.md to it, or leave the file out")
     return content
 
 
@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in first:
-                    what = f"the key {key.value!r} stands in line {first[key.value]} already; one block has it once"
+                    what = f"the key {key.value!r} is already in line {first[key.value]}; a block has each key once"
                     raise yaml.MarkedYAMLError(problem=what, problem_mark=key.start_mark)
                 first[key.value] = key.start_mark.line + 1
         made: dict[Any, Any] = super().construct_mapping(node, deep)
@@ -90,14 +90,14 @@ class _Loader(yaml.SafeLoader):
 def _count(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
     """Give the values that a node holds, those of aliases each time. counts: of the nodes seen; 0 while in one."""
     if counts.get(node) == 0:
-        raise yaml.MarkedYAMLError(problem="an alias stands within what it names", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="an alias is inside the value that it names", problem_mark=node.start_mark)
     if node not in counts:
         counts[node] = 0
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         inner = [child for each in children for child in (each if isinstance(each, tuple) else [each])]
         counts[node] = 1 + sum(_count(child, counts) for child in inner)
         if counts[node] > MOST_VALUES:
-            what = f"more than {MOST_VALUES:,} values, aliases written out"
+            what = f"more than {MOST_VALUES:,} values, with aliases expanded"
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
     return counts[node]
 

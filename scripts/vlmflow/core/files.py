@@ -121,7 +121,8 @@ def _own(part: Path, open_it: Callable[[], int]) -> int:
             if time.monotonic() > give_up:
                 os.close(descriptor)
                 raise PassingError(
-                    f"{part}: another process is writing it", "wait for it or end it, then run the same command again"
+                    f"{part}: another process is writing it",
+                    "wait for it to end, or stop it; then run the same command again",
                 ) from None
         os.close(descriptor)
         time.sleep(0.1)
@@ -194,6 +195,6 @@ def require_free_disk(folder: Path, needed: int, purpose: str) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise PassingError(
-            f"{existing}: {purpose} needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+            f"{existing}: {purpose} needs {needed / 1e9:.2f} GB, only {free / 1e9:.2f} GB is free",
             f"free {(needed - free) / 1e9:.2f} GB there, or put the store on a larger disk (config: stores)",
         )

@@ -75,7 +75,7 @@ def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: 
     Raises VlmflowError with how many, and the first of their names; PassingError where one cannot be read.
     """
     gone, changed = compare(what, folder, digests, record)
-    faults = [(changed, "have changed since they were checked"), (gone, "are gone")]
+    faults = [(changed, "have changed since they were checked"), (gone, "are missing")]
     said = [
         f"{len(names):,} of {len(digests):,} {what} {fault}: {', '.join(names[:NAMED])}"
         for names, fault in faults
@@ -152,8 +152,8 @@ def refuse_other_rows(
     if differ:
         folder = differ[0].parent
         raise VlmflowError(
-            f"{', '.join(map(str, differ))}: these are not the rows that {account} vouches for",
-            advice or f"remove {folder} and run the same command again: it is made anew",
+            f"{', '.join(map(str, differ))}: {account} records other digests for these rows",
+            advice or f"remove {folder} and run the same command again: the workflow makes it again",
         )
 
 
@@ -217,7 +217,7 @@ def _refuse_unless_gone(file: Path, error: OSError) -> None:
     if error.errno not in GONE:
         raise PassingError(
             f"{file}: {error.strerror}",
-            "see to its rights, and to the disk that holds it; then run the same command again",
+            "check its permissions and its disk, then run the same command again",
         ) from None
 
 

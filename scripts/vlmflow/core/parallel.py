@@ -61,7 +61,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
                 yield _result(shared, *waiting.popleft())
         except BrokenProcessPool:
             raise PassingError(
-                "a worker process was killed from outside, most likely since memory ran out",
+                "a worker process was killed from outside; most likely the machine ran out of memory",
                 "give the rule more memory (resources: mem_mb) or fewer threads, and run the same command again",
             ) from None
         finally:

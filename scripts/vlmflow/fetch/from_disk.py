@@ -35,10 +35,10 @@ def copy(source: Path, raw: Path) -> None:
     Raises VlmflowError where there is no such file, it cannot be read, or its copy does not fit on the disk.
     """
     if not source.is_file():
-        state = "is no file" if source.exists() else "does not exist"
-        raise VlmflowError(f"{source} {state}", "give the path of the data file (config: datasets)")
+        state = "is not a file" if source.exists() else "does not exist"
+        raise VlmflowError(f"{source} {state}", "fix the path of the data file (config: datasets)")
     if not source.stat().st_size:
-        raise VlmflowError(f"{source} is empty: it holds no rows", "give another data file (config: datasets)")
+        raise VlmflowError(f"{source} is empty", "name another data file (config: datasets)")
     require_free_disk(raw.parent, source.stat().st_size, f"a copy of {source}")
     progress = Progress(f"copying {source}", source.stat().st_size, "bytes")
     try:
@@ -68,7 +68,7 @@ def refuse_changed_raw(raw: Sequence[Path], accounts: Sequence[Path]) -> None:
     Raises VlmflowError with the names of the files.
     """
     for file, account in zip(raw, accounts, strict=True) if accounts else ():
-        next_step = f"remove {file} and run the same command again: it is fetched again"
+        next_step = f"remove {file} and run the same command again: the workflow fetches it again"
         refuse_changed("raw files", file.parent, {file.name: read_json(account)["sha256"]}, _record(file), next_step)
 
 

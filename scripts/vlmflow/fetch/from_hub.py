@@ -132,14 +132,15 @@ def pinned_revision(source: HubSource, pin: Pin | None) -> str:
     """Give the commit of a source on the hub; raises VlmflowError where pins.yaml does not tell it."""
     if pin is None:
         raise VlmflowError(
-            f"{source} does not stand in pins.yaml",
-            f"add a line '{source}:' there, run `make pins`, review it, and run the same command again; or write the "
-            "commit into the address (config: …/NAME@COMMIT)",
+            f"{source} is not in pins.yaml",
+            f"add a line '{source}:' there, run `make pins`, review the result and run the same command again; or "
+            "put the "
+            "commit in the address (config: …/NAME@COMMIT)",
         )
     if pin.revision is None:
         raise VlmflowError(
             f"pins.yaml: {source} has no revision",
-            "run `make pins`, review the table, and run the same command again",
+            "run `make pins`, review the table and run the same command again",
         )
     return pin.revision
 
@@ -151,5 +152,5 @@ def require_pinned(source: HubSource, pin: Pin, **found: int | str | None) -> No
         if None not in (pinned, value) and pinned != value:
             raise VlmflowError(
                 f"{source}: {key} is {value} on the hub, {pinned} in pins.yaml",
-                "find out why before you use it; to take the hub's, empty its row there and run `make pins`",
+                "find out why before you use it; to accept the hub's value, empty its row there and run `make pins`",
             )

@@ -31,9 +31,9 @@ INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 
 REFUSED_KEYS = {
-    "auto_map": "names Python code, which transformers would run",
-    "custom_pipelines": "names Python code, which transformers would run",
-    "transformers_weights": "names other weights than those that are merged",
+    "auto_map": "names Python code that transformers would run",
+    "custom_pipelines": "names Python code that transformers would run",
+    "transformers_weights": "names other weights than those that the merge uses",
 }
 """Keys of JSON files that make a model more than its data, wherever they stand, and what they do."""
 
@@ -44,7 +44,7 @@ NAMED = 20
 """Files that one line of the log names."""
 
 PLAIN_COPY = (
-    "use a model that transformers knows by itself; or take that out of a local copy of the model, and use that"
+    "use a model that transformers supports without it; or remove it from a local copy of the model and use that"
 )
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def log_left_out(what: str, left_out: list[str]) -> None:
     """Name the files beside a model's in the log; the manifest and provenance.json name all of them."""
     if left_out:
         more = f", and {len(left_out) - NAMED:,} more" if len(left_out) > NAMED else ""
-        logger.info("%s: not the model's data, left out: %s%s", what, ", ".join(left_out[:NAMED]), more)
+        logger.info("%s: left out, because it is not model data: %s%s", what, ", ".join(left_out[:NAMED]), more)
 
 
 def list_files(folder: Path, what: str) -> ModelFiles:
@@ -98,7 +98,7 @@ def list_files(folder: Path, what: str) -> ModelFiles:
     Raises VlmflowError where there is no such folder, no weights in it, or among its files a link that leads elsewhere.
     """
     if not folder.is_dir():
-        raise VlmflowError(f"{what}: there is no folder {folder}", "give the folder with the model's files")
+        raise VlmflowError(f"{what}: no folder {folder}", "name the folder with the model's files")
     places = [
         Path(place, name)
         for place, folders, names in os.walk(folder)
@@ -118,11 +118,11 @@ def _refuse_elsewhere(folder: Path, name: str) -> None:
     homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
     if not any(real.is_relative_to(place) for place in homes):
         raise VlmflowError(
-            f"{file}: leads out of the model's folder, to {shown(str(real))}",
-            f"put the file itself there (cp --dereference --recursive {folder} COPY), and give COPY as the source",
+            f"{file}: leads outside the model's folder, to {shown(str(real))}",
+            f"copy the folder without links (cp --dereference --recursive {folder} COPY), and use COPY as the source",
         )
     if not real.is_file():
-        raise VlmflowError(f"{file}: is no file", "take it out of the folder, or put the file there")
+        raise VlmflowError(f"{file}: is not a file", "remove it from the folder, or replace it by the file")
 
 
 def require_weights(files: ModelFiles, what: str) -> None:
@@ -133,7 +133,7 @@ def require_weights(files: ModelFiles, what: str) -> None:
     if not any(name.endswith(".safetensors") for name in files.names):
         others = [name for name in files.left_out if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"))]
         raise VlmflowError(
-            f"{what} holds no safetensors weights" + (f", but {', '.join(others)}" if others else ""),
+            f"{what} has no safetensors weights" + (f", but {', '.join(others)}" if others else ""),
             "use a model in safetensors form, or convert it with transformers' save_pretrained",
         )
 
@@ -160,7 +160,7 @@ def refuse_code(folder: Path, names: list[str]) -> None:
     """
     if ADAPTER in names:
         raise VlmflowError(
-            f"{folder / ADAPTER}: an adapter lies in the model's folder, with which transformers would load it",
+            f"{folder / ADAPTER}: the model's folder contains an adapter, which transformers would load",
             "merge it into the weights first (peft's merge_and_unload), or use a local copy of the model without it",
         )
     for name in names:
@@ -171,7 +171,7 @@ def refuse_code(folder: Path, names: list[str]) -> None:
     pickles = [name for name in names if name.endswith(".bin.index.json")]
     if pickles and not {SINGLE, INDEX} & set(names):
         raise VlmflowError(
-            f"{folder / pickles[0]}: the weights are pickles; there is neither {SINGLE} nor {INDEX}",
+            f"{folder / pickles[0]}: the weights are pickles; {SINGLE} and {INDEX} are missing",
             "use a model in safetensors form, or convert it with transformers' save_pretrained",
         )
 
@@ -197,22 +197,23 @@ def _refuse_shards(index: Path, names: set[str]) -> None:
     content = _read(index, dict)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not weight_map or not isinstance(weight_map, dict):
-        raise VlmflowError(f"{index}: has no weight_map", "use a revision of the model that is whole")
+        raise VlmflowError(f"{index}: has no weight_map", "use a complete revision of the model")
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or "/" in shard or "\\" in shard or ".." in shard:
             raise VlmflowError(
-                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard lies in the model's own folder",
-                "use a revision of the model that holds its shards; do not use one that reaches for other files",
+                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard must be in the model's own "
+                "folder",
+                "use a revision that contains its own shards; do not use one that points to other files",
             )
         if not shard.endswith(".safetensors") and shard in names:
             raise VlmflowError(
-                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard is a file in safetensors form",
-                "use a revision of the model that holds its shards; do not use one that reaches for other files",
+                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard must be a safetensors file",
+                "use a revision that contains its own shards; do not use one that points to other files",
             )
         if shard not in names:
             raise VlmflowError(
                 f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}, which is missing",
-                "use a revision of the model that is whole",
+                "use a complete revision of the model",
             )
 
 
@@ -220,8 +221,8 @@ def _read(file: Path, look: Callable[[list[tuple[str, Any]]], Any]) -> Any:
     """Parse a JSON file, every object's pairs through `look`; raises VlmflowError where it is none, or too large."""
     size = file.stat().st_size
     if size > MAX_JSON_BYTES:
-        raise VlmflowError(f"{file}: {size:,} bytes of JSON; {MAX_JSON_BYTES:,} are read", PLAIN_COPY)
+        raise VlmflowError(f"{file}: {size:,} bytes of JSON; the limit is {MAX_JSON_BYTES:,}", PLAIN_COPY)
     try:
         return json.loads(file.read_bytes(), object_pairs_hook=look)
     except (ValueError, RecursionError) as error:
-        raise VlmflowError(f"{file}: is no JSON that can be read: {error}", PLAIN_COPY) from None
+        raise VlmflowError(f"{file}: is not readable JSON: {error}", PLAIN_COPY) from None

@@ -106,24 +106,24 @@ def read_manifest(model: Path) -> ModelManifest:
 
     Raises VlmflowError where the folder is gone or holds other files, or a file is no more the one that it was.
     """
-    next_step = f"remove {model} and run the same command again: what is missing is fetched"
+    next_step = f"remove {model} and run the same command again: the workflow fetches what is missing"
     try:
         manifest = ModelManifest.model_validate(read_json(model / MANIFEST))
     except pydantic.ValidationError as error:
         raise VlmflowError(f"{model / MANIFEST}: {error.errors()[0]['msg']}", next_step) from None
     if not manifest.folder.is_dir():
-        raise VlmflowError(f"model {manifest.name}: its folder {manifest.folder} is gone", next_step)
+        raise VlmflowError(f"model {manifest.name}: its folder {manifest.folder} is missing", next_step)
     for name, record in manifest.files.items():
         file = manifest.folder / name
         size = file.stat().st_size if file.is_file() else None
         if size != record.bytes:
-            state = "is gone" if size is None else f"has {size:,} bytes, not {record.bytes:,} as when it was fetched"
+            state = "is gone" if size is None else f"has {size:,} bytes; it had {record.bytes:,} when it was fetched"
             raise VlmflowError(f"model {manifest.name}: {file.resolve()} {state}", next_step)
     others = _names(manifest.folder) - manifest.files.keys()
     if others:
         raise VlmflowError(
             f"model {manifest.name}: {manifest.folder} holds {shown(min(others))}, which vlmflow did not put there",
-            f"take it out: transformers and ms-swift would read it; or {next_step}",
+            f"remove it, because transformers and ms-swift would read it; or {next_step}",
         )
     digests = {name: record.sha256 for name, record in manifest.files.items()}
     refuse_changed("model files", manifest.folder, digests, f"models/{manifest.name}", next_step)

@@ -57,7 +57,7 @@ def _filled(address: str, pin: Pin) -> Pin:
         if pin.revision and pinned not in (None, value):
             raise VlmflowError(
                 f"{address}: {key} is {value} on the hub, {pinned} in the table",
-                "find out why before you use it; to take the hub's, empty that row",
+                "find out why before you use it; to accept the hub's value, empty that row",
             )
     return found
 
@@ -71,8 +71,8 @@ def _files_of(source: HubSource, revision: str | None) -> tuple[str, list[HubFil
         names = [file.path for file in files]
         near = difflib.get_close_matches(source.path, names, n=10, cutoff=0.3) or names[:10]
         raise VlmflowError(
-            f"{source}: there is no such file at {commit}; the repository holds {', '.join(near)}",
-            "write the right name into pins.yaml and into the configuration",
+            f"{source}: no such file at {commit}; the repository has {', '.join(near)}",
+            "write the right name in pins.yaml and in the configuration",
         )
     return commit, wanted
 

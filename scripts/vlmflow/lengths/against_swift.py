@@ -96,9 +96,9 @@ def check_lengths(
     if differ:
         named = ", ".join(f"{row.id} ({row.tokens}, ms-swift {tokens})" for row, tokens in differ[:NAMED])
         raise VlmflowError(
-            f"{len(differ)} of {len(ours)} checked rows have other lengths in ms-swift's own template: {named}",
-            f"model_type {model.model_type}, or runs.NAME.train.swift_args ({', '.join(text_args) or 'none'}), have "
-            "another chat form or picture rule than Qwen3 and Qwen3-VL; leave such swift_args out, or "
+            f"{len(differ)} of {len(ours)} checked rows have a different length in ms-swift's own template: {named}",
+            f"model_type {model.model_type} or runs.NAME.train.swift_args ({', '.join(text_args) or 'none'}) has "
+            "another chat form or picture rule than Qwen3 and Qwen3-VL; remove such swift_args, or "
             "add the form to vlmflow.lengths.chat_form",
         )
     return len(ours)

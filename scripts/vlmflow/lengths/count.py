@@ -66,7 +66,7 @@ def read_lengths(file: Path) -> Iterator[RowLength]:
 
 def make_again(lengths: Path) -> str:
     """Say what to do about a lengths file that is not as its stage left it: it is one of a folder's."""
-    return f"remove {lengths.parent} and run the same command again: it is made anew"
+    return f"remove {lengths.parent} and run the same command again: the workflow makes it again"
 
 
 def lines_of(rows: Path, chosen: list[RowLength]) -> bytes:
@@ -112,7 +112,7 @@ class TokenCounter:
         except KeyError as error:
             raise VlmflowError(
                 f"row {row.id}: the image manifest has no picture {error}",
-                "resolve the pictures and validate the rows anew (make refresh-pictures)",
+                "resolve the pictures and validate the rows again (make refresh-pictures)",
             ) from None
 
 

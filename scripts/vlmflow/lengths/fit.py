@@ -95,7 +95,7 @@ def fit_rows(
         raise VlmflowError(
             _too_many(splits, longest, max_length),
             f"raise runs.NAME.train.max_length to {longest[0].tokens}, lower runs.NAME.train.image_max_tokens, "
-            "or say what becomes of such rows (runs.NAME.over_long: leave_out, or shorten in the timestep form)",
+            "or choose what happens to such rows (runs.NAME.over_long: leave_out, or shorten in the timestep form)",
         )
     if longest:
         log.info(f"{_too_many(splits, longest, max_length)}; all of them: {OVER_LONG}")
@@ -193,9 +193,9 @@ def shortening(counter: Callable[[], TokenCounter], limits: RowLimits) -> Shorte
                 continue
             if fault := first_fault(shorter, limits):
                 raise VlmflowError(
-                    f"row {row.id}, shortened by {count} attempts, is no sound row any more: {fault.reason}: "
+                    f"row {row.id}, shortened by {count} attempts, is no longer a valid row: {fault.reason}: "
                     f"{fault.detail}",
-                    "leave such rows out (runs.NAME.over_long: leave_out); this is not foreseen, please report it",
+                    "leave such rows out (runs.NAME.over_long: leave_out); this is a bug, please report it",
                 )
             return shorter, tokens
         return None

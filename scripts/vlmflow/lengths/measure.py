@@ -51,7 +51,7 @@ def measure_lengths(
                 target.write(encode(length) + b"\n")
                 accounts[split].add(length)
                 checked[split].see(length)
-        log.info("the same rows in ms-swift's own template, on a sample of them")
+        log.info("a sample of the rows, in ms-swift's own template")
         chosen = {rows[split]: checked[split].rows() for split in rows}
         compared = check_lengths(chosen, data, model, image_max_tokens, text_args, processes)
     return {
@@ -86,8 +86,8 @@ def refuse_other_lengths(
     rows = {f"{split}.jsonl": stats["digests"][f"{split}.jsonl"] for split in lengths}
     now = {"rows": rows, **_digests(lengths, model)}
     was = {kind: measured.get("digests", {}).get(kind, {}) for kind in now}
-    differ = [f"{name} holds other rows" for name in _differing(was["rows"], now["rows"])]
-    differ += [f"{summary.parent / name} was changed since" for name in _differing(was["lengths"], now["lengths"])]
+    differ = [f"{name} has other rows" for name in _differing(was["rows"], now["rows"])]
+    differ += [f"{summary.parent / name} has changed since" for name in _differing(was["lengths"], now["lengths"])]
     differ += [f"{model / name} is another file" for name in _differing(was["model"], now["model"])]
     for key, value in (("image_max_tokens", image_max_tokens), ("text_args", text_args)):
         if measured.get(key) != value:

@@ -70,9 +70,11 @@ def read_adapter(folder: Path) -> Adapter:
     weights = read_header(path)
     for entry in weights.tensors.values():
         if entry.dtype not in FLOAT_TYPES:
-            raise VlmflowError(f"{path}: tensor {entry.name} holds {entry.dtype}, no floating numbers", SAVE_AGAIN)
+            raise VlmflowError(
+                f"{path}: tensor {entry.name} holds {entry.dtype}, not floating-point numbers", SAVE_AGAIN
+            )
     if not weights.tensors:
-        raise VlmflowError(f"{path}: holds no tensor", SAVE_AGAIN)
+        raise VlmflowError(f"{path}: has no tensors", SAVE_AGAIN)
     return Adapter(config, weights)
 
 
@@ -117,7 +119,7 @@ def plan_updates(adapter: Adapter, base: Mapping[str, TensorEntry], config: Mapp
             layers.setdefault(part[1], {})[part[2]] = key
             continue
         if "lora_" in name:
-            raise _fault(adapter, key, "is a kind of LoRA tensor that the merge does not know", TRAIN_OTHERWISE)
+            raise _fault(adapter, key, "is a kind of LoRA tensor that the merge does not support", TRAIN_OTHERWISE)
         name = name.replace(".base_layer.", ".")
         if name in replacements:
             raise _fault(adapter, key, f"and {replacements[name]} both replace {name}", SAVE_AGAIN)
@@ -157,7 +159,7 @@ def _refuse_tied(
             other = "the output head" if last in INPUT_EMBEDDINGS else "the token embeddings"
             raise VlmflowError(
                 f"{adapter.weights.path}: the adapter changes {layer}, which the base ties to {other}: "
-                "one tensor for both (tie_word_embeddings), so that a merge would change both",
+                "they share one tensor (tie_word_embeddings), and a merge would change both",
                 f"train without {last} (runs.NAME.train.lora.target_modules), or untie the base and train again",
             )
 
@@ -170,16 +172,18 @@ def _layer_update(
     names = EMBEDDING if set(parts) & set(EMBEDDING) else LINEAR
     magnitude = parts.get(MAGNITUDE)
     if names == EMBEDDING and magnitude:
-        raise _fault(adapter, magnitude, "is DoRA on an embedding, which the merge does not compute", TRAIN_OTHERWISE)
+        raise _fault(adapter, magnitude, "is DoRA on an embedding, which the merge does not support", TRAIN_OTHERWISE)
     if missing := [name for name in names if name not in parts]:
         raise _fault(adapter, first, f"has no {layer}.{missing[0]} beside it", SAVE_AGAIN)
     if set(parts) - {*names, MAGNITUDE}:
-        raise _fault(adapter, first, f"{layer} has parts of an embedding and of a linear layer", SAVE_AGAIN)
+        raise _fault(adapter, first, f"{layer} has parts of both an embedding and a linear layer", SAVE_AGAIN)
     if adapter.config.use_dora != (magnitude is not None):
-        raise _fault(adapter, first, f"use_dora is {adapter.config.use_dora}, {MAGNITUDE} says otherwise", SAVE_AGAIN)
+        raise _fault(
+            adapter, first, f"use_dora is {adapter.config.use_dora}, but {MAGNITUDE} contradicts it", SAVE_AGAIN
+        )
     a, b = (adapter.weights.tensors[parts[name]].shape for name in names)
     if len(a) > 2 or len(b) > 2:
-        raise _fault(adapter, first, f"{layer} is a convolution, which the merge does not compute", TRAIN_OTHERWISE)
+        raise _fault(adapter, first, f"{layer} is a convolution, which the merge does not support", TRAIN_OTHERWISE)
     if weight is None:
         raise _fault(adapter, first, f"the base has no tensor {layer}.weight", WRONG_BASE)
     transposed = names == EMBEDDING or adapter.config.fan_in_fan_out
@@ -207,7 +211,7 @@ def _require_fit(adapter: Adapter, name: str, update: Update, base: Mapping[str,
         raise _fault(
             adapter,
             key,
-            f"{name} holds {base[name].dtype} in the base; {', '.join(FLOAT_TYPES)} are merged",
+            f"{name} is {base[name].dtype} in the base; the merge supports {', '.join(FLOAT_TYPES)}",
             WRONG_BASE,
         )
     shape = adapter.weights.tensors[key].shape if update.replacement else base[name].shape
@@ -228,7 +232,7 @@ def _require_saved(
         trained_bias = kind == "bias" and (config.bias == "all" or (config.bias == "lora_only" and module in layers))
         if (trained_bias or config.saves(module)) and (name not in updates or not updates[name].replacement):
             raise VlmflowError(
-                f"{adapter.weights.path}: holds no {name}, which was trained: {ADAPTER_CONFIG} says "
+                f"{adapter.weights.path}: has no {name}, though it was trained: {ADAPTER_CONFIG} has "
                 f"bias = {config.bias}, modules_to_save = {config.modules_to_save} "
                 "(peft 0.20 saves no bias with lora_only)",
                 "train again with bias none or all, and the layers in modules_to_save saved",

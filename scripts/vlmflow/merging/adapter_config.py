@@ -45,15 +45,15 @@ SAY_NOTHING_OF_THE_MERGE = frozenset(
 arithmetic that this merge does not do."""
 
 REFUSED = {
-    "alora_invocation_tokens": "an activated LoRA applies to some tokens only, and no weights equal that",
-    "arrow_config": "an Arrow router chooses per token, and no weights equal that",
-    "layer_replication": "the adapter repeats layers of the base: another layout than the base's",
-    "lora_bias": "the adapter trains a bias of its own inside of the update",
+    "alora_invocation_tokens": "an activated LoRA applies to some tokens only, which no merged weights can express",
+    "arrow_config": "an Arrow router chooses per token, which no merged weights can express",
+    "layer_replication": "the adapter repeats layers of the base, which changes the layout",
+    "lora_bias": "the adapter trains its own bias inside the update",
     "target_parameters": "the adapter updates bare parameters (the experts of a mixture), not layers",
     "trainable_token_indices": "the adapter trains single rows of the embedding",
 }
 
-TRAIN_OTHERWISE = "train without it, or merge with peft's own merge_and_unload and take the result as a base"
+TRAIN_OTHERWISE = "train without it, or merge with peft's merge_and_unload and use the result as a base"
 
 NONE_IS_EMPTY = BeforeValidator(lambda value: value or {})
 
@@ -101,7 +101,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     path = folder / ADAPTER_CONFIG
     raw = read_json(path)
     if isinstance(raw, dict) and raw.get("peft_type") != "LORA":
-        raise _refusal(path, "peft_type", raw.get("peft_type"), "only adapters of type LORA are merged")
+        raise _refusal(path, "peft_type", raw.get("peft_type"), "the merge supports only adapters of type LORA")
     try:
         config = AdapterConfig.model_validate(raw)
         for pattern in [*config.rank_pattern, *config.alpha_pattern]:
@@ -114,13 +114,13 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         raise _refusal(path, "rank_pattern or alpha_pattern", error.pattern, str(error)) from None
     for key, value in (config.model_extra or {}).items():
         if value and key not in SAY_NOTHING_OF_THE_MERGE:
-            raise _refusal(path, key, value, REFUSED.get(key, "this is no part of LoRA that the merge knows"))
+            raise _refusal(path, key, value, REFUSED.get(key, "the merge does not support this part of LoRA"))
     if config.init_lora_weights not in HARMLESS_INITS:
         raise _refusal(
             path,
             "init_lora_weights",
             config.init_lora_weights,
-            "this beginning changes the base's weights, so that the adapter does not fit the base on disk",
+            "this initialisation changes the base's weights, so the adapter does not fit the base on disk",
         )
     if config.use_dora and config.fan_in_fan_out:
         raise _refusal(path, "use_dora", True, "DoRA on layers that store their weights transposed (fan_in_fan_out)")

@@ -132,7 +132,7 @@ def judge(proof: LogitProof, merged: Path, exact: bool) -> str:
     found = proof.effect_found
     right = low <= found <= high if visible else not exact or abs(found - proof.effect_rounded) <= SAME_EFFECT
     if not proof.deviation <= proof.allowed_deviation:
-        fault = f"stray by {proof.deviation:.3g} of their spread; rounding explains {proof.allowed_deviation:.3g}"
+        fault = f"differ by {proof.deviation:.3g} of their spread; rounding explains only {proof.allowed_deviation:.3g}"
     elif not (right and proof.effect > 0):
         fault = (
             f"show {found:.2f} times the adapter's effect, which is {proof.effect:.3g} of their spread; rounding "
@@ -143,8 +143,8 @@ def judge(proof: LogitProof, merged: Path, exact: bool) -> str:
     else:
         return AGREE if visible else INCONCLUSIVE
     raise VlmflowError(
-        f"{merged}: the logits of the merged weights, against base + adapter in {proof.dtype} on {proof.device}, "
+        f"{merged}: the logits of the merged weights, compared with base + adapter in {proof.dtype} on {proof.device}, "
         + fault,
-        "check that base and adapter belong together and that training changed something; to rely on the proof "
-        "tensor by tensor alone, set verify.logits: false for the run",
+        "check that base and adapter belong together and that training changed the adapter; to rely on the proof "
+        "by tensors alone, set verify.logits: false for the run",
     )

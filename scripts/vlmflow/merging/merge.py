@@ -58,7 +58,7 @@ def merge_adapter(base: Path, adapter: Path, merged: Path, files: Collection[str
     plan = plan_merge(base, adapter, files)
     weights, trained, tensors, updates = plan.weights, plan.adapter, plan.tensors, plan.updates
     for name in weights.left_out:
-        log.info("%s: left out, since it would still hold the unmerged weights", base / name)
+        log.info("%s: left out, because it would still hold the unmerged weights", base / name)
     log.info("the adapter touches %d of %d tensors", len(updates), len(tensors))
     others = {name: (base / name).stat().st_size for name in weights.others}
     total = sum(others.values()) + sum(shard.size for shard in weights.shards.values())
@@ -152,7 +152,7 @@ def _copy_bytes(files: OpenFiles, begin: int, end: int) -> int:
                 raise
             count = os.pwrite(files.merged, os.pread(files.base, end - position, position), position)
         if count == 0:
-            raise VlmflowError(f"a file of the base became shorter than {end:,} bytes while it was read", WHOLE_AGAIN)
+            raise VlmflowError(f"a file of the base became shorter than {end:,} bytes during reading", WHOLE_AGAIN)
         position += count
     return end - begin
 
@@ -190,7 +190,7 @@ def _merge_rows(files: OpenFiles, entry: TensorEntry, terms: Terms, begin: int, 
             raise VlmflowError(
                 f"tensor {entry.name}, rows {first} to {last - 1}: a merged value is NaN or too large "
                 f"for {entry.dtype}",
-                "look at the training's losses, and train again with a lower learning rate",
+                "check the training's losses, and train again with a lower learning rate",
             )
         write_rows(files.merged, entry, first, merged)
     return (end - begin) * entry.columns * int(dtype.itemsize)

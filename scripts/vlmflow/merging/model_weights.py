@@ -27,7 +27,7 @@ WEIGHT_SUFFIXES = (
 )
 """Ends of the names of weights. Those beside the shards still hold the unmerged model: they stay out."""
 
-FETCH_AGAIN = "fetch the base model again, from a revision that is whole"
+FETCH_AGAIN = "fetch the base model again, from a complete revision"
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ def _config(folder: Path, files: Collection[str]) -> dict[str, Any]:
         raise VlmflowError(f"{path}: is missing", FETCH_AGAIN)
     config = read_json(path)
     if not isinstance(config, dict):
-        raise VlmflowError(f"{path}: is no JSON object", FETCH_AGAIN)
+        raise VlmflowError(f"{path}: is not a JSON object", FETCH_AGAIN)
     for part in (config, config.get("text_config") or {}):
         if not isinstance(part, dict):
-            raise VlmflowError(f"{path}: text_config = {part!r:.100} is no JSON object", FETCH_AGAIN)
+            raise VlmflowError(f"{path}: text_config = {part!r:.100} is not a JSON object", FETCH_AGAIN)
         if quantisation := part.get("quantization_config"):
             named = isinstance(quantisation, dict)
             method = quantisation.get("quant_method", "no method given") if named else f"{quantisation!s:.100}"
             raise VlmflowError(
-                f"{path}: the base is quantised ({method}), and an update cannot be added to quantised weights",
-                "take the unquantised model as the base of the run (config: models)",
+                f"{path}: the base is quantised ({method}), and the merge cannot add an update to quantised weights",
+                "use the unquantised model as the base of the run (config: models)",
             )
     return config
 
@@ -95,8 +95,8 @@ def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:
     """Give the index's map from tensor to file; empty where one file holds everything."""
     if SINGLE in files and INDEX in files:
         raise VlmflowError(
-            f"{folder}: has {SINGLE} and {INDEX}; which of them holds the weights cannot be told",
-            "take a revision of the model that has one of them",
+            f"{folder}: has both {SINGLE} and {INDEX}, so it is unclear which holds the weights",
+            "use a revision of the model that has only one of them",
         )
     if SINGLE in files:
         return {}
@@ -104,7 +104,7 @@ def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:
         others = sorted(name for name in files if name.endswith(WEIGHT_SUFFIXES))
         raise VlmflowError(
             f"{folder}: has no weights in safetensors form, but {', '.join(others) or 'no weights at all'}",
-            "take a revision of the model that has safetensors, or convert it with save_pretrained",
+            "use a revision of the model that has safetensors, or convert it with save_pretrained",
         )
     index = read_json(folder / INDEX)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
@@ -112,7 +112,7 @@ def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:
         raise VlmflowError(f"{folder / INDEX}: has no weight_map", FETCH_AGAIN)
     for tensor, name in weight_map.items():
         if name not in files:
-            raise VlmflowError(f"{folder / INDEX}: {tensor} stands in {name}, which is missing", FETCH_AGAIN)
+            raise VlmflowError(f"{folder / INDEX}: {tensor} is in {name}, which is missing", FETCH_AGAIN)
     return weight_map
 
 
@@ -122,7 +122,7 @@ def _refuse_doubled_tensors(shards: dict[str, SafetensorsFile]) -> None:
         for tensor in shard.tensors:
             if (other := place.setdefault(tensor, name)) != name:
                 raise VlmflowError(
-                    f"{shard.path}: tensor {tensor} stands in {other} as well: which one counts is open",
+                    f"{shard.path}: tensor {tensor} is also in {other}, so it is unclear which one counts",
                     FETCH_AGAIN,
                 )
 
@@ -131,5 +131,5 @@ def _compare_with_index(path: Path, weight_map: dict[str, str], shards: dict[str
     stored = {(tensor, name) for name, shard in shards.items() for tensor in shard.tensors}
     listed = set(weight_map.items())
     for tensor, name in sorted(stored ^ listed):
-        which = "is listed for" if (tensor, name) in listed else "is not listed, but stands in"
+        which = "is listed for" if (tensor, name) in listed else "is not listed, but is in"
         raise VlmflowError(f"{path}: tensor {tensor} {which} {name}: index and shards disagree", FETCH_AGAIN)

@@ -79,10 +79,10 @@ def read_proof(folder: Path) -> dict[str, Any]:
     }
     ours = {PROOF, ".snakemake_timestamp"}  # the second is Snakemake's mark in a folder that a rule made
     changed = sorted(name for name in (proven.keys() | found.keys()) - ours if proven.get(name) != found.get(name))
-    again = f"remove {folder} and run the same command again: it is merged and proven anew"
+    again = f"remove {folder} and run the same command again: the workflow merges and proves it again"
     if changed:
         raise VlmflowError(
-            f"{folder}: {len(changed)} files are not those that were proven: {', '.join(changed[:5])}", again
+            f"{folder}: {len(changed)} files differ from those that were proven: {', '.join(changed[:5])}", again
         )
     digests = {name: file["sha256"] for name, file in proof["files"].items()}
     refuse_changed("model files", folder, digests, _record(folder), again)

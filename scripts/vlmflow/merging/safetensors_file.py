@@ -28,7 +28,7 @@ MAX_DIMENSIONS = 32
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The types that weights are trained and merged in, by the format's names."""
 
-WHOLE_AGAIN = "fetch or write the file again; a full disk or a killed process leaves such files"
+WHOLE_AGAIN = "fetch or write the file again; a full disk or a killed process can leave such files"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def read_rows(descriptor: int, entry: TensorEntry, first: int, rows: torch.Tenso
     while view:
         count = os.preadv(descriptor, [view], offset)
         if count == 0:
-            raise VlmflowError(f"tensor {entry.name}: its file became shorter while it was read", WHOLE_AGAIN)
+            raise VlmflowError(f"tensor {entry.name}: its file became shorter during reading", WHOLE_AGAIN)
         view, offset = view[count:], offset + count
 
 
@@ -137,7 +137,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(names) != len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(f"{twice} stands there twice")
+        raise ValueError(f"{twice} appears twice")
     return names
 
 
@@ -149,7 +149,7 @@ def _entry(name: str, value: dict[str, Any], data_begin: int) -> TensorEntry:
     if not isinstance(dtype, str) or not sound or len(shape) > MAX_DIMENSIONS or end < begin:
         raise ValueError(f"tensor {name} has a wrong type, shape or place")
     if dtype in FLOAT_TYPES and end - begin != math.prod(shape) * FLOAT_TYPES[dtype].itemsize:
-        raise ValueError(f"tensor {name} has {end - begin:,} bytes, which are not {dtype} of shape {shape}")
+        raise ValueError(f"tensor {name} has {end - begin:,} bytes, which does not match {dtype} of shape {shape}")
     return TensorEntry(name, dtype, shape, data_begin + begin, data_begin + end)
 
 

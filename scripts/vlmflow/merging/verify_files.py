@@ -18,7 +18,7 @@ PROCESSOR = frozenset({"preprocessor_config.json", "processor_config.json"})
 
 BLOCK_BYTES = 1 << 20
 
-MERGE_AGAIN = "remove the merged folder and run the same command again; if this comes back, please report it"
+MERGE_AGAIN = "remove the merged folder and run the same command again; if this happens again, please report it"
 
 
 def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
@@ -90,7 +90,7 @@ def _compare_layout(base: Path, merged: Path) -> None:
                 f"{base_tensors.get(name, 'missing')}",
                 MERGE_AGAIN,
             )
-    raise VlmflowError(f"{merged}: its header is written otherwise than the base's", MERGE_AGAIN)
+    raise VlmflowError(f"{merged}: its header is written differently from the base's", MERGE_AGAIN)
 
 
 def _header(path: Path) -> bytes:

@@ -76,8 +76,8 @@ def verify_logits(
         found = torch.cat([_logits(model, row) for row in inputs])
     except torch.OutOfMemoryError:
         raise VlmflowError(
-            f"{base}: the model and a row do not fit into the memory of {device}",
-            "give the run more GPUs, or prove by tensors alone (runs: verify.logits: false)",
+            f"{base}: the model and a row do not fit in the memory of {device}",
+            "give the run more GPUs, or prove by tensors alone (runs.NAME.verify.logits: false)",
         ) from None
     layers = model.config.get_text_config().num_hidden_layers
     computed = getattr(torch, dtype)

@@ -115,7 +115,7 @@ def verify_tensors(base: Path, adapter: Path, merged: Path, files: Collection[st
             except SafetensorError as error:
                 raise VlmflowError(f"{merged / name}: {error}", MERGE_AGAIN) from None
     if updates.unused:
-        raise VlmflowError(f"{updates.path}: {min(updates.unused)} has no place in the base", MERGE_AGAIN)
+        raise VlmflowError(f"{updates.path}: {min(updates.unused)} matches no tensor of the base", MERGE_AGAIN)
     return TensorProof(
         shards=len(shards),
         tensors=len(names),
@@ -184,7 +184,7 @@ def _shard_tasks(base: Path, merged: Path, updates: Updates) -> Iterator[Task]:
                 compare = partial(_compare_bytes, name, merged)
             else:
                 if expected.start.shape != weight.shape:
-                    raise VlmflowError(f"{updates.path}: its {name} does not fit the base's", MERGE_AGAIN)
+                    raise VlmflowError(f"{updates.path}: its {name} does not match the base's", MERGE_AGAIN)
                 weight, found = _matrix(weight), _matrix(found)
                 compare = partial(_compare_rows, name, merged, expected)
             rows = max(1, TASK_BYTES // max(1, weight[:1].nbytes))
@@ -201,7 +201,7 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
 def _compare_bytes(name: str, file: Path, weight: torch.Tensor, found: torch.Tensor, first: int, last: int) -> Compared:
     if not torch.equal(weight[first:last], found[first:last]):
         raise VlmflowError(
-            f"{file}: tensor {name} is not the base's, though the adapter does not touch it", MERGE_AGAIN
+            f"{file}: tensor {name} differs from the base's, though the adapter does not touch it", MERGE_AGAIN
         )
     return Compared(name, last - first)
 

@@ -99,11 +99,13 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
 def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable | None:
     size = f"{width} x {height} pixels"
     if width * height > limits.max_pixels:
-        return Unusable("too_many_pixels", f"{size}, the limit is {limits.max_pixels} in all")
+        return Unusable("too_many_pixels", f"{size}, the limit is {limits.max_pixels} in total")
     if min(width, height) < limits.min_side:
-        return Unusable("too_small", f"{size}, the shorter side must have {limits.min_side}")
+        return Unusable("too_small", f"{size}, the shorter side must have at least {limits.min_side}")
     if max(width, height) > limits.max_aspect * min(width, height):
-        return Unusable("too_elongated", f"{size}, the sides may differ {limits.max_aspect:g} times")
+        return Unusable(
+            "too_elongated", f"{size}, the longer side may be at most {limits.max_aspect:g} times the shorter"
+        )
     return None
 
 
@@ -244,5 +246,5 @@ def _range_to_eight_bit(image: Image.Image) -> tuple[float, float]:
     """Give the smallest grey level, and by what the distance from it is multiplied."""
     low, high = _ends(image)
     if not math.isfinite(high - low):
-        raise ValueError("grey levels that are no finite numbers")
+        raise ValueError("grey levels that are not finite numbers")
     return low, 255 / ((high - low) or 1)

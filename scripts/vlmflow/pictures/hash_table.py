@@ -87,7 +87,7 @@ def _hash(store: Path, entry: PictureEntry) -> str | None:
             found = perceptual_hash(image)
     except Exception as error:  # hostile bytes make Pillow raise nearly anything
         raise VlmflowError(
-            f"{file}: no more the picture that was checked ({entry.width} x {entry.height} pixels): {error}",
-            f"put it back, or resolve the pictures anew: make refresh-pictures DATASET={store.name}",
+            f"{file}: no longer the picture that was checked ({entry.width} x {entry.height} pixels): {error}",
+            f"put it back, or resolve the pictures again: make refresh-pictures DATASET={store.name}",
         ) from None
     return None if found is None else f"{found:016x}"

@@ -10,19 +10,19 @@ import msgspec
 from vlmflow.core.errors import VlmflowError
 
 REASONS = {
-    "path_invalid": "the path is empty, too long, or holds what no name in the picture store may hold",
-    "path_outside": "the path is absolute, an address, or leads out of the roots by '..' or by a link",
-    "missing": "no root holds a file of this path, in any spelling that is looked for",
-    "ambiguous": "several files differ from the path in letter case alone",
-    "name_conflict": "a folder of the path is a file in another root: the store cannot hold both names",
-    "not_a_file": "a folder, a pipe or a device lies there",
-    "unreadable": "the file may not be read",
+    "path_invalid": "the path is empty, too long, or has characters not allowed in the picture store",
+    "path_outside": "the path is absolute, an address, or leaves the roots by '..' or a link",
+    "missing": "no root has a file of this path, in any spelling tried",
+    "ambiguous": "several files differ from the path only in letter case",
+    "name_conflict": "a folder of the path is a file in another root: the store cannot hold both",
+    "not_a_file": "the path is a folder, a pipe or a device",
+    "unreadable": "the file cannot be read (permissions)",
     "too_many_bytes": "the file is larger than max_bytes",
-    "unknown_format": "the bytes are no JPEG, PNG, GIF, WEBP, BMP or TIFF, whatever the file's name says",
+    "unknown_format": "the content is not JPEG, PNG, GIF, WEBP, BMP or TIFF, whatever the file's name",
     "too_many_pixels": "width times height is more than max_pixels; found before decoding",
     "too_small": "a side is shorter than min_side",
     "too_elongated": "the sides differ by more than max_aspect",
-    "undecodable": "the pixels cannot be decoded to the last: cut, damaged or hostile",
+    "undecodable": "not every pixel can be decoded: the file is cut, damaged or hostile",
 }
 """Why a picture cannot be used; a closed set. A row that it costs is rejected as `picture_` + reason."""
 

@@ -45,11 +45,11 @@ def picture_name(path: str) -> str | Unusable:
         if found:
             return Unusable("path_outside", f"{what}; pictures are named relative to their root")
     invalid = (
-        (not name, "no file is named"),
+        (not name, "no file name"),
         (CONTROL_CHARACTER.search(name), "a control character"),
-        (not is_text(name), "a character that is no Unicode text"),
+        (not is_text(name), "a character that is not Unicode text"),
         # The trainer (ms-swift, load_file) strips white space, and opens what begins with http as an address.
-        (name != name.strip(), "white space at an end"),
+        (name != name.strip(), "white space at the beginning or end"),
         (name.startswith("http"), "begins with 'http', which the trainer takes for an address"),
         (len(_bytes(name)) > LONGEST_PATH, f"longer than {LONGEST_PATH} bytes"),
         (

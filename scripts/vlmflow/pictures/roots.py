@@ -44,9 +44,9 @@ class PictureRoots:
         self._roots = [_readable_root(root, key) for root in roots]
         if not self._roots:
             raise VlmflowError(
-                f"{key}: no folder is named",
-                f"name the folders that hold the pictures: {key}; where the rows have none, and are of another kind "
-                f"than fire, say {key.removesuffix('image_roots')}modality: text",
+                f"{key}: no folder given",
+                f"name the folders that hold the pictures: {key}; if the rows have none and are of another kind "
+                f"than fire, set {key.removesuffix('image_roots')}modality: text",
             )
         self._inside = tuple(os.path.join(root, "") for root in self._roots)
         self._folders: dict[tuple[str, str], str | Unusable | None] = {}
@@ -74,7 +74,7 @@ class PictureRoots:
         for look in (self._exact, self._by_case):
             if found := self._first(look, spellings(name)):
                 return found
-        return Unusable("missing", "no root holds a file of this path")
+        return Unusable("missing", "no root has a file of this path")
 
     def _first(self, look: Callable[[str, str], str | Unusable | None], names: Sequence[str]) -> str | Unusable | None:
         """Give the first file that `look` finds; else the first refusal, which several roots may outweigh."""
@@ -104,7 +104,7 @@ class PictureRoots:
         found = [self._file(folder, entry) for folder, entry in entries]
         files = sorted({file for file in found if isinstance(file, str)})
         if len(files) > 1:
-            return Unusable("ambiguous", f"{len(files)} files differ from it in letter case alone")
+            return Unusable("ambiguous", f"{len(files)} files differ from it only in letter case")
         return files[0] if files else next((refused for refused in found if refused), None)
 
     def _folder(self, root: str, name: str) -> str | Unusable | None:
@@ -150,13 +150,13 @@ class PictureRoots:
                 if not os.path.join(path, "").startswith(self._inside):
                     return Unusable("path_outside", "a link leads out of the picture roots")
                 if not is_text(path):
-                    return Unusable("path_invalid", "a link leads to a name that is no Unicode text")
+                    return Unusable("path_invalid", "a link leads to a name that is not Unicode text")
                 mode = os.lstat(path).st_mode
         except OSError as error:
             if error.errno in NO_SUCH_NAME:
                 return None
             if isinstance(error, PermissionError):
-                return Unusable("unreadable", "its folder may not be searched")
+                return Unusable("unreadable", "its folder cannot be searched (permissions)")
             raise _disk_fault(error) from None
         return path, mode
 
@@ -203,9 +203,9 @@ def read_picture(file: str, max_bytes: int) -> bytes | Unusable:
                 return Unusable("too_many_bytes", f"{found.st_size} bytes, the limit is {max_bytes}")
             return opened.read(found.st_size)
     except FileNotFoundError:
-        return Unusable("missing", "it was there when the roots were searched, and is gone")
+        return Unusable("missing", "it was there when the roots were searched, and is now missing")
     except PermissionError:
-        return Unusable("unreadable", "the file may not be read")
+        return Unusable("unreadable", "the file cannot be read (permissions)")
     except OSError as error:
         error.filename = file
         raise _disk_fault(error) from None
@@ -214,7 +214,7 @@ def read_picture(file: str, max_bytes: int) -> bytes | Unusable:
 def _disk_fault(error: OSError) -> VlmflowError:
     """Make an error of the stage from one that says nothing about the picture (a disk or network fault)."""
     return PassingError(
-        f"{error.filename}: {error.strerror}", "see to the disk that holds it, and run the same command again"
+        f"{error.filename}: {error.strerror}", "check the disk that holds it, then run the same command again"
     )
 
 
@@ -228,7 +228,7 @@ def _readable_root(root: str, key: str) -> str:
         raise VlmflowError(f"{key}: {root}: {reason}", f"name a folder that can be read: {key}") from None
     if not is_text(real):
         raise VlmflowError(
-            f"{key}: {root}: its real path {real!r} is no Unicode text, and manifests hold such alone",
+            f"{key}: {root}: its real path {real!r} is not Unicode text, as manifests require",
             f"rename that folder, or name another: {key}",
         )
     return real

@@ -67,10 +67,11 @@ class PictureStore:
         except OSError as error:
             taken = error.errno in (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
             raise (VlmflowError if taken else PassingError)(
-                f"{link}: cannot be made a link: {error.strerror}",
-                "something else has this name, or a name above it: move it away, and run the same command again"
+                f"{link}: cannot make a link: {error.strerror}",
+                "something else has this name, or that of a parent folder: move it away, then run the same command "
+                "again"
                 if taken
-                else "correct that, or put the store elsewhere (stores.pictures), and run the same command again",
+                else "fix that, or put the store elsewhere (stores.pictures), then run the same command again",
             ) from None
 
     def _write_once(self, picture: Picture, rgb: Image.Image) -> Path:
@@ -122,7 +123,7 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
         store,
         digests,
         f"pictures/{store.name}",
-        f"put them back as they were, or have them checked anew: make refresh-pictures DATASET={store.name}",
+        f"restore them, or check them again: make refresh-pictures DATASET={store.name}",
     )
 
 

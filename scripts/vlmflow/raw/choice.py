@@ -32,7 +32,8 @@ def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
     candidates = marks.count(0)
     if choice.samples is not None and choice.samples > candidates:
         log.info(
-            "%s: %s rows are asked for (max_samples, or #N behind the address), and there are only %s: all are used",
+            "%s: the configuration asks for %s rows (max_samples, or #N after the address); the file has %s, all "
+            "are used",
             rows,
             f"{choice.samples:,}",
             f"{candidates:,}",

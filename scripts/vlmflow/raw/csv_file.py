@@ -52,7 +52,7 @@ class CsvRows(TableRows):
         except csv.Error as error:
             return ENCODER.encode(text), str(error)
         if len(records) != 1:
-            return ENCODER.encode(text), f"{len(records)} rows, where one stood"
+            return ENCODER.encode(text), f"{len(records)} rows instead of one"
         if fault := self._wrong_count(records[0]):
             return ENCODER.encode(text), fault
         return self._object(records[0]), ""
@@ -76,8 +76,8 @@ class CsvRows(TableRows):
                     fields, fault = [], str(error)
                     if lines.ended and start >= again:
                         raise VlmflowError(
-                            f"{self.path}: row {len(self._starts)}, which begins at byte {start}, never ends: {error}",
-                            "a quotation mark there is not closed, or the file is cut; correct it or fetch it again",
+                            f"{self.path}: row {len(self._starts)}, which begins at byte {start}, has no end: {error}",
+                            "close the quotation mark there; or, if the file is cut, fetch it again",
                         ) from None
                 if fields and not fault:
                     fault = self._wrong_count(fields)
@@ -99,20 +99,21 @@ class CsvRows(TableRows):
         try:
             b"".join(lines.record).decode()
         except UnicodeDecodeError as error:
-            raise VlmflowError(f"{self.path}: the header is not in UTF-8: {error}", "write the file in UTF-8") from None
+            raise VlmflowError(f"{self.path}: the header is not UTF-8: {error}", "save the file as UTF-8") from None
         if fault:
-            raise VlmflowError(f"{self.path}: the header: {fault}", "correct the first line of the file")
+            raise VlmflowError(f"{self.path}: the header: {fault}", "fix the first line of the file")
         if not all(names) or len(set(names)) != len(names) or not names:
             raise VlmflowError(
-                f"{self.path}: the header {names} does not name every column, each by a name of its own",
+                f"{self.path}: the header {names} must give every column a name of its own",
                 "write the names of the columns into the first line of the file",
             )
         if len(names) == 1 and ";" in names[0]:
             parted = "tabs" if self._dialect == "excel-tab" else "commas"
             raise VlmflowError(
-                f"{self.path}: the header {names[0]!r} is one field with semicolons in it; {self.path.suffix} is "
+                f"{self.path}: the header {names[0]!r} is one field with semicolons; the separator of "
+                f"{self.path.suffix} is "
                 f"parted by {parted}",
-                f"write the table with {parted} between its fields",
+                f"save the table with {parted} between its fields",
             )
         return dict.fromkeys(names, TEXT)
 
@@ -160,7 +161,7 @@ class _CountedLines:
 
     def __next__(self) -> str:
         if self.record and self.end - self._start > LONGEST_RECORD:
-            raise csv.Error(f"a quotation that is not closed within {LONGEST_RECORD:,} bytes")
+            raise csv.Error(f"a quotation is not closed within {LONGEST_RECORD:,} bytes")
         line = self._again.popleft() if self._again else self._file.readline()
         if not line:
             self.ended = True

@@ -50,7 +50,7 @@ class DamagedArray:
 
         Raises VlmflowError where the array ends before the file does.
         """
-        with Progress(f"reading {self._path} row by row, since it is damaged", 2 * self._end, "bytes") as progress:
+        with Progress(f"{self._path} is damaged: reading it row by row", 2 * self._end, "bytes") as progress:
             begins = self._begins_of_rows(self._keys_of_rows(progress))
             place = self._first
             while place < self._end:
@@ -145,8 +145,8 @@ class DamagedArray:
         after = skip_white(self._content, bracket + 1)
         if self._content[bracket] == ord("]") and self._content[after] not in b",]}":
             raise VlmflowError(
-                f"{self._path}: the array ends at byte {bracket + 1} of {len(self._content)}, and more follows",
-                "one file holds one array; correct it or fetch it again",
+                f"{self._path}: the array ends at byte {bracket + 1} of {len(self._content)}, but more text follows",
+                "a file must hold one array; fix it or fetch it again",
             )
 
     def _without_white(self, start: int, end: int) -> int:

@@ -51,10 +51,10 @@ class JsonRows:
         try:
             with self._open() as file:
                 if not os.fstat(file.fileno()).st_size:
-                    raise VlmflowError(f"{path}: the file is empty", "give another file (datasets.NAME.train, test)")
+                    raise VlmflowError(f"{path}: the file is empty", "name another file (datasets.NAME.train, test)")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise VlmflowError(f"{path}: {error}", "fetch or write this file again") from None
+            raise VlmflowError(f"{path}: {error}", "fetch or write the file again") from None
         try:
             self.starts, self.ends = self._find_rows()
         except BaseException:
@@ -129,8 +129,8 @@ class JsonRows:
                 return _places(found.span() for found in LINE.finditer(self._map, start))
         raise VlmflowError(
             f"{self.path}: begins with {self._map[start : start + 40]!r}, neither a JSON array nor JSON lines",
-            "give a JSON array or JSON lines (.json, .jsonl), a table with column names (.csv; .tsv, parted by tabs), "
-            "or .parquet; where it should be one, it is another file than it claims to be (an error page?)",
+            "give a JSON array or JSON lines (.json, .jsonl), a table with column names (.csv, .tsv with tabs), "
+            "or .parquet; if it should be one of these, check what the file really is (an error page?)",
         )
 
     def _split_sound_array(self, start: int, end: int) -> Places:
@@ -160,9 +160,9 @@ class JsonRows:
         starts, _ = _places(DamagedArray(self._map, self.path, start, len(self._map)).spans())
         begin = starts[-1] if starts else start + 1
         raise VlmflowError(
-            f"{self.path}: row {max(0, len(starts) - 1)}, which begins at byte {begin}, never ends: "
-            f"the file is cut at byte {len(self._map)}, without the bracket that closes its array",
-            "fetch the file again; a local copy: compare its size with the original's",
+            f"{self.path}: row {max(0, len(starts) - 1)}, which begins at byte {begin}, has no end: "
+            f"the file is cut at byte {len(self._map)}, before the bracket that closes its array",
+            "fetch the file again; for a local copy, compare its size with the original's",
         )
 
 

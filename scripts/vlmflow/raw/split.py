@@ -175,7 +175,7 @@ def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
     rows = CsvRows(raw) if suffix in CSV_DIALECTS else JsonRows(raw)
     if not len(rows):
         rows.close()
-        raise VlmflowError(f"{raw}: holds no rows", "give another file (datasets.NAME.train, test)")
+        raise VlmflowError(f"{raw}: has no rows", "name another file (datasets.NAME.train, test)")
     return rows
 
 
@@ -194,15 +194,15 @@ def _mend(rows: RawRows, mended: Path, split: str) -> None:
     try:
         lines = mended.read_bytes().rstrip().splitlines()
     except OSError as error:
-        raise VlmflowError(f"{mended}: {error.strerror}", "correct its path (datasets.NAME.mended)") from None
+        raise VlmflowError(f"{mended}: {error.strerror}", "fix its path (datasets.NAME.mended)") from None
     if not lines:
-        raise VlmflowError(f"{mended}: holds no rows", "copy quarantine.jsonl, or take datasets.NAME.mended away")
+        raise VlmflowError(f"{mended}: has no rows", "copy quarantine.jsonl again, or remove datasets.NAME.mended")
     for number, line in enumerate(lines, start=1):
         where = f"{mended}, line {number}"
         row, raw = _read_mended(line, where)
         if (first := seen.setdefault((row.split, row.row), number)) != number:
             raise VlmflowError(
-                f"{where}: row {row.row} of the {row.split} split stands in line {first} already", "remove one of them"
+                f"{where}: row {row.row} of the {row.split} split is already in line {first}", "remove one of them"
             )
         if row.split == split:
             _refuse_another(row, rows, where)
@@ -220,7 +220,7 @@ def _read_mended(line: bytes, where: str) -> tuple[_Mended, bytes | str]:
     except (ValueError, RecursionError) as error:
         raise VlmflowError(
             f"{where}: {error}",
-            "each line must stay JSON with split, row, file, checksum and raw, as quarantine.jsonl has them",
+            "each line must be JSON with split, row, file, checksum and raw, as in quarantine.jsonl",
         ) from None
 
 
@@ -229,19 +229,19 @@ def _refuse_another(row: _Mended, rows: RawRows, where: str) -> None:
     names = {file.path.name for file in rows.files}
     if Path(row.file).name not in names:
         raise VlmflowError(
-            f"{where}: it corrects {row.file}, and the {row.split} split of this data set is {rows}: this is the "
-            "quarantine of another data set, or of another file",
-            "name a copy of the quarantine of this very data set (datasets.NAME.mended)",
+            f"{where}: it fixes {row.file}, but the {row.split} split of this data set is {rows}: this is the "
+            "quarantine of another data set or file",
+            "name a copy of this data set's own quarantine (datasets.NAME.mended)",
         )
     if not 0 <= row.row < len(rows) or Path(row.file).name != rows.place(row.row).file.name:
         raise VlmflowError(
-            f"{where}: row {row.row} (counted from 0) of {row.file} is none of {rows}, with {len(rows)} rows",
-            "name a copy of the quarantine of this very data set, made of these very files (datasets.NAME.mended)",
+            f"{where}: row {row.row} (counted from 0) of {row.file} is not in {rows}, which has {len(rows)} rows",
+            "name a copy of this data set's own quarantine, made from these files (datasets.NAME.mended)",
         )
     if row.checksum != rows.checksum(row.row):
         raise VlmflowError(
-            f"{where}: row {row.row} of {row.file} is another one now: its checksum is {rows.checksum(row.row)}, that "
-            f"of the mended row {row.checksum[:20]}",
-            "the raw file, or the columns that are read, changed since, or this is another data set's quarantine: take "
-            "datasets.NAME.mended away, run the data set again, and correct its new quarantine.jsonl",
+            f"{where}: row {row.row} of {row.file} has changed: its checksum is {rows.checksum(row.row)}, the "
+            f"fixed row was made from {row.checksum[:20]}",
+            "the raw file or the columns to read have changed, or the quarantine is another data set's: remove "
+            "datasets.NAME.mended, run the data set again, and fix its new quarantine.jsonl",
         )

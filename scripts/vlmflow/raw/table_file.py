@@ -57,7 +57,7 @@ class TableRows(JsonRows):
                 end += len(line)
                 self._ends.append(end)
         if not self._starts:
-            raise VlmflowError(f"{self.path}: the table has no rows", "give another file (datasets.NAME.train, test)")
+            raise VlmflowError(f"{self.path}: the table has no rows", "name another file (datasets.NAME.train, test)")
         with self._disk_errors_said():
             spool.flush()
         return spool
@@ -68,8 +68,8 @@ class TableRows(JsonRows):
             yield
         except OSError as error:
             raise VlmflowError(
-                f"{self.path}: its rows do not fit into {tempfile.gettempdir()}: {error.strerror}",
-                "free disk there, or set TMPDIR to a folder on a larger disk",
+                f"{self.path}: its rows do not fit in {tempfile.gettempdir()}: {error.strerror}",
+                "free space there, or set TMPDIR to a folder on a larger disk",
             ) from None
 
     def _lines(self) -> Iterator[bytes]:
@@ -109,7 +109,7 @@ class ParquetRows(TableRows):
                     yield from self._rows_of(batch)
                     self._progress.advance(len(batch))
         except (OSError, pa.ArrowException) as error:
-            raise VlmflowError(f"{self.path}: {error}", "fetch or write this file again") from None
+            raise VlmflowError(f"{self.path}: {error}", "fetch or write the file again") from None
 
     def _rows_of(self, batch: Any) -> Iterator[bytes]:
         try:

@@ -161,7 +161,7 @@ def _files(raw: list[dict[str, Any]]) -> str:
 def _tiles(stats: dict[str, Any], account: RowAccount) -> list[Tile]:
     notes = dict.fromkeys(FILES, "rows")
     if "test" not in stats and not stats["settings"]["test_share"]:
-        notes["test"] = "rows: there is no raw test split, and test_share is 0"
+        notes["test"] = "rows: no raw test split, and test_share is 0"
     files = [Tile(f"{name}.jsonl", f"{stats['examples'][name]:,}", notes[name]) for name in FILES]
     pictures = [counts for counts in stats["pictures"].values() if counts]
     named, usable = (sum(counts[key] for counts in pictures) for key in ("named", "usable"))

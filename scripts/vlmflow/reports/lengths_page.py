@@ -73,13 +73,13 @@ def lengths_page(
     splits = {split: Tokens(file, max_length, {row.id for row in named[split]}) for split, file in lengths.items()}
     charts = [
         _chart("Tokens of a row", "tokens, text and pictures", {name: one.all for name, one in splits.items()}),
-        _chart("Text of a row", "tokens, chat marks included", {name: one.text for name, one in splits.items()}),
-        _chart("Pictures of a row", "tokens, of rows with a picture", {n: one.pictures for n, one in splits.items()}),
+        _chart("Text of a row", "tokens, chat markup included", {name: one.text for name, one in splits.items()}),
+        _chart("Pictures of a row", "tokens, in rows with a picture", {n: one.pictures for n, one in splits.items()}),
     ]
     page = LengthsPage(
         f"{run}: the lengths of its rows",
         f"Counted for the run's model with train.image_max_tokens = {account['image_max_tokens']}; "
-        f"{account['compared_with_ms_swift']} rows compared with ms-swift's own encoding, without a difference.",
+        f"{account['compared_with_ms_swift']} rows compared with ms-swift's own encoding; all equal.",
         _tiles(account, splits, max_length),
         [one for one in charts if one.names],
         [row for split, tokens in splits.items() for row in with_looks(named[split], rows[split], tokens.places)],

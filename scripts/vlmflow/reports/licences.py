@@ -82,8 +82,8 @@ def rights_section(rights: dict[str, Any]) -> str:
         if rest := rights[kind][SHOWN:]:
             lines.append(f"| {what} {len(rest):,} more | {sum(one['rows'] for one in rest):,} | see provenance.json |")
     sources = ", ".join(map(_code, rights["sources"]))
-    return f"""The data set was made from {sources}. A licence that nobody stated to the workflow is {UNKNOWN}: that is
-no permission. The base model has its own.
+    return f"""The data set was made from {sources}. Where the configuration gives no licence, it is {UNKNOWN}: that is
+not a permission. The base model has its own licence.
 
 {head}
 """ + "\n".join(lines)

@@ -75,7 +75,7 @@ library_name: transformers
 # {facts["run"]}
 
 {base["source"]} with a LoRA adapter trained on the data set `{data["dataset"]}` ({form_of(data)}), merged
-into the weights and verified. Every digest stands in `provenance.json`.
+into the weights and verified. `provenance.json` lists every digest.
 
 ## Data
 
@@ -83,7 +83,7 @@ into the weights and verified. Every digest stands in `provenance.json`.
 |---|---:|---:|---:|---:|
 {counts}
 
-{_fitted_in_words(facts["smoke"])} The test split ({data["examples"]["test"]:,}) was not looked at.
+{_fitted_in_words(facts["smoke"])} The test split ({data["examples"]["test"]:,}) was not used.
 
 ## Rights
 
@@ -93,7 +93,7 @@ into the weights and verified. Every digest stands in `provenance.json`.
 
 {training["steps"]} optimizer steps{_ended_early(training)} on {training["world_size"]} process(es)
 ({training["device"]}, {training["strategy"]}), {training["tokens"]:,} tokens in {training["seconds"]:,} s. The
-adapter is that of step {best["step"]}, with the lowest validation loss: {best["eval_loss"]:.4f}.
+adapter is from step {best["step"]}, which has the lowest validation loss: {best["eval_loss"]:.4f}.
 
 ## Verification
 
@@ -167,6 +167,6 @@ def _verdict(proof: dict[str, Any]) -> str:
     if proof["verdict"] != "inconclusive":
         return ""
     return f"""
-  This comparison is **inconclusive**: rounding hides part of so small an update, so that a sound merge, peft's own
-  too, shows {proof["effect_rounded"]:.2f} times the adapter's effect; these weights show
-  {proof["effect_found"]:.2f}. That the adapter is merged rightly is proven by the tensors alone."""
+  This comparison is **inconclusive**: rounding hides part of so small an update. Even a correct merge, such as
+  peft's, shows only {proof["effect_rounded"]:.2f} times the adapter's effect; these weights show
+  {proof["effect_found"]:.2f}. Only the tensors prove that the merge is right."""

@@ -13,7 +13,7 @@ KINDS = {
     "row": "rejected for what the row says",
     "picture": "rejected for the picture",
     "again": "rejected as duplicates or leaks",
-    "unasked": "not asked for, left out",
+    "unasked": "not requested, left out",
 }
 """What can become of a row; the keys are names of colours in the stylesheet."""
 
@@ -98,7 +98,7 @@ def account_tiles(account: RowAccount) -> list[Tile]:
         Tile("raw rows in", f"{rows_in:,}", " and ".join(account.names)),
         Tile("kept", f"{kept:,}", f"{kept / (rows_in or 1):.1%} of them"),
         Tile("rejected", f"{rejected:,}", f"{rejected / (rows_in or 1):.1%}, with reasons"),
-        *([Tile("left out", f"{left_out:,}", "not asked for")] if left_out else []),
+        *([Tile("left out", f"{left_out:,}", "not requested")] if left_out else []),
     ]
 
 

@@ -45,9 +45,9 @@ def unread(stats: dict[str, Any], split: str) -> dict[str, int]:
     further, dropped = found.get("further_unread_keys", 0), found.get("unanswered_last_turns", 0)
     return {
         **found.get("unread_keys", {}),
-        **({"further keys, each counted by itself": further} if further else {}),
-        **{f"{key}, where it changes what the row means (ignore_keys)": count for key, count in ignored.items()},
-        **({"a last turn that nobody answers, dropped": dropped} if dropped else {}),
+        **({"further keys, each counted separately": further} if further else {}),
+        **{f"{key}, if it changes what the row means (ignore_keys)": count for key, count in ignored.items()},
+        **({"unanswered last turn, dropped": dropped} if dropped else {}),
     }
 
 

@@ -39,7 +39,7 @@ def _lengths(gate: dict[str, Any]) -> str:
     lengths = gate["lengths"]
     left_out, shortened = (sum(count[key] for count in gate["fitted"].values()) for key in ("left_out", "shortened"))
     return (
-        f"{lengths['median']:,} tokens in the middle, {lengths['longest'][0]['tokens']:,} at most; "
+        f"{lengths['median']:,} tokens in the median row, {lengths['longest'][0]['tokens']:,} in the longest; "
         f"over-long rows: {left_out} left out, {shortened} shortened"
     )
 

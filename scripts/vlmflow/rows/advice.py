@@ -24,19 +24,19 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
     match leading:
         case "text_only":
             return (
-                f"where the rows have no pictures, say {settings}.modality: text; where a picture stands under another "
-                f"key than image or images, name it: {settings}.columns"
+                f"if the rows have no pictures, set {settings}.modality: text; if a picture is under another "
+                f"key than image or images, name that key: {settings}.columns"
             )
         case "has_picture":
-            return f"where the rows have pictures, say {settings}.modality: image, and name {settings}.image_roots"
+            return f"if the rows have pictures, set {settings}.modality: image and {settings}.image_roots"
         case "source_left_out":
-            return f"name sources that the rows are of, {_some(sources)}, or take this key away: {settings}.sources"
+            return f"name sources that the rows have, {_some(sources)}, or remove this key: {settings}.sources"
         case "bad_shape" if reasons[leading] >= NEARLY_ALL * asked_for:
             return (
-                f"choose the kind that has the keys of these rows: {settings}.kind; or say what its keys are called "
-                f"in your file: {settings}.columns; the rows stand in {quarantine}"
+                f"choose the kind that has these rows' keys: {settings}.kind; or map its keys to those "
+                f"of your file: {settings}.columns; the rows are in {quarantine}"
             )
-    look = f"look at {quarantine}; correct the rows in a copy of it ({settings}.mended), or the picture roots"
+    look = f"look at {quarantine}; fix the rows in a copy of it ({settings}.mended), or fix the picture roots"
     return look if none_left else f"{look}, or allow more rejects ({settings}.max_reject_share)"
 
 

@@ -62,5 +62,5 @@ def wrong_order(turns: Sequence[Turn], first: int) -> Reject:
     """Say who speaks out of turn from turn number `first` on, or who gets no answer."""
     for number, (turn, expected) in enumerate(zip(turns[first:], cycle(SPEAKERS), strict=False), start=first):
         if turn.speaker != expected:
-            return Reject("alternation", f"turn {number} is from {turn.speaker}, {expected} was to speak")
+            return Reject("alternation", f"turn {number} is from {turn.speaker}, expected {expected}")
     return Reject("alternation", f"turn {len(turns) - 1} is from {turns[-1].speaker} and has no answer")

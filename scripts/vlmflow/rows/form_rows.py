@@ -127,8 +127,8 @@ def _refuse_columns(
     for key in wanted:
         if names[key] not in held:
             raise VlmflowError(
-                f"{path}: there is no column {names[key]!r}; there are {', '.join(held)}",
-                f"say which of them it is (datasets.NAME.columns: {{{key}: …}}), or choose another kind or modality",
+                f"{path}: no column {names[key]!r}; the columns are {', '.join(held)}",
+                f"name the right one (datasets.NAME.columns: {{{key}: …}}), or choose another kind or modality",
             )
     for key, holds in form.all_keys.items():
         name = names.get(key)
@@ -144,16 +144,14 @@ def _refuse_column(path: Path, key: str, name: str, holds: str, is_text: bool) -
         return
     if is_text:
         what = "text"
-        advice = "name another column, or write this one as text; pictures are files, named by their paths"
+        advice = "name another column, or save this one as text; pictures must be files, named by their paths"
     elif key == "images":
         what = "list of paths"
-        advice = f"where each is one path, say columns: {{image: {name}}}; or name another column"
+        advice = f"if each is one path, set columns: {{image: {name}}}; or name another column"
     else:
         what = "list of turns"
-        advice = "write the rows as JSON lines, or as parquet with lists there; or name another column"
-    raise VlmflowError(
-        f"{path}: column {name!r} holds {holds}, which is no {what}", f"{advice} (datasets.NAME.columns)"
-    )
+        advice = "save the rows as JSON lines, or as parquet with lists there; or name another column"
+    raise VlmflowError(f"{path}: column {name!r} holds {holds}, not a {what}", f"{advice} (datasets.NAME.columns)")
 
 
 def _raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:

@@ -34,7 +34,7 @@ def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[st
     speakers: who may speak, with what each is in a conversation.
     """
     if not turns:
-        return Reject("unbalanced_turns", f"{key} holds no turns")
+        return Reject("unbalanced_turns", f"{key} has no turns")
     if type(turns[0]) is Turn:
         sound: list[Turn] = turns  # type: ignore[assignment]  # all of them are what the first is
         for turn in sound:

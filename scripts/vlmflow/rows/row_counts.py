@@ -121,17 +121,17 @@ class Account:
         rows_in, rejected = len(self.rows), self.rejected.total()
         if self.kept + rejected != rows_in:
             raise VlmflowError(
-                f"{self.rows}: {rows_in} rows in, {self.kept} kept, {rejected} rejected: they do not add up",
-                "the converted files do not belong to these raw rows; run the rule that converts it again (--forcerun)",
+                f"{self.rows}: {rows_in} rows in, {self.kept} kept, {rejected} rejected: the counts do not add up",
+                "the converted files do not match these raw rows; run the rule that converts them again (--forcerun)",
             )
         rejects = Counter({reason: count for reason, count in self.rejected.items() if reason not in HARMLESS})
         asked_for = rows_in - sum(self.rejected[reason] for reason in LEFT_OUT)
         if self.kept == 0:
-            raise self._refusal(f"none of {rows_in} rows is left", self.rejected, asked_for)
+            raise self._refusal(f"none of the {rows_in} rows is left", self.rejected, asked_for)
         if rejects.total() > max_reject_share * asked_for:
             raise self._refusal(
-                f"{rejects.total()} of {asked_for} rows are rejected ({rejects.total() / asked_for:.1%}, "
-                f"without duplicates and leaks), max_reject_share allows {max_reject_share:.1%}",
+                f"{rejects.total()} of {asked_for} rows were rejected ({rejects.total() / asked_for:.1%}, "
+                f"not counting duplicates and leaks); max_reject_share allows {max_reject_share:.1%}",
                 rejects,
                 asked_for,
             )

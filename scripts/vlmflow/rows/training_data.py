@@ -57,7 +57,7 @@ def validated_data(
     account = read_json(stats)
     if account["skip_images"]:
         raise VlmflowError(
-            f"{stats}: skip_images: the pictures of this data set were never looked at; it is for its texts alone",
+            f"{stats}: skip_images is set: this data set's pictures were never checked, so no run can train on it",
             f"remove datasets.{account['dataset']}.skip_images, and run the same command again",
         )
     refuse_other_rows(stats, [train, val])
@@ -74,7 +74,7 @@ def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: S
     account = read_json(folder / ACCOUNT)
     if account["max_length"] > max_length:
         raise VlmflowError(
-            f"{folder}: these rows were fitted to {account['max_length']} tokens, the run has {max_length}",
+            f"{folder}: these rows were fitted to {account['max_length']} tokens, the run's max_length is {max_length}",
             f"fit them again: snakemake --forcerun fit_rows -- {folder}",
         )
     refuse_other_rows(folder / ACCOUNT)
@@ -94,8 +94,8 @@ def _checked(
     entries = entries_named(pictures_in(train, val), manifests)
     if pictures_digest(entries) != account["digests"]["pictures"]:
         raise VlmflowError(
-            f"{', '.join(map(str, manifests)) or pictures}: these are not the pictures that {account_file} vouches for",
-            f"have them checked anew: make refresh-pictures DATASET={pictures.name}",
+            f"{', '.join(map(str, manifests)) or pictures}: {account_file} records other digests for these pictures",
+            f"check them again: make refresh-pictures DATASET={pictures.name}",
         )
     refuse_changed_pictures(pictures, entries.values())
     digest = "".join(account["digests"][name] for name in (train.name, val.name, "pictures"))

@@ -71,12 +71,12 @@ class Found:
         lines = []
         for key in stopping:
             number, value = self.first[key]
-            place = f"the first of them row {number}, counted from 0, with {value}"
+            place = f"first in row {number} (counted from 0), with {value}"
             lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {place}: {meanings[key].says}")
         raise VlmflowError(
-            "\n".join([f"{where}: keys that change what rows mean, and that are not read:", *lines]),
-            "take such rows out, or write what they say into the turns; to train on them as though these keys were "
-            f"not there, add this line to datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
+            "\n".join([f"{where}: the workflow does not read these keys, which change what rows mean:", *lines]),
+            "remove such rows, or write the keys' content into the turns; to train on them as if these keys were "
+            f"absent, add this line to datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
         )
 
     def as_json(self, ignored: Collection[str]) -> dict[str, Any]:

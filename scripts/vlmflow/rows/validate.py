@@ -150,10 +150,10 @@ def validate(
                 raise VlmflowError(
                     f"{folder}/{name}.jsonl would be empty: its share of the train split, taken by picture or prompt, "
                     f"is {share:.1%}, and {kept} rows are left",
-                    "give more rows, or other shares (datasets.NAME.val_share, test_share)",
+                    "add rows, or change the shares (datasets.NAME.val_share, test_share)",
                 )
         if not writer.examples["test"]:
-            log.info("%s: there is no test split and test_share is 0: test.jsonl is empty", folder.name)
+            log.info("%s: no raw test split and test_share is 0: test.jsonl is empty", folder.name)
     return _stats(files, accounts, writer, folder)
 
 
@@ -238,7 +238,9 @@ def _judge(verdicts: list[Verdict], seen: set[bytes], place: Place) -> str | Rej
     if len(verdicts) > 1:
         content = hashlib.blake2b(b"".join(verdict.content_digest for verdict in verdicts), digest_size=16).digest()
     if content in seen:
-        return Reject("duplicate", f"{verdicts[0].picture or 'a row'} with this conversation came before")
+        return Reject(
+            "duplicate", f"{verdicts[0].picture or 'a row'} with this conversation is already in an earlier row"
+        )
     seen.add(content)
     return target
 

@@ -66,7 +66,7 @@ def run_module(module: str, words: list[str], folder: Path, env: dict[str, str],
         text = log.read_text(errors="replace")
         faults = FAULT.findall(text)
         cause = faults[-1].strip() if faults else f"ms-swift ended with code {process.returncode}"
-        raise VlmflowError(f"{what}: {cause}", f"ms-swift said:\n{text[-2_000:]}")
+        raise VlmflowError(f"{what}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
 
 
 def progress_line(output: str) -> str | None:

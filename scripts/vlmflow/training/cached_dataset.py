@@ -84,5 +84,5 @@ def _refuse_other_rows(cached: Path, lengths: Path) -> None:
         raise VlmflowError(
             f"{cached}: ms-swift cached {theirs.total()} rows of {(+(theirs - ours)).total()} other lengths; "
             f"{lengths} has {ours.total()} rows",
-            f"run the stages before again: snakemake --forcerun measure_lengths -- {cached.parent}",
+            f"run the earlier stages again: snakemake --forcerun measure_lengths -- {cached.parent}",
         )

@@ -90,7 +90,7 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) ->
         aside.mkdir(exist_ok=True)
         kept = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=aside))
         folder.rename(kept)
-        log.warning(f"{folder}: lacks {', '.join(missing)}, so that nothing can be resumed from it; moved to {kept}")
+        log.warning(f"{folder}: lacks {', '.join(missing)}, so no training can resume from it; moved to {kept}")
     return None
 
 

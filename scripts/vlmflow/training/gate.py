@@ -34,7 +34,7 @@ def judge(
     checks = [
         _check("every loss is a finite number", _finite(losses), _span(losses)),
         _check("the loss falls", *_falls(losses, [loss for _, loss in report["eval_losses"]])),
-        _check("the best checkpoint opens, every tensor of it", True, f"step {report['best']['step']}"),
+        _check("every tensor of the best checkpoint can be read", True, f"step {report['best']['step']}"),
         _check("validation loss is a finite number", _finite([report["best"]["eval_loss"]]), ""),
         _check(
             f"{processes} process(es) train together",
@@ -61,7 +61,7 @@ def refuse_failed(gate: dict[str, Any], what: str) -> None:
     if failed:
         raise VlmflowError(
             f"{what}: the gate is closed: " + "; ".join(failed),
-            "change the run's settings (a lower runs.NAME.train.learning_rate most often), or look at the data; "
+            "change the run's settings (usually a lower runs.NAME.train.learning_rate), or check the data; "
             "the full training has not begun",
         )
 

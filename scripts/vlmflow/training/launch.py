@@ -36,14 +36,14 @@ FAULTS = [
     (r"((?:OutOfMemoryError|CUDA out of memory).*)", REMEDY, OutOfGpuMemoryError),
     (
         r"(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
-        "a process waited half an hour for the others: look for a hang in the trainer's log; where ms-swift reads all "
+        "a process waited half an hour for the others: look for a hang in the trainer's log; if ms-swift reads all "
         "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
         PassingError,
     ),
-    (r"(not really distributed: .*)", "train with one process, or correct the launcher's environment", VlmflowError),
+    (r"(not really distributed: .*)", "train with one process, or fix the launcher's environment", VlmflowError),
     (
         r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
-        "correct runs.NAME.train.swift_args in the configuration",
+        "fix runs.NAME.train.swift_args in the configuration",
         VlmflowError,
     ),
     (
@@ -189,7 +189,7 @@ def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowErro
         # Looked at first: on a full disk the log says nothing.
         return PassingError(
             f"{what}: no space left on the disk of {trainer_log.parent}",
-            "free disk where stores.runs lies; the same command resumes from the newest whole checkpoint",
+            "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
     text = trainer_log.read_bytes()[begin:].decode(errors="replace")
     for pattern, next_step, kind in FAULTS:
@@ -198,6 +198,6 @@ def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowErro
             return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
     return PassingError(
         f"{what}: the trainers ended with code {code}",
-        f"look at {trainer_log}; a kill from outside most often means too little memory; "
+        f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
         "the same command resumes from the newest checkpoint",
     )

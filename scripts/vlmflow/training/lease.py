@@ -99,7 +99,7 @@ class Lease:
             elif lives and found.token and time.monotonic() > give_up:
                 raise PassingError(
                     f"{self.folder}: {found.holder} is training here",
-                    "wait for it or end it, then run the same command again",
+                    "wait for it to end, or stop it; then run the same command again",
                 )
             time.sleep(min(0.5, self.beat / 4))
 
@@ -121,7 +121,9 @@ class Lease:
             try:
                 found = newest(self.folder)
                 if found is None or found.number != number or found.token != self.token:
-                    _end_at_once(f"{self.folder}: {found.holder if found else 'somebody'} took this run folder over")
+                    _end_at_once(
+                        f"{self.folder}: {found.holder if found else 'another process'} took over this run folder"
+                    )
                 self._write(number, count)
             except OSError as error:  # while the volume is away, nobody can write to it or take over
                 log.debug(f"{self._file(number)}: {error}")
@@ -163,7 +165,7 @@ def newest(folder: Path) -> Sign | None:
 
 def _end_at_once(why: str) -> None:
     """Kill the trainers, which would save a checkpoint on a gentler signal, and this process."""
-    log.error(f"{why}; ending at once, so that no two trainers write to it")
+    log.error(f"{why}; ending at once, so that only one trainer writes to it")
     for child in psutil.Process().children(recursive=True):
         try:
             child.kill()

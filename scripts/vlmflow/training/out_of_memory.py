@@ -8,7 +8,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, write_json
 from vlmflow.training.run_folder import RunFolder
 
-REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which trains anew from step 0"
+REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"
 
 
 class OutOfGpuMemoryError(VlmflowError):

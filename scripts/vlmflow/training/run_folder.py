@@ -87,9 +87,9 @@ class RunFolder:
             )
             self.path.rename(aside)
             raise VlmflowError(
-                f"{what}: while this run trained, its input changed: {error.cause}",
-                f"{error.next_step}; then run the same command again: it trains from the first step, since nobody can "
-                f"tell what the steps done saw (their run folder is now {aside})",
+                f"{what}: the input changed during training: {error.cause}",
+                f"{error.next_step}; then run the same command again: it trains from the first step, because it is "
+                f"unknown what the steps so far were trained on (their run folder is now {aside})",
             ) from None
 
     def _wait_for(self, lock: int, patience: float) -> None:
@@ -103,7 +103,7 @@ class RunFolder:
             if time.monotonic() > give_up:
                 raise PassingError(
                     f"{self.path}: {holder} is training here",
-                    "wait for it or end it, then run the same command again",
+                    "wait for it to end, or stop it; then run the same command again",
                 )
             if not said:
                 log.info(f"{self.path}: waiting for {holder} to end its training")

@@ -29,7 +29,8 @@ def refuse_small_shared_memory(settings: TrainSettings, processes: int, folder: 
     needed, free = shared_memory_needed(settings, processes), shutil.disk_usage(folder).free
     if needed > free:
         raise VlmflowError(
-            f"{folder} has {free / 1e6:,.0f} MB free, the loaders of {processes} process(es) need {needed / 1e6:,.0f}",
-            "give the container more shared memory (docker run --shm-size, a memory-backed volume in a pod), or set "
+            f"{folder} has {free / 1e6:,.0f} MB free, but the data loaders of {processes} process(es) need "
+            f"{needed / 1e6:,.0f}",
+            "give the container more shared memory (docker run --shm-size; in a pod, a memory-backed volume), or set "
             "train.dataloader_workers to 0",
         )

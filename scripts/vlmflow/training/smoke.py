@@ -37,7 +37,7 @@ def capped(smoke: SmokeSettings, full: TrainJob, rows: int) -> SmokeSettings:
     if steps >= smoke.steps:
         return smoke
     longest = min(smoke.longest, steps * rows_per_step(full))
-    log.info(f"the full run has {steps} steps or fewer: the smoke run makes {steps}, not smoke.steps = {smoke.steps}")
+    log.info(f"the full run has at most {steps} steps: the smoke run takes {steps}, not smoke.steps = {smoke.steps}")
     return smoke.model_copy(update={"steps": steps, "longest": longest})
 
 

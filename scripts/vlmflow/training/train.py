@@ -58,7 +58,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
             )
         if not last.state["best_model_checkpoint"]:
             raise VlmflowError(
-                f"{what}: no evaluation up to step {last.step} gave a number as validation loss",
+                f"{what}: no evaluation up to step {last.step} gave a finite validation loss",
                 f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
             )
         if last.ended_early(patience):
@@ -69,7 +69,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
         best = read_checkpoint(last.best, job.processes, job.strategy)
         if best is None:
             raise VlmflowError(
-                f"{last.best}: the best checkpoint does not open any more",
+                f"{last.best}: the best checkpoint can no longer be read",
                 f"remove {folder.path} and run the same command again",
             )
     return Trained(folder, last, best)

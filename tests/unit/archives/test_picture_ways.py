@@ -293,7 +293,7 @@ def test_an_archive_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     with served_hub(monkeypatch) as hub:
         content = zip_of(PICTURES)
         hub.add("datasets/o/d", {"x.zip": content})
-        with pytest.raises(VlmflowError, match=r"does not stand in pins.yaml"):
+        with pytest.raises(VlmflowError, match=r"is not in pins.yaml"):
             fetch(tmp_path / "store", source, ["x/1.jpg"])
         with pytest.raises(VlmflowError, match="has no revision"):
             fetch(tmp_path / "store", source, ["x/1.jpg"], pins={HUB_ZIP: Pin()})

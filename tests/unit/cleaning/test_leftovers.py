@@ -37,7 +37,7 @@ def made(*folders: Path) -> None:
 )
 def test_a_store_that_lies_in_another_is_refused(tmp_path: Path, stores: dict[str, str]) -> None:
     made(tmp_path / "stores" / "runs" / "my-run", tmp_path / "stores" / "pictures" / "fetched", tmp_path / "images")
-    with pytest.raises(VlmflowError, match=r"stores\.\w+ \(.*\) lies in stores\.\w+ \("):
+    with pytest.raises(VlmflowError, match=r"stores\.\w+ \(.*\) is inside stores\.\w+ \("):
         listed(tmp_path, settings_with(**stores))
 
 
@@ -70,7 +70,7 @@ def test_nobody_begins_while_the_folder_is_kept(tmp_path: Path, monkeypatch: pyt
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
     with stale_lock.LOCK.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
-        with pytest.raises(VlmflowError, match="Snakemake is at work here"), stale_lock.alone():
+        with pytest.raises(VlmflowError, match="Snakemake is running here"), stale_lock.alone():
             pass
 
 

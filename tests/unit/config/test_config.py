@@ -56,7 +56,11 @@ def test_the_shipped_configuration_is_sound() -> None:
     ("name", "source", "said"),
     [
         ("own", {"archive": "https://x/y.zip"}, "picture_sources.own.members: missing; it must be a block"),
-        ("own", {"members": {"a/": "{rest}"}, "size": 3}, "picture_sources.own.archive: missing; it, one_by_one, by_"),
+        (
+            "own",
+            {"members": {"a/": "{rest}"}, "size": 3},
+            "picture_sources.own.archive: missing; set it, or one_by_one, by_",
+        ),
         ("gqq", {"archive": "https://x/y.zip"}, "picture_sources.gqq.members: missing; "),
         ("gqq", {"archive": "https://x/y.zip"}, "; nearest known source: gqa"),
         ("gqa", {"members": {}}, "picture_sources.gqa.members: missing; "),
@@ -120,9 +124,9 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ("runs.r.train.swift_args", {"packing": [1]}, "must be a text or a whole number or a number or true or false"),
         ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 or null"),
         ("datasets.fire", {"kind": "fire"}, "datasets.fire.train: missing; it must be a text"),
-        ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' behind the '@' is no full commit"),
+        ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' after the '@' is not a full commit"),
         *(
-            ("datasets.fire.train", f"{file}#{count}", f"draw, a whole number at least 1, not {count!r}")
+            ("datasets.fire.train", f"{file}#{count}", f"draw, at least 1, not {count!r}")
             for file in ("rows.jsonl", "hf://datasets/o/n/t-*-of-00002.parquet")
             for count in ("0", "abc", "1.5", "-3", "1e3", "")
         ),
@@ -134,43 +138,45 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
             )
             for pattern in ("{nme}", "images/{rest", "images/rest}", "")
         ),
-        ("datasets.fire.train", "https://x/y.json", "no known form of address"),
-        ("datasets.fire.train", "~nobody-of-this-name/y.json", "no known form of address"),
+        ("datasets.fire.train", "https://x/y.json", "not a known form of address"),
+        ("datasets.fire.train", "~nobody-of-this-name/y.json", "not a known form of address"),
         ("datasets.fire.train", "raw/fire/y.json", "lies in raw/, which the workflow makes and removes"),
         ("models.m.source", "models/m", "lies in models/, which the workflow makes and removes"),
         ("stores.runs", "checkpoints", "lies in checkpoints/, which the workflow makes and removes"),
-        ("stores.pictures", "", "'' is no folder"),
-        ("datasets.fire.image_roots", ["stores/pictures/fire"], "lies in stores.pictures"),
+        ("stores.pictures", "", "'' is not a folder"),
+        ("datasets.fire.image_roots", ["stores/pictures/fire"], "is inside stores.pictures"),
         ("datasets.fire.max_samples", 0, "must be a whole number at least 1 or null"),
         ("datasets.fire.test_share", 1, "must be a number at least 0 less than 1"),
-        ("datasets.fire.modality", "text", "kind fire: its rows have pictures"),
-        ("datasets.fire.columns", {"image": "file"}, "kind fire: its rows have pictures, and keys of their own"),
-        ("datasets.fire", {"kind": "text", "train": "a.jsonl"}, "prompt: missing; kind text needs what the human says"),
+        ("datasets.fire.modality", "text", "kind fire: its rows always have pictures"),
+        ("datasets.fire.columns", {"image": "file"}, "kind fire: its rows always have pictures and its own keys"),
+        ("datasets.fire", {"kind": "text", "train": "a.jsonl"}, "prompt: missing; kind text needs the question"),
         (
             "datasets.fire",
             {"kind": "alpaca", "train": "a.json", "columns": {"question": "q"}},
-            "rows of kind alpaca have no key 'question'; they have instruction, input, output, image, images, source",
+            "unknown key 'question'; rows of kind alpaca have: instruction, input, output, image, images, source",
         ),
         (
             "datasets.fire",
             {"kind": "messages", "train": "a.jsonl", "form": "timestep"},
-            "datasets.fire: form: 'timestep' is for kind fire alone, not for kind messages, modality image; remove it",
+            "datasets.fire: form: 'timestep' applies to kind fire only, not for kind messages, modality image; "
+            "remove it",
         ),
         (
             "datasets.fire",
             {"kind": "volcano", "train": "a.json", "max_history_rounds": None},
-            "datasets.fire: max_history_rounds: None is for kind fire alone",
+            "datasets.fire: max_history_rounds: None applies to kind fire only",
         ),
         (
             "datasets.fire",
             {"kind": "alpaca", "train": "a.json", "prompt": "Say it."},
-            "datasets.fire: prompt: 'Say it.' is for kind text alone, not for kind alpaca",
+            "datasets.fire: prompt: 'Say it.' applies to kind text only, not for kind alpaca",
         ),
         *(
             (
                 "datasets.fire",
                 {"kind": "alpaca", "train": "a.json", "modality": "text", key: value},
-                f"datasets.fire: {key}: {said} is for modality image alone, not for kind alpaca, modality text; remove",
+                f"datasets.fire: {key}: {said} applies to modality image only, not for kind alpaca, modality text; "
+                "remove",
             )
             for key, value, said in (
                 ("image_roots", ["pictures"], "['pictures']"),
@@ -185,11 +191,15 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ),
         ("datasets.fire.mended", ["a.jsonl", "hf://datasets/o/n/a.jsonl"], "'hf://datasets/o/n/a.jsonl' is no file"),
         ("datasets.fire.mended", "data/fire/quarantine.jsonl", "lies in data/, which the workflow makes and removes"),
-        ("datasets.fire.train", "hf://datasets/o/n#5", "no known form of address"),
+        ("datasets.fire.train", "hf://datasets/o/n#5", "not a known form of address"),
         ("datasets.fire.train", ".", "datasets.fire.train: '.' is a folder; name the file"),
         ("datasets.fire.train", "/", "datasets.fire.train: '/' is a folder; name the file"),
         ("datasets.fire.train", "x/..", "datasets.fire.train: 'x/..' is a folder; name the file"),
-        ("datasets.fire.train", "a{b}.jsonl", "datasets.fire.train: 'a{b}.jsonl' holds '{'; a path has no braces"),
+        (
+            "datasets.fire.train",
+            "a{b}.jsonl",
+            "datasets.fire.train: 'a{b}.jsonl' holds '{'; a path must not have braces",
+        ),
         ("datasets.fire.train", "hf://datasets/o/n/a}.json", "datasets.fire.train: 'hf://datasets/o/n/a}.json' holds"),
         ("datasets.fire.train", "file:///a%00b", r"datasets.fire.train: '/a\x00b' holds '\x00'"),
         ("datasets.fire.test", ["c.json", "b\ud800.json"], r"datasets.fire.test: 'b\ud800.json' holds '\ud800'"),
@@ -208,19 +218,19 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ("datasets.fire.seed", -1, "must be a whole number at least 0"),
         ("runs.a b", {"model": "m", "dataset": "fire"}, "the name is not allowed"),
         ("runs", None, "must be a block of keys"),
-        ("runs.r.model", "qwen", "'qwen' is not under models: m"),
+        ("runs.r.model", "qwen", "unknown model 'qwen'; models has: m"),
         (
             "runs.r.train.swift_args",
             {"output_dir": "x"},
-            "swift_args.output_dir: 'x' is not allowed; the workflow sets this argument itself, by stores.runs; remove",
+            "swift_args.output_dir: 'x' is not allowed; the workflow sets this argument itself (stores.runs); remove",
         ),
         (
             "runs.r.train.swift_args",
             {"learning_rate": 1},
-            "the workflow sets this argument itself, by train.learning_r",
+            "the workflow sets this argument itself (train.learning_r",
         ),
-        ("runs.r.train.swift_args", {"pading_free": 1}, "has no argument of this name; nearest: padding_free"),
-        ("runs.r.train.swift_args", {"--padding-free": 1}, "has no argument of this name; nearest: padding_free"),
+        ("runs.r.train.swift_args", {"pading_free": 1}, "has no such argument; nearest: padding_free"),
+        ("runs.r.train.swift_args", {"--padding-free": 1}, "has no such argument; nearest: padding_free"),
         ("runs.r.train.swift_args", {"zzzz": 1}, "config/swift_names.json lists them"),
         (
             "runs.r.train.swift_args",
@@ -230,12 +240,12 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         (
             "runs.r.train.swift_args",
             {"template": "qwen3vl"},
-            "template: 'qwen3vl' is no chat template of ms-swift; near",
+            "template: ms-swift has no chat template 'qwen3vl'; near",
         ),
         (
             "models.m.model_type",
             "qwen3vl",
-            "models.m.model_type: 'qwen3vl' is no model_type of ms-swift; nearest: qwen3",
+            "models.m.model_type: ms-swift has no model_type 'qwen3vl'; nearest: qwen3",
         ),
     ],
 )
@@ -251,9 +261,9 @@ def test_a_fault_is_one_line_with_file_key_value_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"prompt": "x", "completion": "x"}, "columns.completion: 'x' would be both prompt and completion"),
-        ({"prompt": "completion"}, "columns.prompt: 'completion' would be both prompt and completion"),
-        ({"completion": "source"}, "columns.completion: 'source' would be both completion and source"),
+        ({"prompt": "x", "completion": "x"}, "columns.completion: 'x' would be read as both prompt and completion"),
+        ({"prompt": "completion"}, "columns.prompt: 'completion' would be read as both prompt and completion"),
+        ({"completion": "source"}, "columns.completion: 'source' would be read as both completion and source"),
         ({"prompt": 'a"b'}, "columns.prompt: 'a\"b' holds '\"'; rename the column"),
         ({"source": "a\\b"}, r"columns.source: 'a\\b' holds '\\'"),
         ({"image": "a\tb"}, r"columns.image: 'a\tb' holds '\t'"),

@@ -34,7 +34,7 @@ def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_alias_of_itself_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(VlmflowError, match="an alias stands within what it names"):
+    with pytest.raises(VlmflowError, match="an alias is inside the value that it names"):
         read_yaml(written(tmp_path, "a: &a [*a]"))
 
 
@@ -46,7 +46,7 @@ def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "is empty"),
-        ("- a\n", "and no keys"),
+        ("- a\n", "not keys"),
         ("a: [1\nb: 2\n", "line 2, column 2: "),
         ("a: b: c\n", "line 1, column 5: "),
     ],

@@ -192,7 +192,7 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
     refuse_other_rows(account)
     forge(rows, '{"id": 2}\n')
     for files in (None, [rows]):
-        with pytest.raises(VlmflowError, match=f"^{rows}: these are not the rows that {account} vouches for"):
+        with pytest.raises(VlmflowError, match=f"^{rows}: {account} records other digests for these rows"):
             refuse_other_rows(account, files)
     rows.unlink()
     with pytest.raises(VlmflowError, match=f"^{rows}: these are not the rows"):

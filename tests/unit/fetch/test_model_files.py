@@ -121,10 +121,10 @@ CODE = {"AutoModel": "modeling_x.Model"}
         ("config.json", '{"auto_map": {"A": "x.X"}, "auto_map": {}}', "auto_map = "),
         ("config.json", '{"custom_pipelines": {"p": {"impl": "x.X"}}}', "custom_pipelines = .*names Python code"),
         ("config.json", '{"transformers_weights": "a.bin"}', 'transformers_weights = "a.bin": names other weights'),
-        ("adapter_config.json", "{}", "an adapter lies in the model's folder"),
-        ("config.json", "{", "is no JSON that can be read"),
-        ("config.json", "[" * 200_000, "is no JSON that can be read"),
-        ("config.json", "1" * 100_000, "is no JSON that can be read"),
+        ("adapter_config.json", "{}", "the model's folder contains an adapter"),
+        ("config.json", "{", "is not readable JSON"),
+        ("config.json", "[" * 200_000, "is not readable JSON"),
+        ("config.json", "1" * 100_000, "is not readable JSON"),
     ],
 )
 def test_more_than_data_is_refused(folder: Path, name: str, content: str, message: str) -> None:
@@ -159,7 +159,7 @@ def test_what_names_nothing_is_no_code(folder: Path) -> None:
         ({"weight_map": {"w": ["x"]}}, r'w = \["x"\]: a shard lies'),
         ({"weight_map": {"w\n": "x.safetensors"}}, r'w\\n = "x\.safetensors", which is missing'),
         ({"weight_map": {"w": "pytorch_model.bin"}}, 'w = "pytorch_model.bin", which is missing'),
-        ({"weight_map": {"w": "config.json"}}, 'w = "config.json": a shard is a file in safetensors form'),
+        ({"weight_map": {"w": "config.json"}}, 'w = "config.json": a shard must be a safetensors file'),
         ({"weight_map": []}, "has no weight_map"),
         ([], "has no weight_map"),
     ],
@@ -184,11 +184,11 @@ def test_pickles_beside_a_decoy_in_safetensors_are_refused(folder: Path) -> None
 def test_a_huge_json_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "MAX_JSON_BYTES", 10)
     (folder / "config.json").write_text(" " * 9 + "{}")
-    with pytest.raises(VlmflowError, match=r"config\.json: 11 bytes of JSON; 10 are read"):
+    with pytest.raises(VlmflowError, match=r"config\.json: 11 bytes of JSON; the limit is 10"):
         check(folder)
 
 
 def test_pickled_weights_alone_are_refused_by_name(folder: Path) -> None:
     (folder / SHARD).rename(folder / "pytorch_model.bin")
-    with pytest.raises(VlmflowError, match=r"holds no safetensors weights, but pytorch_model\.bin"):
+    with pytest.raises(VlmflowError, match=r"has no safetensors weights, but pytorch_model\.bin"):
         check(folder)

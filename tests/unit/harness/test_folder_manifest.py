@@ -60,9 +60,9 @@ def test_a_manifest_that_nobody_could_read_is_not_read(monkeypatch: pytest.Monke
     """A job wrote it, and the main process reads it."""
     monkeypatch.setattr(folder_manifest, "LARGEST", 1_000)
     entries = {f"file-{number}": entry(f"file-{number}") for number in range(10)}
-    with pytest.raises(VlmflowError, match="more than 0 MB"):
+    with pytest.raises(VlmflowError, match="larger than 0 MB"):
         folder_manifest.dump(entries)
-    with pytest.raises(VlmflowError, match="more than 0 MB"):
+    with pytest.raises(VlmflowError, match="larger than 0 MB"):
         folder_manifest.load(b"{" + b" " * 1_000, PLACE, FOLDER)
 
 
@@ -96,7 +96,7 @@ def test_a_link_in_the_place_of_the_pods_folders_removes_nothing_elsewhere(tmp_p
 @pytest.mark.parametrize("name", ["", ".", "..", "../run", "a/b", "a..b", "-a", "$VLMFLOW_POD", "a\n"])
 def test_a_name_that_is_no_pods_removes_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / ".pods" / "other").mkdir(parents=True)
-    with pytest.raises(VlmflowError, match="no pod's name"):
+    with pytest.raises(VlmflowError, match="not a pod's name"):
         pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", name)
     assert (tmp_path / ".pods" / "other").is_dir()
 
@@ -108,7 +108,7 @@ def test_when_the_controller_starts_the_folders_of_pods_that_went_are_removed(tm
     prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
     said: list[str] = []
     pod_folder.sweep(prefix, lambda: {"living-x2", "late-x3"}, said.append)
-    assert said == ["Removed what 1 pod(s) left that went while nobody looked: lost-pod-x1."]
+    assert said == ["Removed what 1 pod(s) left that ended while no controller was running: lost-pod-x1."]
     stay = {"living-x2", "late-x3", "No-pods", ".hidden", cut_off[1]}
     assert {place.name for place in (tmp_path / ".pods").iterdir()} == stay
 

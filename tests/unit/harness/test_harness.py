@@ -205,7 +205,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
     done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", "/dev/full", "--words", "[a]")
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
-    assert done.stderr.splitlines()[-1] == "  what to do: free disk there, and run the same command again"
+    assert done.stderr.splitlines()[-1] == "  what to do: free disk space there, then run the same command again"
 
 
 def workflow(**values: bool) -> SimpleNamespace:

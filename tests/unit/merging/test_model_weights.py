@@ -84,7 +84,7 @@ def test_index_must_agree_with_the_shards(base: Path) -> None:
     index = json.loads((base / INDEX).read_text())
     shard = index["weight_map"].pop("model.norm.weight")
     (base / INDEX).write_text(json.dumps(index))
-    with pytest.raises(VlmflowError, match=rf"model\.norm\.weight is not listed, but stands in {shard}"):
+    with pytest.raises(VlmflowError, match=rf"model\.norm\.weight is not listed, but is in {shard}"):
         read(base)
     index["weight_map"]["model.norm.weight"] = shard
     index["weight_map"]["model.other.weight"] = shard
@@ -116,8 +116,8 @@ def test_two_forms_of_weights_are_refused(base: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"text_config": [1]}, "text_config = \\[1\\] is no JSON object"),
-        ({"text_config": "x"}, "text_config = 'x' is no JSON object"),
+        ({"text_config": [1]}, "text_config = \\[1\\] is not a JSON object"),
+        ({"text_config": "x"}, "text_config = 'x' is not a JSON object"),
         ({"quantization_config": "x"}, "the base is quantised \\(x\\)"),
     ],
 )

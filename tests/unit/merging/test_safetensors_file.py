@@ -82,11 +82,11 @@ I64 = {"dtype": "I64", "shape": [4]}
 @pytest.mark.parametrize(
     ("header", "fault"),
     [
-        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "a": 1}', "a stands there twice"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "a": 1}', "a appears twice"),
         ({"a": {**F32, "data_offsets": [0, 8]}}, "8 bytes follow the last tensor"),
         ({"a": {**F32, "data_offsets": [8, 16]}}, "tensor a begins at byte"),
         ({"a": {**F32, "data_offsets": [0, 8]}, "b": {**F32, "data_offsets": [4, 12]}}, "tensor b begins at byte"),
-        ({"a": {**F32, "data_offsets": [0, 16]}}, "tensor a has 16 bytes, which are not F32"),
+        ({"a": {**F32, "data_offsets": [0, 16]}}, "tensor a has 16 bytes, which does not match F32"),
         ({"a": {**F32, "data_offsets": [16, 8]}}, "tensor a has a wrong"),
         ({"a": {**I64, "data_offsets": [0, 32]}, "b": {**I64, "data_offsets": [32, 16]}}, "tensor b has a wrong"),
         ({"a": {"dtype": "F32", "shape": [1] * 33, "data_offsets": [0, 4]}}, "tensor a has a wrong"),

@@ -109,7 +109,7 @@ def test_unchanged_copy_passes(merge: Path, tmp_path: Path) -> None:
 
 def test_one_flipped_bit_in_an_untouched_tensor(merge: Path, tmp_path: Path) -> None:
     """Case 30: what the adapter does not touch stays as it was."""
-    with pytest.raises(VlmflowError, match=rf"\.safetensors: tensor {UNTOUCHED} is not the base's"):
+    with pytest.raises(VlmflowError, match=rf"\.safetensors: tensor {UNTOUCHED} differs from the base's"):
         verify_changed(merge, tmp_path, UNTOUCHED, flipped_bit)
 
 

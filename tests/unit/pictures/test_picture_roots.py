@@ -234,10 +234,10 @@ def test_a_root_whose_real_path_is_no_text_is_refused_before_a_picture_is_read(t
     real = tmp_path / os.fsdecode(b"r\xffot")
     real.mkdir()
     (tmp_path / "root").symlink_to(real)
-    with pytest.raises(VlmflowError, match=r"root: its real path .*r\\udcffot' is no Unicode text"):
+    with pytest.raises(VlmflowError, match=r"root: its real path .*r\\udcffot' is not Unicode text"):
         PictureRoots([str(tmp_path / "root")], "datasets.x.image_roots")
 
 
 def test_where_no_folder_is_named_the_rows_may_be_without_pictures() -> None:
-    with pytest.raises(VlmflowError, match=r"image_roots: no folder is named\n.*say datasets\.x\.modality: text"):
+    with pytest.raises(VlmflowError, match=r"image_roots: no folder given\n.*set datasets\.x\.modality: text"):
         PictureRoots([], "datasets.x.image_roots")

@@ -74,7 +74,7 @@ def test_nothing_but_links_is_ever_replaced(tmp_path: Path):
     (tmp_path / "store/fire/b.jpg").mkdir()
     file = put(tmp_path / "root/a.jpg", JPEG)
     for name in ("a.jpg", "b.jpg", "a.jpg/c.jpg"):
-        with pytest.raises(VlmflowError, match=r"[abc]\.jpg: cannot be made a link.*\n.*move it away"):
+        with pytest.raises(VlmflowError, match=r"[abc]\.jpg: cannot make a link.*\n.*move it away"):
             add(PictureStore(tmp_path / "store", "fire"), name, file)
     assert own.read_bytes() == b"own"
 

@@ -181,7 +181,7 @@ def test_what_is_missing_is_said_by_source(tmp_path: Path, caplog: pytest.LogCap
     entries = resolve(tmp_path, ["a.jpg", "vg/1.jpg", "vg/2.jpg", "gqa/1.jpg"])
     with caplog.at_level(logging.INFO):
         say_what_was_found(entries, "datasets.fire.image_roots")
-    assert "4 pictures named, 1 usable, 0 of these rewritten" in caplog.messages
+    assert "4 pictures named, 1 usable, of which 0 rewritten" in caplog.messages
     assert "missing, of source vg: 2 picture(s), 2 row(s)" in caplog.messages
 
 

@@ -97,4 +97,6 @@ def test_a_sample_of_more_rows_than_there_are_says_so(tmp_path: Path, caplog: py
         assert len(converted(path, max_samples=45)[0]) == 45
         assert not caplog.records
         assert len(converted(path, max_samples=99_999)[0]) == 45
-    assert "99,999 rows are asked for (max_samples, or #N behind the address), and there are only 45" in caplog.text
+    assert (
+        "the configuration asks for 99,999 rows (max_samples, or #N after the address); the file has 45" in caplog.text
+    )

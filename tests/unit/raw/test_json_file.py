@@ -165,7 +165,7 @@ def test_a_byte_order_mark_and_crlf_are_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [1, 2, 12, 21, 25])
 def test_a_cut_array_says_where_it_is_cut(tmp_path: Path, keep: int) -> None:
     """Case 10: a file cut in the middle names the row and the byte, and gives no rows."""
-    with pytest.raises(VlmflowError, match=r"row \d+, which begins at byte \d+, never ends"):
+    with pytest.raises(VlmflowError, match=r"row \d+, which begins at byte \d+, has no end"):
         rows_of(tmp_path, b'[{"a": "x"}, {"b": "y,]"}, 3]'[:keep])
 
 
@@ -203,7 +203,7 @@ def test_a_large_array_that_is_cut_in_the_middle_is_told_in_bounded_memory(tmp_p
         env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")},
     )
     said, *_, seconds = done.stdout.splitlines()
-    where = f"row {number}, which begins at byte {begin}, never ends: the file is cut at byte {len(content)}"
+    where = f"row {number}, which begins at byte {begin}, has no end: the file is cut at byte {len(content)}"
     assert f"cut.json: {where}" in said
     assert float(seconds) < 5
 
@@ -212,10 +212,10 @@ def test_a_large_array_that_is_cut_in_the_middle_is_told_in_bounded_memory(tmp_p
     ("content", "said"),
     [
         (b"<!DOCTYPE html><html>", "neither a JSON array nor JSON lines"),
-        (b"hello", r"give a JSON array or JSON lines \(.json, .jsonl\), a table .* \(.csv; .tsv, parted by tabs\)"),
+        (b"hello", r"give a JSON array or JSON lines \(.json, .jsonl\), a table .* \(.csv, .tsv with tabs\)"),
         (b"", "the file is empty"),
-        (b'[{"a": 1}] [2]', "more follows"),
-        (b'[{"a": 1}, {"a": 2}] {"a": 3}]', "more follows"),
+        (b'[{"a": 1}] [2]', "more text follows"),
+        (b'[{"a": 1}, {"a": 2}] {"a": 3}]', "more text follows"),
     ],
 )
 def test_another_file_than_an_array_is_refused(tmp_path: Path, content: bytes, said: str) -> None:

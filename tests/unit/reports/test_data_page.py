@@ -168,7 +168,7 @@ def test_rows_left_out_are_told_from_rejected_ones(folder: Path, browser: Browse
     assert browser.evaluate("[...document.querySelectorAll('a')].every(a => document.querySelector(a.hash))")
     assert browser.evaluate("document.querySelectorAll('.reason').length") == 4
     parts = browser.evaluate("document.querySelector('.track + .key').innerText.split('\\n')")
-    assert {"1 rejected as duplicates or leaks", "30 not asked for, left out"} <= set(parts)
+    assert {"1 rejected as duplicates or leaks", "30 not requested, left out"} <= set(parts)
     split = "train: 74 rows in, 40 kept (54.1%), 4 rejected, 30 left out"
     assert split in browser.evaluate("document.querySelector('#lost h3').innerText")
     browser.open(put(tmp_path / "counts.html", counts_page(stats).encode()))
@@ -202,7 +202,7 @@ def test_hostile_values_of_an_account_are_texts(folder: Path, browser: Browser, 
     browser.check_page(page, f"{HOSTILE}: where every row went")
     text = browser.evaluate("document.body.innerText")
     assert text.count(HOSTILE) == 2
-    assert "</td><b>, where it changes what the row means" in text
+    assert "</td><b>, if it changes what the row means" in text
 
 
 def test_what_is_empty_is_left_out_or_said(folder: Path, browser: Browser, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_what_is_empty_is_left_out_or_said(folder: Path, browser: Browser, tmp_p
         holds = "tbody, ul, dl, details > *, section, .track, .sheet, .charts, .shots"
         empty = f"[...document.querySelectorAll('{holds}')].filter(e => !e.innerText.trim() && !e.children.length)"
         assert browser.evaluate(f"{empty}.map(e => e.outerHTML)") == []
-        assert "No row was rejected: every row that was asked for is in the data." in html
+        assert "No row was rejected: every requested row is in the data." in html
     assert "There are none." in pages["data"]
     assert "not usable" not in pages["data"]
     assert "Unusable pictures" not in pages["counts"]
@@ -289,8 +289,8 @@ def test_a_picture_beyond_the_default_limits_is_shown_where_they_were_raised(tmp
 
 def test_near_duplicates_stand_on_the_page_with_what_became_of_them(folder: Path) -> None:
     page = page_of(folder)
-    assert "(perceptual hashes within 4 of 64 bits): 1. Train rows that name them: 2, of which ask" in page
-    assert "what the test split asks: 1. These rows stay (near_duplicates.drop is off)." in page
+    assert "(perceptual hashes within 4 of 64 bits): 1. Train rows that name them: 2; of these, 1 ask" in page
+    assert "ask what the test split asks. These rows stay (near_duplicates.drop is off)." in page
     asked = "Train rows without a picture that ask what a test row asks: 1. These rows "
     assert asked + "stay (near_duplicates.drop is off)." in page
     manifests = {name: folder / f"{name}.i" for name in ("train", "test")}

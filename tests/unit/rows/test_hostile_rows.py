@@ -118,7 +118,7 @@ def test_a_file_without_rows_is_refused_by_name(tmp_path: Path, content: bytes, 
     if name == "rows.jsonl" and b"[" in content:  # lines that are no rows cost themselves
         assert set(outcome(tmp_path / name).values()) <= {"bad_json", "bad_shape"}
         return
-    with pytest.raises(VlmflowError, match=f"{name}: holds no rows") as raised:
+    with pytest.raises(VlmflowError, match=f"{name}: has no rows") as raised:
         outcome(tmp_path / name)
     assert "datasets.NAME.train" in raised.value.next_step
 
@@ -158,7 +158,7 @@ def test_a_csv_file_that_is_cut_says_where(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     content = write_csv(path, [["q1", "a1"], ["q2", "a,\n2"]])
     path.write_bytes(content[:-5])
-    with pytest.raises(VlmflowError, match="row 1, which begins at byte 26, never ends"):
+    with pytest.raises(VlmflowError, match="row 1, which begins at byte 26, has no end"):
         outcome(path)
 
 
@@ -184,7 +184,7 @@ def test_a_broken_quotation_costs_no_sound_row(tmp_path: Path, bad: bytes, last:
     good = [b"q%d,a%d\n" % (n, n) for n in range(9)]
     content = b"".join([b"prompt,completion\n", *good[:4], bad, *good[4:], last])
     if b'"' not in last and bad.count(b'"') == 1:
-        with pytest.raises(VlmflowError, match="row 4, which begins at byte 42, never ends"):
+        with pytest.raises(VlmflowError, match="row 4, which begins at byte 42, has no end"):
             faults_of(tmp_path / "rows.csv", content)
         return
     rows, faults = faults_of(tmp_path / "rows.csv", content)
@@ -206,7 +206,7 @@ def test_an_open_quotation_is_followed_so_far_and_no_further(tmp_path: Path, mon
     assert faults == {100: lines[100]}
     assert 1_000 < held[0] < 2_500
     with open_rows([path], "train") as found:
-        assert found.faults == {100: "a quotation that is not closed within 20,000 bytes"}
+        assert found.faults == {100: "a quotation is not closed within 20,000 bytes"}
         assert len(json.loads(found[9_000])["completion"]) == 15_000
 
 
@@ -240,11 +240,11 @@ def test_a_name_in_capitals_says_the_same(tmp_path: Path, suffix: str) -> None:
     [
         ("größe,completion\r\nx,y\r\n".encode("latin-1"), "is not in UTF-8"),
         ("prompt,completion\r\nx,y\r\n".encode("utf-16"), "is not in UTF-8"),
-        (b"", "does not name every column"),
-        (b"prompt,prompt\r\nx,y\r\n", "does not name every column"),
+        (b"", "must give every column a name"),
+        (b"prompt,prompt\r\nx,y\r\n", "must give every column a name"),
         (b"prompt,completion\r\n", "has no rows"),
-        (b"id;prompt;completion\r\n1;x;y\r\n", "one field with semicolons in it; .csv is parted by commas"),
-        (b"question,answer\r\nx,y\r\n", "there is no column 'prompt'; there are question, answer"),
+        (b"id;prompt;completion\r\n1;x;y\r\n", "one field with semicolons; the separator of .csv is commas"),
+        (b"question,answer\r\nx,y\r\n", "no column 'prompt'; the columns are question, answer"),
         (b"prompt,completion,images\r\nx,y,z\r\n", "column 'images' holds text, which is no list of paths"),
     ],
 )
@@ -271,9 +271,9 @@ def test_texts_under_images_are_told_to_be_called_image(tmp_path: Path) -> None:
     with open_rows([tmp_path / "rows.csv"], "train") as rows:
         with pytest.raises(VlmflowError) as refused:
             refuse_columns(rows, "prompt_completion", "image", {})
-        assert "say columns: {image: images}" in refused.value.next_step
+        assert "set columns: {image: images}" in refused.value.next_step
         refuse_columns(rows, "prompt_completion", "image", {"image": "images"})
-        with pytest.raises(VlmflowError, match="there is no column 'image'"):
+        with pytest.raises(VlmflowError, match="no column 'image'"):
             refuse_columns(rows, "prompt_completion", "image", {"images": "image"})
 
 
@@ -316,7 +316,7 @@ def test_hostile_parquet_cells_cost_their_rows(tmp_path: Path) -> None:
     ("table", "said"),
     [
         ({"prompt": pa.array([], pa.string()), "completion": pa.array([], pa.string())}, "the table has no rows"),
-        ({"question": ["x"], "completion": ["y"]}, "there is no column 'prompt'; there are question, completion"),
+        ({"question": ["x"], "completion": ["y"]}, "no column 'prompt'; the columns are question, completion"),
         ({"prompt": [1], "completion": ["y"]}, "column 'prompt' holds int64, which is no text"),
         ({"prompt": [b"x"], "completion": ["y"]}, "column 'prompt' holds bytes, which is no text"),
         ({"prompt": pa.array([None]), "completion": ["y"]}, "column 'prompt' holds null, which is no text"),
@@ -411,7 +411,7 @@ def test_rows_are_drawn_by_the_seed_from_those_of_the_sources(tmp_path: Path) ->
 
 @pytest.mark.parametrize("source", [None, 1, 1.0, True, ["a"], {"a": 1}, "", "b"])
 def test_a_row_without_a_text_as_source_is_of_no_chosen_source(tmp_path: Path, source: Any) -> None:
-    """A row that is no JSON object is used, to be rejected with its own reason."""
+    """A row that is not a JSON object is used, to be rejected with its own reason."""
     rows = [{"prompt": "q", "completion": "a", "source": name} for name in ("a", source, "a")]
     path = as_lines(tmp_path, [json.dumps(row).encode() for row in rows] + [b"broken", b'["a"]', b"{}"])
     with open_rows([path], "train") as found:
@@ -437,12 +437,12 @@ LINE = {"split": "train", "row": 0, "file": "x/rows.jsonl", "checksum": f"{crc32
         ([LINE | {"row": -1}], r"line 1: row -1 \(counted from 0\) of x/rows.jsonl is none of"),
         ([LINE | {"file": "other.jsonl"}], "line 1: it corrects other.jsonl, .* the quarantine of another data set"),
         ([LINE, LINE | {"row": 1}], "line 2: row 1 of x/rows.jsonl is another one now"),
-        ([LINE, LINE], "line 2: row 0 of the train split stands in line 1 already"),
+        ([LINE, LINE], "line 2: row 0 of the train split is already in line 1"),
         ([LINE | {"split": "trian"}], r"line 1: Invalid enum value 'trian' - at `\$.split`"),
         ([{key: LINE[key] for key in ("split", "file", "checksum", "raw")}], "missing required field `row`"),
         ([{key: LINE[key] for key in ("split", "row", "file", "raw")}], "missing required field `checksum`"),
         (["", LINE], "line 1: is empty"),
-        ([], "holds no rows"),
+        ([], "has no rows"),
         (["{"], "line 1: Input data was truncated"),
     ],
 )

@@ -93,8 +93,8 @@ def test_a_line_of_csv_is_mended_as_it_stands_in_the_file(tmp_path: Path) -> Non
     [
         (lambda raw: raw, "3 fields, the header has 2"),
         (lambda raw: "q3,a,3,4\n", "4 fields, the header has 2"),
-        (lambda raw: "q3,a\nq3,b\n", "2 rows, where one stood"),
-        (lambda raw: "", "0 rows, where one stood"),
+        (lambda raw: "q3,a\nq3,b\n", "2 rows instead of one"),
+        (lambda raw: "", "0 rows instead of one"),
         (lambda raw: '"q3,a', "unexpected end of data"),
     ],
 )

@@ -39,12 +39,12 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
 @pytest.mark.parametrize(
     ("rows", "settings", "advice"),
     [
-        ([TEXT] * 40 + [BROKEN] * 2, {}, "say datasets.mine.modality: text; where a picture stands under another key"),
-        ([PICTURE] * 40, {"modality": "text"}, "say datasets.mine.modality: image, and name datasets.mine.image_roots"),
+        ([TEXT] * 40 + [BROKEN] * 2, {}, "set datasets.mine.modality: text; if a picture is under another key"),
+        ([PICTURE] * 40, {"modality": "text"}, "set datasets.mine.modality: image and datasets.mine.image_roots"),
         (
             [TEXT] * 30 + [TEXT | {"source": "gamma"}] * 9,
             {"modality": "text", "sources": ["nosuch"]},
-            "name sources that the rows are of, beta (30), gamma (9), or take this key away: datasets.mine.sources",
+            "name sources that the rows have, beta (30), gamma (9), or remove this key: datasets.mine.sources",
         ),
         (
             [TEXT | {"source": f"s{n:02}"} for n in range(12)],
@@ -54,12 +54,12 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
         (
             [{"input": "q", "output": "a"}] * 44 + [BROKEN],
             {"modality": "text"},
-            "datasets.mine.kind; or say what its keys are called in your file: datasets.mine.columns",
+            "datasets.mine.kind; or map its keys to those of your file: datasets.mine.columns",
         ),
         (
             [{"input": "q"}] * 40 + [TEXT] * 3,
             {"modality": "text", "max_samples": 30},
-            "keys of these rows: datasets.mine.kind",
+            "these rows' keys: datasets.mine.kind",
         ),
     ],
 )
@@ -76,7 +76,7 @@ def test_single_rows_are_to_be_mended(tmp_path: Path) -> None:
     said = refusal(tmp_path, [*sound, BROKEN, *sound[:9], *[{"prompt": "x"}] * 4], modality="text")
     part = tmp_path / "mine" / "quarantine.jsonl.part"
     assert (
-        f"look at {part}; correct the rows in a copy of it (datasets.mine.mended), or the picture roots, or allow more "
+        f"look at {part}; fix the rows in a copy of it (datasets.mine.mended), or fix the picture roots, or allow more "
         "rejects (datasets.mine.max_reject_share)" in said
     )
     assert "rows are counted from 0, lines from 1" in said

@@ -98,7 +98,7 @@ def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
     prompt = {"prompt": "Say it."} if kind == "text" else {}
     with pytest.raises(VlmflowError) as raised:
         converted(path, kind, **prompt)
-    assert f"\n  {key}: 2 of 4 rows, the first of them row 1, counted from 0, with " in raised.value.cause
+    assert f"\n  {key}: 2 of 4 rows, first in row 1 (counted from 0), with " in raised.value.cause
     assert raised.value.next_step.endswith(f"add this line to datasets.mine: ignore_keys: [{key}]")
     assert not (tmp_path / "mine" / "train.jsonl").exists()
     found = converted(path, kind, ignore_keys=[key], **prompt)
@@ -126,7 +126,7 @@ def test_a_key_that_is_hidden_stops_the_conversion_too(tmp_path: Path, kind: str
     path.write_text(f"[{row}]")
     with pytest.raises(VlmflowError) as raised:
         converted(path, kind)
-    assert f"\n  {key}: 1 of 1 rows, the first of them row 0" in raised.value.cause
+    assert f"\n  {key}: 1 of 1 rows, first in row 0" in raised.value.cause
     assert raised.value.cause.replace("\n", "").isprintable()
 
 
@@ -195,9 +195,7 @@ def test_a_table_stops_too(tmp_path: Path) -> None:
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerows([["prompt", "completion", "label", "note"], ["q", "a", "True", "x"], ["q", "b", "False", ""]])
-    with pytest.raises(
-        VlmflowError, match=r'label: 1 of 2 rows, the first of them row 1, counted from 0, with "False"'
-    ):
+    with pytest.raises(VlmflowError, match=r'label: 1 of 2 rows, first in row 1 (counted from 0), with "False"'):
         converted(tmp_path / "rows.csv", "prompt_completion")
     table = [{"messages": CHAT, "tools": None, "note": 1}, {"messages": CHAT, "tools": "[1]", "note": 2}]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
@@ -267,7 +265,7 @@ def test_counts_are_those_of_a_plain_loop(rows: list[tuple[Any, Any, Any]], tmp_
 
 def test_a_key_without_a_meaning_cannot_be_ignored() -> None:
     for key, kind in (("lable", "messages"), ("history", "messages"), ("weight", "text")):
-        with pytest.raises(ValueError, match=f"ignore_keys: '{key}' stops no row of kind {kind}"):
+        with pytest.raises(ValueError, match=f"ignore_keys: '{key}' never stops a row of kind {kind}"):
             DatasetSettings(kind=kind, train="x", prompt="p" if kind == "text" else None, ignore_keys=[key])
     with pytest.raises(ValueError, match="for every kind but fire alone"):
         DatasetSettings(kind="fire", train="x", ignore_keys=["label"])

@@ -156,7 +156,7 @@ def test_too_many_rejects_stop_the_road(tmp_path: Path) -> None:
 def test_zero_kept_rows_is_an_error(tmp_path: Path, empty: str) -> None:
     """Case 6: a whole file that gives nothing."""
     rows = {"train": some_rows(3), "test": TEST} | {empty: [fire_row(conversations=[])]}
-    with pytest.raises(VlmflowError, match="none of 1 rows is left"):
+    with pytest.raises(VlmflowError, match="none of the 1 rows is left"):
         run(tmp_path, rows["train"], rows["test"], SplitRules(0.2, 1, 1.0, RowLimits()))
 
 
@@ -164,7 +164,7 @@ def test_converted_files_of_another_raw_file_are_noticed(tmp_path: Path) -> None
     files = [split_files(tmp_path, "train", some_rows(9)), split_files(tmp_path, "test", TEST)]
     (raw,) = files[0].raw
     raw.write_bytes(raw.read_bytes()[:-2] + b',{"more": 1}]')
-    with pytest.raises(VlmflowError, match="10 rows in, 9 kept, 0 rejected: they do not add up"):
+    with pytest.raises(VlmflowError, match="10 rows in, 9 kept, 0 rejected: the counts do not add up"):
         validate(files, tmp_path / "out", RULES, 1)
 
 

@@ -129,7 +129,7 @@ def test_a_smoke_run_is_no_longer_than_the_full_one(caplog: pytest.LogCaptureFix
     with caplog.at_level("INFO", "vlmflow"):
         short = capped(smoke, job(max_steps=6, processes=1, gradient_accumulation_steps=1), 50)
     assert (short.steps, short.longest) == (6, 6)
-    assert "the smoke run makes 6, not smoke.steps = 20" in caplog.text
+    assert "the smoke run takes 6, not smoke.steps = 20" in caplog.text
     assert capped(smoke, job(max_steps=1), 50).steps == 4
 
 

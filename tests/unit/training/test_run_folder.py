@@ -56,6 +56,6 @@ def test_a_folder_is_set_aside_where_its_input_changed_and_not_where_a_disk_fail
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     with pytest.raises(error) as raised, folder.set_aside_where_refused("train_lora x"):
-        raise error("1 of 2 pictures cannot be read", "see to the disk")
+        raise error("1 of 2 pictures cannot be read", "check the disk")
     assert folder.path.exists() is stays
     assert ("its input changed" in str(raised.value)) is not stays

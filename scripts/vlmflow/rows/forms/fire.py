@@ -118,7 +118,7 @@ def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
         number, role = next((number, role) for number, role in enumerate(roles) if role != wanted[number])
         return Reject("wrong_role", f"conversations[{number}].role is {role[:40]!r}, not {wanted[number]!r}")
     if not turns or len(turns) % 2:
-        return Reject("unbalanced_turns", f"conversations holds {len(turns)} turns, not answers with feedback")
+        return Reject("unbalanced_turns", f"conversations has {len(turns)} turns, not pairs of answer and feedback")
     texts = [clean(turn.value) for turn in turns]
     if "" in texts:
         return Reject("empty_turn", f"conversations[{texts.index('')}].value holds no text")

@@ -16,7 +16,7 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 
 FORM = RawForm(
     kinds=("text",),
-    row='`{"text": …}`; `prompt` in the configuration is what the human says before every text',
+    row='`{"text": …}`; `prompt` in the configuration is the question before every text',
     keys={"text": str},
     read=read,
     meanings=OF_ANY_ROW,
