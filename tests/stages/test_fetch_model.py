@@ -256,13 +256,13 @@ def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_
     with pytest.raises(VlmflowError, match=r"config\.json has 3 bytes; it had 2 when it was fetched\n.*remove"):
         read_manifest(place.model)
     (local / "config.json").unlink()
-    with pytest.raises(VlmflowError, match=r"config\.json is gone"):
+    with pytest.raises(VlmflowError, match=r"config\.json is missing"):
         read_manifest(place.model)
     local.rename(tmp_path / "elsewhere")
-    with pytest.raises(VlmflowError, match=r"local/LICENSE is gone"):
+    with pytest.raises(VlmflowError, match=r"local/LICENSE is missing"):
         read_manifest(place.model)
     shutil.rmtree(place.store)
-    with pytest.raises(VlmflowError, match=r"its folder .* is gone"):
+    with pytest.raises(VlmflowError, match=r"its folder .* is missing"):
         read_manifest(place.model)
     (place.model / "manifest.json").write_text(manifest.replace('"digest"', '"digset"'))
     with pytest.raises(VlmflowError, match=r"manifest\.json: .*\n.*remove"):
@@ -284,7 +284,7 @@ def test_the_rule_takes_a_local_folder_as_its_input(local: Path, tmp_path: Path)
     snakemake = one_rule(tmp_path, "fetch_model", models=models)
     (tmp_path / "pins.yaml").write_text("hf://o/big:\n")
 
-    assert "models.missing.source: there is no folder nowhere" in snakemake("models/missing", "-n")
+    assert "models.missing.source: no folder nowhere" in snakemake("models/missing", "-n")
     assert "1 of 1 steps" in snakemake("models/tiny")
     assert read_manifest(tmp_path / "models" / "tiny").digest == digest(MODEL)
     (local / "README.md").write_bytes(b"another page")

@@ -211,7 +211,7 @@ def test_rows_that_changed_after_fitting_are_refused(timestep: Path, tmp_path: P
         fitted_data(tmp_path / "fitted", longest - 1, pictures)
     file = tmp_path / "fitted" / "val.jsonl"
     file.write_bytes(file.read_bytes().replace(b"a", b"b", 1))
-    with pytest.raises(VlmflowError, match="these are not the rows that"):
+    with pytest.raises(VlmflowError, match="records other digests for these rows"):
         fitted_data(tmp_path / "fitted", longest, pictures, [manifest(timestep)])
 
 

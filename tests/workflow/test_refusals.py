@@ -214,7 +214,7 @@ def test_missing_picture_roots_are_refused_with_the_plan(tmp_path: Path, plan: l
         ("datasets.fire.test", "gone/e.json", "converted/fire/test.jsonl", "does not exist"),
         ("datasets.fire.mended", "gone/m.jsonl", "data/fire/stats.json", "does not exist"),
         ("datasets.fire.train", ".", "data/fire/stats.json", "is a folder"),
-        ("models.qwen3-8b.source", "gone/model", "models/qwen3-8b", "there is no folder"),
+        ("models.qwen3-8b.source", "gone/model", "models/qwen3-8b", "no folder"),
     ],
 )
 def test_a_missing_local_source_is_said_by_its_key(tmp_path: Path, key, value, target, named) -> None:

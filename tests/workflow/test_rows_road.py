@@ -163,7 +163,7 @@ def test_every_data_set_has_its_page(done: Path) -> None:
     assert "rows: no raw test split, and test_share is 0" in pages["volcano-text"]
     assert [name for name in pages if "test_share is 0" in pages[name]] == ["volcano-text"]
     assert 'id="near"' not in pages["volcano-text"]  # it has no test rows
-    assert "No train picture looks like one of the test split" in pages["volcano"]
+    assert "No train picture looks like one in the test split" in pages["volcano"]
     assert "what a test row asks: 0. No pictures were compared." in pages["text"]
     assert "Be brief." in pages["alpaca-json"]
     assert not (done / "images" / "text").exists()

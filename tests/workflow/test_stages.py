@@ -78,7 +78,7 @@ def test_git_ignores_whatever_rules_write(rules: list[Any]) -> None:
 
 def test_the_contract_names_every_rule_with_its_targets(rules: list[Any]) -> None:
     page = (ROOT / "docs" / "outputs.md").read_text()
-    rows = page[page.index("| target | made by | promise |") :].partition("\n\n")[0].splitlines()[2:]
+    rows = page[page.index("| target | made by | guarantee |") :].partition("\n\n")[0].splitlines()[2:]
     contract = [row.split("|")[1:3] for row in rows]
     for rule in rules:
         if rule.name.startswith("join_"):

@@ -197,7 +197,7 @@ def picture(folder: Path, rewritten: bool = False) -> Path:
 
 RAW = "raw/fire/FIRE-train-100K.json"
 REFRESH = "make refresh-pictures DATASET=fire"
-OTHER_ROWS = r"these are not the rows that"
+OTHER_ROWS = r"records other digests for these rows"
 
 
 def delete_picture(folder: Path) -> None:
@@ -233,7 +233,7 @@ def in_folder(name: str) -> Callable[[Path], None]:
 
 
 CHANGED = rf"1 of \d+ pictures have changed since they were checked: .*\n.*{REFRESH}"
-GONE = rf"1 of \d+ pictures are gone: .*\n.*{REFRESH}"
+GONE = rf"1 of \d+ pictures are missing: .*\n.*{REFRESH}"
 SHARD = r"1 of \d+ model files have changed since they were checked: model\S*\.safetensors\n.*remove models/tiny"
 ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\w+\.\w+\n.*remove checkpoints/"
 
@@ -402,7 +402,7 @@ def test_converted_rows_that_changed_are_not_validated(
     files = {"converted": "c/train.jsonl", "rejects": "c/train.rejects.jsonl", "unread": "c/train.unread.json"}
     validated("convert_rows")(raw=["raw.jsonl"], split="train", **what, **files)
     other_file(tmp_path / "c" / name)
-    with pytest.raises(VlmflowError, match=rf"c/{name}: these are not the rows that c/train\.unread\.json vouches for"):
+    with pytest.raises(VlmflowError, match=rf"c/{name}: c/train\.unread\.json records other digests"):
         validated("validate_sharegpt")(
             **{key: [file] for key, file in files.items()},
             raw_train=["raw.jsonl"],

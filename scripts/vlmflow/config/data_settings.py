@@ -1,4 +1,4 @@
-"""What the configuration says of one data set."""
+"""The settings of one data set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
@@ -15,93 +15,90 @@ PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
 
 
 class DatasetSettings(Settings):
-    """One data set: where its raw files and pictures are, and how rows are made of them."""
+    """One data set: where its raw files and pictures are, and how rows are made from them."""
 
     kind: Literal[*kinds()]  # type: ignore[valid-type]  # the kinds are found when this is imported
     """The raw form; docs/data.md shows a row of each. All but fire may name a picture (`image`, or `images` with one
     name) and a `source`."""
 
     train: str | Annotated[list[str], Field(min_length=1)]
-    """The raw train split: hf://datasets/OWNER/NAME/FILE (pinned in pins.yaml, or by itself:
-    …/NAME@COMMIT/FILE), file:///PATH, or a path.
-    A file is
-    a JSON array, JSON lines, CSV (.csv, .tsv) or parquet (.parquet). #500 behind it draws 500 of its rows. Several
-    files are a list, or train-*-of-00004.parquet for four; their rows are numbered through, in that order."""
+    """The raw train split: hf://datasets/OWNER/NAME/FILE (pinned in pins.yaml, or with its commit:
+    …/NAME@COMMIT/FILE), file:///PATH, or a path. A file is a JSON array, JSON lines, CSV (.csv, .tsv) or parquet
+    (.parquet). #500 after it draws 500 of its rows. For several files give a list, or train-*-of-00004.parquet for
+    four; their rows are numbered consecutively, in that order."""
 
     test: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """The raw test split, in the same forms; it stays untouched until evaluation. Null: see test_share."""
+    """The raw test split, in the same forms; it stays unused until evaluation. Null: see test_share."""
 
     mended: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """An edited copy of quarantine.jsonl, or of quarantine.jsonl.part where too many rows were rejected; `row` counts
-    from 0. What stands under `raw` in its lines takes the place of those raw rows. An object is the row, in a table one
-    with the columns as keys; a text is what stands in the file, JSON or a line of CSV. Where null stands (a row over 1
-    MiB, or one that parquet cannot give), write the whole row as an object; null leaves it as it is. Several copies,
-    mended one after the other, are a list: the later wins."""
+    """An edited copy of quarantine.jsonl, or of quarantine.jsonl.part if too many rows were rejected; `row` counts from
+    0. The value of `raw` in each line replaces that raw row. An object is the row (for a table, with the columns as
+    keys); a text is the file's own text, JSON or a CSV line. For null (a row over 1 MiB, or one that parquet cannot
+    give), write the whole row as an object; null changes nothing. For several copies, fixed one after the other, give a
+    list: the later wins."""
 
     modality: Literal["image", "text"] = "image"
-    """image: rows with a picture; text: rows without. Rows of the other sort are left out, and counted: mixed in one
-    file, they make processes that train side by side wait for each other for ever."""
+    """image: rows with a picture; text: rows without. Rows of the other sort are left out and counted: on a mixture,
+    parallel trainers would wait for each other for ever."""
 
     image_roots: list[str] = []
-    """Folders that hold the pictures under the paths that the rows name; the first that has one wins."""
+    """Folders that hold the pictures under the paths that the rows name; the first that has the picture wins."""
 
     fetch_images: bool = False
-    """Fetch the pictures that image_roots lack, from the sources in picture_sources.yaml; false looks in the roots
-    alone."""
+    """Fetch the pictures that image_roots lack, from the sources in picture_sources.yaml; false uses only the roots."""
 
     skip_images: bool = False
-    """Do not look at the pictures, to see what the texts alone give. Such data cannot be trained on."""
+    """Do not check the pictures, to see what the texts alone give. No run can train on such data."""
 
     columns: dict[str, str] = {}
-    """What the raw form's keys are called in your file, as in {prompt: question, completion: answer}; not for fire."""
+    """The names of the raw form's keys in your file, as in {prompt: question, completion: answer}; not for fire."""
 
     ignore_keys: list[str] = []
-    """Keys of your file that change what a row means, and that nothing here reads (system, history, tools, label,
-    weight, chosen, rejected, tool_calls of a turn, and others): in a row where such a key says something, it stops the
-    conversion, unless it is named here. The rows are then used as though it were not there. A key of a turn is
-    `messages.weight`. Null, empty and neutral values (`tools: []`, `weight: 1`, `label: true`) never stop; all other
-    unread keys are only counted, in stats.json."""
+    """Keys to ignore although they change what a row means (system, history, tools, label, weight, chosen, rejected,
+    tool_calls of a turn, and others). The workflow does not read these keys; one with a value stops the conversion
+    unless it is named here. A key of a turn is `messages.weight`. Null, empty and neutral values (`tools: []`,
+    `weight: 1`, `label: true`) never stop the conversion; all other unread keys are only counted, in stats.json."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    """Kind text: what the human says before every text, as in "Describe the picture."; other kinds have their own."""
+    """Kind text: the human's question before every text, as in "Describe the picture."; other kinds have their own."""
 
     system_prompt: Annotated[str, Field(min_length=1)] | None = None
-    """Begins every conversation that has no system turn of its own; null for none."""
+    """The system turn of every conversation that has none; null for none."""
 
     sources: list[str] | None = None
     """Use only rows whose `source` is one of these; null for all."""
 
     max_samples: Positive | None = None
-    """Use only so many rows of each raw split, drawn by the seed; null for all."""
+    """Use at most this many rows of each raw split, drawn by the seed; null for all."""
 
     licence: str | None = None
-    """The data set's licence, as its owner names it (cc-by-4.0); the model card says unknown where none is given. A
-    changed licence writes the card anew, in seconds; it neither trains, merges nor verifies."""
+    """The data set's licence, as its owner names it (cc-by-4.0); without one the model card says unknown. A changed
+    licence only rewrites the card, in seconds, without training, merging or verifying."""
 
     source_licences: dict[str, str] = {}
-    """Licences of single sources, by the rows' `source` or by the first folder of their pictures' paths; they
-    lie over those of picture_sources. Changing them writes the card anew, as `licence` does."""
+    """Licences of single sources, by the rows' `source` or by the first folder of their pictures' paths; they override
+    those of picture_sources. A change only rewrites the card, as for `licence`."""
 
     form: Literal["trajectory", "timestep"] = "trajectory"
-    """Kind fire. trajectory: a conversation per raw row, every answer trained. timestep: an example per attempt, whose
-    state is the question and the last attempts with their feedback, and whose last answer alone is trained."""
+    """Kind fire. trajectory: a conversation per raw row, with every answer trained. timestep: an example per attempt,
+    with the question and the last attempts with their feedback as its state; only the last answer is trained."""
 
     max_history_rounds: Annotated[int, Field(ge=0), EXPONENT_FORM] | None = 6
-    """Timestep form: how many earlier attempts stand in an example's state; null for all of them."""
+    """Timestep form: how many earlier attempts an example's state has; null for all of them."""
 
     test_share: Annotated[Number, Field(ge=0, lt=1)] = 0.02
-    """Where there is no raw test split: share of the raw train split that becomes test, by picture, or by prompt where
-    rows have no pictures. 0 gives an empty test.jsonl."""
+    """Without a raw test split: the share of the raw train split that becomes test, by picture, or by prompt for rows
+    without pictures. 0 gives an empty test.jsonl."""
 
     val_share: Annotated[Number, Field(gt=0, lt=1)] = 0.02
-    """Share of the raw train split that is held out, by picture or prompt, to choose checkpoints."""
+    """Share of the raw train split that is held out, by picture or prompt, to choose the checkpoint."""
 
     seed: Seed = 42
     """Decides which rows are drawn and which pictures or prompts are held out."""
 
     max_reject_share: Share = 0.05
-    """Largest share of a split's rows that may be rejected; what is left out, duplicates and leaks do not count. A
-    small set made by hand may need more."""
+    """Largest share of a split's rows that may be rejected; rows left out, duplicates and leaks do not count. A small
+    hand-made set may need more."""
 
     picture_limits: PictureLimits = PictureLimits()
     row_limits: RowLimits = RowLimits()

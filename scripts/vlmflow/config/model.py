@@ -1,4 +1,4 @@
-"""The configuration, as one model: what may be set, what it means, and what holds when it is not set."""
+"""The configuration as one model: the keys, their meaning and their defaults."""
 
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -24,7 +24,7 @@ TARGETS = (
 
 
 class StoreSettings(Settings):
-    """Folders for bulk bytes, which Snakemake does not track; manifests among the outputs describe them.
+    """Folders for large files, which Snakemake does not track; manifests among the outputs describe them.
 
     Relative paths are relative to the working directory.
     """
@@ -33,13 +33,13 @@ class StoreSettings(Settings):
     """Downloaded data files, by repository and revision."""
 
     models: str = "stores/models"
-    """Downloaded model folders, by repository and revision; and under `views` links to what stages see of models."""
+    """Downloaded model folders, by repository and revision; `views` has links to the model files that stages see."""
 
     pictures: str = "stores/pictures"
-    """One folder per data set, with a link or a rewritten copy for every picture that a row names."""
+    """One folder per data set, with a link or a rewritten copy of every picture that a row names."""
 
     fetched_pictures: str = "stores/fetched-pictures"
-    """Pictures that fetch_images brought, under the paths that the rows name; a picture root like any other."""
+    """Pictures fetched by fetch_images, under the paths that the rows name; a picture root like any other."""
 
     runs: str = "stores/runs"
     """Run folders: working checkpoints and finished adapters, by run and digest of data and settings."""
@@ -57,34 +57,34 @@ class ModelSettings(Settings):
     """One base model."""
 
     source: str
-    """hf://OWNER/NAME (pinned in pins.yaml, or by itself: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a local
-    folder, which is used in place. Data alone is taken of it (docs/design.md, A model is data)."""
+    """hf://OWNER/NAME (pinned in pins.yaml, or with its commit: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a
+    local folder, which is used in place. Only its data is used (docs/design.md, A model is data)."""
 
     model_type: Annotated[str, AfterValidator(check_model_type)]
-    """ms-swift's name of the architecture: a local folder alone does not tell it."""
+    """ms-swift's name of the architecture, which a local folder alone does not give."""
 
 
 class ClusterSettings(Settings):
     """What a Kubernetes cluster can give."""
 
     max_mem_mb: Positive = 512_000
-    """A pod that ran out of memory is tried again with half as much more, up to this many MB: a large node's."""
+    """A pod that ran out of memory is retried with 50 % more, up to this many MB: the memory of a large node."""
 
     pods_per_stage: Positive = 1
-    """How many pods share the pictures of one raw split in the stages that decode every one of them (resolve_images,
-    hash_pictures); their results are the same bytes for any number. Another number makes these stages run again."""
+    """How many pods share the pictures of one raw split in the stages that decode them all (resolve_images,
+    hash_pictures). The results are the same bytes for any number. A changed number makes these stages run again."""
 
 
 class Config(Settings):
-    """The whole configuration: `config.yaml`, with what `--configfile` and `--config` lay over it."""
+    """The whole configuration: `config.yaml`, overridden by `--configfile` and `--config`."""
 
     stores: StoreSettings = StoreSettings()
     cluster: ClusterSettings = ClusterSettings()
 
     integrity: Integrity = "quick"
-    """How a stage makes sure that pictures, rows, model and adapter are still what an earlier stage recorded. quick:
-    pictures and model files whose size, mtime or inode are not those that they had when they were last read are read
-    again; full: all are read again, in every stage. Another value makes nothing run again."""
+    """How a stage checks that pictures, rows, model and adapter are still what an earlier stage recorded. quick: it
+    reads pictures and model files again only if their size, mtime or inode has changed since they were last read; full:
+    it reads all of them, in every stage. A changed value makes nothing run again."""
 
     models: dict[Name, ModelSettings]
     """Base models, by name; fetched into `models/NAME`."""
@@ -93,7 +93,7 @@ class Config(Settings):
     """Data sets, by name; validated into `data/NAME`."""
 
     picture_sources: dict[Name, PictureSource] = {}
-    """Sources of pictures, by name: laid over the rows of picture_sources.yaml, key by key, or new ones."""
+    """Sources of pictures, by name: they override the rows of picture_sources.yaml key by key, or add new ones."""
 
     runs: dict[Name, RunSettings]
     """Runs, by name; `merged/NAME` is the target."""
@@ -155,7 +155,7 @@ def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
     """Check the merged configuration and fill in the defaults.
 
     merged: what the files and the command line give together.
-    files: the files it was merged from, lowest first, to say where a wrong value stands.
+    files: the files it was merged from, lowest first, to report where a wrong value is.
 
     Raises VlmflowError with one line per fault: file, key path, value, what is allowed, nearest known key.
     """
@@ -167,7 +167,7 @@ def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
 
 
 def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None:
-    """Refuse `#0` or `#abc` behind an address, where no file is called so."""
+    """Refuse `#0` or `#abc` after an address, unless a file has that name."""
     found = NO_COUNT.search(address)
     if found and not (isinstance(source, Path) and source.is_file()):
         raise ValueError(
@@ -195,7 +195,7 @@ def _source(where: str, text: str) -> HubSource | Path:
 
 
 def _refuse_target(where: str, place: Path) -> None:
-    """Refuse a path of the user's among the targets: Snakemake removes what a rule is about to make."""
+    """Refuse a user's path inside the targets: Snakemake removes what a rule is about to make."""
     for target in TARGETS:
         if place.resolve().is_relative_to(Path(target).resolve()):
             raise ValueError(f"{where}: {str(place)!r} is inside {target}/, which the workflow makes and removes")

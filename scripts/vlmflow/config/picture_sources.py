@@ -20,47 +20,47 @@ PICTURE_SOURCES = Path(__file__).absolute().parents[3] / "picture_sources.yaml"
 """The repository's own table."""
 
 FORMS = {".zip": "zip", ".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "parquet"}
-"""What an archive is, by the end of its address."""
+"""The form of an archive, by the end of its address."""
 
 WEB = ("http://", "https://")
 
 
 class PictureSource(Settings):
-    """One source of pictures: a row of picture_sources.yaml, or what lies over it; null is as it stands there."""
+    """One source of pictures: a row of picture_sources.yaml, or overrides of it; null keeps the table's value."""
 
     members: dict[str, str] | None = None
-    """By the beginning of the rows' paths, the name in the archive: `{rest}` is the path behind that beginning,
-    `{name}` its last part. The longest beginning decides."""
+    """By the beginning of the rows' paths, the name in the archive: `{rest}` is the path after that beginning, `{name}`
+    its last part. The longest beginning wins."""
 
     archive: str | None = None
     """The .zip, .tar, .tar.gz or .parquet that holds them: https://…, http://…, or hf://datasets/OWNER/NAME/FILE,
-    pinned in pins.yaml; `*` in a .parquet FILE stands for all that fit."""
+    pinned in pins.yaml; `*` in a .parquet FILE matches several files."""
 
     one_by_one: str | None = None
-    """The address (https://… or http://…), up to the name in the archive, under which each picture can be read by
-    itself; a source may have this alone, without an archive."""
+    """The address (https://… or http://…), up to the name in the archive, of single pictures; a source may have only
+    this, without an archive."""
 
     size: Annotated[int, Field(ge=1), EXPONENT_FORM] | None = None
     """Bytes of the archive."""
 
     md5: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
-    """MD5 of the archive, where its owner gives one."""
+    """MD5 of the archive, if its owner gives one."""
 
     pictures: Annotated[int, Field(ge=1), EXPONENT_FORM] | None = None
     """Pictures in the archive."""
 
     picture_column: str | None = None
-    """Parquet: the column of the pictures; `image` where nothing stands here."""
+    """Parquet: the column of the pictures; `image` by default."""
 
     name_column: str | None = None
-    """Parquet: the column with their names; where nothing stands here, the name that the picture column holds."""
+    """Parquet: the column with their names; by default, the name in the picture column."""
 
     licence: str | None = None
-    """The licence, as its owner names it; the model card lists it beside the pictures whose paths begin so. A
-    changed one publishes every run with pictures anew, in seconds."""
+    """The licence, as its owner names it; the model card lists it for the pictures with this path. A changed licence
+    publishes every run with pictures again, in seconds."""
 
     by_hand: str | None = None
-    """How to get them where no program may: they are not fetched, and this is said."""
+    """How to get them by hand: the workflow does not fetch them, and reports this text."""
 
     @model_validator(mode="after")
     def _members_are_patterns(self) -> Self:
@@ -85,9 +85,9 @@ class PictureSource(Settings):
 
     @property
     def lacks(self) -> str | None:
-        """The key without which nothing can be made of this source, and what it must be; None where nothing is missing.
+        """The missing key without which this source is unusable, and what it must be; None if nothing is missing.
 
-        Of rows that lie over others this holds of the result.
+        For rows that override others, this applies to the result.
         """
         if not self.members:
             return "members: missing; it must be a block with at least one beginning of the rows' paths"
@@ -97,7 +97,7 @@ class PictureSource(Settings):
 
     @property
     def form(self) -> str | None:
-        """What the archive is: zip, tar or parquet."""
+        """The form of the archive: zip, tar or parquet."""
         return next((form for end, form in FORMS.items() if (self.archive or "").lower().endswith(end)), None)
 
 

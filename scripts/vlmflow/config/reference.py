@@ -15,15 +15,15 @@ HEAD = """# Configuration
 
 Made by `make docs` from the model in `scripts/vlmflow/config/`; a test fails when this page differs from it.
 
-`config.yaml` holds the real runs. A run of your own needs no edit there: put what differs into a file and add
-`--configfile my-run.yaml`; single values go on the command line, as in
+`config.yaml` holds the real runs. Do not edit it for your own run: put what differs into a file and add
+`--configfile my-run.yaml`; give single values on the command line, as in
 `--config 'runs={qwen3vl-fire: {train: {learning_rate: 2e-4}}}'`. Blocks are merged key by key, lists are replaced.
-Numbers may be written in exponent form (`1e-4`) everywhere. A wrong key, type or value is refused when the
-workflow is read, with one line per fault.
+Numbers may have exponent form (`1e-4`) everywhere. Snakemake refuses a wrong key, type or value when it reads the
+workflow, with one line per error.
 
-A file that is no YAML, is empty or has a key twice is refused with file, line and column. `make check-config
-CONFIG=my-run.yaml` looks at all of this in a second, without a plan. Whether files, folders, cores and GPUs are there,
-`snakemake -n` tells.
+A file that is empty, is not valid YAML or has a key twice is refused with file, line and column. `make check-config
+CONFIG=my-run.yaml` checks all of this in a second, without a plan. `snakemake -n` also checks that files, folders,
+cores and GPUs exist.
 """
 
 

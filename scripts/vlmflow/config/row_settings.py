@@ -1,4 +1,4 @@
-"""What the configuration says of rows and pictures, for the stages that look at them."""
+"""The settings of rows and pictures, for the stages that check them."""
 
 import re
 from typing import Annotated, Literal
@@ -9,22 +9,22 @@ from vlmflow.config.raw_forms import ANY_ROW
 from vlmflow.config.settings import EXPONENT_FORM, Number, Seed, Settings
 
 NOT_IN_COLUMNS = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
-"""What the name of a column may not hold: in JSON it would stand there as an escape."""
+"""What the name of a column must not contain: JSON would escape it."""
 
 
 class PictureLimits(Settings):
-    """What a picture may be; one outside of these limits costs its rows, with the reason counted."""
+    """Limits on pictures; rows with a picture outside these limits are rejected, and the reason is counted."""
 
     min_side: Annotated[int, Field(ge=1), EXPONENT_FORM] = 28
-    """Shortest side in pixels: below one patch pair of Qwen-VL (28) the processor refuses the picture."""
+    """Shortest side in pixels: Qwen-VL's processor refuses pictures below one patch pair (28)."""
 
     max_aspect: Annotated[Number, Field(ge=1)] = 200.0
     """Longest side over shortest side: Qwen-VL's processor refuses more than 200."""
 
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970), EXPONENT_FORM] = 40_000_000
-    """Width times height: a decompression bomb is refused from its header, before it is decoded. A pixel takes up to
-    18 bytes, and resolve_images and hash_pictures declare memory for pictures of the default on all of their cores:
-    with more, give both more (--set-resources resolve_images:mem_mb=16000). Above the largest value Pillow refuses the
+    """Width times height: a decompression bomb is refused by its header, before decoding. A pixel takes up to 18 bytes,
+    and resolve_images and hash_pictures request memory for pictures of the default size on all cores: for larger ones,
+    give both more (--set-resources resolve_images:mem_mb=16000). Above the largest allowed value, Pillow refuses the
     picture in the trainer."""
 
     max_bytes: Annotated[int, Field(ge=1), EXPONENT_FORM] = 100_000_000
@@ -32,20 +32,20 @@ class PictureLimits(Settings):
 
 
 class RowLimits(Settings):
-    """What a row may be; limits on size that keep one broken row from costing a day of training."""
+    """Limits on the size of rows, which keep one broken row from wasting a day of training."""
 
     max_turns: Annotated[int, Field(ge=2), EXPONENT_FORM] = 64
-    """Turns in one conversation, human and gpt together; of FIRE in a whole trajectory, in both forms."""
+    """Turns in one conversation, human and gpt together; for FIRE, in a whole trajectory, in both forms."""
 
     max_turn_chars: Annotated[int, Field(ge=1), EXPONENT_FORM] = 20_000
     """Characters in one turn."""
 
 
 class RowChoice(Settings):
-    """Which rows of a raw split are used at all; the others are counted as left out, and not looked at further."""
+    """Which rows of a raw split are used; the others are counted as left out, and not checked further."""
 
     sources: list[str] | None = None
-    """What the rows' `source` may be; null for any."""
+    """Allowed values of the rows' `source`; null for any."""
 
     samples: Annotated[int, Field(ge=1)] | None = None
     """How many of these rows, drawn by the seed; null for all."""
@@ -57,19 +57,19 @@ class RowChoice(Settings):
     """image: rows with a picture; text: rows without; null for rows that all have one."""
 
     names: dict[str, str] = {key: key for key in ANY_ROW}
-    """What these keys of the rows are called in the file; one that is not here is not read."""
+    """The names of these keys in the file; a key that is not here is not read."""
 
     read_columns: list[str] | None = None
-    """The columns that are read where the file is parquet; null for all."""
+    """The columns to read from a parquet file; null for all."""
 
 
 class NearDuplicates(Settings):
-    """What looks like a picture of the test split, or asks, without a picture, what it asks; not byte for byte."""
+    """Pictures that look like one in the test split, and rows without a picture that ask nearly the same question."""
 
     picture_distance: Annotated[int, Field(ge=0, le=10), EXPONENT_FORM] = 4
-    """Two pictures are near when their perceptual hashes differ in at most this many of 64 bits. Up to 4 they are one
-    picture, scaled or compressed anew; from 8 on charts of one template are near."""
+    """Two pictures are near when their perceptual hashes differ in at most this many of 64 bits. Up to 4, they are the
+    same picture, scaled or compressed differently; from 8 on, charts of one template are near."""
 
     drop: bool = False
-    """Reject the train rows of such pictures, and those with such questions, as those of the test split's own pictures
-    and prompts are."""
+    """Reject the train rows with such pictures or questions, like those with the test split's own pictures and
+    prompts."""

@@ -1,4 +1,4 @@
-"""What the configuration says of one run: model, data set, and how it is trained, gated and verified."""
+"""The settings of one run: model, data set, and how it is trained, gated and verified."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -45,10 +45,10 @@ class LoraSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How a run trains; every value reaches ms-swift's command line, and a change starts the run afresh."""
+    """How a run trains; every value reaches ms-swift's command line, and a change starts the run from step 0."""
 
     epochs: Annotated[Number, Field(gt=0)] = 1.0
-    """Passes over the train split; max_steps, where given, decides instead."""
+    """Passes over the train split; max_steps, if set, overrides it."""
 
     max_steps: Positive | None = None
     """Optimizer steps of the whole run."""
@@ -57,7 +57,7 @@ class TrainSettings(Settings):
     """The highest learning rate."""
 
     lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
-    """How the learning rate goes down."""
+    """How the learning rate decreases."""
 
     warmup_ratio: Share = 0.05
     """Share of the steps over which the learning rate rises from 0."""
@@ -72,8 +72,8 @@ class TrainSettings(Settings):
     """Forward passes per optimizer step. Rows per step = processes × per_device_batch_size × this."""
 
     max_length: Positive = 8192
-    """Tokens that a row may have, picture tokens included; over_long says what becomes of a longer one.
-    `lengths/RUN/summary.json` recommends a value, which 99.9 % of the rows fit: the others need over_long, too."""
+    """Tokens that a row may have, including picture tokens; over_long decides about longer rows.
+    `lengths/RUN/summary.json` recommends a value that fits 99.9 % of the rows; the others need over_long, too."""
 
     image_max_tokens: Positive = 1024
     """Tokens that one picture may take (Qwen3-VL: one per 32 × 32 pixels); larger pictures are scaled down."""
@@ -88,11 +88,11 @@ class TrainSettings(Settings):
     """Steps between two checkpoints."""
 
     evaluation_steps: Positive = 500
-    """Steps between two evaluations on the val split; rounded up to a multiple of checkpoint_steps, since the adapter
-    that is handed on is the best by validation loss of those that were saved. The last step is always evaluated."""
+    """Steps between two evaluations on the val split; rounded up to a multiple of checkpoint_steps, because the result
+    is the saved adapter with the lowest validation loss. The last step is always evaluated."""
 
     early_stop_after: Positive | None = None
-    """Evaluations in a row without a new lowest validation loss after which the training ends, and ends well; null
+    """End the training, as a success, after this many evaluations in a row without a new lowest validation loss; null
     trains to the last step."""
 
     keep_checkpoints: Annotated[int, Field(ge=2), EXPONENT_FORM] = 2
@@ -102,7 +102,7 @@ class TrainSettings(Settings):
     """Trade time for memory: recompute activations in the backward pass."""
 
     attention: Literal["sdpa", "eager", "flash_attn"] = "sdpa"
-    """The attention kernel; flash_attn must be installed by hand (it has no wheel on the package index)."""
+    """The attention kernel; install flash_attn by hand (the package index has no wheel)."""
 
     dataloader_workers: Annotated[int, Field(ge=0), EXPONENT_FORM] = 4
     """Processes per trainer that load and scale pictures."""
@@ -134,10 +134,10 @@ class TrainSettings(Settings):
 
 
 class SmokeSettings(Settings):
-    """The short run that must pass before the full one may start."""
+    """The short run that must pass before the full run may start."""
 
     steps: Annotated[int, Field(ge=4), EXPONENT_FORM] = 20
-    """Optimizer steps; a full run of fewer steps caps them, down to 4."""
+    """Optimizer steps; at most those of the full run, and at least 4."""
 
     longest: Annotated[int, Field(ge=1), EXPONENT_FORM] = 16
     """How many of the longest rows it trains on: a run that survives them does not run out of memory later."""
@@ -147,27 +147,27 @@ class SmokeSettings(Settings):
 
 
 class VerifySettings(Settings):
-    """What is compared before the merged weights take their name."""
+    """What is compared before the merged weights get their name."""
 
     logits: bool = True
     """Compare the logits of base + adapter and of the merged weights on real rows, on the run's device.
-    Without it the proof is tensor by tensor alone, for models that do not fit."""
+    Without it the proof is by tensors only, for models that do not fit in memory."""
 
     rows: Positive = 4
     """How many rows of the val split are compared."""
 
 
 class ResourceSettings(Settings):
-    """What the run's rules ask of the machine or the cluster."""
+    """What the run's rules request from the machine or the cluster."""
 
     train_mem_mb: Positive = 65_536
     """Main memory of the training stages, in MB."""
 
     train_runtime: Positive = 2_880
-    """Longest time of the full training, in minutes."""
+    """Time limit of the full training, in minutes."""
 
     weights_mb: Positive = 20_000
-    """Size of the model's weights on disk, in MB: what the merged folder needs."""
+    """Size of the model's weights on disk, in MB; the merged folder needs as much."""
 
 
 class RunSettings(Settings):
@@ -180,10 +180,10 @@ class RunSettings(Settings):
     """A name under `datasets`."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """Where training and verification compute."""
+    """The device for training and verification."""
 
     processes: Positive = 1
-    """Trainers side by side, one GPU each on cuda."""
+    """Parallel trainers, one GPU each on cuda."""
 
     strategy: Annotated[
         Literal[*STRATEGIES],  # type: ignore[valid-type]  # the names of a table
@@ -191,14 +191,14 @@ class RunSettings(Settings):
     ] = DDP.name
 
     over_long: Literal["refuse", "leave_out", "shorten"] = "refuse"
-    """What becomes of rows with more than train.max_length tokens, before a GPU is asked for. refuse: the run stops
-    and names them. leave_out: they are not trained; `fitted/RUN/over_long.jsonl` names each. shorten (timestep form
-    alone): their oldest attempts are dropped until they fit, and those that never fit are left out. None is cut."""
+    """What to do with rows of more than train.max_length tokens, before a GPU is requested. refuse: the run stops and
+    names them. leave_out: they are not trained; `fitted/RUN/over_long.jsonl` names each. shorten (timestep form only):
+    their oldest attempts are dropped until they fit, and those that never fit are left out. No row is cut."""
 
     cached_dataset: bool = False
-    """Have ms-swift read all rows and pictures once in a pod without GPUs, and train from what it made of them. It
-    pays where every length is needed before the first step: with the swift_args packing or group_by_length each start
-    would read all pictures, and with a text model tokenize all rows, while the GPUs wait."""
+    """Let ms-swift read all rows and pictures once, in a pod without GPUs, and train from the result. It is worthwhile
+    when every length is needed before the first step: with the swift_args packing or group_by_length, each start would
+    read all pictures (for a text model, tokenize all rows) while the GPUs wait."""
 
     train: TrainSettings = TrainSettings()
     smoke: SmokeSettings = SmokeSettings()

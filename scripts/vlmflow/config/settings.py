@@ -1,4 +1,4 @@
-"""The bricks of the configuration model: strict keys, and numbers in every form that YAML gives them."""
+"""The base of the configuration model: strict keys, and numbers in every form that YAML gives them."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _truth_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
-        """Make true and false what they are not to Python: no numbers."""
+        """Refuse true and false as numbers, which Python would accept."""
         assert field.field_name is not None
         truth = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
         return str(value) if truth else value
@@ -31,13 +31,13 @@ def _whole(value: Any) -> Any:
 
 
 EXPONENT_FORM = BeforeValidator(_whole)
-"""Lets a whole number be written in exponent form; it stands last in an annotation, after the bounds."""
+"""Allows a whole number in exponent form; it goes last in an annotation, after the bounds."""
 
 Positive = Annotated[int, Field(ge=1), EXPONENT_FORM]
-"""A whole number from 1 on."""
+"""A whole number of at least 1."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**32), EXPONENT_FORM]
-"""What decides over random choices; 32 bits are what every library takes."""
+"""The seed of random choices; every library accepts 32 bits."""
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 """A finite number; pydantic takes "1e-4", which YAML reads as a string."""

@@ -117,7 +117,7 @@ def read_manifest(model: Path) -> ModelManifest:
         file = manifest.folder / name
         size = file.stat().st_size if file.is_file() else None
         if size != record.bytes:
-            state = "is gone" if size is None else f"has {size:,} bytes; it had {record.bytes:,} when it was fetched"
+            state = "is missing" if size is None else f"has {size:,} bytes; it had {record.bytes:,} when it was fetched"
             raise VlmflowError(f"model {manifest.name}: {file.resolve()} {state}", next_step)
     others = _names(manifest.folder) - manifest.files.keys()
     if others:

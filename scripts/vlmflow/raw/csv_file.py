@@ -112,7 +112,7 @@ class CsvRows(TableRows):
             raise VlmflowError(
                 f"{self.path}: the header {names[0]!r} is one field with semicolons; the separator of "
                 f"{self.path.suffix} is "
-                f"parted by {parted}",
+                f"{parted}",
                 f"save the table with {parted} between its fields",
             )
         return dict.fromkeys(names, TEXT)

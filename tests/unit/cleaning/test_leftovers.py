@@ -75,5 +75,5 @@ def test_nobody_begins_while_the_folder_is_kept(tmp_path: Path, monkeypatch: pyt
 
 
 def test_no_run_has_the_name_of_an_unfinished_folder() -> None:
-    with pytest.raises(VlmflowError, match=r"models\.v1\.part.*still being written"):
+    with pytest.raises(VlmflowError, match=r"models\.v1\.part.*must not end in"):
         check_config({"models": {"v1.part": {"source": "/m", "model_type": "qwen3"}}, "datasets": {}, "runs": {}}, [])

@@ -140,9 +140,9 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         ),
         ("datasets.fire.train", "https://x/y.json", "not a known form of address"),
         ("datasets.fire.train", "~nobody-of-this-name/y.json", "not a known form of address"),
-        ("datasets.fire.train", "raw/fire/y.json", "lies in raw/, which the workflow makes and removes"),
-        ("models.m.source", "models/m", "lies in models/, which the workflow makes and removes"),
-        ("stores.runs", "checkpoints", "lies in checkpoints/, which the workflow makes and removes"),
+        ("datasets.fire.train", "raw/fire/y.json", "is inside raw/, which the workflow makes and removes"),
+        ("models.m.source", "models/m", "is inside models/, which the workflow makes and removes"),
+        ("stores.runs", "checkpoints", "is inside checkpoints/, which the workflow makes and removes"),
         ("stores.pictures", "", "'' is not a folder"),
         ("datasets.fire.image_roots", ["stores/pictures/fire"], "is inside stores.pictures"),
         ("datasets.fire.max_samples", 0, "must be a whole number at least 1 or null"),
@@ -158,7 +158,7 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         (
             "datasets.fire",
             {"kind": "messages", "train": "a.jsonl", "form": "timestep"},
-            "datasets.fire: form: 'timestep' applies to kind fire only, not for kind messages, modality image; "
+            "datasets.fire: form: 'timestep' applies to kind fire only, not to kind messages, modality image; "
             "remove it",
         ),
         (
@@ -169,13 +169,13 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
         (
             "datasets.fire",
             {"kind": "alpaca", "train": "a.json", "prompt": "Say it."},
-            "datasets.fire: prompt: 'Say it.' applies to kind text only, not for kind alpaca",
+            "datasets.fire: prompt: 'Say it.' applies to kind text only, not to kind alpaca",
         ),
         *(
             (
                 "datasets.fire",
                 {"kind": "alpaca", "train": "a.json", "modality": "text", key: value},
-                f"datasets.fire: {key}: {said} applies to modality image only, not for kind alpaca, modality text; "
+                f"datasets.fire: {key}: {said} applies to modality image only, not to kind alpaca, modality text; "
                 "remove",
             )
             for key, value, said in (
@@ -189,8 +189,8 @@ def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name
                 ),
             )
         ),
-        ("datasets.fire.mended", ["a.jsonl", "hf://datasets/o/n/a.jsonl"], "'hf://datasets/o/n/a.jsonl' is no file"),
-        ("datasets.fire.mended", "data/fire/quarantine.jsonl", "lies in data/, which the workflow makes and removes"),
+        ("datasets.fire.mended", ["a.jsonl", "hf://datasets/o/n/a.jsonl"], "'hf://datasets/o/n/a.jsonl' is not a file"),
+        ("datasets.fire.mended", "data/fire/quarantine.jsonl", "is inside data/, which the workflow makes and removes"),
         ("datasets.fire.train", "hf://datasets/o/n#5", "not a known form of address"),
         ("datasets.fire.train", ".", "datasets.fire.train: '.' is a folder; name the file"),
         ("datasets.fire.train", "/", "datasets.fire.train: '/' is a folder; name the file"),

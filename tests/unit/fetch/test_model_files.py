@@ -77,7 +77,7 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, tmp_pa
     (tmp_path / "secret").write_text("secret")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to(tmp_path / "secret")
-    with pytest.raises(VlmflowError, match=rf"{name}: leads out of the model's folder, to .*secret\n.*cp --deref"):
+    with pytest.raises(VlmflowError, match=rf"{name}: leads outside the model's folder, to .*secret\n.*cp --deref"):
         check(folder)
 
 
@@ -89,7 +89,7 @@ def test_the_blobs_of_another_repository_are_outside(tmp_path: Path, folder: Pat
     other.mkdir(parents=True)
     (other / "1").write_text("{}")
     (snapshot / "vocab.json").symlink_to(other / "1")
-    with pytest.raises(VlmflowError, match="leads out of the model's folder"):
+    with pytest.raises(VlmflowError, match="leads outside the model's folder"):
         check(snapshot)
 
 
@@ -99,7 +99,7 @@ def test_the_blobs_of_another_repository_are_outside(tmp_path: Path, folder: Pat
 def test_a_link_within_the_folder_leads_to_a_file(folder: Path, target: str, is_refused: bool) -> None:
     (folder / "merges.txt").symlink_to(target)
     if is_refused:
-        with pytest.raises(VlmflowError, match=r"merges\.txt: is no file"):
+        with pytest.raises(VlmflowError, match=r"merges\.txt: is not a file"):
             check(folder)
     else:
         assert "merges.txt" in check(folder)
@@ -152,11 +152,11 @@ def test_what_names_nothing_is_no_code(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"weight_map": {"w": "../" + SHARD}}, r'w = "\.\./.*a shard lies in the model\'s own folder'),
-        ({"weight_map": {"w": "/etc/passwd"}}, r'w = "/etc/passwd": a shard lies'),
-        ({"weight_map": {"w": "sub/" + SHARD}}, ".*a shard lies"),
-        ({"weight_map": {"w": "..\\" + SHARD}}, ".*a shard lies"),
-        ({"weight_map": {"w": ["x"]}}, r'w = \["x"\]: a shard lies'),
+        ({"weight_map": {"w": "../" + SHARD}}, r'w = "\.\./.*a shard must be in the model\'s own folder'),
+        ({"weight_map": {"w": "/etc/passwd"}}, r'w = "/etc/passwd": a shard must be'),
+        ({"weight_map": {"w": "sub/" + SHARD}}, ".*a shard must be"),
+        ({"weight_map": {"w": "..\\" + SHARD}}, ".*a shard must be"),
+        ({"weight_map": {"w": ["x"]}}, r'w = \["x"\]: a shard must be'),
         ({"weight_map": {"w\n": "x.safetensors"}}, r'w\\n = "x\.safetensors", which is missing'),
         ({"weight_map": {"w": "pytorch_model.bin"}}, 'w = "pytorch_model.bin", which is missing'),
         ({"weight_map": {"w": "config.json"}}, 'w = "config.json": a shard must be a safetensors file'),

@@ -52,7 +52,7 @@ GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
     ],
 )
 def test_what_is_no_manifest_is_refused_by_its_address(content: bytes) -> None:
-    with pytest.raises(VlmflowError, match=f"{PLACE} is no manifest"):
+    with pytest.raises(VlmflowError, match=f"{PLACE} is not a manifest"):
         folder_manifest.load(content, PLACE, FOLDER)
 
 

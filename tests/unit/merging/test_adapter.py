@@ -207,7 +207,7 @@ def test_base_of_integers_is_refused(base: Path, tmp_path: Path) -> None:
     tensors = weights.tensors()
     entry = tensors[f"{LAYER}.weight"]
     tensors[f"{LAYER}.weight"] = type(entry)(entry.name, "F8_E4M3", entry.shape, entry.begin, entry.end)
-    with pytest.raises(VlmflowError, match=rf"{LAYER}\.weight holds F8_E4M3 in the base"):
+    with pytest.raises(VlmflowError, match=rf"{LAYER}\.weight is F8_E4M3 in the base"):
         plan_updates(read_adapter(adapter), tensors, weights.config)
 
 

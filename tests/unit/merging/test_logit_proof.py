@@ -41,5 +41,5 @@ def test_an_effect_that_rounding_does_not_explain_is_refused(found: float, round
 
 @pytest.mark.parametrize("stray", [1.0, float("nan")])
 def test_logits_that_stray_are_refused(stray: float) -> None:
-    with pytest.raises(VlmflowError, match=r"merged: .* stray by \S+ of their spread; rounding explains 0\.05"):
+    with pytest.raises(VlmflowError, match=r"merged: .* differ by \S+ of their spread; rounding explains only 0\.05"):
         verdict(1.0, 1.0, stray)

@@ -64,7 +64,7 @@ def test_doubled_tensor_is_refused(base: Path) -> None:
     first, second = sorted(base.glob("*.safetensors"))[:2]
     name, tensor = next(iter(load_file(first).items()))
     save_file({**load_file(second), name: tensor}, second)
-    with pytest.raises(VlmflowError, match=f"{second.name}: tensor {name} stands in {first.name} as well"):
+    with pytest.raises(VlmflowError, match=f"{second.name}: tensor {name} is also in {first.name}"):
         read(base)
 
 
@@ -76,7 +76,7 @@ def test_missing_and_truncated_shards_are_refused(base: Path) -> None:
     with pytest.raises(VlmflowError, match=f"{shard.name}: truncated"):
         read(base)
     shard.unlink()
-    with pytest.raises(VlmflowError, match=f"stands in {shard.name}, which is missing"):
+    with pytest.raises(VlmflowError, match=f"is in {shard.name}, which is missing"):
         read(base)
 
 
@@ -109,7 +109,7 @@ def test_index_may_not_lead_out_of_the_folder(base: Path) -> None:
 
 def test_two_forms_of_weights_are_refused(base: Path) -> None:
     save_file({"a": torch.zeros(2)}, base / "model.safetensors")
-    with pytest.raises(VlmflowError, match=r"has model\.safetensors and model\.safetensors\.index\.json"):
+    with pytest.raises(VlmflowError, match=r"has both model\.safetensors and model\.safetensors\.index\.json"):
         read(base)
 
 

@@ -152,7 +152,9 @@ def test_tensor_of_the_adapter_without_a_place(merge: Path, tmp_path: Path) -> N
     path = adapter / "adapter_model.safetensors"
     extra: dict[str, Any] = {"base_model.model.elsewhere.lora_A.weight": torch.ones(1)}
     save_file(load_file(path) | extra, path)
-    with pytest.raises(VlmflowError, match=r"base_model\.model\.elsewhere\.lora_A\.weight has no place"):
+    with pytest.raises(
+        VlmflowError, match=r"base_model\.model\.elsewhere\.lora_A\.weight matches no tensor of the base"
+    ):
         verify_tensors(merge / "base", adapter, merge / "merged", file_names(merge / "base"), 2)
 
 

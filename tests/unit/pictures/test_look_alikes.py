@@ -142,7 +142,7 @@ def test_a_table_holds_every_usable_picture_once_on_any_number_of_cores(store: P
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "are gone"), (encoded(drawn(), "PNG"), "have changed since they were checked")]
+    ("content", "said"), [(None, "are missing"), (encoded(drawn(), "PNG"), "have changed since they were checked")]
 )
 def test_a_picture_that_changed_since_is_an_error(store: Path, content: bytes | None, said: str) -> None:
     picture = store / "store" / "5.img"

@@ -188,6 +188,6 @@ def test_what_is_missing_is_said_by_source(tmp_path: Path, caplog: pytest.LogCap
 def test_roots_that_hold_nothing_of_it_stop_the_stage(tmp_path: Path):
     (tmp_path / "root").mkdir()
     entries = resolve(tmp_path, ["coco/1.jpg", "coco/2.jpg"])
-    with pytest.raises(VlmflowError, match=r"not one of 2 .*'coco/1.jpg': missing.*\n.*datasets\.fire\.image_roots"):
+    with pytest.raises(VlmflowError, match=r"none of 2 .*'coco/1.jpg': missing.*\n.*datasets\.fire\.image_roots"):
         say_what_was_found(entries, "datasets.fire.image_roots")
     say_what_was_found([], "datasets.fire.image_roots")

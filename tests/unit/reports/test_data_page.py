@@ -295,5 +295,5 @@ def test_near_duplicates_stand_on_the_page_with_what_became_of_them(folder: Path
     assert asked + "stay (near_duplicates.drop is off)." in page
     manifests = {name: folder / f"{name}.i" for name in ("train", "test")}
     dropped = data_page(folder / "data" / "fire", manifests, folder / "store", LIMITS, NearDuplicates(drop=True))
-    assert "what the test split asks: 1. These rows were rejected (near_duplicates.drop)." in dropped
+    assert "ask what the test split asks. These rows were rejected (near_duplicates.drop)." in dropped
     assert asked + "were rejected (near_duplicates.drop)." in dropped

@@ -124,7 +124,7 @@ def test_other_lengths_or_rows_than_those_measured_are_refused(
     assert "<code>t199</code>" in (tmp_path / "page.html").read_text()
     with (tmp_path / changed).open("a") as file:
         file.write("\n")
-    with pytest.raises(VlmflowError, match=rf"{changed}: these are not the rows that .*summary\.json vouches for"):
+    with pytest.raises(VlmflowError, match=rf"{changed}: .*summary\.json records other digests"):
         main(**files, summary=summary, page=tmp_path / "page.html", max_length=300)
 
 

@@ -87,4 +87,4 @@ def test_the_card_says_where_the_logits_decide_nothing() -> None:
     assert "inconclusive" not in model_card(facts)
     card = model_card(facts | {"verification": {"tensors": None, "logits": LOGITS | {"verdict": "inconclusive"}}})
     assert "This comparison is **inconclusive**" in card
-    assert "shows 0.71 times the adapter's effect; these weights show\n  0.71." in card
+    assert "shows only 0.71 times the adapter's effect; these weights show\n  0.71." in card

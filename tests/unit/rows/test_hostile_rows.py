@@ -238,14 +238,14 @@ def test_a_name_in_capitals_says_the_same(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("größe,completion\r\nx,y\r\n".encode("latin-1"), "is not in UTF-8"),
-        ("prompt,completion\r\nx,y\r\n".encode("utf-16"), "is not in UTF-8"),
+        ("größe,completion\r\nx,y\r\n".encode("latin-1"), "is not UTF-8"),
+        ("prompt,completion\r\nx,y\r\n".encode("utf-16"), "is not UTF-8"),
         (b"", "must give every column a name"),
         (b"prompt,prompt\r\nx,y\r\n", "must give every column a name"),
         (b"prompt,completion\r\n", "has no rows"),
         (b"id;prompt;completion\r\n1;x;y\r\n", "one field with semicolons; the separator of .csv is commas"),
         (b"question,answer\r\nx,y\r\n", "no column 'prompt'; the columns are question, answer"),
-        (b"prompt,completion,images\r\nx,y,z\r\n", "column 'images' holds text, which is no list of paths"),
+        (b"prompt,completion,images\r\nx,y,z\r\n", "column 'images' holds text, not a list of paths"),
     ],
 )
 def test_a_csv_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -260,9 +260,9 @@ def test_turns_that_are_texts_are_refused_once(tmp_path: Path, kind: str) -> Non
     key = next(iter(form_of(kind).keys))
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[key], ['[{"from": "human"}]']])
-    with pytest.raises(VlmflowError, match=f"column '{key}' holds text, which is no list of turns") as refused:
+    with pytest.raises(VlmflowError, match=f"column '{key}' holds text, not a list of turns") as refused:
         outcome(tmp_path / "rows.csv", kind)
-    assert "write the rows as JSON lines" in refused.value.next_step
+    assert "save the rows as JSON lines" in refused.value.next_step
 
 
 def test_texts_under_images_are_told_to_be_called_image(tmp_path: Path) -> None:
@@ -317,11 +317,11 @@ def test_hostile_parquet_cells_cost_their_rows(tmp_path: Path) -> None:
     [
         ({"prompt": pa.array([], pa.string()), "completion": pa.array([], pa.string())}, "the table has no rows"),
         ({"question": ["x"], "completion": ["y"]}, "no column 'prompt'; the columns are question, completion"),
-        ({"prompt": [1], "completion": ["y"]}, "column 'prompt' holds int64, which is no text"),
-        ({"prompt": [b"x"], "completion": ["y"]}, "column 'prompt' holds bytes, which is no text"),
-        ({"prompt": pa.array([None]), "completion": ["y"]}, "column 'prompt' holds null, which is no text"),
-        ({"prompt": ["x"], "completion": ["y"], "image": [1]}, "column 'image' holds int64, which is no text"),
-        ({"prompt": ["x"], "completion": ["y"], "images": ["z"]}, "column 'images' holds text, which is no list"),
+        ({"prompt": [1], "completion": ["y"]}, "column 'prompt' holds int64, not a text"),
+        ({"prompt": [b"x"], "completion": ["y"]}, "column 'prompt' holds bytes, not a text"),
+        ({"prompt": pa.array([None]), "completion": ["y"]}, "column 'prompt' holds null, not a text"),
+        ({"prompt": ["x"], "completion": ["y"], "image": [1]}, "column 'image' holds int64, not a text"),
+        ({"prompt": ["x"], "completion": ["y"], "images": ["z"]}, "column 'images' holds text, not a list"),
     ],
 )
 def test_a_parquet_file_of_another_kind_is_refused(tmp_path: Path, table: dict[str, Any], said: str) -> None:
@@ -433,10 +433,10 @@ LINE = {"split": "train", "row": 0, "file": "x/rows.jsonl", "checksum": f"{crc32
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([LINE | {"row": 9}], r"line 1: row 9 \(counted from 0\) of x/rows.jsonl is none of"),
-        ([LINE | {"row": -1}], r"line 1: row -1 \(counted from 0\) of x/rows.jsonl is none of"),
-        ([LINE | {"file": "other.jsonl"}], "line 1: it corrects other.jsonl, .* the quarantine of another data set"),
-        ([LINE, LINE | {"row": 1}], "line 2: row 1 of x/rows.jsonl is another one now"),
+        ([LINE | {"row": 9}], r"line 1: row 9 \(counted from 0\) of x/rows.jsonl is not in"),
+        ([LINE | {"row": -1}], r"line 1: row -1 \(counted from 0\) of x/rows.jsonl is not in"),
+        ([LINE | {"file": "other.jsonl"}], "line 1: it fixes other.jsonl, .* the quarantine of another data set"),
+        ([LINE, LINE | {"row": 1}], "line 2: row 1 of x/rows.jsonl has changed"),
         ([LINE, LINE], "line 2: row 0 of the train split is already in line 1"),
         ([LINE | {"split": "trian"}], r"line 1: Invalid enum value 'trian' - at `\$.split`"),
         ([{key: LINE[key] for key in ("split", "file", "checksum", "raw")}], "missing required field `row`"),
@@ -488,5 +488,5 @@ def test_a_table_that_does_not_fit_on_the_temporary_disk_says_so(tmp_path: Path)
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "scripts")},
     )
     assert done.returncode == 1
-    assert f"rows.parquet: its rows do not fit into {tmp_path}: File too large" in done.stderr
+    assert f"rows.parquet: its rows do not fit in {tmp_path}: File too large" in done.stderr
     assert "set TMPDIR to a folder on a larger disk" in done.stderr

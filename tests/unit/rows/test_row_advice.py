@@ -49,7 +49,7 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
         (
             [TEXT | {"source": f"s{n:02}"} for n in range(12)],
             {"modality": "text", "sources": ["nosuch"]},
-            "s09 (1) and 2 more, or take",
+            "s09 (1) and 2 more, or remove",
         ),
         (
             [{"input": "q", "output": "a"}] * 44 + [BROKEN],

@@ -195,7 +195,7 @@ def test_a_table_stops_too(tmp_path: Path) -> None:
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerows([["prompt", "completion", "label", "note"], ["q", "a", "True", "x"], ["q", "b", "False", ""]])
-    with pytest.raises(VlmflowError, match=r'label: 1 of 2 rows, first in row 1 (counted from 0), with "False"'):
+    with pytest.raises(VlmflowError, match=r'label: 1 of 2 rows, first in row 1 \(counted from 0\), with "False"'):
         converted(tmp_path / "rows.csv", "prompt_completion")
     table = [{"messages": CHAT, "tools": None, "note": 1}, {"messages": CHAT, "tools": "[1]", "note": 2}]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
@@ -267,5 +267,5 @@ def test_a_key_without_a_meaning_cannot_be_ignored() -> None:
     for key, kind in (("lable", "messages"), ("history", "messages"), ("weight", "text")):
         with pytest.raises(ValueError, match=f"ignore_keys: '{key}' never stops a row of kind {kind}"):
             DatasetSettings(kind=kind, train="x", prompt="p" if kind == "text" else None, ignore_keys=[key])
-    with pytest.raises(ValueError, match="for every kind but fire alone"):
+    with pytest.raises(ValueError, match="applies to every kind but fire only"):
         DatasetSettings(kind="fire", train="x", ignore_keys=["label"])

@@ -142,7 +142,7 @@ def test_too_many_rejects_stop_the_road(tmp_path: Path) -> None:
     train = [*some_rows(3), *[fire_row(picture(60 + n), conversations=[]) for n in range(4)]]
     with pytest.raises(
         VlmflowError,
-        match=r"4 of 7 rows are rejected \(57.1%, .*\), max_reject_share allows 50.0%",
+        match=r"4 of 7 rows were rejected \(57.1%, .*\); max_reject_share allows 50.0%",
     ) as e:
         run(tmp_path, train, TEST)
     assert "unbalanced_turns: row 3" in str(e.value)
