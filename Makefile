@@ -1,4 +1,4 @@
-# `make` alone says what there is.
+# `make` alone lists all commands.
 # Everything runs in .venv, installed from the hash-locked files in envs/ by a pinned uv.
 
 SHELL := bash
@@ -21,13 +21,13 @@ TO ?=
 .PHONY: help demo fire-demo check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
-help: ## say what there is
+help: ## list all commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 # --- environments ---------------------------------------------------------------------------------------------
 
 .venv/bin/uv: envs/uv.lock
-	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not there: apt install python3, or make PYTHON=…"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing: apt install python3, or make PYTHON=…"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
 	  { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 …"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
@@ -43,7 +43,7 @@ help: ## say what there is
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r $<
 	@touch $@
 
-lock: .venv/bin/uv ## resolve the environments anew, all together
+lock: .venv/bin/uv ## resolve the environments again, all together
 	$(BIN)/uv lock
 	for group in data train dev; do \
 	  $(BIN)/uv export --quiet --frozen --only-group $$group --no-emit-index-url --no-header -o envs/$$group.lock; done
@@ -59,7 +59,7 @@ demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline o
 	@$(BIN)/python scripts/summarize.py --folder runs/demo --run $(RUN)
 
 runs/demo/sample/faults.json: scripts/make_sample.py $(GENERATOR) | .venv/train.stamp
-	@echo "The sample is damaged on purpose: broken rows and pictures are to be found, counted and left out."
+	@echo "The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures."
 	$(BIN)/python scripts/make_sample.py --folder runs/demo/sample
 	@touch $@
 
@@ -73,10 +73,10 @@ fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=
 	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- merged/$(RUN) $(PAGES)
 	@$(BIN)/python scripts/summarize.py --folder runs/fire-demo --run $(RUN)
 
-check-config: .venv/data.stamp ## look for faults in files of yours: make check-config CONFIG="my-run.yaml"
+check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG="my-run.yaml"
 	@$(BIN)/python scripts/check_config.py $(CONFIG)
 
-refresh-pictures: .venv/train.stamp ## take up pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
+refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
 	$(BIN)/snakemake $(ARGS) --forcerun resolve_images -- data/$(DATASET)/stats.json
 
 clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs ARGS="--configfile my-run.yaml"
@@ -92,39 +92,39 @@ CLUSTER := $(BIN)/python scripts/cluster_controller.py --namespace $(NAMESPACE)
 doctor: .venv/data.stamp ## what the cluster has and lacks for the runs: make doctor ARGS="--json"
 	@$(BIN)/python scripts/doctor.py --namespace $(NAMESPACE) $(ARGS)
 
-status: .venv/data.stamp ## what runs in the cluster, what it waits for, how far it is
+status: .venv/data.stamp ## what runs in the cluster, what it waits for, and its progress
 	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE)
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token
 
-cluster-push: .venv/data.stamp ## make the controller's checkout this one
+cluster-push: .venv/data.stamp ## replace the controller's checkout by this one
 	@$(CLUSTER) push
 
 cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/qwen3vl-fire ARGS="--configfile …"
 	@$(CLUSTER) run -- $(ARGS) -- $(TARGET)
 
-cluster-get: .venv/data.stamp ## bring a target here, with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER
+cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER
 	@$(CLUSTER) get -- "$(TARGET)" "$(or $(TO),$(TARGET))"
 
-cluster-put: .venv/data.stamp ## bring files there: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine
+cluster-put: .venv/data.stamp ## copy files to the cluster: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine
 	@$(CLUSTER) put -- "$(FROM)" "$(TO)"
 
 cluster-log: .venv/data.stamp ## follow the run in the controller
 	@$(CLUSTER) log
 
-cluster-stop: .venv/data.stamp ## end the run in the controller; trainers save a checkpoint first
+cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save a checkpoint first
 	@$(CLUSTER) stop
 
-# --- for those who change it -------------------------------------------------------------------------------------
+# --- for development ---------------------------------------------------------------------------------------------
 
 # Files keep their order (tests/conftest.py): the costly ones begin first.
 WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-check: .venv/dev.stamp lint ## lint and unit tests: what one runs while working
+check: .venv/dev.stamp lint ## lint and unit tests: run it while you work
 	$(BIN)/python -m pytest tests/unit --numprocesses 2 -m "not slow"
 
-test: .venv/dev.stamp lint ## lint, and all tests but those on a cluster and the slow ones
+test: .venv/dev.stamp lint ## lint, and all tests except those on a cluster and the slow ones
 	$(BIN)/python -m pytest --ignore tests/cluster -m "not slow" $(WORKERS) --durations 40
 
 test-slow: .venv/dev.stamp ## before a release: every kill, every order of writers, more examples for each property; all mutations; bench
@@ -134,22 +134,22 @@ test-slow: .venv/dev.stamp ## before a release: every kill, every order of write
 mutations: .venv/dev.stamp ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
 	$(BIN)/python tests/mutations/run.py $(NAMES)
 
-test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: one of their own (Debian, root), or that of KUBECONFIG
+test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: their own (Debian, root), or that of KUBECONFIG
 	$(BIN)/python -m pytest tests/cluster --durations 25
 
 test-all: test test-cluster ## the tests on a cluster too
 
-lint: .venv/dev.stamp ## ruff, snakefmt, mypy and snakemake --lint alone
+lint: .venv/dev.stamp ## ruff, snakefmt, mypy and snakemake --lint only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/mypy
 	$(BIN)/snakemake --lint
 
-docs: .venv/dev.stamp ## write the pages of docs/ that are made from the code
+docs: .venv/dev.stamp ## write the pages of docs/ that are generated from the code
 	$(BIN)/python scripts/make_docs.py
 
-bench: .venv/dev.stamp ## measure, side by side, what docs/benchmarks.md says
+bench: .venv/dev.stamp ## measure the figures of docs/benchmarks.md, side by side
 	$(BIN)/python tests/bench/bench.py
 
 bench-cluster: .venv/dev.stamp ## measure what a pod costs, on the tests' cluster

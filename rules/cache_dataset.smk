@@ -1,10 +1,10 @@
 # The rows of a run as ms-swift's cached data set, for runs with cached_dataset.
 #
 # Needs: rows that fit max_length, with their lengths; their pictures in the store, the base model's processor.
-# Makes: cached/{run}/train and cached/{run}/val, what `swift export --to_cached_dataset` makes of them: rows in
+# Makes: cached/{run}/train and cached/{run}/val, the output of `swift export --to_cached_dataset`: rows in
 #        ms-swift's form, shuffled with the run's seed, and their lengths, of which packs are made. Pictures stay in
 #        the store.
-# Holds: as many rows as fit_rows handed on, with exactly its lengths; training from it gives the same losses; the same
+# Holds: as many rows as fit_rows gave, with exactly its lengths; training from it gives the same losses; the same
 #        bytes on any number of cores.
 
 

@@ -1,10 +1,10 @@
 # Raw FIRE rows to ShareGPT rows.
 #
-# Needs: the raw JSON arrays of a split; an edited quarantine, where its rows are to take the place of raw ones.
+# Needs: the raw JSON arrays of a split; an edited quarantine, if its rows should replace raw ones.
 # Makes: converted/{dataset}/{split}.jsonl, training rows in the order of the raw rows, each with the number
-#        of its raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are no trajectory, or not asked
-#        for; converted/{dataset}/{split}.unread.json, which keys nobody reads, in how many rows.
-# Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores.
+#        of its raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are not trajectories, or not
+#        requested; converted/{dataset}/{split}.unread.json, the unread keys, each with its number of rows.
+# Holds: every raw row is in exactly one of the two files; the same bytes on any number of cores.
 
 
 rule convert_fire:

@@ -1,13 +1,13 @@
 # Raw rows of every other kind to ShareGPT rows: Volcano, Alpaca, and your own (JSON, JSON lines, CSV or parquet); each
 # raw form is a module of scripts/vlmflow/rows/forms/.
 #
-# Needs: the raw rows of a split; an edited quarantine, where its rows are to take the place of raw ones.
-# Makes: converted/{dataset}/{split}.jsonl, a training row for each raw row that can be used, in their order, with the
-#        number of the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that cannot be used or are not
-#        asked for (another modality or source, not drawn); converted/{dataset}/{split}.unread.json, which keys nobody
-#        reads, in how many rows.
-# Holds: every raw row is in exactly one of the two files; the same bytes whatever the number of cores; all rows have
-#        a picture, or none has; no key that changes what a row means is left unread, unless ignore_keys says so.
+# Needs: the raw rows of a split; an edited quarantine, if its rows should replace raw ones.
+# Makes: converted/{dataset}/{split}.jsonl, a training row for each usable raw row, in their order, with the number of
+#        the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are unusable or not requested
+#        (another modality or source, not drawn); converted/{dataset}/{split}.unread.json, the unread keys, each with
+#        its number of rows.
+# Holds: every raw row is in exactly one of the two files; the same bytes on any number of cores; all rows have a
+#        picture, or none has; no key that changes a row's meaning stays unread, unless ignore_keys names it.
 
 
 rule convert_rows:

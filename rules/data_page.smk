@@ -1,12 +1,12 @@
-# What a data set holds, for people: one page that needs nothing but itself.
+# A data set's content, for people: one self-contained page.
 #
 # Needs: the validated rows, their account, the rejected rows, the near-duplicates, the image manifests, the picture
 #        store.
-# Makes: reports/data-{dataset}.html: where every raw row went and why, what rows and pictures are like, the
+# Makes: reports/data-{dataset}.html: where every raw row went and why, charts of rows and pictures, the
 #        near-duplicates of the test split, sample conversations with their pictures, the first rejected rows of every
 #        reason with their place in the file.
 # Holds: the file loads nothing and runs nothing; texts are escaped, pictures are new JPEGs of their pixels; the
-#        same data gives the same page. Nothing else waits for it.
+#        same data gives the same page. No other stage needs it.
 
 
 rule data_page:

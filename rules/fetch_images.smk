@@ -1,13 +1,13 @@
-# Pictures from where they lie, for data sets whose configuration says so (fetch_images: true).
+# Pictures from their sources, for data sets with fetch_images: true.
 #
-# Needs: the raw rows of a split, mended ones where there are such; picture_sources.yaml, which says where each picture
-#        comes from, and for archives on the hub their rows in pins.yaml.
-# Makes: images/{dataset}/{split}.fetched.json, the account: of every source how many pictures were wanted, had,
-#        fetched and missing, the reasons, the rows that these cost, and the bytes. The pictures go to
-#        stores.fetched_pictures, no declared output, which resolve_images then takes as one more root.
-# Holds: a picture that has its name there is whole, with the size and CRC of its archive's directory; what a root
-#        holds is not fetched; a fetch that was broken off goes on where it stopped. A missing picture fails nothing
-#        here: its rows are rejected later, within max_reject_share.
+# Needs: the raw rows of a split, and fixed ones if any; picture_sources.yaml, which gives each picture's source, and
+#        for archives on the hub their rows in pins.yaml.
+# Makes: images/{dataset}/{split}.fetched.json, the account: per source how many pictures were wanted, present, fetched
+#        and missing, the reasons, the number of rows affected, and the bytes. The pictures go to
+#        stores.fetched_pictures, which is not a declared output; resolve_images uses it as one more root.
+# Holds: a picture that has its name there is whole, with the size and CRC of its archive's directory; a picture in a
+#        root is not fetched; an interrupted fetch resumes where it stopped. A missing picture fails nothing here: its
+#        rows are rejected later, within max_reject_share.
 
 
 rule fetch_images:

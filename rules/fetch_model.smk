@@ -2,10 +2,10 @@
 #
 # Needs: the model's source in the configuration; for one on the hub its row in pins.yaml. A gated model needs
 #        a token: HF_TOKEN or `hf auth login`.
-# Makes: models/{model}/manifest.json: a folder of links (below stores.models) to the model's files, which lie in
-#        that store or in the local folder, and of every one size and sha256.
-# Holds: the files are those of the pinned revision with the digests that the hub tells, data alone and all of it;
-#        or the manifest is not there. Training, merge and verify see only what it names.
+# Makes: models/{model}/manifest.json: a folder of links (below stores.models) to the model's files, which are in that
+#        store or in the local folder, with size and sha256 of each.
+# Holds: the files are those of the pinned revision with the hub's digests, only data and all of it; or the manifest
+#        does not exist. Training, merge and verify see only the files that it names.
 
 
 rule fetch_model:

@@ -1,11 +1,11 @@
 # What the train split has in common with the test split, though the bytes differ.
 #
-# Needs: the validated test rows, the converted train rows, and the accounts that vouch for them; the image manifests,
+# Needs: the validated test rows, the converted train rows, and the accounts with their digests; the image manifests,
 #        the picture hashes.
-# Makes: data/{dataset}/near_duplicates.jsonl: a line for every train picture that looks like one of the test split, and
-#        for every train row without a picture whose question a test row asks too, in other letters.
+# Makes: data/{dataset}/near_duplicates.jsonl: a line for every train picture that looks like one in the test split, and
+#        for every train row without a picture whose question a test row asks nearly alike.
 # Holds: every train picture within near_duplicates.picture_distance of a test picture is there, with the nearest one.
-#        Nothing is dropped here: near_duplicates.drop has validate_sharegpt leave these rows out.
+#        This rule drops nothing: with near_duplicates.drop, validate_sharegpt rejects these rows.
 
 
 rule find_near_duplicates:

@@ -1,10 +1,10 @@
-# What the pictures of a split look like, as numbers that can be compared.
+# Perceptual hashes of a split's pictures, to find pictures that look alike.
 #
 # Needs: the split's image manifest, and the picture store.
 # Makes: images/{dataset}/{split}.hashes.jsonl, a perceptual hash of 64 bits for every usable picture, by its SHA-256.
-#        With cluster.pods_per_stage so many pods take every N-th picture each, and join_hashes joins their tables.
-# Holds: every usable picture once; the same bytes whatever the number of cores and pods. The manifest stays as it is,
-#        and merged weights are made without this rule unless near_duplicates.drop is set.
+#        With cluster.pods_per_stage = N, each of N pods takes every N-th picture, and join_hashes joins their tables.
+# Holds: every usable picture once; the same bytes on any number of cores and pods. The manifest does not change, and
+#        merged weights need this rule only with near_duplicates.drop.
 
 hashes_of_part = f"images/{{dataset}}/{{split}}{names.part}.hashes.jsonl"
 

@@ -1,10 +1,10 @@
-# How long the rows of a run are, for people: one page that needs nothing but itself.
+# How long the rows of a run are, for people: one self-contained page.
 #
 # Needs: the lengths of all rows and their account, and the rows that were measured.
 # Makes: reports/lengths-{run}.html: tokens of text and pictures as charts, the max_length that covers 99.9 % of train
-#        and of val, and all rows, how many rows are longer than the run's own, the longest rows
-#        and a look at each.
-# Holds: the file loads nothing and runs nothing; the same lengths give the same page. Nothing else waits for it.
+#        and of val, and all rows, how many rows are longer than the run's own, and the longest rows with their
+#        questions.
+# Holds: the file loads nothing and runs nothing; the same lengths give the same page. No other stage needs it.
 
 
 rule lengths_page:

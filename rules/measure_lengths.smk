@@ -1,12 +1,12 @@
-# The length of every row in tokens, before any GPU is asked for.
+# The length of every row in tokens, before a GPU is requested.
 #
-# Needs: validated rows, the image manifest of the train split where they have pictures, the base model's tokenizer
+# Needs: validated rows, the image manifest of the train split if they have pictures, the base model's tokenizer
 #        and picture rule.
 # Makes: lengths/{run}/{train,val}.jsonl, a line per row: id, its bytes in the file, text tokens, picture tokens
 #        after the picture budget; lengths/{run}/summary.json: sums, quantiles, the longest rows, the max_length that
-#        covers 99.9 % of train and of val, and all rows; digests of what was measured, with what, and of the result.
+#        covers 99.9 % of train and of val, and all rows; digests of the rows, of the model's files and of the result.
 # Holds: every row is measured; ms-swift's own template gives the same lengths on some rows of every run, the
-#        extremes among them. train.max_length has no part in it: another one measures nothing again.
+#        extremes among them. train.max_length has no influence: a new value measures nothing again.
 
 
 rule measure_lengths:

@@ -1,12 +1,11 @@
-# The trained adapter into the base model's weights.
+# Merges the trained adapter into the base model's weights.
 #
 # Needs: the base model's manifest, which says where its files are, and the finished adapter.
 # Makes: work/{run}/merged/, a model folder in the base's own layout; temporary, until verify_merged has
-#        checked it and taken it over.
-# Holds: every tensor of the adapter is used exactly once, or the merge is refused by name; what the adapter
-#        does not touch, weights and other files, is the base's byte for byte; the same bytes whatever the
-#        number of cores. Memory: blocks of rows and the factors of one layer, not a model or a shard, so that
-#        mem_mb does not grow with the model.
+#        checked it and moved it.
+# Holds: every tensor of the adapter is used exactly once, or the merge refuses it by name; weights and files that the
+#        adapter does not touch equal the base's byte for byte; the same bytes on any number of cores. Memory: blocks
+#        of rows and the factors of one layer, not a model or a shard, so mem_mb does not grow with the model.
 
 
 rule merge_lora:

@@ -1,11 +1,11 @@
-# Proven weights under their own name, with the model card and where they come from.
+# Proven weights under their own name, with the model card and their provenance.
 #
-# Needs: the proven folder, what the training and the data left, and what the configuration and
-#        picture_sources.yaml state of the data's licences.
-# Makes: merged/{run}/, of the proven folder's own files by hard links, with provenance.json (digests from the raw
-#        file to the weights) and README.md, a model card that lists sources and licences. It takes seconds: another
-#        licence or another text of the card neither merges nor proves anything again.
-# Holds: merged/{run} has the files that verified/{run} has, and no others but these two.
+# Needs: the proven folder, the reports of training and data, and the licences of the data from the configuration and
+#        picture_sources.yaml.
+# Makes: merged/{run}/, with hard links to the proven folder's files, provenance.json (digests from the raw file to the
+#        weights) and README.md, a model card that lists sources and licences. It takes seconds: a new licence or card
+#        text merges and proves nothing again.
+# Holds: merged/{run} has the files of verified/{run}, and only these two besides.
 
 
 rule publish_merged:

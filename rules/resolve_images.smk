@@ -1,14 +1,14 @@
 # The pictures that the rows of a split name.
 #
-# Needs: the raw rows of a split, mended ones where there are such, and the data set's picture roots; where pictures
-#        are fetched, that this is done.
-# Makes: images/{dataset}/{split}.jsonl, a line for every distinct path that the rows name: which picture it
-#        is, or why it cannot be used. The picture store, stores.pictures/{dataset}/, is no declared output:
-#        it holds a link for every usable picture, and an upright RGB copy where the pixels need it.
-#        With cluster.pods_per_stage so many pods take every N-th path each, and join_images joins their manifests.
-# Holds: every picture that has a name was decoded to the last pixel; nothing outside the roots is read; the
-#        same bytes whatever the number of cores and pods. The files below the roots are not watched: when pictures
-#        were added there, force this rule.
+# Needs: the raw rows of a split, and fixed ones if any, and the data set's picture roots; with fetch_images, the
+#        account of the fetched pictures.
+# Makes: images/{dataset}/{split}.jsonl, a line for every distinct path that the rows name: which picture it is, or why
+#        it cannot be used. The picture store, stores.pictures/{dataset}/, is not a declared output: it has a link for
+#        every usable picture, or an upright RGB copy if its pixels had to be rewritten.
+#        With cluster.pods_per_stage = N, each of N pods takes every N-th path, and join_images joins their manifests.
+# Holds: every picture that has a name was decoded to the last pixel; nothing outside the roots is read; the same bytes
+#        on any number of cores and pods. The files below the roots are not watched: after you add pictures there, force
+#        this rule.
 
 manifest_of_part = f"images/{{dataset}}/{{split}}{names.part}.jsonl"
 
@@ -64,6 +64,6 @@ if names.part:
             disk_mb=2_000,
             runtime=30,
         message:
-            "Joining what was found of the pictures of the {wildcards.split} split of {wildcards.dataset}"
+            "Joining the image manifests of the {wildcards.split} split of {wildcards.dataset}"
         script:
             "../scripts/join_images.py"

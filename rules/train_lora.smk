@@ -1,13 +1,13 @@
 # The full training: LoRA over the run's processes, started with torchrun.
 #
-# Needs: an open gate, rows that fit max_length, their pictures in the store, the base model; the
-#        cached data set where the run has one (cached_dataset).
+# Needs: an open gate, rows that fit max_length, their pictures in the store, the base model; with cached_dataset, the
+#        cached data set.
 # Makes: checkpoints/{run}/full/: the adapter of the best checkpoint by validation loss, report.json, loss.png.
 #        It trains in stores.runs/{run}/full/DIGEST, a folder bound to the digest of data and settings, which
 #        keeps the newest and the best checkpoint, and finished adapters of earlier settings beside it.
-# Holds: the target step was reached and evaluated, or validation loss ended the run early (early_stop_after);
-#        interrupted by a signal, a kill or a full disk, the same command goes on from the newest whole
-#        checkpoint; no two trainers write to one run folder.
+# Holds: the target step was reached and evaluated, or validation loss ended the run early (early_stop_after); after a
+#        signal, a kill or a full disk, the same command resumes from the newest whole checkpoint; no two trainers write
+#        to one run folder.
 
 
 rule train_lora:

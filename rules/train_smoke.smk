@@ -1,12 +1,11 @@
 # The gate: a short training with the full run's own settings, on the longest rows and a sample.
 #
-# Needs: rows that fit max_length, with their lengths; their pictures in the store where they have some, the base
+# Needs: rows that fit max_length, with their lengths; their pictures in the store, if any; the base
 #        model.
 # Makes: checkpoints/{run}/smoke/: gate.json and gate.html (checks, peak memory, tokens per second, expected
 #        length of the full run), report.json, loss.png. It trains in stores.runs/{run}/smoke/DIGEST.
-# Holds: the longest rows were trained on; the loss is finite and falls; the checkpoint opens, and
-#        the merge would take it; as many processes train together as declared. A gate that stays closed fails
-#        the rule, with the reason.
+# Holds: the longest rows were trained on; the loss is finite and falls; the checkpoint can be read, and the merge would
+#        accept it; the configured number of processes train together. A closed gate fails the rule, with the reason.
 
 
 rule train_smoke:

@@ -1,13 +1,13 @@
-# Converted rows to the data that a run trains on. The gate: nothing downstream runs on data that did not pass.
+# Turns converted rows into a run's data. This is the data gate: later stages only see data that passed.
 #
-# Needs: of every raw split the raw files, the converted rows, the converter's rejects and its account of what nobody
-#        reads, and where its rows have pictures, the image manifest; an edited quarantine, where there is one; with
-#        near_duplicates.drop the picture hashes.
+# Needs: for every raw split the raw files, the converted rows, the converter's rejects and its account of unread keys,
+#        and the image manifest if its rows have pictures; an edited quarantine, if any; with near_duplicates.drop the
+#        picture hashes.
 # Makes: data/{dataset}/{train,val,test}.jsonl; stats.json and counts.html, where every raw row went;
 #        quarantine.jsonl, the rejected rows with split, row number and reason.
 # Holds: rows in = rows kept + rejects by reason, exactly; every row fits docs/sharegpt-row.schema.json and the
-#        rules beyond it; no picture and no prompt of a row without is in two splits; no duplicates; too many rejects,
-#        or no rows, is an error.
+#        rules beyond it; no picture, and no prompt of a row without one, is in two splits; no duplicates; too many
+#        rejects, or no rows, is an error.
 
 
 rule validate_sharegpt:

@@ -1,11 +1,11 @@
-# The proof that the merged weights are the base's and the adapter's, and nothing else.
+# Proves that the merged weights are exactly base + adapter.
 #
 # Needs: the merged folder, the base model, the adapter, and rows of the val split for the logits.
-# Makes: verified/{run}/, of the merged folder's own files, after every check has passed; with proof.json: what the
-#        checks found, and the digest of every file.
-# Holds: key set, shapes and dtypes are the base's; what the adapter does not touch is the base's byte for byte;
-#        what it touches is W + s·BA within rounding; logits agree with base + adapter in peft; it loads offline.
-#        verified/{run} does not exist unless all of that was seen.
+# Makes: verified/{run}/, from the merged folder's own files, after every check has passed; with proof.json: the results
+#        of the checks, and the digest of every file.
+# Holds: key set, shapes and dtypes equal the base's; untouched tensors equal the base's byte for byte; touched ones are
+#        W + s·BA within rounding; logits agree with base + adapter in peft; the folder loads offline. verified/{run}
+#        exists only if all of this holds.
 
 
 rule verify_merged:

@@ -67,7 +67,7 @@ SET_BY_THE_WORKFLOW = {
 }
 """Arguments that the workflow sets, each with the key or the reason that decides its value."""
 
-SHARDS = f"its checkpoints hold no adapter that can be resumed or merged; to shard, set runs.NAME.strategy: {ZERO3.name}"
+SHARDS = f"its checkpoints have no adapter to resume or merge; to shard, set runs.NAME.strategy: {ZERO3.name}"
 NO_RESUME = "checkpoints would lack what resuming needs; remove it"
 NO_MERGE = "the merge only adds low-rank updates to whole layers and would refuse this adapter; remove it"
 NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; remove it"
