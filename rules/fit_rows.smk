@@ -4,8 +4,8 @@
 # Makes: fitted/{run}/: {train,val}.jsonl, the rows; {train,val}.lengths.jsonl, their lengths; over_long.jsonl, every
 #        row that did not fit, with its length and what happened to it; account.json, counts and digests.
 # Holds: no row has more than train.max_length tokens; rows in = rows as they were + shortened + left out; no row is
-#        cut: a shortened one is what the converter makes from a shorter history. By default, over-long rows are refused:
-#        the rule fails and names them.
+#        cut: a shortened one is what the converter makes from a shorter history. By default, over-long rows are
+#        refused: the rule fails and names them.
 
 
 rule fit_rows:
