@@ -82,7 +82,7 @@ def test_what_is_evaluated_is_saved(settings: dict[str, int], every: str) -> Non
         ({"fsdp": "fsdp2"}, "to shard, set runs.NAME.strategy: zero3"),
         ({"save_only_model": True}, "what resuming needs"),
         ({"safe_serialization": False}, "must be safetensors"),
-        ({"deepspeed": "zero2"}, r"\(runs.NAME.strategy\)"),
+        ({"deepspeed": "zero2"}, "(runs.NAME.strategy)"),
         ({"early_stop_interval": 3}, "set train.early_stop_after"),
         ({"load_best_model_at_end": True}, "wait for the others"),
         ({"target_parameters": "mlp.experts.down_proj"}, "and would refuse this adapter"),
