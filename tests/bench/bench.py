@@ -1,6 +1,6 @@
 """Measure what docs/benchmarks.md says: each way beside its yardstick, in one run, on an otherwise idle machine.
 
-    python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [lengths] [merge] [road] [change]
+    python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [lengths] [merge] [road] [change] …
 
 Prints a table per part in Markdown; without names, all of them. It takes 14 GB in runs/ for a while.
 """
@@ -21,6 +21,7 @@ from bench_merge import bench_merge
 from bench_pictures import bench_pictures
 from bench_road import bench_road
 from bench_rows import bench_rows
+from bench_starts import bench_starts
 from bench_volcano import bench_volcano
 
 SCRATCH = Path(__file__).resolve().parents[2] / "runs"
@@ -35,6 +36,7 @@ PARTS = {
     "merge": lambda folder: bench_merge(folder, CORES),
     "road": bench_road,
     "change": bench_change,
+    "starts": bench_starts,
 }
 
 

@@ -28,3 +28,15 @@ def test_both_ways_over_rows_run(bench_rows: object, tmp_path: Path) -> None:
     plain = [sys.executable, str(BENCH / "bench_rows.py"), "plain_way", str(tmp_path)]
     assert float(subprocess.run(plain, check=True, capture_output=True, text=True).stdout) > 0
     assert (tmp_path / "data/stats.json").is_file()
+
+
+def test_the_starts_that_are_measured_reach_validated_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import bench_starts
+
+    monkeypatch.setattr(bench_starts, "ROUNDS", 1)
+    monkeypatch.setattr(bench_starts, "TEST_ROWS", 60)
+    monkeypatch.setattr(bench_starts, "TRAINER", "import os")  # it takes as long as all else here
+    figures = bench_starts.bench_starts(tmp_path, 600)
+    assert (tmp_path / "run-0/data/fire/stats.json").is_file()
+    assert figures["data_processor_seconds"] > figures["plan_processor_seconds"] > 0
