@@ -6,7 +6,7 @@ executes has all of that.
 
 import re
 
-from harness.kubernetes.namespace import Object
+from vlmflow.cluster.api import Object
 from vlmflow.core.errors import VlmflowError
 from vlmflow.doctor.objects import STATE_CLAIM
 

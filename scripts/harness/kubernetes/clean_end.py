@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 
 from harness.kubernetes.job_shape import RULE, WILDCARDS
-from harness.kubernetes.namespace import Namespace, Object
+from harness.kubernetes.namespace import Namespace
 from harness.kubernetes.outcome import has_ended, is_lost, is_true
+from vlmflow.cluster.api import Object
 from vlmflow.core.errors import VlmflowError
 
 IDLE_SECONDS = 60.0

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import Namespace, Object, is_refusal
+from harness.kubernetes.namespace import Namespace, is_refusal
 from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.watch import Watch
+from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
 
 MOST = 20

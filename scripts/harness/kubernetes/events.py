@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from harness.kubernetes.namespace import Object
+from vlmflow.cluster.api import Object
 
 
 def by_object(events: Iterable[Object]) -> dict[tuple[str | None, str | None], list[Object]]:

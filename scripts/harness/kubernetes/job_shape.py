@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from harness.kubernetes.apart import refuse_reach, with_private_sources
-from harness.kubernetes.namespace import Object
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import Template
 from harness.stage import VERDICT
 from harness.storage import pod_folder
+from vlmflow.cluster.api import Object
 from vlmflow.cluster.pod_templates import CONTAINER
 
 WEEK = 7 * 24 * 3600

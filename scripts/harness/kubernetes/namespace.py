@@ -64,7 +64,8 @@ class Namespace:
         """List the cluster's nodes, with what they have alone (answers.Nodes); None where that is not granted."""
         if self._may_see_nodes:
             try:
-                return self._api.call("GET", "/api/v1/nodes", answer=answers.Nodes)["items"]
+                nodes: list[Object] = self._api.call("GET", "/api/v1/nodes", answer=answers.Nodes)["items"]
+                return nodes
             except Refused as refused:
                 if refused.status != 403:
                     raise

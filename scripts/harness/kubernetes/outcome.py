@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Literal
 
 from harness.kubernetes.events import by_object, message_of, newest_of
-from harness.kubernetes.namespace import Object
 from harness.stage import NOT_AGAIN
+from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
 from vlmflow.cluster.pod_templates import CONTAINER
 

@@ -10,11 +10,12 @@ from datetime import datetime
 
 from harness.kubernetes.clean_end import words_of
 from harness.kubernetes.job_shape import RULE
-from harness.kubernetes.namespace import Namespace, Object
+from harness.kubernetes.namespace import Namespace
 from harness.kubernetes.outcome import judge, newest, read_time
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import explain
+from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused, connect
 from vlmflow.cluster.instance import selector
 from vlmflow.cluster.pod_templates import CONTAINER

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kubernetes.utils.quantity import parse_quantity
 
 from harness.kubernetes.events import by_object, newest_of
-from harness.kubernetes.namespace import Object
+from vlmflow.cluster.api import Object
 
 
 class Room(NamedTuple):

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from harness.kubernetes.apart import refuse_reach
-from harness.kubernetes.namespace import Namespace, Object
+from harness.kubernetes.namespace import Namespace
+from vlmflow.cluster.api import Object
 from vlmflow.cluster.instance import PART_OF, selector
 from vlmflow.cluster.pod_templates import CONTAINER, GPU_RESOURCE, NAMES, template_in
 from vlmflow.core.errors import VlmflowError

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 
 from harness.kubernetes.events import message_of, time_of
-from harness.kubernetes.namespace import Object
 from harness.kubernetes.outcome import newest
 from harness.kubernetes.surroundings import Surroundings, amount, asks, quantity
+from vlmflow.cluster.api import Object
 
 REFUSED_SECONDS = 120.0
 """How long an image, or a pod, may be refused by a message that means for good: a registry has bad minutes too."""

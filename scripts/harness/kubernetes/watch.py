@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import Namespace, Object
+from harness.kubernetes.namespace import Namespace
 from harness.kubernetes.outcome import Outcome, judge, newest, taken_by
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import Waiting, explain
+from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
 from vlmflow.cluster.pod_templates import CONTAINER
 

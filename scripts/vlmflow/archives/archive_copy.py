@@ -19,17 +19,17 @@ def fetch_whole(remote: RemoteFile, target: Path, digests: dict[str, str | None]
 
     Raises VlmflowError where it does not fit on the disk, or has other digests; what `RemoteFile.stream` raises.
     """
-    if target.is_file() and target.stat().st_size == remote.size:
+    if target.is_file() and target.stat().st_size == remote.length:
         return
     part = unfinished(target)
     with part.open("ab") as file:
-        if file.tell() > remote.size or not remote.takes_ranges:
+        if file.tell() > remote.length or not remote.takes_ranges:
             file.truncate(0)
-        require_free_disk(target.parent, remote.size - file.tell(), remote.name)
+        require_free_disk(target.parent, remote.length - file.tell(), remote.name)
         if file.tell():
-            logger.info("%s: going on at byte %s of %s", remote.name, f"{file.tell():,}", f"{remote.size:,}")
-        if file.tell() < remote.size:
-            remote.stream(file.tell(), remote.size, file.write, lambda: file.truncate(0))
+            logger.info("%s: going on at byte %s of %s", remote.name, f"{file.tell():,}", f"{remote.length:,}")
+        if file.tell() < remote.length:
+            remote.stream(file.tell(), remote.length, file.write, lambda: file.truncate(0))
         file.flush()
     for algorithm, wanted in digests.items():
         if wanted is None:

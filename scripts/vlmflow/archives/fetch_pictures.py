@@ -106,6 +106,8 @@ class PictureFetch:
             if isinstance(found, Unusable) and found.reason != "missing":
                 continue  # resolve_images says why
             name = picture_name(path)
+            if isinstance(name, Unusable):
+                continue  # as above
             if name not in named:
                 named[name] = Wish(0, places.of(name))
             named[name].rows += rows
@@ -140,8 +142,9 @@ class PictureFetch:
                 in_store = {member: wishes[names[0]].places[0].name for member, names in members.items()}
                 fetches[source] = self._fetch_of(source, in_store, progress)
             self._plan(list(fetches.values()))
-            sizes = [fetch.way.bytes for fetch in fetches.values() if fetch.way]
-            progress.total = 0 if None in sizes else progress.count + sum(sizes)
+            ways = [fetch.way for fetch in fetches.values() if fetch.way]
+            sizes = [way.bytes for way in ways if way.bytes is not None]
+            progress.total = progress.count + sum(sizes) if len(sizes) == len(ways) else 0
             left: dict[str, Wish] = {}
             for source, fetch in fetches.items():
                 with self._failing(fetch):

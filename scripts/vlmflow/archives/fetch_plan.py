@@ -45,7 +45,7 @@ def ways_to(source: PictureSource, members: Collection[str], directory_is_here: 
         return [Way("ranges", estimates.get("ranges"), "there is no address for single pictures")]
     if source.archive is None:
         return [Way("one by one", estimates.get("one by one"), "there is no archive")]
-    if not estimates:
+    if not estimates or source.pictures is None:
         why = "size and number of pictures of the archive are not known"
         return [Way("ranges", None, why), Way("one by one", None, why)]
     if len(members) >= WHOLE_SHARE * source.pictures:
@@ -53,7 +53,7 @@ def ways_to(source: PictureSource, members: Collection[str], directory_is_here: 
             Way("whole", source.size, WORTH_WHOLE),
             Way("one by one", estimates["one by one"], "the archive did not work"),
         ]
-    best, other = sorted(estimates, key=estimates.get)
+    best, other = sorted(estimates, key=lambda kind: estimates[kind])
     why = f"{other} it would be about {estimates[other] / 1e6:,.1f} MB"
     return [Way(best, estimates[best], why), Way(other, estimates[other], f"{best} did not work")]
 

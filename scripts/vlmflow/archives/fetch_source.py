@@ -136,7 +136,7 @@ class SourceFetch:
 
     def _open(self, way: Way, pins: Mapping[str, Pin]) -> Way:
         self._archives = self._archives or open_archives(self._source, pins, self._transport)
-        size = sum(remote.size for remote, _ in self._archives)
+        size = sum(remote.length for remote, _ in self._archives)
         if self._source.form != "zip":
             self.bytes_wanted = size
             return Way("whole", size, way.why)
@@ -144,13 +144,13 @@ class SourceFetch:
         whole = name_on_disk(remote, self._archive_folder)
         if whole.exists() or unfinished(whole).exists():
             here = (whole if whole.exists() else unfinished(whole)).stat().st_size
-            return Way("whole", remote.size - here, f"{here / 1e6:,.1f} MB of it are here already")
+            return Way("whole", remote.length - here, f"{here / 1e6:,.1f} MB of it are here already")
         if not remote.takes_ranges:
-            return Way("whole", remote.size, "its server does not give parts of it")
-        key = f"{remote.name} {remote.version} {remote.size}"
-        self._find_members(kept_directory(self._directory_file, key, remote.read, remote.size).members)
-        if is_worth_whole(self.bytes_wanted, remote.size):
-            return Way("whole", remote.size, WORTH_WHOLE)
+            return Way("whole", remote.length, "its server does not give parts of it")
+        key = f"{remote.name} {remote.version} {remote.length}"
+        self._find_members(kept_directory(self._directory_file, key, remote.read, remote.length).members)
+        if is_worth_whole(self.bytes_wanted, remote.length):
+            return Way("whole", remote.length, WORTH_WHOLE)
         self._ranges = ranges_of(self._members)
         return Way("ranges", sum(part.end - part.start for part in self._ranges), way.why)
 
@@ -189,7 +189,7 @@ class SourceFetch:
             archive = name_on_disk(remote, self._archive_folder)
             fetch_whole(remote, archive, digests)
             if self._source.form == "zip":
-                self._unpack_zip(archive, remote.size)
+                self._unpack_zip(archive, remote.length)
             else:
                 found |= self._unpack_stream(archive)
             archive.unlink()
@@ -204,9 +204,12 @@ class SourceFetch:
             other.unlink()
 
     def _run_singles(self) -> None:
+        address = self._source.one_by_one
+        assert address is not None, "this way is planned where there is an address"
+
         def bring(member: str) -> None:
             try:
-                content = fetch_single(self._source.one_by_one, member, self._transport, self._max_bytes)
+                content = fetch_single(address, member, self._transport, self._max_bytes)
             except Refused as refusal:
                 self._settle(member, refusal.missing)
             else:

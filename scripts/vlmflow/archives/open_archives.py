@@ -33,15 +33,20 @@ def open_archives(
     One file, except where an address on the hub names several parquet files by `*`.
     Raises Refused where the server does not give one, VlmflowError where it is not pinned or fails too often.
     """
-    address = _on_hub(source.archive)
+    archive = source.archive
+    assert archive is not None, "a source without an archive is fetched one by one"
+    address = _on_hub(archive)
+    found: list[tuple[RemoteFile, Digests]]
     if address is None:
-        remote = RemoteFile(source.archive, lambda: source.archive, transport, source.size)
+        remote = RemoteFile(archive, lambda: archive, transport, source.size)
         found = [(remote, {"md5": source.md5})]
     else:
-        pin = pin_of(source.archive, pins)
+        pin = pin_of(archive, pins)
+        revision = pinned_revision(address, pin)
+        assert pin is not None, "pinned_revision refuses what has no pin"
         found = [
             (_hub_file(file, transport), {"sha256": file.sha256, "md5": source.md5})
-            for file in _hub_files(address, pin, pinned_revision(address, pin))
+            for file in _hub_files(address, pin, revision)
         ]
     for remote, _ in found:
         remote.open()
@@ -58,14 +63,14 @@ def _on_hub(archive: str) -> HubSource | None:
     if not archive.startswith("hf://"):
         return None
     source = parse_source(archive)
-    if source.path is None:
+    if isinstance(source, Path) or source.path is None:
         raise VlmflowError(f"{archive} is a model, not a data set's file", "use hf://datasets/OWNER/NAME/FILE")
     return source
 
 
 def _hub_files(source: HubSource, pin: Pin, revision: str) -> list[HubFile]:
     _, files = hub.describe(source, revision)
-    files = [file for file in files if fnmatch.fnmatchcase(file.path, source.path)]
+    files = [file for file in files if fnmatch.fnmatchcase(file.path, source.path or "")]
     if not files:
         raise VlmflowError(f"{source}: there is no such file at {revision}", "check it in picture_sources.yaml")
     require_pinned(source, pin, size=sum(file.size for file in files))

@@ -34,7 +34,8 @@ class BoundedHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"a header of {self.size:,} bytes")
         if self.type == tarfile.GNUTYPE_SPARSE:
             raise tarfile.ReadError("a sparse file")
-        return super()._proc_member(archive)
+        read: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]  # typeshed leaves it out
+        return read
 
     def _proc_gnusparse_10(self, *_: object) -> None:
         raise tarfile.ReadError("a sparse file")
@@ -48,14 +49,16 @@ def tar_members(archive: Path, wanted: Set[str], max_bytes: int) -> Iterator[Con
     try:
         with tarfile.open(archive, "r|*", tarinfo=BoundedHeader) as files:
             for entry in files:
-                files.members.clear()  # it would keep them all
+                files.members.clear()  # type: ignore[attr-defined]  # it would keep them all; typeshed leaves it out
                 name = entry.name.removeprefix("./")
                 if name not in wanted or not entry.isreg():
                     continue
                 if entry.size > max_bytes:
                     yield name, Missing("too_large", f"{entry.size:,} bytes, the limit is {max_bytes:,}")
                     continue
-                content = files.extractfile(entry).read()
+                opened = files.extractfile(entry)
+                assert opened is not None, "it is a regular file"
+                content = opened.read()
                 whole = len(content) == entry.size
                 yield name, content if whole else Missing("damaged", "it is cut")
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
@@ -89,7 +92,7 @@ def parquet_members(
                     picture = picture if isinstance(picture, dict) else {"bytes": picture}
                     name = row[name_column] if name_column else picture.get("path")
                     content = picture.get("bytes")
-                    if name not in wanted or not isinstance(content, bytes):
+                    if not isinstance(name, str) or name not in wanted or not isinstance(content, bytes):
                         continue
                     too_large = len(content) > max_bytes
                     limit = Missing("too_large", f"{len(content):,} bytes, the limit is {max_bytes:,}")

@@ -78,4 +78,5 @@ def _pages() -> memoryview:
     """Give this thread's buffer, which begins with a page: only from there a disk takes bytes itself."""
     if not hasattr(_own, "pages"):
         _own.pages = memoryview(mmap.mmap(-1, BUFFER_BYTES))
-    return _own.pages
+    pages: memoryview = _own.pages
+    return pages

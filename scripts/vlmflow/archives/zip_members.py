@@ -88,7 +88,7 @@ def content_of(packed: memoryview, member: Member) -> Content:
         raise Refused("damaged", "no member begins where the directory says")
     name_length, extra_length = struct.unpack_from("<HH", packed, 26)
     start = LOCAL_HEADER + name_length + extra_length
-    content = packed[start : start + member.packed]
+    content: Content = packed[start : start + member.packed]
     if len(content) < member.packed:
         raise Refused("damaged", "it runs into the next member")
     if member.method == DEFLATED:

@@ -13,6 +13,9 @@ from vlmflow.cluster.client import Refused
 Object = dict[str, Any]
 """A Kubernetes object as its JSON says it."""
 
+Objects = list[Object]
+"""For annotations within Api, whose method `list` hides the builtin."""
+
 LOG_TIMEOUT = (5, 10)
 """Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
 
@@ -33,7 +36,8 @@ class Api:
 
     def now(self) -> datetime:
         """Give the time by the API server's clock, which its time stamps have."""
-        return self.client.rest_client.now()
+        now: datetime = self.client.rest_client.now()
+        return now
 
     def call(self, method: str, path: str, body: Object | None = None, answer: Any = None, **query: str) -> Any:
         """Make one call, and give the parsed answer. path: below the server's address.
@@ -52,7 +56,8 @@ class Api:
     def get(self, kind: str, name: str) -> Object | None:
         """Give an object of the namespace, or None where there is none."""
         try:
-            return self.call("GET", f"{self._path(kind)}/{name}")
+            found: Object = self.call("GET", f"{self._path(kind)}/{name}")
+            return found
         except Refused as refused:
             if refused.status != 404:
                 raise
@@ -61,7 +66,9 @@ class Api:
     def list(self, kind: str, selector: str = "", fields: str = "", answer: Any = None) -> list[Object]:
         """Give the objects of a kind in the namespace. selector: of labels; fields: of fields; answer: as in `call`."""
         query = {name: words for name, words in (("labelSelector", selector), ("fieldSelector", fields)) if words}
-        return self.call("GET", self._path(kind), answer=answer, **query)["items"]
+        found: Object = self.call("GET", self._path(kind), None, answer, **query)
+        items: Objects = found["items"]
+        return items
 
     def create(self, kind: str, body: Object) -> None:
         """Make an object in the namespace; one of its name is this one, made by a try whose answer was lost."""

@@ -69,12 +69,15 @@ class Refused(ApiException):
             for_now = "CERTIFICATE_VERIFY_FAILED" not in str(error.reason)
             said = " ".join(str(error.reason).split())
             return cls(0, f"no answer from the API server: TLS failed: {said}", for_now=for_now)
-        said = _status_of(error)
-        word = str(said.get("reason", ""))
+        status = _status_of(error)
+        word = str(status.get("reason", ""))
         # A Conflict, for requests that name no version of what they change, is another request's fault: the server
         # gave up counting this one into a quota that the other's changed meanwhile, and did nothing.
         refused = cls(
-            error.status, str(said.get("message") or error.reason), word, error.status in FOR_NOW or word == "Conflict"
+            error.status,
+            str(status.get("message") or error.reason),
+            word,
+            error.status in FOR_NOW or word == "Conflict",
         )
         refused.reason, refused.body, refused.headers = error.reason, error.body, error.headers
         return refused

@@ -10,7 +10,7 @@ from typing import IO
 
 from vlmflow.cluster import file_stream
 from vlmflow.cluster.file_stream import Broken, Refused, files_at, heard, receive, say, send, sizes_at
-from vlmflow.cluster.kubectl import Kubectl
+from vlmflow.cluster.kubectl import Kubectl, pipe
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 
@@ -63,7 +63,8 @@ def put(kubectl: Kubectl, source: Path, to: str) -> None:
                 there = sum(have.values())
                 progress.start_at(min(there, total))
                 send(source, have, _Counted(give, progress))
-                return heard(take)["wrong"]
+                wrong: int = heard(take)["wrong"]
+                return wrong
 
         _until_all_is_there(stream, lambda: there)
     log.info(f"{source} is at {to}, every file with the digest that it has here")
@@ -133,15 +134,17 @@ class _Talk:
     def __init__(self, kubectl: Kubectl, action: str, path: PurePosixPath) -> None:
         program = Path(file_stream.__file__).read_text()
         self._process = kubectl.talk_to_controller("python", "-c", program, action, str(path))
+        self._streams = pipe(self._process.stdin), pipe(self._process.stdout)
         self._said: list[bytes] = []
-        self._reader = threading.Thread(target=lambda: self._said.extend(self._process.stderr), daemon=True)
+        stderr = pipe(self._process.stderr)
+        self._reader = threading.Thread(target=lambda: self._said.extend(stderr), daemon=True)
 
     def __enter__(self) -> tuple[IO[bytes], IO[bytes]]:
         self._reader.start()
-        return self._process.stdin, self._process.stdout
+        return self._streams
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in self._streams:
             with suppress(OSError):  # it went first; what it said is the cause
                 stream.close()
         code = self._process.wait()

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import IO, Any, Protocol
 
 BLOCK = 1 << 20
 LONGEST_LINE = 64 << 20
@@ -82,7 +82,14 @@ def sizes_at(path: Path) -> dict[str, int]:
     return {place.relative_to(root).as_posix().removesuffix(PART): place.stat().st_size for place in found}
 
 
-def send(path: Path, there: dict[str, int], stream: BinaryIO) -> None:
+class Sink(Protocol):
+    """What takes a stream."""
+
+    def write(self, block: bytes, /) -> object: ...  # noqa: D102
+    def flush(self) -> object: ...  # noqa: D102
+
+
+def send(path: Path, there: dict[str, int], stream: Sink) -> None:
     """Send what is at a path. there: the bytes that the receiver has, by name.
 
     Raises Refused as `files_at`, and where a file shrinks meanwhile.
@@ -105,7 +112,7 @@ def send(path: Path, there: dict[str, int], stream: BinaryIO) -> None:
     stream.flush()
 
 
-def receive(path: Path, stream: BinaryIO, seen: Callable[[int, int], None]) -> int:
+def receive(path: Path, stream: IO[bytes], seen: Callable[[int, int], None]) -> int:
     """Put what comes at a path, each file whole or not at all; a new folder takes its name when all of it is there.
 
     seen: is told of every block: the bytes done so far, and of all.
@@ -118,10 +125,12 @@ def receive(path: Path, stream: BinaryIO, seen: Callable[[int, int], None]) -> i
     done = wrong = files = 0
     while (about := heard(stream)) is not None:
         place = inside(root, about["name"]) if about["name"] != SINGLE else path
+
+        def seen_of_file(count: int, before: int = done) -> None:
+            seen(before + count, head["bytes"])
+
         with reached(place, make=True) as there:
-            wrong += not _receive_one(
-                stream, there, about, lambda count, before=done: seen(before + count, head["bytes"])
-            )
+            wrong += not _receive_one(stream, there, about, seen_of_file)
         done += about["size"]
         files += 1
     if files != head["files"]:
@@ -137,7 +146,7 @@ def _root(path: Path) -> Path:
     return path if path.exists() else _part(path)
 
 
-def _receive_one(stream: BinaryIO, place: Path, about: dict[str, Any], seen: Callable[[int], None]) -> bool:
+def _receive_one(stream: IO[bytes], place: Path, about: dict[str, Any], seen: Callable[[int], None]) -> bool:
     """Take one file. Tells whether its digest is right: then it has its name; else it is gone.
 
     place: as `reached` gives it.
@@ -218,7 +227,7 @@ def _folder_in(descriptor: int, name: str, make: bool) -> int:
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[BinaryIO]:
+def opened(file: Path) -> Iterator[IO[bytes]]:
     """Give a regular file's content for the time of the block. Raises Refused where it, or one on the way, is none."""
     with reached(file) as place:
         content = os.fdopen(os.open(place, os.O_RDONLY | FILE), "rb")
@@ -239,7 +248,7 @@ def _part(path: Path) -> Path:
     return path.with_name(path.name + PART)
 
 
-def _blocks(stream: BinaryIO, count: int, failure: type[Exception]) -> Iterator[bytes]:
+def _blocks(stream: IO[bytes], count: int, failure: type[Exception]) -> Iterator[bytes]:
     while count:
         block = stream.read(min(count, BLOCK))
         if not block:
@@ -248,13 +257,13 @@ def _blocks(stream: BinaryIO, count: int, failure: type[Exception]) -> Iterator[
         yield block
 
 
-def say(stream: BinaryIO, value: Any) -> None:
+def say(stream: Sink, value: Any) -> None:
     """Write a line of JSON."""
     stream.write(json.dumps(value).encode() + b"\n")
     stream.flush()
 
 
-def heard(stream: BinaryIO) -> Any:
+def heard(stream: IO[bytes]) -> Any:
     """Give the JSON of the next line; None for the empty line at the end. Raises Broken where there is none."""
     line = stream.readline(LONGEST_LINE)
     if line == b"\n":

@@ -1,9 +1,10 @@
 """The output of the run in the controller, followed over connections that break."""
 
+import io
 import sys
 import time
 
-from vlmflow.cluster.kubectl import Kubectl
+from vlmflow.cluster.kubectl import Kubectl, pipe
 from vlmflow.core.errors import VlmflowError
 
 PATIENCE = 600.0
@@ -23,8 +24,10 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
     shown, told, answered = 0, -1, time.monotonic()
     while True:
         process = kubectl.talk_to_controller(*controller, "follow", "--from", str(shown))
+        stdout = process.stdout
+        assert isinstance(stdout, io.BufferedReader), "Popen buffers it"
         try:
-            while block := process.stdout.read1(1 << 16):
+            while block := stdout.read1(1 << 16):
                 sys.stdout.buffer.write(block)
                 sys.stdout.buffer.flush()
                 shown += len(block)
@@ -34,7 +37,7 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
             process.kill()
             raise
         finally:
-            process.stdin.close()
+            pipe(process.stdin).close()
         said = _code(kubectl, controller)
         if said is not None:
             answered = time.monotonic()
@@ -42,7 +45,7 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
                 return 0 if said == "none" else int(said)
         if time.monotonic() - answered > patience:
             raise VlmflowError(
-                f"the controller does not answer for {patience:.0f} s: {process.stderr.read().decode().strip()}",
+                f"the controller does not answer for {patience:.0f} s: {pipe(process.stderr).read().decode().strip()}",
                 "the run goes on without us; `kubectl get pods` shows the controller, `make cluster-log` follows it",
             )
         if told != shown:  # once, however long nobody answers

@@ -11,6 +11,12 @@ from vlmflow.cluster.instance import named
 from vlmflow.core.errors import VlmflowError
 
 
+def pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    """Give a stream of a process that was begun with a pipe for it."""
+    assert stream is not None, "the process has no pipe there"
+    return stream
+
+
 class Kubectl:
     """kubectl in one namespace; which cluster is told by KUBECONFIG, as ever. KUBECTL names another command.
 
@@ -48,7 +54,7 @@ class Kubectl:
         arguments = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
         process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            yield process.stdin
+            yield pipe(process.stdin)
         except BrokenPipeError:
             pass  # what the command said is the cause
         finally:

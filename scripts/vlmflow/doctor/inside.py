@@ -1,6 +1,7 @@
 """What probes find inside the cluster, as checks: images, volumes, clocks, and processes that train together."""
 
 from pathlib import Path
+from typing import Literal
 
 from vlmflow.cluster.api import Api, Object
 from vlmflow.doctor.findings import Check
@@ -28,7 +29,7 @@ HINTS = {
 }
 
 
-TRIALS = {
+TRIALS: dict[str, tuple[Literal["warn", "fail"], str, str]] = {
     "write": (
         "fail",
         "cannot write",
@@ -121,6 +122,8 @@ def check_from_elsewhere(answer: Answer, first: str) -> Check:
 def check_clock(answer: Answer) -> Check:
     """Compare a pod's clock with the API server's, which saw the pod before and after."""
     told = answer.said["time"]
+    assert answer.made is not None, "a probe that said something was made"
+    assert answer.ended is not None, "and it ended"
     # The API server's Date has whole seconds.
     early, late = answer.made.timestamp() - told, told - (answer.ended.timestamp() + 1)
     skew = max(early, late, 0.0)

@@ -5,7 +5,7 @@ import json
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -37,7 +37,7 @@ class Answer:
     image: str
     made: datetime | None = None
     ended: datetime | None = None
-    said: dict[str, Any] | None = None
+    said: dict[str, Any] = field(default_factory=dict)
     fault: str = ""
     node: str = ""
 
@@ -49,7 +49,7 @@ class Probe:
         self, api: Api, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = ""
     ) -> None:
         self._api = api
-        self._image = container_of(template)["image"]
+        self._image = _main_container(template)["image"]
         self._name = f"vlmflow-doctor-{uuid.uuid4().hex[:8]}"
         self._fault = ""
         self._made = None
@@ -91,7 +91,7 @@ class Probe:
         log = self._api.log(pod["metadata"]["name"], CONTAINER)
         said = last_json(log)
         fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
-        return Answer(self._image, self._made, self._api.now(), said, fault, pod["spec"].get("nodeName", ""))
+        return Answer(self._image, self._made, self._api.now(), said or {}, fault, pod["spec"].get("nodeName", ""))
 
 
 def refusal(events: list[Object], job_name: str) -> str:
@@ -104,13 +104,19 @@ def refusal(events: list[Object], job_name: str) -> str:
     return ""
 
 
+def _main_container(template: Object) -> Object:
+    found = container_of(template)
+    assert found is not None, "check_templates refuses such a template"
+    return found
+
+
 def job(name: str, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = "") -> Object:
     """Give the Job of a probe: the template's pod with another command and other amounts.
 
     resources: the limits. elsewhere_than: a node on which it is not to run.
     """
     metadata, pod = copy.deepcopy(template["metadata"]), copy.deepcopy(template["template"])
-    container = container_of({"template": pod})
+    container = _main_container({"template": pod})
     container.pop("args", None)
     container |= {"command": command, "resources": {"requests": resources, "limits": resources}}
     pod["spec"] |= {

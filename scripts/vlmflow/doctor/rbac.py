@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vlmflow.cluster.api import Api
+from vlmflow.cluster.api import Api, Object
 from vlmflow.doctor.findings import Check
 
 
@@ -91,4 +91,6 @@ def _may(api: Api, right: Right) -> bool:
             }
         },
     }
-    return api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)["status"]["allowed"]
+    answer: Object = api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    allowed: bool = answer["status"]["allowed"]
+    return allowed

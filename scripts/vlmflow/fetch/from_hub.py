@@ -36,12 +36,14 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
 
     Raises VlmflowError.
     """
-    revision = pinned_revision(source, pin)
-    target = store_folder(store, source, revision) / source.path
+    path, revision = source.path, pinned_revision(source, pin)
+    assert path is not None, f"{source} is a model, and no file"
+    assert pin is not None, "pinned_revision refuses what has no pin"
+    target = store_folder(store, source, revision) / path
     if target.is_file() and pin.size in (None, target.stat().st_size) and pin.sha256 in (None, sha256_of(target)):
         logger.info("%s: already in the store, %s", source, target)
         return target
-    file, _ = Patience(str(source)).call(lambda: hub.look_up(source, revision, source.path))
+    file, _ = Patience(str(source)).call(lambda: hub.look_up(source, revision, path))
     require_pinned(source, pin, size=file.size, sha256=file.sha256)
     received = bring({target: file}, f"fetching {source.name}", threads=1)
     require_pinned(source, pin, sha256=received[target])
@@ -60,6 +62,7 @@ def fetch_model(
     Raises VlmflowError, before the weights are fetched where the model's JSON files are refused.
     """
     revision = pinned_revision(source, pin)
+    assert pin is not None, "pinned_revision refuses what has no pin"
     folder = store_folder(store, source, revision)
     if (records := _complete_in_store(folder, pin, threads)) is not None:
         logger.info("%s: already in the store, %s", source, folder)

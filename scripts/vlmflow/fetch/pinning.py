@@ -42,6 +42,7 @@ def fill_in(pins: Mapping[str, Pin]) -> tuple[dict[str, Pin], list[VlmflowError]
 
 def _filled(address: str, pin: Pin) -> Pin:
     source = parse_source(address)
+    assert isinstance(source, HubSource), "read_pins refuses what is not on the hub"
     revision, files = _files_of(source, pin.revision)
     sha256 = _sha256_of(files)
     found = Pin(

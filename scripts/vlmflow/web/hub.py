@@ -81,7 +81,7 @@ def look_up(source: HubSource, revision: str, path: str) -> tuple[HubFile, str]:
     if found.commit_hash is None:
         raise _not_the_hub(name)
     _require_commit(name, found.commit_hash, revision)
-    return _checked(HubFile(source, revision, path, found.size, found.etag)), urljoin(url, found.location)
+    return _checked(source, revision, path, found.size, found.etag), urljoin(url, found.location)
 
 
 def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[HubFile]]:
@@ -100,13 +100,14 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
                 (entry.rfilename, entry.lfs.size, entry.lfs.sha256)
                 if entry.lfs
                 else (entry.rfilename, entry.size, entry.blob_id)
-                for entry in info.siblings
+                for entry in getattr(info, "siblings", None) or []
             ]
-        if not re.fullmatch(COMMIT, info.sha or ""):
+        commit = info.sha or ""
+        if not re.fullmatch(COMMIT, commit):
             raise _not_the_hub(str(repo))
         if revision:
-            _require_commit(str(repo), info.sha, revision)
-        return info.sha, [_checked(HubFile(source, info.sha, *entry)) for entry in sorted(entries)]
+            _require_commit(str(repo), commit, revision)
+        return commit, [_checked(source, commit, *entry) for entry in sorted(entries)]
 
     return Patience(str(repo)).call(ask)
 
@@ -130,17 +131,17 @@ def _origin(address: str) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
-def _checked(file: HubFile) -> HubFile:
+def _checked(source: HubSource, revision: str, path: str, size: int | None, etag: str | None) -> HubFile:
     """Refuse what must not become a path or cannot be checked: the answer of a server is foreign text."""
-    parts = file.path.split("/")
+    parts = path.split("/")
     if any(part in ("", ".", "..") or not part.isprintable() for part in parts) or parts[-1].endswith(UNFINISHED):
-        raise VlmflowError(f"{file.source}: the hub names a file {file.path!r}", "do not use this repository")
-    if type(file.size) is not int or file.size < 0 or not re.fullmatch(DIGEST, str(file.etag)):
+        raise VlmflowError(f"{source}: the hub names a file {path!r}", "do not use this repository")
+    if type(size) is not int or size < 0 or etag is None or not re.fullmatch(DIGEST, etag):
         raise VlmflowError(
-            f"{file}: the hub tells size {file.size!r} and digest {file.etag!r}, which cannot be checked",
+            f"{HubSource(source.repo_type, source.repo, path)}: the hub tells size {size!r} and digest {etag!r}, which cannot be checked",
             "check HF_ENDPOINT: a mirror must give the hub's own headers",
         )
-    return file
+    return HubFile(source, revision, path, size, etag)
 
 
 def _require_commit(name: str, answered: str, revision: str) -> None:

@@ -34,6 +34,12 @@ class RemoteFile:
         self._mark = ""
         self._opened = False
 
+    @property
+    def length(self) -> int:
+        """Bytes; known once it is open."""
+        assert self.size is not None, f"{self.name} is not open"
+        return self.size
+
     def open(self) -> None:
         """Learn size and version from the server, and whether it gives ranges.
 
@@ -77,10 +83,10 @@ class RemoteFile:
         Raises VlmflowError where the file changed meanwhile or the server fails too often, Stopped.
         """
         blocks: list[bytes] = []
-        self.stream(start, end, blocks.append)
+        self.stream(start, end, blocks.append, blocks.clear)
         return b"".join(blocks)
 
-    def stream(self, start: int, end: int, sink: Sink, restart: Callable[[], object] | None = None) -> None:
+    def stream(self, start: int, end: int, sink: Sink, restart: Callable[[], object]) -> None:
         """Hand the bytes from `start` up to `end` (exclusive) to `sink`, block by block.
 
         restart: drops what `sink` took, where a server without ranges begins from the start again.

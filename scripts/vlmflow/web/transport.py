@@ -187,7 +187,8 @@ class _Request:
             handle.perform()
         except pycurl.error as error:
             connected = handle.getinfo(pycurl.PRIMARY_IP) != ""
-            raise self._cause(*error.args, connected) from None
+            code, text = error.args
+            raise self._cause(code, text, connected) from None
         if not self._accepted:  # an answer without content
             self._accept(self._answer())
 
@@ -217,7 +218,8 @@ class _Request:
 
     def _answer(self) -> Answer:
         """Read the lines of all heads that came: of the redirects, and of the answer."""
-        address, status, headers = self._address, 0, {}
+        address, status = self._address, 0
+        headers: dict[str, str] = {}
         for line in self._head:
             if line.startswith(b"HTTP/"):
                 if "location" in headers and 300 <= status < 400:
