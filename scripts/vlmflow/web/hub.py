@@ -137,8 +137,9 @@ def _checked(source: HubSource, revision: str, path: str, size: int | None, etag
     if any(part in ("", ".", "..") or not part.isprintable() for part in parts) or parts[-1].endswith(UNFINISHED):
         raise VlmflowError(f"{source}: the hub names a file {path!r}", "do not use this repository")
     if type(size) is not int or size < 0 or etag is None or not re.fullmatch(DIGEST, etag):
+        file = HubSource(source.repo_type, source.repo, path)
         raise VlmflowError(
-            f"{HubSource(source.repo_type, source.repo, path)}: the hub tells size {size!r} and digest {etag!r}, which cannot be checked",
+            f"{file}: the hub tells size {size!r} and digest {etag!r}, which cannot be checked",
             "check HF_ENDPOINT: a mirror must give the hub's own headers",
         )
     return HubFile(source, revision, path, size, etag)
