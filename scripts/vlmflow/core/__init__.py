@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files, processes, progress, and work shared out."""
+"""What all other folders use: errors, files, processes, progress, and shared work."""

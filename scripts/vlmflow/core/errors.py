@@ -1,12 +1,12 @@
-"""The one exception that a stage may end with on purpose."""
+"""The only exception that a stage raises on purpose."""
 
 
 class VlmflowError(Exception):
     """A failure that a person can act on.
 
     cause: what is wrong, with the file, row, key and value it concerns.
-    next_step: what to do about it, as an instruction. Keys stand with their whole path; `datasets.NAME` and `runs.NAME`
-    are those of the stage that fails, which has the name.
+    next_step: what to do about it, as an instruction. Keys have their full path; `datasets.NAME` and `runs.NAME` mean
+    those of the failing stage, which knows the name.
     """
 
     def __init__(self, cause: str, next_step: str) -> None:
@@ -19,7 +19,7 @@ class VlmflowError(Exception):
 
 
 class PassingError(VlmflowError):
-    """A failure that another attempt may not meet: a full disk, a server that is away, an interruption.
+    """A failure that another attempt may avoid: a full disk, an unreachable server, an interruption.
 
-    Every other VlmflowError would come again, so that a cluster does not try its job again.
+    Every other VlmflowError would repeat, so a cluster does not retry its job.
     """

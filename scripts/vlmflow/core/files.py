@@ -24,7 +24,7 @@ PATIENCE = 10.0
 """Seconds to wait for another process that writes the same name."""
 
 BUFFER = 1 << 20
-"""Bytes that are read or written at a time: rows are a few KB each."""
+"""Bytes read or written at a time: rows are a few KB each."""
 
 
 def unfinished(path: Path) -> Path:
@@ -34,7 +34,7 @@ def unfinished(path: Path) -> Path:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an OSError that names no file name this one: a write to an open file does not know it."""
+    """Add this file's name to an OSError without one: a write to an open file does not know its name."""
     try:
         yield
     except OSError as error:
@@ -57,9 +57,9 @@ class _NamedFile(io.FileIO):
 
 @contextmanager
 def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open `path` for writing; it takes its name, synced to disk, only when the block ends without error.
+    """Open `path` for writing; it gets its name, synced to disk, only when the block ends without error.
 
-    mode: "wb", or "w" for text. Raises VlmflowError where another process writes it, and goes on doing so.
+    mode: "wb", or "w" for text. Raises VlmflowError if another process keeps writing it.
     """
     part = unfinished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,8 +78,8 @@ def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Give an empty folder to fill; it becomes `path`, synced to disk, only when the block ends without error.
 
-    What an earlier, killed attempt left is removed first. An existing `path` is replaced; one with the same files
-    is left as it is, with its times, so that nothing that was made of it looks stale.
+    What an earlier, killed attempt left is removed first. An existing `path` is replaced; one with the same files keeps
+    its times, so that nothing made from it looks stale.
     """
     part = unfinished(path)
 
@@ -107,8 +107,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def _own(part: Path, open_it: Callable[[], int]) -> int:
     """Open an unfinished file or folder for this process alone; gives the descriptor, which holds the lock.
 
-    Two writers of one name would mix their bytes. A killed one's lock goes with it, and its last children's a moment
-    later. What was renamed or removed while we waited is opened anew.
+    Two writers of one name would mix their bytes. A killed writer's lock disappears with it, and its last children's a
+    moment later. A file renamed or removed while we waited is opened again.
     """
     give_up = time.monotonic() + PATIENCE
     while True:
@@ -134,13 +134,13 @@ def _same_files(one: Path, other: Path) -> bool:
 
 
 def _same(one: Path, other: Path) -> bool:
-    if one.is_symlink() or other.is_symlink():  # by where they lead: there may be more bytes than one wants to read
+    if one.is_symlink() or other.is_symlink():  # by where they lead: the target may be too large to read
         return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
     return one.is_dir() or one.samefile(other) or filecmp.cmp(one, other, shallow=False)
 
 
 def sync(path: Path) -> None:
-    """Have the disk take what was written to a file or folder."""
+    """Flush what was written to a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -149,7 +149,7 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, or nothing where there is none."""
+    """Remove a file, a link or a whole folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -166,7 +166,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read one JSON file.
 
-    Raises VlmflowError naming the file where it is missing or no JSON.
+    Raises VlmflowError with the file's name if it is missing or not JSON.
     """
     try:
         return json.loads(path.read_bytes())
@@ -181,15 +181,15 @@ def sha256_of(path: Path) -> str:
 
 
 def count_lines(path: Path) -> int:
-    """Give the number of lines of a file, at the speed at which it is read."""
+    """Give the number of lines of a file, as fast as it can be read."""
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(partial(file.read, BUFFER), b""))
 
 
 def require_free_disk(folder: Path, needed: int, purpose: str) -> None:
-    """Refuse to begin what cannot end: `needed` bytes must be free where `folder` is, or will be.
+    """Refuse work that cannot finish: `needed` bytes must be free where `folder` is, or will be.
 
-    Raises VlmflowError that says how much is missing.
+    Raises PassingError with the missing amount.
     """
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free

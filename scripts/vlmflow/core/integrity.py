@@ -1,8 +1,8 @@
-"""Files that an earlier stage left, held beside the digests that it recorded: they are still those, or a stage refuses.
+"""Compares files of an earlier stage with the digests that it recorded; a stage refuses any difference.
 
-A digest costs a reading of the whole file. So a file's size, mtime and inode are kept beside the digest that it had
-when it was last read: one that looks as it did then has it still. Records lie in the stores, never among the targets,
-which are the same bytes on every machine; one that is missing, or was made elsewhere, only has the files read again.
+A digest needs a reading of the whole file. So a file's size, mtime and inode are recorded with the digest that it had
+when it was last read: while these are the same, the digest counts as the same. Records are in the stores, never among
+the targets, which are the same bytes on every machine; if a record is missing or from elsewhere, files are read again.
 """
 
 import errno
@@ -32,10 +32,10 @@ RECORDS = "VLMFLOW_RECORDS"
 """The environment variable with the folder of the records; without it every file is read."""
 
 RECORDS_FOLDER = ".seen"
-"""Where they lie in `stores.pictures`."""
+"""Their folder in `stores.pictures`."""
 
 READERS = 8
-"""Files that are read at a time; hashlib lets go of the interpreter's lock."""
+"""Files that are read at a time; hashlib releases the interpreter's lock."""
 
 AHEAD = 10_000
 """Files that wait for a reader at a time: each takes a KB of memory, and a data set may have a million pictures."""
@@ -44,7 +44,7 @@ CLOCK_NS = 100_000_000
 """A file may change twice within one tick of a disk's clock: one that changed this recently is not recorded."""
 
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
-"""Errors that say that there is no such file any more; others (no rights, a disk that fails) say nothing about it."""
+"""Errors that mean that the file is missing; others (permissions, a failing disk) do not."""
 
 NAMED = 5
 """Files that an error names."""
@@ -66,11 +66,11 @@ Record = dict[str, Seen]
 
 
 def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: str, next_step: str) -> None:
-    """Refuse files that are gone, or have not the digest that an earlier stage recorded.
+    """Refuse files that are missing, or differ from the digest that an earlier stage recorded.
 
     what: the files, as people name them ("pictures"). digests: SHA-256 by name in `folder`.
     record: the name of their record, the same in every stage ("pictures/fire").
-    next_step: what a person can do where some are not the same.
+    next_step: what a person can do if some differ.
 
     Raises VlmflowError with how many, and the first of their names; PassingError where one cannot be read.
     """
@@ -86,7 +86,7 @@ def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: 
 
 
 def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) -> tuple[list[str], list[str]]:
-    """Give the names of the files that are gone, and of those with another digest than expected, sorted.
+    """Give the names of the missing files, and of those with another digest than expected, sorted.
 
     The parameters are those of `refuse_changed`. With `integrity: full` every file is read, with quick those that do
     not look as they did when they had their digest.
@@ -110,7 +110,7 @@ def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) ->
 
 
 def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Record:
-    """Read files whole, and give how they looked, by name; those that are gone are left out.
+    """Read files whole, and give how they looked, by name; missing files are left out.
 
     doing, what: the work, and what is counted, for people.
 
@@ -135,11 +135,11 @@ def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Rec
 def refuse_other_rows(
     account: Path, files: Sequence[Path] | None = None, kind: str | None = None, advice: str | None = None
 ) -> None:
-    """Refuse files of rows that are no more those that an account vouches for. They are read whole, every time.
+    """Refuse files of rows whose digests differ from those in an account. They are read whole, every time.
 
-    account: a JSON file whose `digests` hold their SHA-256 by name. files: those that are looked at; None for all
-    `.jsonl` that it names, in its folder. kind: the part of `digests` that names them; None where it has no parts.
-    advice: what to do; None where the folder of the files is to be made anew.
+    account: a JSON file whose `digests` hold their SHA-256 by name. files: those to check; None for all `.jsonl` that
+    it names, in its folder. kind: the part of `digests` that names them; None if it has no parts. advice: what to do;
+    None to make the folder of the files again.
 
     Raises VlmflowError with the files.
     """
@@ -158,7 +158,7 @@ def refuse_other_rows(
 
 
 def remember(record: str, files: Record, began: int) -> None:
-    """Add files to a record. One that cannot be written, or that another stage writes too, only has them read again.
+    """Add files to a record. If it cannot be written, or another stage writes it too, files are only read again.
 
     began: when they began to be read, in ns. Those that had changed a moment before are left out: the next change could
     fall into the same tick of the disk's clock.
@@ -191,7 +191,7 @@ def _looks(found: os.stat_result, sha256: str) -> Seen:
 
 
 def _state(file: Path) -> os.stat_result | None:
-    """Give the state of a file; None where there is none, or no regular one: a pipe would have us wait for ever."""
+    """Give the state of a regular file, or None: reading a pipe would wait for ever."""
     try:
         found = os.stat(file)
     except OSError as error:
@@ -201,7 +201,7 @@ def _state(file: Path) -> os.stat_result | None:
 
 
 def _seen(file: Path) -> Seen | None:
-    """Read a file, and give how it looked before; None where it is gone."""
+    """Read a file, and give how it looked before; None if it is missing."""
     if _state(file) is None:
         return None
     try:

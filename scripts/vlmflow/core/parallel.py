@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WAITING_PER_PROCESS = 4
-"""Items handed out ahead of the one whose result is awaited; bounds what lies in memory."""
+"""Items submitted ahead of the one whose result is awaited; bounds memory."""
 
 SLOT_BYTES = 4 << 20
 """Room for one result in the memory that the processes share. Through the executor's own pipe, 64 KB at a time, a
@@ -38,7 +38,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
     The processes are forked from this one when the first item is there: the function may be any closure,
     and what it holds (a mapped file, a table) is shared, not copied. With one process everything runs here.
 
-    Raises VlmflowError where a process was killed (most often since memory ran out), and whatever the
+    Raises PassingError if a process was killed (usually because memory ran out), and whatever the
     function raises.
     """
     if processes == 1:
@@ -55,7 +55,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
         try:
             for item, place in zip(items, cycle(places), strict=False):
                 waiting.append((pool.submit(_call, item, place), place))
-                if len(waiting) == len(places):  # the next item goes where the oldest result lies
+                if len(waiting) == len(places):  # the next item uses the place of the oldest result
                     yield _result(shared, *waiting.popleft())
             while waiting:
                 yield _result(shared, *waiting.popleft())
@@ -72,12 +72,12 @@ def _begin_worker(function: Callable[[Item], Result], shared: mmap, end_with_par
     """Keep the function and the shared memory in the worker: inherited by the fork, they are never pickled."""
     global _function, _shared
     end_with_parent()
-    gc.disable()  # items are worked on and gone; their trees of texts have no cycles
+    gc.disable()  # items are short-lived, and their trees of texts have no cycles
     _function, _shared = function, shared
 
 
 def _call(item: Item, place: int) -> int | bytes:
-    """Put the result into the shared memory and give its length; one that is too large is given itself."""
+    """Put the result into the shared memory and give its length; a result that is too large is returned itself."""
     packed = pickle.dumps(_function(item), pickle.HIGHEST_PROTOCOL)
     if len(packed) > SLOT_BYTES:
         return packed

@@ -1,7 +1,7 @@
-"""A stage's work shared out over several pods: every N-th item each, and their lines joined in the old order.
+"""A stage's work split over several pods: every N-th item each, and their lines joined in the original order.
 
-What lies together in the rows is alike (small photographs here, large scans there), so that every N-th item is the same
-work for each of the N, where a contiguous range is not.
+Neighbouring rows are alike (small photographs here, large scans there), so every N-th item gives each pod the same
+amount of work; a contiguous range would not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ def items_of(part: Part, items: Iterable[Item]) -> Iterator[Item]:
 def joined_lines(files: Sequence[Path]) -> Iterator[bytes]:
     """Yield the lines of the whole from the files of all parts, which hold a line for each of their pictures.
 
-    Raises VlmflowError where the files are not the parts of one whole.
+    Raises VlmflowError if the files are not the parts of one result.
     """
     total = sum(map(count_lines, files))
     with ExitStack() as opened:

@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:
     """Ask the kernel to send `signal_number` to this process when `parent` (a process id) ends.
 
-    To be called in the child. Where the parent is gone already, the child ends at once.
+    Call it in the child. If the parent has already ended, the child ends at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""How far a long stage has come, and how long it will still take, in lines that a person reads."""
+"""Progress of a long stage and the time left, as lines for people."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ class Progress:
     """A counter that reports itself to standard error.
 
     what: the stage and its subject ("resolve_images fire/train").
-    total: how many units there are in all; 0 where that is not known.
+    total: the number of units; 0 if unknown.
     unit: what is counted ("rows", "pictures", "bytes").
     """
 
@@ -39,7 +39,7 @@ class Progress:
     ) -> None:
         now = time.monotonic()
         self._show(now, last=True)
-        log.debug(self.line(now - self._begun))  # for the log file; the console has it already
+        log.debug(self.line(now - self._begun))  # for the log file; the console already has it
 
     def start_at(self, count: int) -> None:
         """Count `count` units as done before this run (a resumed download): they do not enter the rate."""
@@ -87,7 +87,7 @@ def amount(count: float, unit: str, with_unit: bool = True) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as h:mm:ss, without the hours where there are none."""
+    """Write a duration as h:mm:ss, or m:ss if under an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Which rows of a raw split are used, by what each says of its pictures and its source."""
+"""Which rows of a raw split are used, by their pictures and source."""
 
 import logging
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from vlmflow.raw.split import RawRows
 log = logging.getLogger("vlmflow")
 
 LEFT_OUT = ["", "source_left_out", "not_sampled", "text_only", "has_picture"]
-"""What `left_out` says of a row, by its number; the first is a row that is used."""
+"""The answers of `left_out` about a row, by number; the first is for a row that is used."""
 
 OF_ANOTHER_MODALITY = {"image": "text_only", "text": "has_picture"}
-"""Why a row is left out that is not of the modality asked for."""
+"""The reason for leaving out a row of another modality than requested."""
 
 
 def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
     """Give the function that says why a row, by its number, is left out: a reason, or "" for one that is used.
 
-    Rows are drawn from those of the modality and the sources asked for. A row of which neither can be told is used:
-    what is wrong with it is to be seen. Where all rows of all sources are used, none is looked at: whoever decodes
-    them tells their modality. The same files and choice leave out the same rows.
+    Rows are drawn from those of the requested modality and sources. A row whose modality and source cannot be read is
+    used, so that its error becomes visible. If all rows of all sources are used, this reads none of them: the decoder
+    finds their modality. The same files and choice leave out the same rows.
     """
     if choice.sources is None and choice.samples is None:
         return lambda number: ""

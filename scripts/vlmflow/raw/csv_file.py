@@ -1,7 +1,7 @@
 """The rows of a CSV file: a broken row is rejected alone, whatever is in it.
 
-Python's `csv` parses. What is around it is ours, since neither `csv` nor pyarrow's reader tells at which byte a row
-begins, and both give all rows up to the next quotation mark as one where a quotation mark is left over.
+Python's `csv` parses. The code around it is ours, because neither `csv` nor pyarrow's reader gives the byte at which a
+row begins, and after an open quotation mark both return all rows up to the next mark as one.
 """
 
 import csv
@@ -21,15 +21,15 @@ from vlmflow.raw.table_file import ENCODER, TEXT, TableRows
 CSV_DIALECTS = {".csv": "excel", ".tsv": "excel-tab"}
 
 LONGEST_RECORD = 1 << 24
-"""Bytes that the lines of one row may have: behind a stray quotation mark all up to the next one would be held."""
+"""Limit of bytes in one row: after a stray quotation mark, everything up to the next one would stay in memory."""
 
 
 class CsvRows(TableRows):
     """The rows of a CSV file with a header, in UTF-8; a row with another number of fields is a fault.
 
-    A faulty row of several lines, or one of more than LONGEST_RECORD bytes, costs its first line alone, and the others
-    are read again, each from its own beginning: a quotation mark too many would else take all rows up to the next one
-    with it.
+    If a row of several lines is faulty, or longer than LONGEST_RECORD bytes, only its first line is rejected, and the
+    other lines are read again as rows of their own: otherwise an extra quotation mark would swallow all rows up to the
+    next one.
     """
 
     unit = "bytes"
@@ -44,7 +44,7 @@ class CsvRows(TableRows):
         return self._places[0][number], self._places[1][number]
 
     def row_of(self, text: str) -> tuple[bytes, str]:
-        """Give the row that a line of CSV stands for, under this file's header, and what is wrong with it, or ""."""
+        """Give the row of a CSV line under this file's header, and its fault, or ""."""
         try:
             records = [
                 fields for fields in csv.reader(io.StringIO(text, newline=""), self._dialect, strict=True) if fields
@@ -84,7 +84,7 @@ class CsvRows(TableRows):
                 if fault and len(lines.record) > 1:
                     again = lines.end
                     lines.give_back()
-                if fields or fault:  # an empty line is no row
+                if fields or fault:  # an empty line is not a row
                     self._places[0].append(start)
                     self._places[1].append(lines.end)
                     yield self._row(fields, fault, lines.record)
@@ -118,7 +118,7 @@ class CsvRows(TableRows):
         return dict.fromkeys(names, TEXT)
 
     def _wrong_count(self, fields: list[str]) -> str:
-        """Say that a row has another number of fields than the header; "" where it has not."""
+        """Give the fault of a row whose number of fields differs from the header's; "" if it does not."""
         same = len(fields) == len(self.columns)
         return "" if same else f"{len(fields)} fields, the header has {len(self.columns)}"
 
@@ -172,10 +172,10 @@ class _CountedLines:
         return (line.removeprefix(BYTE_ORDER_MARK) if first else line).decode(errors="surrogateescape")
 
     def give_back(self) -> None:
-        """Take back all lines of the row but its first: they are given once more.
+        """Take back all lines of the row but its first: they are given again.
 
-        No line is taken back more than twice: where one opens a quotation, the next line with a quotation mark left
-        over ends it.
+        No line is taken back more than twice: if one opens a quotation, the next line with an unmatched quotation mark
+        ends it.
         """
         again = self.record[1:]
         del self.record[1:]

@@ -1,9 +1,9 @@
-"""The rows of a JSON array that is damaged: every sound one, and what stands between two sound ones.
+"""The rows of a damaged JSON array: every sound row, and the text between two sound rows.
 
-No parser can go on behind a broken row: where the next one begins has to be guessed. A row begins behind a comma, with
-an object whose first key is one that rows begin with (`,{"image":`). Which keys these are is learned first, from all
-that is sound in the file, so that rows may begin in many ways. An object of a list inside a row (a turn) looks like a
-row as well; it is told by its first key, which stands inside of sound rows too.
+No parser can continue after a broken row: where the next row begins must be guessed. A row begins after a comma, with
+an object whose first key is one that rows begin with (`,{"image":`). These keys are first learned from everything sound in
+the file, so rows may begin in many ways. An object of a list inside a row (a turn) looks like a row as well; its first
+key, which also appears inside sound rows, tells it apart.
 """
 
 import re
@@ -20,17 +20,17 @@ from vlmflow.core.progress import Progress
 
 WHITE = b" \t\r\n"
 LONGEST = 1 << 23
-"""How far a row is followed at most, in bytes: an open bracket would run through the whole file.
+"""How far a row is followed at most, in bytes: an open bracket would otherwise reach to the end of the file.
 
-Within that msgspec gives up at some 1,000 open brackets: no byte is read more often, however hostile the file is.
+msgspec gives up at about 1,000 open brackets, so no byte is read more often, however hostile the file is.
 """
 
-# Possessive (*+): a hostile string of 100 MB must not be tried again from every place in it.
+# Possessive (*+): a hostile string of 100 MB must not be retried from every place in it.
 STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL)
 FIRST_KEY = re.compile(rb'\{[ \t\r\n]*("(?:[^"\\]|\\.){0,200}+")')
 NEXT_OBJECT = re.compile(rb",[ \t\r\n]*(?=" + FIRST_KEY.pattern + rb")")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-"""What msgspec says where a sound value ends before the bytes do: the number, from 1, of the first byte behind it."""
+"""msgspec's message if bytes follow a sound value: the number, from 1, of the first byte after it."""
 
 
 class DamagedArray:
@@ -45,8 +45,8 @@ class DamagedArray:
     def spans(self) -> Iterator[tuple[int, int]]:
         """Yield each row's first byte and the byte after its last, without the white space around it.
 
-        A broken row costs what stands between two sound ones, and no more. Behind a comma before the bracket stands no
-        row.
+        A broken row loses only the text between two sound ones. A trailing comma before the bracket is not followed by
+        a row.
 
         Raises VlmflowError where the array ends before the file does.
         """
@@ -65,8 +65,8 @@ class DamagedArray:
     def _keys_of_rows(self, progress: Progress) -> set[bytes]:
         """Give the first keys of rows, learned from every run of sound values with commas between them.
 
-        A run is of rows where it begins or ends with the array, where one of its first keys stands nowhere inside a
-        sound row, and where it is longer than any sound row: it is then more than the list of one broken row.
+        A run consists of rows if it begins or ends with the array, if one of its first keys appears nowhere inside a
+        sound row, or if it is longer than any sound row, and so more than the list of one broken row.
         """
         of_rows: set[bytes] = set()
         inside: set[bytes] = set()
@@ -96,14 +96,14 @@ class DamagedArray:
         return of_rows.union(*(run for size, run in doubtful if size > longest or not run <= inside))
 
     def _begins_of_rows(self, keys: set[bytes]) -> "array[int]":
-        """Give the places of the commas behind which a row begins with one of these keys."""
+        """Give the places of the commas after which a row begins with one of these keys."""
         objects = NEXT_OBJECT.finditer(self._content, self._first, self._end)
         return array("q", (found.start() for found in objects if found[1] in keys))
 
     def _end_of_row(self, place: int, cut: int) -> int:
-        """Give the place of the comma behind a row, or of the bracket; the next row begins behind `cut` at the latest.
+        """Give the place of the comma after a row, or of the bracket; the next row begins after `cut` at the latest.
 
-        A sound row may go beyond it, where an object inside begins as rows do.
+        A sound row may extend beyond it if an object inside begins as rows do.
         """
         for limit in (cut, min(self._end, place + LONGEST)):
             stop = self._end_of_value(place, limit)
@@ -114,7 +114,7 @@ class DamagedArray:
         return self._end_by_brackets(place, cut)
 
     def _end_of_value(self, place: int, limit: int) -> int | None:
-        """Give the first byte behind the sound value at `place` and white space; None where none ends up to `limit`."""
+        """Give the first byte after the sound value at `place` and white space; None if none ends before `limit`."""
         with memoryview(self._content) as view, view[place:limit] as value:
             try:
                 msgspec.json.decode(value, type=msgspec.Raw)
@@ -126,7 +126,7 @@ class DamagedArray:
         return limit
 
     def _end_by_brackets(self, place: int, cut: int) -> int:
-        """Give the place of the first comma outside of all brackets of a broken row; `cut` where there is none."""
+        """Give the place of the first comma outside all brackets of a broken row; `cut` if there is none."""
         depth = 0
         for found in STRING_OR_MARK.finditer(self._content, place, min(cut, place + LONGEST)):
             mark = found[0]
@@ -141,7 +141,7 @@ class DamagedArray:
         return cut
 
     def _refuse_more_after(self, bracket: int) -> None:
-        """Refuse a second array: the first was closed behind a sound row, and neither a comma nor a bracket follows."""
+        """Refuse a second array: the first was closed after a sound row, and no comma or bracket follows."""
         after = skip_white(self._content, bracket + 1)
         if self._content[bracket] == ord("]") and self._content[after] not in b",]}":
             raise VlmflowError(
@@ -156,7 +156,7 @@ class DamagedArray:
 
 
 def skip_white(content: mmap, start: int) -> int:
-    """Give the first place from `start` on that holds no white space, or the end of the file."""
+    """Give the first place from `start` on that is not white space, or the end of the file."""
     while start < len(content) and content[start] in WHITE:
         start += 1
     return start

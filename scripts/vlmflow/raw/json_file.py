@@ -2,8 +2,8 @@
 
 The file is mapped, not read: its pages are the kernel's, only the rows' places are kept here (16 bytes a
 row). The quick way splits a sound array with msgspec at the speed of the disk. A file with one broken row
-is refused by that as a whole, so then its rows are told apart one by one (see damaged_array), and the broken one is
-handed on for whoever decodes it to reject, with nothing lost around it.
+is refused by that as a whole; its rows are then separated one by one (see damaged_array), and the decoder rejects the
+broken one, without losing any other.
 """
 
 import mmap
@@ -26,7 +26,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BETWEEN_ROWS = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*)?")
 BLOCK_BYTES = 1 << 20
 LINE = re.compile(rb"[^ \t\r\n][^\r\n]*+")
-"""A line of JSON lines, from its first character on; one that is empty or blank is no row."""
+"""A line of JSON lines, from its first character on; an empty or blank line is not a row."""
 
 Places = tuple["array[int]", "array[int]"]
 
@@ -84,7 +84,7 @@ class JsonRows:
         return map(self.__getitem__, range(len(self)))
 
     def place(self, number: int) -> tuple[int | None, int | None]:
-        """Give a row's first byte in the file and the byte after its last; None where a file has no such places."""
+        """Give a row's first byte in the file and the byte after its last; None if the file has no such places."""
         return self.starts[number], self.ends[number]
 
     def line(self, number: int) -> int | None:
@@ -100,7 +100,7 @@ class JsonRows:
         return line
 
     def row_of(self, text: str) -> tuple[bytes, str]:
-        """Give the row that a text stands for in such a file, and why it cannot be read, or ""."""
+        """Give the row of a text in such a file, and why it cannot be read, or ""."""
         return text.encode(), ""
 
     def shards(self, size: int) -> Iterator[range]:
@@ -116,7 +116,7 @@ class JsonRows:
 
     def _find_rows(self) -> Places:
         start = len(BYTE_ORDER_MARK) if self._map[:3] == BYTE_ORDER_MARK else 0
-        if self.path.suffix.lower() == ".jsonl":  # a first line that is broken costs itself alone
+        if self.path.suffix.lower() == ".jsonl":  # only the first line is lost if it is broken
             return _places(found.span() for found in LINE.finditer(self._map, start))
         start = skip_white(self._map, start)
         match self._map[start : start + 1]:
@@ -167,7 +167,7 @@ class JsonRows:
 
 
 def _closing_bracket(content: mmap.mmap) -> int | None:
-    """Give the place of the bracket that closes the file's array; None where the file ends with something else."""
+    """Give the place of the bracket that closes the file's array; None if the file ends with something else."""
     end = len(content)
     while end and content[end - 1] in WHITE:
         end -= 1

@@ -1,4 +1,4 @@
-"""What a raw row of any form says of itself: the pictures that it is about, and its source."""
+"""What a raw row of any form names: its pictures and its source."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ class _NamedInRow(Protocol):
 
 
 def pictures_of(image: str | None, images: Sequence[str] | None) -> list[str]:
-    """Give the pictures that a row names under `image` and `images`; one that stands under both is one."""
+    """Give the pictures that a row names under `image` and `images`; one in both counts once."""
     pictures = [name for name in images if name] if images else []
     return [image, *pictures] if image and image not in pictures else pictures
 
@@ -51,9 +51,9 @@ def _source_name(named: str) -> str:
 def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
     """Give the function that reads what a raw row names, and nothing else of it.
 
-    names: what `image`, `images` and `source` are called in the file; one that is not there is not read.
+    names: the names of `image`, `images` and `source` in the file; a missing one is not read.
 
-    It gives None for a row that is no JSON object, or in which these keys hold something else than they should.
+    It gives None for a row that is not a JSON object, or in which these keys have a wrong type.
     """
     read = [(key, holds, None) for key, holds in ANY_ROW.items() if key in names]
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())

@@ -1,4 +1,4 @@
-"""The rows of a raw split, whatever form its files have, with mended ones in their places."""
+"""The rows of a raw split, whatever form its files have, with fixed rows in place of raw ones."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -29,7 +29,7 @@ MENDED = msgspec.json.Decoder(_Mended)
 
 
 class Place(NamedTuple):
-    """Where a raw row stands: its file, its number there, its first byte there and the byte after its last.
+    """The place of a raw row: its file, its number there, its first byte there and the byte after its last.
 
     A file of parquet has no such bytes: they are None.
     """
@@ -44,8 +44,8 @@ class RawRows:
     """The rows of a raw split, numbered over its files in their order, to be read by number.
 
     files: at least one.
-    mended: by row number, what stands in a row's place.
-    faults: by row number, why the row, or the mended one in its place, could not be read as one of a table.
+    mended: by row number, what replaces a row.
+    faults: by row number, why the row, or its replacement, could not be read as a table's row.
     """
 
     def __init__(self, files: Sequence[JsonRows]) -> None:
@@ -64,7 +64,7 @@ class RawRows:
             file.close()
 
     def __str__(self) -> str:
-        """Name the files to people."""
+        """Give the files' names for messages."""
         others = len(self.files) - 1
         return f"{self.files[0].path}" + (f" and {others} more" if others else "")
 
@@ -72,7 +72,7 @@ class RawRows:
         return self._ends[-1]
 
     def __getitem__(self, number: int) -> bytes:
-        """Give the bytes of one row, without the white space around it, or what stands in its place."""
+        """Give the bytes of one row, without the white space around it, or of its replacement."""
         return next(self.of(range(number, number + 1)))
 
     def __iter__(self) -> Iterator[bytes]:
@@ -91,7 +91,7 @@ class RawRows:
         return self._file_of(shard.start)[1].unread_columns
 
     def mend(self, number: int, row: bytes | str) -> None:
-        """Put an edited row into a row's place: bytes as they are, a text as the file would have it (a line of CSV).
+        """Replace a row by an edited one: bytes as they are, a text in the file's own form (a CSV line).
 
         Nothing changes for null, and for a row that is not edited: JSON of the same values, however it is written.
         """
@@ -111,12 +111,12 @@ class RawRows:
             self.faults[number] = fault
 
     def place(self, number: int) -> Place:
-        """Give where a row stands."""
+        """Give the place of a row."""
         first, file = self._file_of(number)
         return Place(file.path, number - first, *file.place(number - first))
 
     def named(self, number: int) -> str:
-        """Name a row to people: its number from 0, and where it begins in its file, which is named if it is not alone.
+        """Describe a row for messages: its number from 0, its place in its file, and the file if there are several.
 
         Reads the file up to there.
         """
@@ -127,9 +127,9 @@ class RawRows:
         return f"row {number} ({', '.join(where)})" if where else f"row {number}"
 
     def checksum(self, number: int) -> str:
-        """Give the CRC-32, in hexadecimal digits, of a raw row's bytes, whatever stands in its place.
+        """Give the CRC-32, in hexadecimal digits, of a raw row's bytes, ignoring any replacement.
 
-        Those of a table's row are the JSON that is made of it: in parquet, of the columns that are read.
+        For a table's row, these are the bytes of its JSON: in parquet, of the columns that are read.
         """
         first, file = self._file_of(number)
         return f"{crc32(file[number - first]):08x}"
@@ -153,12 +153,11 @@ def open_rows(
 ) -> RawRows:
     """Open a raw split's files by their names: .parquet, .csv and .tsv are tables, all else a JSON array or JSON lines.
 
-    mended: edited quarantine files; the rows of this split in them take the place of the raw rows, the later ones that
-    of the earlier.
-    columns: those that are read of parquet; None for all. Mended rows are known by what is read: every stage that
-    takes them reads the same columns.
+    mended: edited quarantine files; their rows of this split replace the raw rows; later files win.
+    columns: those to read from parquet; None for all. Checksums cover the columns that are read, so every stage that
+    uses fixed rows reads the same columns.
 
-    Raises VlmflowError where a file cannot be read, or mended rows are not of these files.
+    Raises VlmflowError if a file cannot be read, or fixed rows do not belong to these files.
     """
     with ExitStack() as opened:
         rows = RawRows([opened.enter_context(_open(file, columns)) for file in raw])
@@ -180,7 +179,7 @@ def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
 
 
 def _same_values(row: bytes, raw: bytes) -> bool:
-    """Say whether two rows are JSON of the same values; 1, 1.0 and true are three."""
+    """Say whether two rows are JSON of the same values; 1, 1.0 and true differ."""
     try:
         one, other = (msgspec.json.encode(msgspec.json.decode(text), order="deterministic") for text in (row, raw))
     except (ValueError, OverflowError, RecursionError):
@@ -189,7 +188,7 @@ def _same_values(row: bytes, raw: bytes) -> bool:
 
 
 def _mend(rows: RawRows, mended: Path, split: str) -> None:
-    """Put the edited rows of a split into their places."""
+    """Replace the rows of a split by their edited ones."""
     seen: dict[tuple[str, int], int] = {}
     try:
         lines = mended.read_bytes().rstrip().splitlines()
@@ -210,7 +209,7 @@ def _mend(rows: RawRows, mended: Path, split: str) -> None:
 
 
 def _read_mended(line: bytes, where: str) -> tuple[_Mended, bytes | str]:
-    """Give one line, with its row: the text that stands there as one, or the bytes of any other JSON."""
+    """Give one line, with its row: the text if it is one, or the bytes of any other JSON."""
     if not line.strip():
         raise VlmflowError(f"{where}: is empty", "remove the line")
     try:
@@ -225,7 +224,7 @@ def _read_mended(line: bytes, where: str) -> tuple[_Mended, bytes | str]:
 
 
 def _refuse_another(row: _Mended, rows: RawRows, where: str) -> None:
-    """Refuse a mended row whose raw row is not there, or another one now."""
+    """Refuse a fixed row whose raw row is missing or has changed."""
     names = {file.path.name for file in rows.files}
     if Path(row.file).name not in names:
         raise VlmflowError(

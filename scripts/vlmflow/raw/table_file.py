@@ -1,7 +1,7 @@
 """The rows of a table, CSV (see csv_file) or parquet, as JSON objects: column names are the keys.
 
 A table is read once from its beginning to its end, in small pieces, into a temporary file (TMPDIR) of JSON lines
-that has no name and goes with the process. From there its rows are read by number as those of a raw JSON file are,
+that has no name and disappears with the process. From there its rows are read by number, like those of a JSON file,
 by as many processes as there are.
 """
 
@@ -21,11 +21,11 @@ from vlmflow.raw.json_file import JsonRows, Places
 PARQUET = ".parquet"
 BATCH_ROWS = 256
 TEXT = "text"
-"""What a column of texts is said to hold; every column of CSV is one."""
+"""How messages call the content of a text column; every column of CSV is one."""
 
 ENCODER = msgspec.json.Encoder()
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
-"""What a cell raises that Python or JSON cannot hold: no UTF-8, a date after the year 9999, an unknown time zone."""
+"""What a cell raises that Python or JSON cannot hold: not UTF-8, a date after 9999, an unknown time zone."""
 
 
 class TableRows(JsonRows):
@@ -83,7 +83,7 @@ class TableRows(JsonRows):
 class ParquetRows(TableRows):
     """The rows of a parquet file; a column of bytes (pictures in the file itself) is left out.
 
-    read_columns: those that are read, as far as they are there; None for all. Others cost nothing, whatever they hold.
+    read_columns: those to read, if present; None for all. Others cost nothing, whatever they hold.
     """
 
     def __init__(self, path: Path, read_columns: Collection[str] | None = None) -> None:
@@ -91,7 +91,7 @@ class ParquetRows(TableRows):
         super().__init__(path)
 
     def place(self, number: int) -> tuple[None, None]:
-        """Give no bytes: in parquet a row lies in as many places as there are columns."""
+        """Give no bytes: in parquet a row is in as many places as there are columns."""
         return None, None
 
     def _lines(self) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What to do where a data set loses too many of its rows, or all of them: it depends on the reason that leads."""
+"""What to do if a data set loses too many rows, or all: it depends on the most frequent reason."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 SOURCES_NAMED = 10
 
 NEARLY_ALL = 0.9
-"""From this share of the rows on, what is wrong with them is no fault of single rows."""
+"""From this share of the rows on, the fault is not one of single rows."""
 
 
 def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine: Path, *, none_left: bool) -> str:
@@ -15,7 +15,7 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
     lost: the rows that are too many, by reason. asked_for: all rows but those left out on purpose.
     sources: those of the rows that were left out for their source.
     quarantine: the data set's file of rejected rows, in the data set's own folder.
-    none_left: whether no row is kept at all, so that allowing more rejects is no way out.
+    none_left: whether no row is kept at all, so that allowing more rejects does not help.
     """
     settings = f"datasets.{quarantine.parent.name}"
     # The rows that were not drawn say nothing about those that were.

@@ -1,7 +1,7 @@
-"""What a conversation is: who speaks and in which order, what is asked and answered, and where pictures stand.
+"""What a conversation is: who speaks and in which order, what is asked and answered, and where pictures are.
 
-Every row becomes a list of turns: one from system may begin it, then human and gpt alternate, and gpt has the last
-word. The turns of gpt are what is trained. The first human turn begins with FIRST_LINE where the row has a picture.
+Every row becomes a list of turns: it may begin with one from system, then human and gpt alternate, and the last turn is
+gpt's. The training uses gpt's turns as targets. If the row has a picture, the first human turn begins with FIRST_LINE.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
 """What a chat template calls those who speak."""
 
 SPEAKERS = ["human", "gpt"]
-"""Who speaks in turns, behind what the system says."""
+"""Who speaks in turns, after the system turn."""
 
 Speaker = Literal["system", "human", "gpt"]
 
@@ -34,12 +34,12 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def from_system(prompt: str | None) -> list[Turn]:
-    """Give the turns that a system prompt makes: one, or none where there is no prompt."""
+    """Give the turns of a system prompt: one, or none without a prompt."""
     return [] if prompt is None else [Turn("system", prompt)]
 
 
 def opening(turns: Sequence[Turn]) -> int:
-    """Give the number of the turn that opens the dialogue: 1 behind a turn from system, else 0."""
+    """Give the number of the turn that opens the dialogue: 1 after a turn from system, else 0."""
     return 1 if turns[0].speaker == "system" else 0
 
 
@@ -54,7 +54,7 @@ def answers(turns: Sequence[Turn]) -> list[str]:
 
 
 def without_tags(question: str) -> str:
-    """Give a question without the marks of pictures, wherever they stand."""
+    """Give a question without picture tags, wherever they are."""
     return question.replace(IMAGE_TAG, "")
 
 

@@ -21,7 +21,7 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.unread import Found
 
 SHARD_BYTES = 1 << 20
-"""Raw bytes that a worker takes at a time: large beside the cost of handing over, small beside memory."""
+"""Raw bytes that a worker takes at a time: large compared with the cost of passing them, small in memory."""
 
 
 def convert(
@@ -32,8 +32,8 @@ def convert(
     Both are JSON lines (ConvertedRow, RejectedRow) in the order of the raw rows, the same bytes whatever the
     number of processes. Rows that are not chosen are rejected as left out.
 
-    Gives what of the rows was not read (`Found.as_json`), and as `digests` the SHA-256 of both files by their names:
-    reading them once more would cost a tenth of the conversion. Raises VlmflowError where a key changes what rows mean.
+    Gives the unread keys (`Found.as_json`), and as `digests` the SHA-256 of both files by name: reading them again
+    would take a tenth of the conversion's time. Raises VlmflowError if a key changes what rows mean.
     """
     unread = make.unread
     found = Found()

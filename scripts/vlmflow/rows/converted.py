@@ -1,4 +1,4 @@
-"""What a conversion makes of a raw row, and how it stands in converted/DATASET/SPLIT.jsonl."""
+"""What a conversion makes of a raw row, and its form in converted/DATASET/SPLIT.jsonl."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class ConvertedRow(ShareGptRow, gc=False):
 class RejectedRow(msgspec.Struct):
     """A raw row that the converter could not use, or leaves out.
 
-    raw_row: its number, counted from 0. detail: of a row that is left out, its source where that is why.
+    raw_row: its number, counted from 0. detail: for a row left out for its source, that source.
     """
 
     raw_row: int

@@ -19,7 +19,7 @@ RAW_KEPT = 1 << 20
 """A rejected row's own text goes into the quarantine up to this many bytes; its place always does."""
 
 DETAIL_KEPT = 100
-"""Characters of a reject's detail that go into the quarantine, from its beginning and as many from its end, where the
+"""Characters of a reject's detail that go into the quarantine: from its beginning, and as many from its end, where the
 reason often stands: a hostile row may put megabytes into it."""
 
 EXAMPLES_SHOWN = 3
@@ -29,12 +29,12 @@ BYTE_OF_ROW = re.compile(r"\(byte (\d+)\)$")
 
 
 class QuarantinedRow(msgspec.Struct):
-    """A rejected row: where it stands, why it was rejected, and what it holds.
+    """A rejected row: its place, the reason, and its content.
 
     row: number in the raw split, counted from 0 over all of its files. file, file_row: its file, and its number there.
     start, end: its bytes in the file; null in parquet, which has no such place.
-    checksum: of the raw row (RawRows.checksum), by which a mended row is known again.
-    raw: the row itself as JSON; as a text where it is none; null where it is larger than RAW_KEPT, or where parquet has
+    checksum: of the raw row (RawRows.checksum), to recognise its fixed row.
+    raw: the row itself as JSON; as a text if it is not JSON; null if it is larger than RAW_KEPT, or if parquet has
     values that no JSON can hold.
     """
 
@@ -148,7 +148,7 @@ class Account:
         )
 
     def _byte_of_file(self, number: int, byte: re.Match[str]) -> str:
-        """Say which byte of the file a byte of a row is; a mended row stands in none."""
+        """Say which byte of the file a byte of a row is; a fixed row is in no file."""
         start = None if number in self.rows.mended else self.rows.place(number).start
         return f"(byte {byte[1]} of the row)" if start is None else f"(byte {start + int(byte[1])} of the file)"
 

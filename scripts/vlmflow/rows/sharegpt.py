@@ -1,4 +1,4 @@
-"""A training row in ShareGPT form: its type, its published schema, and the rules no schema can say."""
+"""A training row in ShareGPT form: its type, its published schema, and the rules no schema can express."""
 
 import re
 from typing import Annotated, Any
@@ -11,19 +11,19 @@ from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, SPEAKERS, Text, Turn, openi
 from vlmflow.rows.rejects import Reject
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
-"""What Qwen's tokenizers read as one token wherever it stands: chat marks, picture pads, tool and think tags
+"""What Qwen's tokenizers always read as one token: chat marks, picture pads, tool and think tags
 (added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL)."""
 
 STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
-"""What ms-swift's template replaces by something else wherever it stands (swift/template/base.py)."""
+"""What ms-swift's template always replaces by something else (swift/template/base.py)."""
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-"""What no turn may hold: every control character but tab and line feed."""
+"""What no turn may contain: every control character but tab and line feed."""
 
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
 
 OTHER_ESCAPE = re.compile(rb'\\[^n"]')
-"""A JSON escape that is neither line feed nor quotation mark; a backslash behind a backslash is one too."""
+"""A JSON escape that is neither line feed nor quotation mark; a backslash after a backslash is one too."""
 
 ENCODER = msgspec.json.Encoder()
 
@@ -43,7 +43,7 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     images: names relative to the data set's picture store; one, or none in a data set without pictures.
     attempts: the numbers of the answers that the gpt turns are, counted from 1 in the raw row.
     scores: what a teacher gave each of these answers, 0 to 10; empty where nobody scored them.
-    conversations: turns from human and gpt in strict alternation, before which one from system may stand. The first
+    conversations: turns from human and gpt in strict alternation, after an optional one from system. The first
     human turn begins with "<image>\\n" where the row has a picture; no turn holds the tag anywhere else.
     """
 
@@ -56,7 +56,7 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def as_line(row: ShareGptRow, images: list[str]) -> bytes:
-    """Give a row as it stands in a training file, without the line's end.
+    """Give a row as in a training file, without the line's end.
 
     images: the names that it is to have. A row that was read holds its numbers as floats; they are written whole.
     """
@@ -73,7 +73,7 @@ def as_line(row: ShareGptRow, images: list[str]) -> bytes:
 
 
 def conversation_in(line: bytes) -> bytes:
-    """Give the part of a training row's line that holds its conversation: equal in rows that say the same."""
+    """Give the part of a training row's line that holds its conversation: equal in rows with the same one."""
     return line[line.index(CONVERSATIONS) :]
 
 
@@ -92,13 +92,13 @@ def may_hold_marks(line: bytes, tags: int = 1) -> bool:
 
     Counting bytes of the line is ten times faster than looking at every turn, and nearly all rows hold nothing:
     `tags` brackets, those of the pictures' tags, and no escape but those of line feed and quotation mark. In JSON a
-    control character stands as an escape, all but DEL, and a bracket stands as itself or as an escape.
+    control character is an escape, all but DEL, and a bracket is itself or an escape.
     """
     return line.count(b"<") > tags or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
 
 
 def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reject | None:
-    """Give the gravest thing that is wrong with a row that fits the schema, or None.
+    """Give the gravest fault of a row that fits the schema, or None.
 
     marks: look for tags, special tokens and control characters; False where `may_hold_marks` said no.
     """

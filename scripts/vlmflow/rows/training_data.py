@@ -1,4 +1,4 @@
-"""What a training reads: validated rows, and the pictures that they name."""
+"""The input of a training: validated rows, and the pictures that they name."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class TrainingData:
 
     @property
     def loss_scale(self) -> str:
-        """Which answers are trained, in ms-swift's words."""
+        """Which answers are trained, as ms-swift names it."""
         return "last_round" if self.last_answer_only else "default"
 
 
@@ -47,12 +47,12 @@ class _Images(msgspec.Struct):
 def validated_data(
     train: Path, val: Path, stats: Path, picture_store: Path, manifests: Sequence[Path] = ()
 ) -> TrainingData:
-    """Give a data set that passed validation, and is still what passed.
+    """Give a data set that passed validation and has not changed since.
 
     stats: the account that `validate_sharegpt` wrote beside the rows. picture_store: the folder of all stores.
     manifests: the image manifests of the rows' pictures; none where rows have no pictures.
 
-    Raises VlmflowError where rows or pictures changed since, a picture is gone, or nobody looked at the pictures.
+    Raises VlmflowError if rows or pictures have changed, a picture is missing, or the pictures were not checked.
     """
     account = read_json(stats)
     if account["skip_images"]:
@@ -69,7 +69,7 @@ def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: S
 
     manifests: the image manifests of the rows' pictures; none where rows have no pictures.
 
-    Raises VlmflowError where rows or pictures changed since, a picture is gone, or rows were fitted to more tokens.
+    Raises VlmflowError if rows or pictures have changed, a picture is missing, or rows were fitted to more tokens.
     """
     account = read_json(folder / ACCOUNT)
     if account["max_length"] > max_length:
@@ -103,7 +103,7 @@ def _checked(
 
 
 def pictures_in(*files: Path) -> set[str]:
-    """Give the names of the pictures that the rows of some files have."""
+    """Give the names of the pictures that the rows of some files name."""
     decoder = msgspec.json.Decoder(_Images)
     names: set[str] = set()
     for file in files:

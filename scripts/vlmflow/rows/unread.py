@@ -1,9 +1,9 @@
-"""What of the rows nobody reads: keys, and last turns without an answer.
+"""What the conversion does not read: keys, and last turns without an answer.
 
-It is counted, and stops the conversion where a key changes what the row means (see `config.key_meanings`).
+It is counted, and stops the conversion if a key changes what the row means (see `config.key_meanings`).
 
 Counting costs next to nothing while rows have the same keys: these are learned from the first row, and a decoder
-that takes no others tells by itself that a row has just them. Only a row with other keys is looked at key by key.
+that accepts no others confirms that a row has just them. Only a row with other keys is checked key by key.
 """
 
 from collections import Counter
@@ -19,10 +19,10 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import shown
 
 SHAPES_KEPT = 32
-"""Sets of keys that a process has decoders for; rows of further ones are looked at key by key."""
+"""Sets of keys that a process has decoders for; rows with other sets are checked key by key."""
 
 NAMES_KEPT = 1_000
-"""Names of keys that are counted each by itself: hostile rows may have millions."""
+"""Names of keys that are counted separately: hostile rows may have millions."""
 
 NAME_KEPT = 100
 """Characters of a key's name, and of the value that is shown with it."""
@@ -52,7 +52,7 @@ class Found:
     last_turns: int = 0
 
     def add(self, other: "Found") -> None:
-        """Add what was found in the rows behind these."""
+        """Add what was found in the rows after these."""
         for key, count in sorted(other.keys.items()):
             if key in self.keys or len(self.keys) < NAMES_KEPT:
                 self.keys[key] += count
@@ -99,7 +99,7 @@ class Shape:
 
 
 class Unread:
-    """Counts what of the rows of one raw split nobody reads; each process has its own.
+    """Counts what is not read in the rows of one raw split; each process has its own.
 
     types: what rows are decoded into, the one for rows without unread keys in their parts first; their keys are
     those that are read.
@@ -127,7 +127,7 @@ class Unread:
         self.shape = self._shapes.setdefault(((), tuple(() for _ in parts)), self._made((), [()] * len(parts)))
 
     def last_turn(self) -> None:
-        """Count a row whose last turn nobody answers, and which is dropped."""
+        """Count a row whose unanswered last turn is dropped."""
         self._found.last_turns += 1
 
     def count(self, number: int, row: bytes) -> None:
@@ -135,7 +135,7 @@ class Unread:
         self._found.rows += 1
         try:
             keys, parts = self._keys_of(row)
-        except ValueError:  # a key that is no UTF-8 (files of cp1252), which those that read the row pass over
+        except ValueError:  # a key that is not UTF-8 (files of cp1252), which the readers of the row skip
             keys, parts = self._keys_of(row.decode(errors="replace").encode())
         top = tuple(sorted(keys.keys() - self._fields.keys()))
         paths = set(top)
@@ -175,7 +175,7 @@ class Unread:
         return found
 
     def _known(self, key: str) -> str:
-        """Give the name of the key with a meaning that this one is, whatever its case; "" where it is none."""
+        """Give the name of the meaningful key that this one is, whatever its case; "" if it is none."""
         return self._names.get(_folded(key), "") if len(key) <= NAME_KEPT else ""
 
     def _weigh(self, key: str, number: int, value: msgspec.Raw, answers: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""From converted rows to train, val and test: what no row by itself can tell."""
+"""From converted rows to train, val and test: the checks that need all rows together."""
 
 import hashlib
 import logging
@@ -38,7 +38,7 @@ class SplitFiles:
     """What the stages before made of one raw split ("train" or "test").
 
     raw: its files, in the order in which their rows are numbered.
-    pictures: the image manifest; None where the pictures were not looked at, or there are none.
+    pictures: the image manifest; None if the pictures were not checked, or there are none.
     unread: the converter's account of what it did not read; None where it is not wanted.
     """
 
@@ -55,7 +55,7 @@ class SplitRules:
     """How rows are held out and how many may be lost; see `data_settings.DatasetSettings`.
 
     whole_rows: see `row_check.Grouping`.
-    drop_near_questions: leave out train rows without a picture that ask what a test row asks in other letters.
+    drop_near_questions: reject train rows without a picture that ask nearly what a test row asks.
     """
 
     val_share: float
@@ -98,7 +98,7 @@ class DatasetWriter:
             self.files[split].write(verdict.line)
 
     def pictures_digest(self) -> str:
-        """Give one SHA-256 over names and contents of the pictures of train and val: what a training must find again.
+        """Give one SHA-256 over names and contents of the pictures of train and val, which must stay the same.
 
         It is that of `manifest.pictures_digest`.
         """
@@ -124,12 +124,12 @@ def validate(
     """Write train, val, test and quarantine as JSON lines into `folder`, and give the account of every row.
 
     mended: edited quarantine files whose rows took the place of raw rows.
-    near_test: says which pictures the train rows are to do without; without it none.
+    near_test: gives the pictures that train rows must not have; None for no such check.
     columns: see `open_rows`.
 
-    Where a split is refused, the quarantine stays as `quarantine.jsonl.part`, and no other file takes its name.
+    If a split is refused, the quarantine stays as `quarantine.jsonl.part`, and no other file gets its name.
 
-    Raises VlmflowError where no row is kept, too many are rejected, or the rows do not add up.
+    Raises VlmflowError if no row is kept, too many are rejected, or the counts do not add up.
     """
     files = {split.split: split for split in splits}
     with ExitStack() as stack:
@@ -208,7 +208,7 @@ def _take(
     rules: SplitRules,
     checked: Iterable[Verdict],
 ) -> None:
-    """Put every row of one raw split where it belongs, each raw row as a whole; checked: the verdicts over them."""
+    """Write every row of one raw split where it belongs, each raw row as a whole; checked: their verdicts."""
     seen: set[bytes] = set()
     for rejected in _converter_rejects(files.rejects):
         account.reject(rejected.raw_row, Reject(rejected.reason, rejected.detail))
@@ -255,7 +255,7 @@ def _stats(
     files: dict[str, SplitFiles], accounts: dict[str, Account], writer: DatasetWriter, folder: Path
 ) -> dict[str, Any]:
     names = [f"{name}.jsonl" for name in (*writer.examples, "quarantine")]
-    with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
         made = pool.map(sha256_of, [folder / name for name in names])
         given = {name: list(pool.map(_described, split.raw)) for name, split in files.items()}
     return {

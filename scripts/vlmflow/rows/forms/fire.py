@@ -25,7 +25,7 @@ SCORE = re.compile(
     r"\bScore[\s*_]{0,3}:[\s*_]{0,3}(\d+)(?:\s*(?:/|out of)\s*(\d+))?(?![\d,–%-]|\.\d|e\d|\s*(?:/|out of))",
     re.IGNORECASE,
 )
-"""`Score: 5.`, `Score: 5/10.`, `Score: 5 out of 10`; what looks like another number (5.5, 5-7, 5%) is no score."""
+"""`Score: 5.`, `Score: 5/10.`, `Score: 5 out of 10`; other numbers (5.5, 5-7, 5%) are not scores."""
 
 
 class RawTurn(msgspec.Struct, gc=False):
@@ -36,7 +36,7 @@ class RawTurn(msgspec.Struct, gc=False):
 
 
 class RawRow(msgspec.Struct, gc=False):
-    """A row as FIRE writes it. What does not decide over the row is taken in any form."""
+    """A row as FIRE writes it. Keys that do not affect the result may have any form."""
 
     image: str
     question: RawTurn
@@ -46,7 +46,7 @@ class RawRow(msgspec.Struct, gc=False):
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
-    """One answer of the student and what the teacher said of it; score: 0 to 10."""
+    """One answer of the student and the teacher's feedback on it; score: 0 to 10."""
 
     answer: str
     feedback: str
@@ -58,7 +58,7 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
 
     image: the picture's path as the row names it.
     question: the question without any picture tag.
-    score_field_differs: the row has a `score` field, and it says other than the feedback's texts, which are the truth.
+    score_field_differs: the row's `score` field differs from the feedback's texts, which count.
     """
 
     image: str
@@ -131,7 +131,7 @@ def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
 
 
 def read_score(feedback: str) -> int | None:
-    """Give the score that a feedback's text says, 0 to 10, or None where it says none in that range."""
+    """Give the score in a feedback's text, 0 to 10, or None if it has none in that range."""
     found = SCORE.search(feedback)
     if found is None:
         return None
@@ -142,7 +142,7 @@ def read_score(feedback: str) -> int | None:
 
 
 def trajectory_row(identity: str, trajectory: Trajectory) -> ShareGptRow:
-    """Give the whole trajectory as one conversation; the last feedback, which nobody answers, is cut off."""
+    """Give the whole trajectory as one conversation, without the last feedback, which has no answer."""
     return _row(identity, trajectory, 0, len(trajectory.attempts))
 
 

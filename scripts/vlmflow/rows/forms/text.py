@@ -1,4 +1,4 @@
-"""Texts, each the answer to one prompt that the configuration says: {"text": …}."""
+"""Texts, each the answer to the one prompt in the configuration: {"text": …}."""
 
 from typing import Any
 
