@@ -9,7 +9,7 @@ WHOLE_SHARE = 1 / 3
 """Share of an archive from which on it is brought whole: it then goes on after a break at the very byte, and its
 owner's digest can be checked; thousands of ranges are no quicker."""
 
-WORTH_WHOLE = "a third or more of the archive is wanted"
+WORTH_WHOLE = "a third or more of the archive is needed"
 
 EXCHANGE_BYTES = 700
 """Headers of a request and its answer, as they are usual."""

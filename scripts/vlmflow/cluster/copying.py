@@ -101,7 +101,7 @@ def _until_all_is_there(stream: Callable[[], int], have: Callable[[], int]) -> N
         now = have()
         tries, before = (0 if now > before >= 0 else tries + 1), now
         if tries >= TRIES:
-            raise VlmflowError(cause, "`make doctor` says what the cluster lacks; the same command goes on from here")
+            raise VlmflowError(cause, "`make doctor` says what the cluster lacks; the same command resumes from here")
         log.info(f"{cause}; trying again, from where it broke off")
         time.sleep(min(PAUSE * 2**tries, 60))
 
@@ -152,7 +152,7 @@ class _Talk:
         said = b"".join(self._said).decode(errors="replace").strip()
         refused = next((line for line in said.splitlines() if line.startswith("refused: ")), "")
         if refused:
-            step = "see what the message says of that path, then run the same command again: it goes on from here"
+            step = "fix that path, then run the same command again: it resumes from here"
             raise VlmflowError(refused.removeprefix("refused: "), step)
         if isinstance(error, OSError | Broken) or (code and error is None):
             raise Broken(said.splitlines()[-1] if said else str(error or f"exit code {code}")) from None

@@ -46,12 +46,12 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
         if time.monotonic() - answered > patience:
             raise VlmflowError(
                 f"the controller does not answer for {patience:.0f} s: {pipe(process.stderr).read().decode().strip()}",
-                "the run goes on without us; `kubectl get pods` shows the controller, `make cluster-log` follows it",
+                "the run continues; `kubectl get pods` shows the controller, `make cluster-log` follows it",
             )
         if told != shown:  # once, however long nobody answers
             told = shown
             print(
-                "\nThe connection to the controller broke; trying again. The run goes on.\n",
+                "\nThe connection to the controller broke; trying again. The run continues.\n",
                 file=sys.stderr,
                 flush=True,
             )

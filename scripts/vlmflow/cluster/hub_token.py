@@ -20,7 +20,7 @@ def read_token(file: Path) -> str:
     """
     advice = f"write a line {KEY}=hf_… into {file}"
     if not file.is_file():
-        raise VlmflowError(f"there is no file {file}", advice)
+        raise VlmflowError(f"no file {file}", advice)
     tracked = subprocess.run(["git", "ls-files", "--error-unmatch", file.name], cwd=file.parent, capture_output=True)
     if tracked.returncode == 0:
         raise VlmflowError(f"{file} is tracked by git", f"git rm --cached {file}; then make a new token on the hub")

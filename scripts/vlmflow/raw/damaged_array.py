@@ -1,9 +1,9 @@
 """The rows of a damaged JSON array: every sound row, and the text between two sound rows.
 
 No parser can continue after a broken row: where the next row begins must be guessed. A row begins after a comma, with
-an object whose first key is one that rows begin with (`,{"image":`). These keys are first learned from everything sound in
-the file, so rows may begin in many ways. An object of a list inside a row (a turn) looks like a row as well; its first
-key, which also appears inside sound rows, tells it apart.
+an object whose first key is one that rows begin with (`,{"image":`). These keys are first learned from everything
+sound in the file, so rows may begin in many ways. An object of a list inside a row (a turn) looks like a row as well;
+its first key, which also appears inside sound rows, tells it apart.
 """
 
 import re

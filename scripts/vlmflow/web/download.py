@@ -44,7 +44,7 @@ def download(file: HubFile, target: Path, transport: Transport) -> str:
         next_step = "free some space there" if error.errno == errno.ENOSPC else "correct that"
         raise PassingError(
             f"{unfinished(target)}: {error.strerror}",
-            f"{next_step} and run the same command again: it goes on where it stopped",
+            f"{next_step} and run the same command again: it resumes where it stopped",
         ) from None
 
 

@@ -139,7 +139,7 @@ def _checked(source: HubSource, revision: str, path: str, size: int | None, etag
     if type(size) is not int or size < 0 or etag is None or not re.fullmatch(DIGEST, etag):
         file = HubSource(source.repo_type, source.repo, path)
         raise VlmflowError(
-            f"{file}: the hub tells size {size!r} and digest {etag!r}, which cannot be checked",
+            f"{file}: the hub gives size {size!r} and digest {etag!r}, which cannot be checked",
             "check HF_ENDPOINT: a mirror must give the hub's own headers",
         )
     return HubFile(source, revision, path, size, etag)
@@ -156,7 +156,7 @@ def _require_commit(name: str, answered: str, revision: str) -> None:
 def _not_the_hub(name: str) -> VlmflowError:
     return VlmflowError(
         f"{name}: {host_of(constants.ENDPOINT)} answers, but not as a hub does",
-        "check HF_ENDPOINT, and whether a proxy or a login page stands in between",
+        "check HF_ENDPOINT, and whether a proxy or a login page answers instead",
     )
 
 

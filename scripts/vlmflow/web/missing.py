@@ -4,12 +4,12 @@ import msgspec
 
 REASONS = {
     "no_source": "no row of picture_sources.yaml names where such a path comes from",
-    "by_hand": "the source gives its pictures to people alone",
+    "by_hand": "the source must be downloaded by hand",
     "refused": "the server has it not, or does not give it",
     "no_member": "the archive holds no such name",
     "failed": "the server failed too often, or the archive is not the one that is expected",
     "unreadable": "the archive cannot be read: no such format, or broken",
-    "damaged": "the bytes are not those that the archive's directory tells of",
+    "damaged": "the bytes differ from the archive's directory",
     "too_large": "larger than picture_limits.max_bytes",
     "name_conflict": "another picture's path runs through it, as if it were a folder",
 }

@@ -44,7 +44,7 @@ for. Of shorter ones a server that breaks a hundredth of its answers would make 
 LONGEST_ASKED_WAIT = 600.0
 """Seconds that a server may ask us to wait (Retry-After); the hub's rate limits reset within 300."""
 
-AGAIN = "run the same command again later: it goes on where it stopped"
+AGAIN = "run the same command again later: it resumes where it stopped"
 
 NO_CONNECTION = f"check this machine's network and proxy (HTTPS_PROXY, HTTP_PROXY), then {AGAIN}"
 """What to do where a server could not be reached at all."""

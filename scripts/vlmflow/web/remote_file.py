@@ -70,7 +70,7 @@ class RemoteFile:
         if self.size not in (None, size):
             raise VlmflowError(
                 f"{self.name}: {answer.host} has {size:,} bytes under this name, {self.size:,} are expected",
-                "find out why before you use it; its size stands in the configuration (picture_sources), "
+                "find out why before you use it; its size is in the configuration (picture_sources), "
                 "picture_sources.yaml or pins.yaml",
             )
         self.size = size

@@ -85,7 +85,7 @@ def test_a_folder_that_is_not_whole_has_not_its_name(volume: Path, tmp_path: Pat
     make_target(volume / "targets" / "x")
     with pytest.raises(VlmflowError, match=r"the stream broke off|bytes are missing") as failure:
         copying.get(kubectl(tmp_path, (1000, *[5] * 20)), "x", tmp_path / "x")
-    assert "the same command goes on from here" in failure.value.next_step
+    assert "the same command resumes from here" in failure.value.next_step
     assert not (tmp_path / "x").exists()
     assert (tmp_path / "x.part").is_dir()
     copying.get(kubectl(tmp_path), "x", tmp_path / "x")
@@ -224,10 +224,10 @@ def test_a_connection_that_breaks_is_no_end_of_the_run(
     assert following.follow(kubectl(tmp_path), ("python", "controller.py")) == 7
     shown, said = capfd.readouterr()
     assert shown == "begun, the end"
-    assert "The run goes on" in said
+    assert "The run continues" in said
 
 
 def test_a_controller_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="does not answer for 0 s") as failure:
         following.follow(kubectl(tmp_path), ("python", "none.py"), patience=0)
-    assert "the run goes on without us" in failure.value.next_step
+    assert "the run continues" in failure.value.next_step
