@@ -157,7 +157,7 @@ def test_rows_left_out_are_told_from_rejected_ones(folder: Path, browser: Browse
     tiles = browser.evaluate("[...document.querySelectorAll('.tile')].map(t => t.innerText.split('\\n'))")
     shown = {tile[0]: tile[1] for tile in tiles}
     assert [shown[name] for name in ("raw rows in", "kept", "rejected", "left out")] == ["80", "46", "4", "30"]
-    assert "Rows in = rows kept + rows rejected + rows left out" in html
+    assert "rows in = rows kept + rows rejected + rows left out" in html
     tables = browser.evaluate(
         "[...document.querySelectorAll('#lost h3 + .scroll')].map(t => [t.previousElementSibling.innerText, "
         "[...t.querySelectorAll('tbody th')].map(h => h.innerText)])"
