@@ -29,12 +29,7 @@ rule convert_rows:
     params:
         modules=params.form_modules,
         split="{split}",
-        kind=lookup(dpath="datasets/{dataset}/kind", within=config),
-        modality=lookup(dpath="datasets/{dataset}/modality", within=config),
-        columns=lookup(dpath="datasets/{dataset}/columns", within=config),
-        prompt=lookup(dpath="datasets/{dataset}/prompt", within=config),
-        system_prompt=lookup(dpath="datasets/{dataset}/system_prompt", within=config),
-        ignore_keys=lookup(dpath="datasets/{dataset}/ignore_keys", within=config),
+        settings=params.dataset("kind", "modality", "columns", "prompt", "system_prompt", "ignore_keys"),
         choice=params.row_choice,
     threads: 4
     resources:

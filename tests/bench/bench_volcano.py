@@ -72,7 +72,7 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
     return {
         "convert_rows": script(
             "convert_rows", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train",
-            kind="volcano", modality="image", threads=cores,
+            settings="{kind: volcano, modality: image}", threads=cores,
         ),
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",

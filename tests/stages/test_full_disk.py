@@ -67,8 +67,8 @@ def test_while_rows_are_converted(tmp_path: Path) -> None:
     raw = write_array(tmp_path / "train.json", ROWS)
     disk = tmp_path / "disk"
     files = {"raw": raw, "converted": disk / "c.jsonl", "rejects": disk / "r.jsonl", "unread": disk / "u.json"}
-    settings = {"split": "train", "kind": "text", "modality": "text", "prompt": "Go on.", "threads": 2}
-    said = on_a_full_disk(disk, "1m", "convert_rows.py", **files, **settings)
+    settings = "{kind: text, modality: text, prompt: Go on.}"
+    said = on_a_full_disk(disk, "1m", "convert_rows.py", **files, settings=settings, split="train", threads=2)
     assert f"No space left on device: '{disk}/c.jsonl.part'\n  what to do: {NEXT_STEP}" in said
 
 

@@ -73,7 +73,7 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
     raw, data, lengths = folder / "raw.jsonl", folder / "data", folder / "lengths"
     converted = {name: folder / name for name in ("converted", "rejects", "unread")}
     what = {"kind": "prompt_completion", "modality": "text"}
-    found = {"convert_rows": peak(folder, "convert_rows", raw=raw, split="train", **what, **converted)}
+    found = {"convert_rows": peak(folder, "convert_rows", raw=raw, split="train", settings=what, **converted)}
     found["validate_sharegpt"] = peak(
         folder,
         "validate_sharegpt",
