@@ -230,7 +230,7 @@ def test_lengths_of_something_else_are_refused(road: Path, tmp_path: Path) -> No
         refuse(budget=32)
     with pytest.raises(VlmflowError, match=r"rows: text_args was \{\}, not \{'system': 'Be brief\.'\}\n"):
         refuse(text_args={"system": "Be brief."})
-    with pytest.raises(VlmflowError, match=r"rows: val\.jsonl holds other rows\n"):
+    with pytest.raises(VlmflowError, match=r"rows: val\.jsonl has other rows\n"):
         refuse(stats | {"digests": stats["digests"] | {"val.jsonl": "other"}})
     lengths["val"].write_bytes(lengths["val"].read_bytes().replace(b'"text_tokens":', b'"text_tokens":1', 1))
     with pytest.raises(VlmflowError, match=rf"rows: {lengths['val']} has changed since\n") as error:

@@ -337,7 +337,7 @@ def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_h
     with pytest.raises(VlmflowError) as refusal:
         run("train_lora")
     assert swapped.is_set()
-    assert "the input changed during training:  " in refusal.value.cause
+    assert "the input changed during training: " in refusal.value.cause
     assert "1 of" in refusal.value.cause
     assert REFRESH in refusal.value.next_step
     assert not (place / "out" / "run").exists()
