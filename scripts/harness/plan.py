@@ -66,7 +66,7 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
         near = difflib.get_close_matches(said, known, n=1)
         sys.exit(
             f"{said}: no rule makes this target{f'; nearest: {near[0]}' if near else ''}\n"
-            f"  what to do: name one from docs/outputs.md; runs:  {', '.join(settings.runs)}; data sets: "
+            f"  what to do: name one from docs/outputs.md; runs: {', '.join(settings.runs)}; data sets: "
             f"{', '.join(settings.datasets)}; those in your own file need --configfile FILE before the --"
         )
 

@@ -230,7 +230,7 @@ def test_what_stages_see_is_made_once_and_holds_nothing_else(place: Place, local
     place.fetch(local)
     assert Path(place.manifest["folder"]).stat().st_ino == inode, "a stage that runs kept its folder"
     (seen / "args.json").write_text("{}")
-    with pytest.raises(VlmflowError, match=r"holds args\.json, which vlmflow did not put there\n.*take it out"):
+    with pytest.raises(VlmflowError, match=r"holds args\.json, which vlmflow did not put there\n.*remove it, because"):
         read_manifest(place.model)
     place.fetch(local)
     assert read_manifest(place.model).folder == seen

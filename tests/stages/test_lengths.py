@@ -53,7 +53,7 @@ def test_a_row_without_a_picture_has_no_picture_tokens(model: Path) -> None:
 
 
 def test_text_and_picture_tokens_are_counted_apart(model: Path) -> None:
-    entries = [PictureEntry(path="p", rows=1, name="p.png", width=320, height=96)]
+    entries = [PictureEntry(path="p", rows=1, name="p.png", width=320, height=96, sha256="0" * 64)]
     counter = TokenCounter(model, entries, 64)
     (text, none), (with_marks, picture) = counter.count(
         [row("Why?", "So."), row("<image>Why?", "So.", images=["p.png"])]

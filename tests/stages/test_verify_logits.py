@@ -105,14 +105,14 @@ def changed_copy(folder: Path, to: Path, change: Callable[[str, torch.Tensor, to
 
 def test_merged_nothing(reading: Path) -> None:
     """Case 28: the base itself does not pass as its own merge."""
-    with pytest.raises(VlmflowError, match=r"base: the logits of the merged weights, .*(stray by|show 0\.00 times)"):
+    with pytest.raises(VlmflowError, match=r"base: the logits of the merged weights, .*(differ by|show 0\.00 times)"):
         verify(reading, reading / "base", [TEXT_ROW])
 
 
 def test_merged_twice(reading: Path, tmp_path: Path) -> None:
     """Case 28: the update at twice its scale."""
     merged = changed_copy(reading, tmp_path / "m", lambda _, tensor, base: (2 * tensor.float() - base).bfloat16())
-    with pytest.raises(VlmflowError, match=r"(stray by|show \S+ times the adapter's effect)"):
+    with pytest.raises(VlmflowError, match=r"(differ by|show \S+ times the adapter's effect)"):
         verify(reading, merged, [TEXT_ROW])
 
 
@@ -165,7 +165,7 @@ def test_a_wrong_merge_of_a_short_run_is_refused(short: tuple[Path, str], fault:
     with pytest.raises(VlmflowError, match="ulps away"):
         verify_tensors(folder / "base", folder / "adapter", merged, file_names(folder / "base"), 2)
     if fault in ("doubled", "lost"):
-        with pytest.raises(VlmflowError, match=r"times the adapter's effect|stray by"):
+        with pytest.raises(VlmflowError, match=r"times the adapter's effect|differ by"):
             verify(folder, merged, [TEXT_ROW], dtype)
 
 
@@ -187,7 +187,7 @@ def test_weights_that_are_nan(reading: Path, tmp_path: Path) -> None:
     merged = changed_copy(
         reading, tmp_path / "m", lambda name, tensor, _: tensor * torch.nan if "q_proj" in name else tensor
     )
-    with pytest.raises(VlmflowError, match="stray by nan"):
+    with pytest.raises(VlmflowError, match="differ by nan"):
         verify(reading, merged, [TEXT_ROW])
 
 

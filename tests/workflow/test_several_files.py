@@ -123,7 +123,7 @@ def test_a_mended_row_of_another_file_is_refused(tmp_path: Path) -> None:
     line = {"split": "train", "row": 2, "file": "raw/x/a.json", "checksum": checksum, "raw": {}}
     (tmp_path / "mended.jsonl").write_text(json.dumps(line))
     with pytest.raises(
-        VlmflowError, match=r"row 2 \(counted from 0\) of raw/x/a.json is not in .*a.json and 1 more, with 4 rows"
+        VlmflowError, match=r"row 2 \(counted from 0\) of raw/x/a.json is not in .*a.json and 1 more, which has 4 rows"
     ):
         open_rows(files, "train", [tmp_path / "mended.jsonl"])
     (tmp_path / "mended.jsonl").write_text(json.dumps(line | {"file": "b.json", "raw": {"a": 9}}))

@@ -76,7 +76,7 @@ def test_its_arguments_are_ms_swifts_and_the_workflows_alone(strategy: Strategy)
         assert f"--{name}" not in plain
         assert words[words.index(f"--{name}") + 1] == (str(value).lower() if isinstance(value, bool) else str(value))
         assert name in names()["arguments"]
-        with pytest.raises(ValidationError, match=r"by runs\.NAME\.strategy"):
+        with pytest.raises(ValidationError, match=r"sets this argument itself \(runs\.NAME\.strategy\)"):
             TrainSettings(swift_args={name: value})
 
 
