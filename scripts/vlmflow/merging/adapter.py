@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from vlmflow.config.strategies import ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.adapter_config import ADAPTER_CONFIG, TRAIN_OTHERWISE, AdapterConfig, read_adapter_config
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, SafetensorsFile, TensorEntry, read_header, read_tensor
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What peft puts before the name that a layer has in the base model."""
 
