@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 import yaml
 
 
@@ -54,6 +55,16 @@ def serving() -> Iterator[BadMinutes]:
         yield server
         server.shutdown()
         thread.join()
+
+
+@contextmanager
+def serving_by_default(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[BadMinutes]:
+    """Serve likewise, as the cluster that a client finds by itself, and have the client try again at once."""
+    with serving() as server:
+        kubeconfig = kubeconfig_of(f"http://127.0.0.1:{server.server_address[1]}", folder / "kubeconfig")
+        patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+        patch.setattr("vlmflow.cluster.client.FIRST_PAUSE", 0.02)
+        yield server
 
 
 def kubeconfig_of(address: str, file: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bad_minutes import BadMinutes, kubeconfig_of, refusal, serving
+from bad_minutes import BadMinutes, kubeconfig_of, refusal, serving_by_default
 from vlmflow.cluster.api import LOG_KEPT, LOG_READ, Api
 from vlmflow.cluster.client import Refused, connect
 from vlmflow.core.errors import VlmflowError
@@ -19,10 +19,7 @@ JOBS = "batch/v1/jobs"
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BadMinutes]:
-    with serving() as server:
-        kubeconfig = kubeconfig_of(f"http://127.0.0.1:{server.server_address[1]}", tmp_path / "kubeconfig")
-        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
-        monkeypatch.setattr("vlmflow.cluster.client.FIRST_PAUSE", 0.02)
+    with serving_by_default(tmp_path, monkeypatch) as server:
         yield server
 
 

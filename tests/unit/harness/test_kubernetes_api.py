@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kubernetes.client.rest import ApiException
 
-from bad_minutes import BadMinutes, kubeconfig_of, refusal, serving
+from bad_minutes import BadMinutes, refusal, serving_by_default
 from harness.kubernetes.disruptions import Disruptions
 from harness.kubernetes.executor import HardenedExecutor
 from harness.kubernetes.job_shape import RuleJob
@@ -23,10 +23,7 @@ from vlmflow.core.errors import VlmflowError
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BadMinutes]:
-    with serving() as server:
-        kubeconfig = kubeconfig_of(f"http://127.0.0.1:{server.server_address[1]}", tmp_path / "kubeconfig")
-        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
-        monkeypatch.setattr("vlmflow.cluster.client.FIRST_PAUSE", 0.02)
+    with serving_by_default(tmp_path, monkeypatch) as server:
         yield server
 
 
