@@ -1,0 +1,48 @@
+"""Accounts: the JSON files in which a stage says what it did, each written and read by one type.
+
+The type of an account is a `msgspec.Struct` in the room that writes it; its fields are the keys of the file.
+"""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json, write_json
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MISSING = re.compile(r"Object missing required field `(.+)`")
+"""How msgspec says that a key is missing."""
+
+
+def write_account(path: Path, account: msgspec.Struct) -> None:
+    """Write an account as indented JSON, whole or not at all; keys are in the order of the type's fields."""
+    write_json(path, msgspec.to_builtins(account))
+
+
+def read_account(path: Path, kind: type[T]) -> T:
+    """Read an account; keys that its type does not have are left out.
+
+    Raises VlmflowError with the file if it is missing or not JSON, and also with the field if that is missing or
+    has another type, as where another version of vlmflow wrote it.
+    """
+    content = read_json(path)
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise VlmflowError(
+            f"{path}: {_in_plain_words(error)}",
+            "another version of vlmflow may have written it: remove it and run the same command again",
+        ) from None
+
+
+def _in_plain_words(error: msgspec.ValidationError) -> str:
+    """Put the field before its fault: "train.kept is missing"; msgspec names it at the end, or in quotes."""
+    fault, _, place = str(error).partition(" - at ")
+    fields = place.strip("`").removeprefix("$").removeprefix(".")
+    if missing := MISSING.fullmatch(fault):
+        return f"{fields}{'.' if fields else ''}{missing[1]} is missing"
+    return f"{fields}: {fault}" if fields else fault
