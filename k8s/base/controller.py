@@ -1,15 +1,15 @@
-"""The controller pod's process: runs the Snakemake that is asked for, whoever asked may go away.
+"""The controller pod's process: it runs the requested Snakemake; whoever requested it may disconnect.
 
-    controller.py serve                  run what is wanted; the pod's main process
-    controller.py start -- ARGUMENTS     want `snakemake --executor kubernetes ARGUMENTS`
-    controller.py follow [--from BYTE]   show the output until the run has ended; ends with Snakemake's exit code
-    controller.py code                   say Snakemake's exit code, or "on", or "none" where no run was asked for
-    controller.py stop                   interrupt the run, as Ctrl-C does
-    controller.py status                 say what runs; exit code 3 where something does
+    controller.py serve                  execute requested runs; the pod's main process
+    controller.py start -- ARGUMENTS     request `snakemake --executor kubernetes ARGUMENTS`
+    controller.py follow [--from BYTE]   show the output until the run ends; exits with Snakemake's exit code
+    controller.py code                   print Snakemake's exit code, "on", or "none" if no run was requested
+    controller.py stop                   interrupt the run, like Ctrl-C
+    controller.py status                 print what runs; exit code 3 if something does
 
-What is wanted lies in ../run of the working directory, on the volume: a run that the pod's end interrupted goes on when
-the pod comes back, and one that ended by itself or was stopped does not. Standard library alone: it is mounted from a
-ConfigMap and must work before there is a checkout.
+The request is in ../run of the working directory, on the volume: a run that the pod's end interrupted continues when
+the pod is back; one that ended by itself or was stopped does not. Only the standard library: this file is mounted from
+a ConfigMap and must work before there is a checkout.
 """
 
 import argparse
@@ -26,22 +26,22 @@ from pathlib import Path
 RUN = Path.cwd().parent / "run"
 WANTED, STOP, ENDED, OUTPUT = (RUN / name for name in ("wanted.json", "stop", "ended.json", "output.log"))
 SERVING = RUN / "serving"
-"""Locked by the process that serves: a controller on a node that was given up for lost may still live."""
+"""Locked by the process that serves: a controller on a node that counts as lost may still live."""
 KILLS = 3
-"""How often a Snakemake that somebody killed (the kernel, for memory) is started again."""
+"""How often a killed Snakemake (for example by the kernel, for its memory) is restarted."""
 STARTED = "Job stats:"
-"""What Snakemake prints when it has ended what an earlier call left."""
+"""Snakemake prints this once it has ended the Jobs of an earlier call."""
 POLL = 0.5
-"""Seconds between two looks at the folder."""
+"""Seconds between two checks of the folder."""
 BUSY = 3
-"""Exit code that says that a run is on."""
+"""The exit code while a run is on."""
 
 leaving = False
-"""The pod is being ended."""
+"""Whether the pod is ending."""
 
 
 def serve() -> int:
-    """Run what is wanted until SIGTERM; then interrupt Snakemake, which ends its Jobs, and leave the run wanted."""
+    """Execute requests until SIGTERM; then interrupt Snakemake, which ends its Jobs, and keep the request."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Snakemake would inherit that we ignore it (nohup, &)
     RUN.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def _locked(file: object) -> bool:
         return False
     except OSError as error:
         sys.exit(
-            f"{SERVING} cannot be locked ({error}), and two controllers could run one call\n"
+            f"{SERVING} cannot be locked ({error}), so two controllers could execute the same run\n"
             "  what to do: mount the volume of the claim controller-state with locks (Lustre: -o flock; NFS: without "
             "nolock), or give the claim another storage class"
         )
@@ -73,22 +73,22 @@ def _locked(file: object) -> bool:
 def _run(command: list[str], again: bool) -> bool:
     """Run Snakemake to its end.
 
-    again: whether it stays wanted when somebody killed it. Tells whether that was so.
+    again: whether to keep the request if Snakemake is killed. Returns whether that happened.
     """
     with OUTPUT.open("a") as output:
         begun = output.tell()
         if output.tell():
-            print("\nThe controller came back: the run goes on.\n", file=output)
+            print("\nThe controller came back: the run continues.\n", file=output)
         print(f"$ {shlex.join(command)}", file=output, flush=True)
         try:
             snakemake = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
         except OSError as error:
-            print(f"it could not be started: {error}", file=output, flush=True)
+            print(f"Snakemake could not be started: {error}", file=output, flush=True)
             _write(ENDED, 127)
             return False
-        interrupted, late = False, STOP.exists()  # a stop that the pod's end interrupted: first the old Jobs end
+        interrupted, late = False, STOP.exists()  # the pod's end interrupted a stop: the old Jobs end first
         while snakemake.poll() is None:
             late = late and STARTED not in OUTPUT.read_text(errors="replace")[begun:]
             if (leaving or STOP.exists()) and not interrupted and not late:
@@ -96,10 +96,10 @@ def _run(command: list[str], again: bool) -> bool:
                 interrupted = True
             time.sleep(POLL)
         if leaving and not STOP.exists():
-            print("The controller's pod is ending; the run goes on when it comes back.", file=output)
+            print("The controller's pod is ending; the run continues when it is back.", file=output)
         elif snakemake.returncode < 0 and again and not STOP.exists():
             print(
-                f"Snakemake was killed (signal {-snakemake.returncode}). It is started again.", file=output, flush=True
+                f"Snakemake was killed (signal {-snakemake.returncode}). It is restarted.", file=output, flush=True
             )
             return True
         else:
@@ -115,7 +115,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 def start(arguments: list[str]) -> int:
-    """Want a run; refused while another one is on."""
+    """Request a run; refused while another one is on."""
     RUN.mkdir(parents=True, exist_ok=True)
     with (RUN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -129,22 +129,22 @@ def start(arguments: list[str]) -> int:
 
 
 def status() -> int:
-    """Say what runs, or how the last run ended."""
+    """Print what runs, or how the last run ended."""
     if _is_on():
         print(f"{_wanted()} is running: follow it (make cluster-log) or stop it (make cluster-stop)")
         return BUSY
-    print(f"{_wanted()} ended with code {ENDED.read_text()}" if WANTED.exists() else "no run was asked for yet")
+    print(f"{_wanted()} ended with code {ENDED.read_text()}" if WANTED.exists() else "no run was requested yet")
     return 0
 
 
 def follow(begin: int) -> int:
-    """Copy the output from byte `begin` on to ours as it grows; give Snakemake's exit code."""
+    """Copy the output, from byte `begin` on, to ours as it grows; return Snakemake's exit code."""
     if not WANTED.exists():
         return status()
     with OUTPUT.open("rb") as output:
-        output.seek(begin if begin <= OUTPUT.stat().st_size else 0)  # a shorter one is another run's
+        output.seek(begin if begin <= OUTPUT.stat().st_size else 0)  # a shorter file belongs to another run
         while True:
-            ended = ENDED.exists()  # asked before reading: what was written until then is read
+            ended = ENDED.exists()  # checked before reading, so that everything written until then is read
             while text := output.read(1 << 16):
                 sys.stdout.buffer.write(text)
                 sys.stdout.buffer.flush()
@@ -154,7 +154,7 @@ def follow(begin: int) -> int:
 
 
 def code() -> int:
-    """Say Snakemake's exit code: kubectl's own, when the connection breaks, looks like one."""
+    """Print Snakemake's exit code: kubectl's own, when the connection breaks, looks like one."""
     print("on" if _is_on() else ENDED.read_text() if WANTED.exists() else "none")
     return 0
 
@@ -188,7 +188,7 @@ if __name__ == "__main__":
     parser.add_argument("action", choices=["serve", "start", "follow", "code", "stop", "status"])
     parser.add_argument("--from", dest="begin", type=int, default=0)
     own, arguments = sys.argv[1:], []
-    if "--" in own:  # Snakemake's arguments may hold a "--" of their own, which argparse would take away
+    if "--" in own:  # Snakemake's arguments may contain a "--", which argparse would remove
         arguments = own[own.index("--") + 1 :]
         own = own[: own.index("--")]
     given = parser.parse_args(own)

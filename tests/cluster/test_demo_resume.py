@@ -112,7 +112,7 @@ def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(
 
 
 def test_a_killed_controller_goes_on_with_the_run(training: Training) -> None:
-    before, back, after = training.said.partition("The controller came back: the run goes on.")
+    before, back, after = training.said.partition("The controller came back: the run continues.")
     assert back
     assert "deleted by hand. Its Job is made again in" in before
     assert "Error in rule" not in before

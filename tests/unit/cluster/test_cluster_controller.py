@@ -84,7 +84,7 @@ def until_output_has(work: Path, text: str, times: int = 1) -> None:
 
 def test_a_run_is_started_followed_and_its_code_given(work: Path, serve: Callable) -> None:
     serve()
-    assert ended(work, "status") == (0, "no run was asked for yet\n")
+    assert ended(work, "status") == (0, "no run was requested yet\n")
     assert ended(work, "start", "--", "--config", "b=1", "--", "merged/a") == (0, "")
     until_output_has(work, "running --executor kubernetes --config b=1 -- merged/a")
     code, said = ended(work, "start", "--", "merged/b")
@@ -160,7 +160,7 @@ def test_a_snakemake_that_was_killed_is_started_again_three_times(work: Path, se
             with contextlib.suppress(psutil.NoSuchProcess):  # what it starts each moment may be among them
                 each.kill()
     code, said = ended(work, "follow")
-    assert said.count("Snakemake was killed (signal 9). It is started again.") == 3
+    assert said.count("Snakemake was killed (signal 9). It is restarted.") == 3
     assert code == 137
 
 
