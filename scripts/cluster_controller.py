@@ -1,4 +1,4 @@
-"""The controller from a laptop: bring code and files there, run Snakemake there, follow it, stop it; the hub's token.
+"""Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token.
 
 usage: cluster_controller.py [--namespace NAME] push | run -- ARGUMENTS | log | stop | token
                                                 get -- TARGET TO | put -- FROM TO
@@ -22,7 +22,7 @@ GOES_ON = "\nThe run continues in the cluster: `make cluster-log` follows it aga
 
 
 def push(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Make the controller's checkout this one: its last commit, and the files as they are; not under a run."""
+    """Replace the controller's checkout with this one: its last commit and the files as they are; not during a run."""
     busy = kubectl.in_controller(*CONTROLLER, "status")
     return busy or _push(kubectl)
 
@@ -41,7 +41,7 @@ def run(kubectl: Kubectl, arguments: list[str]) -> int:
 
 
 def log(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Show the output of the run, from its beginning until its end, over as many connections as it takes."""
+    """Show the output of the run from its beginning to its end; reconnects as often as needed."""
     try:
         return follow(kubectl, CONTROLLER)
     except KeyboardInterrupt:
@@ -50,14 +50,14 @@ def log(kubectl: Kubectl, arguments: list[str]) -> int:
 
 
 def get(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Bring a target here."""
+    """Copy a target here."""
     target, to = arguments
     copying.get(kubectl, target, Path(to))
     return 0
 
 
 def put(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Bring a file or folder there."""
+    """Copy a file or folder to the controller."""
     source, to = arguments
     copying.put(kubectl, Path(source), to)
     return 0
@@ -69,7 +69,7 @@ def stop(kubectl: Kubectl, arguments: list[str]) -> int:
 
 
 def make_token(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Make the Secret with the hub's token from the line HF_TOKEN=… of .env."""
+    """Create the Secret with the hub's token from the line HF_TOKEN=… of .env."""
     secret = hub_token.secret(hub_token.read_token(ROOT / ".env"))
     # Server-side: a client-side apply would keep a second copy of the value in an annotation.
     kubectl.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=secret)
@@ -84,7 +84,7 @@ if __name__ == "__main__":
     parser.add_argument("--namespace", default="vlmflow")
     parser.add_argument("action", choices=ACTIONS)
     own, arguments = sys.argv[1:], []
-    if "--" in own:  # Snakemake's arguments may hold a "--" of their own, which argparse would take away
+    if "--" in own:  # Snakemake's arguments may contain a "--" of their own, which argparse would remove
         arguments = own[own.index("--") + 1 :]
         own = own[: own.index("--")]
     given = parser.parse_args(own)

@@ -1,6 +1,6 @@
-"""A table of what a cluster has and lacks for the configuration's runs; exit code 0 where it is ready.
+"""Prints a table of what a cluster has and lacks for the configuration's runs; exit code 0 if it is ready.
 
-Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes four short Jobs and takes them away.
+Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes about four short Jobs and removes them.
 """
 
 import argparse
@@ -30,11 +30,11 @@ def main(
     patience: float,
     max_threads: int | None = None,
 ) -> int:
-    """Look, print, and give the exit code."""
+    """Print the checks; returns the exit code."""
     settings = check_config(read_layers([*LAYERS, *files]), [*LAYERS, *files])
     unknown = [run for run in runs if run not in settings.runs]
     if unknown:
-        raise VlmflowError(f"no run is named {unknown[0]}", f"name one of {', '.join(settings.runs)}")
+        raise VlmflowError(f"--run: unknown run {unknown[0]}", f"use one of {', '.join(settings.runs)}")
     wanted = [
         need_of(settings, run, planned_asks(ROOT / "Snakefile", [*LAYERS[1:], *files], f"merged/{run}", max_threads))
         for run in runs or settings.runs
@@ -58,13 +58,17 @@ def _say(words: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--namespace", default=os.environ.get("VLMFLOW_NAMESPACE", "vlmflow"))
-    parser.add_argument("--configfile", type=Path, nargs="+", default=[], metavar="FILE", help="laid over config.yaml")
-    parser.add_argument("--run", nargs="+", default=[], metavar="NAME", help="these runs alone")
     parser.add_argument(
-        "--max-threads", type=int, metavar="N", help="as in make cluster-run: no rule asks for more cores"
+        "--configfile", type=Path, nargs="+", default=[], metavar="FILE", help="settings over config.yaml"
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--patience", type=float, default=180, metavar="SECONDS", help="to wait for a probe's pod")
+    parser.add_argument("--run", nargs="+", default=[], metavar="NAME", help="check these runs alone")
+    parser.add_argument(
+        "--max-threads", type=int, metavar="N", help="as in make cluster-run: no rule requests more cores"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument(
+        "--patience", type=float, default=180, metavar="SECONDS", help="wait this long for a probe's pod"
+    )
     given = parser.parse_args()
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:

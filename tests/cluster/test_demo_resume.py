@@ -114,9 +114,9 @@ def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(
 def test_a_killed_controller_goes_on_with_the_run(training: Training) -> None:
     before, back, after = training.said.partition("The controller came back: the run continues.")
     assert back
-    assert "deleted by hand. Its Job is made again in" in before
+    assert "deleted by hand. Its Job is recreated in" in before
     assert "Error in rule" not in before
-    assert "An earlier call left work behind. Ending 1 Job(s), whose pods save their work first: train_lora" in after
+    assert "An earlier run left Jobs. Ending 1 Job(s); their pods save their work first: train_lora" in after
     assert "Error in rule" not in after
 
 

@@ -89,8 +89,8 @@ def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volum
     assert {check["state"] for check in checks.values()} <= {"ok", "warn"}
     assert checks["volume /outputs"]["found"] == "writable as user 1000, with locks, links and renamed folders"
     assert "volumes, two nodes" in checks
-    assert "packages are those of envs/data.lock" in checks["image data"]["found"]
-    assert "packages are those of envs/train.lock" in checks["image train"]["found"]
+    assert "packages match envs/data.lock" in checks["image data"]["found"]
+    assert "packages match envs/train.lock" in checks["image train"]["found"]
     assert "2 processes on CPU over gloo" in checks["training together"]["found"]
     assert list((volumes / "outputs").glob(".doctor*")) == []
     left = ready.get("jobs", namespace=NAMESPACE, labels="app.kubernetes.io/component=doctor")["items"]
@@ -114,7 +114,7 @@ def test_who_administers_the_namespace_alone_is_ready_too(
         controller_stands(researcher, namespace)
         code, checks = doctor(researcher, "--configfile", cpu_run, "--run", "qwen3vl-fire", namespace=namespace)
     assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
-    assert "you may not look" in checks["GPUs"]["found"]
+    assert "you have no right to read it" in checks["GPUs"]["found"]
     assert checks["rights, controller"]["found"].startswith(f"all {len(EXECUTOR)} that the executor uses")
     assert checks["pod templates"]["found"] == "default, fetch, gpu, train"
     assert "2 processes on CPU over gloo" in checks["training together"]["found"]
@@ -140,7 +140,7 @@ def test_what_is_broken_is_named(ready: Kubectl, volumes: Path, cluster: Cluster
     finally:
         os.chown(volumes / "cache", 1000, 1000)
     assert code == 1
-    assert "no node can hold it" in checks["rule train_lora, run qwen3vl-fire"]["found"]
+    assert "it fits on no node" in checks["rule train_lora, run qwen3vl-fire"]["found"]
     assert "a run asks for 262 GB" in checks["quota"]["found"]
     assert "Permission denied" in checks["volume /cache"]["found"]
     assert "chown" in checks["volume /cache"]["next_step"]
@@ -156,7 +156,7 @@ def test_a_namespace_without_our_objects_says_what_to_apply(any_cluster: Kubectl
     environment = os.environ | {"KUBECONFIG": str(any_cluster.kubeconfig)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "there is no namespace vlmflow-absent" in ended.stdout
+    assert "namespace vlmflow-absent does not exist" in ended.stdout
     assert "kubectl apply -k k8s/overlays/NAME" in ended.stdout
     assert "\x1b" not in ended.stdout
 

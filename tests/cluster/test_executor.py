@@ -43,7 +43,7 @@ def storm(road: FaultRoad, request: pytest.FixtureRequest) -> Call:
     road.begun("preempted")
     with road.urgent_pod(gpus=2):
         call.wait_for("four_gpus has waited")
-        call.wait_for("taken off its node")
+        call.wait_for("removed from its node")
     road.suspend(queued, False)
     wait_for("another pod makes it elsewhere", (road.targets / "stranded.txt").exists, 180, pause=0.5)
     second.start_kubelet()  # it ends what is left of the first pod
@@ -90,15 +90,13 @@ def test_nothing_is_left_behind(storm: Call, road: FaultRoad) -> None:
         ("deleted", "its Job was deleted"),
         ("evicted", "evicted"),
         ("preempted", "preempted by a pod of higher priority"),
-        ("stranded", "taken off its node, which does not answer"),
+        ("stranded", "removed from its node, which does not answer"),
     ],
 )
 def test_what_is_taken_away_is_made_again_and_uses_up_no_retry(storm: Call, rule: str, why: str) -> None:
     """These rules have no retry."""
     assert errors_of(storm, rule) == []
-    again = (
-        f"^{rule}: {why}.* Its Job is made again in [345] s .disruption 1 of at most 20 in a row; no retry is used up"
-    )
+    again = f"^{rule}: {why}.* Its Job is recreated in [345] s .disruption 1 of at most 20 in a row; this uses no retry"
     assert len(re.findall(again, storm.said, re.MULTILINE)) == 1, storm.said[-8_000:]
 
 
@@ -111,13 +109,13 @@ def test_what_a_stage_calls_a_failure_is_not_tried_again(storm: Call) -> None:
     reports = errors_of(storm, "closed")
     assert len(reports) == 1
     assert "ended with exit code 1" in reports[0]
-    assert "Not tried again: it would end in the same way." in reports[0]
+    assert "This job is not retried: it would fail in the same way." in reports[0]
     assert "the stage failed: the gate of" in reports[0]
 
 
 def test_a_target_that_is_not_there_is_made_again(storm: Call) -> None:
     assert len(errors_of(storm, "vanished")) == 1
-    words = "it ended well, but /outputs/faults/targets/vanished.txt (missing in storage) after 5 s"
+    words = "its pod succeeded, but /outputs/faults/targets/vanished.txt (missing in storage) after 5 s"
     assert words in errors_of(storm, "vanished")[0]
 
 
@@ -205,7 +203,7 @@ def begins(road: FaultRoad, pod: dict) -> str:
 def stop(road: FaultRoad, call: Call, signal: str, lost: tuple[str, ...] = ()) -> None:
     call.signal(signal)
     assert call.end(120) == 1
-    assert "Stopping. Ending 1 Job(s), whose pods save their work first: counts." in call.said
+    assert "Stopping. Ending 1 Job(s); their pods save their work first: counts." in call.said
     if lost:  # beside a pod that cannot go, others are known to have ended, and not waited for until they are gone
         wait_for("all else goes", lambda: road.left() == list(lost))
     else:
@@ -247,7 +245,7 @@ def test_after_a_kill_the_next_call_ends_the_old_job_and_goes_on(road: FaultRoad
     assert "1 Job(s) of another working directory make the same targets: counts" in stranger.said
     name.write_text(ours)
     again = road.call("again", "counts.txt")
-    again.wait_for("An earlier call left work behind. Ending 1 Job(s)")
+    again.wait_for("An earlier run left Jobs. Ending 1 Job(s)")
 
     def new() -> list[dict]:
         return [pod for pod in road.pods("counts") if pod["metadata"]["name"] != old["metadata"]["name"]]
@@ -268,8 +266,8 @@ def test_a_lost_nodes_job_runs_on_another(road: FaultRoad, cluster: Cluster) -> 
             assert pod["spec"]["nodeName"] == second.name
             begins(road, pod)
         second.kill()
-        call.wait_for("Its Job is made again in")
-        assert "taken off its node, which does not answer" in call.said
+        call.wait_for("Its Job is recreated in")
+        assert "removed from its node, which does not answer" in call.said
         assert road.running("counts")["spec"]["nodeName"] == cluster.node.name
         # The API keeps a lost node's pod until the node is deleted; all else is gone.
         stop(road, call, "TERM", lost=(pod["metadata"]["name"],))

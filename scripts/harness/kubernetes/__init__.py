@@ -1,1 +1,1 @@
-"""Snakemake's Kubernetes executor, hardened: pod templates, patience, explanations, clean ends."""
+"""Snakemake's Kubernetes executor, hardened: pod templates, retries of the API, explanations, clean ends."""

@@ -1,6 +1,6 @@
-"""What is read of lists that grow with the cluster; all else of them is skipped, which costs a tenth.
+"""The fields that are read from lists that grow with the cluster. Skipping the others reduces the cost to a tenth.
 
-A node has kilobytes in the API, most of them the images that it holds.
+The API describes a node in kilobytes, most of them its images.
 """
 
 from typing import NotRequired, TypedDict
@@ -22,7 +22,7 @@ class _Node(TypedDict):
 
 
 class Nodes(TypedDict):
-    """Nodes, and what pods may have of each."""
+    """Nodes, and what each offers to pods."""
 
     items: list[_Node]
 
@@ -51,7 +51,7 @@ class _Pod(TypedDict):
 
 
 class Pods(TypedDict):
-    """Pods, and what they hold of their nodes."""
+    """Pods, and what they request of their nodes."""
 
     items: list[_Pod]
 

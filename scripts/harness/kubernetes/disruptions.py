@@ -1,6 +1,6 @@
-"""Jobs that the cluster took away are made again, under the same attempt of Snakemake: its retries are for failures.
+"""Recreates Jobs that the cluster removed, within the same attempt of Snakemake: its retries are for failures.
 
-Each has a budget and a backoff of its own. A Job that a queue suspends needs neither: it stays, and waits.
+Each Job has a budget and a backoff. A Job that a queue suspends needs neither: it stays and waits.
 """
 
 import copy
@@ -17,21 +17,21 @@ from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
 
 MOST = 20
-"""Disruptions in a row that are waited for; after one more a job has failed: something takes away whatever is made."""
+"""Disruptions in a row after which a Job is recreated; one more fails it: something removes whatever is created."""
 
 WORKED = 3600.0
-"""Seconds of running after which a disruption is the first in a row again: capacity came, and work was done."""
+"""Seconds of running after which the next disruption counts as the first in a row."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 4.0, 600.0
-"""Seconds until a Job is made again, doubled with each in a row, and spread by a fifth so that many do not meet."""
+"""Seconds until a Job is recreated, doubled for each in a row, with 20 % jitter so that many do not coincide."""
 
 
 @dataclass
 class Made:
     """A Job as it was created.
 
-    made: how often. times: disruptions in a row. due: when it is made again, in monotonic seconds. not_made: why nobody
-    knows whether its creation was done; the next look at the Jobs tells.
+    made: how often it was created. times: disruptions in a row. due: when to recreate it, in monotonic seconds.
+    not_made: why it is unknown whether its creation succeeded; the next look at the Jobs shows it.
     """
 
     body: Object
@@ -45,7 +45,7 @@ class Made:
 
 
 class Disruptions:
-    """The Jobs of one invocation, by the name of the one that is there or is to be made again."""
+    """The Jobs of one invocation, by the name under which each exists or will be recreated."""
 
     def __init__(self, cluster: Namespace, watch: Watch, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
@@ -54,18 +54,18 @@ class Disruptions:
         self._jobs: dict[str, Made] = {}
 
     def create(self, body: Object, rule_job: RuleJob, pending_limit: float | None) -> None:
-        """Create and follow a Job. Raises Refused where it is refused for good."""
+        """Create and follow a Job. Raises Refused if it is refused permanently."""
         name = body["metadata"]["name"]
         self._put(name, Made(body, rule_job, pending_limit, name))
 
     def resting(self, name: str) -> bool:
-        """Tell whether a Job is not there, and waits to be made again."""
+        """Return whether a Job was removed and waits to be recreated."""
         return self._jobs[name].due is not None
 
     def create_due(self, name: str) -> str:
-        """Make a Job anew where its pause is over; gives the name under which it is there, or is to be.
+        """Recreate a Job if its pause is over; returns the name under which it exists or will be recreated.
 
-        Raises Refused where it is refused for good.
+        Raises Refused if it is refused permanently.
         """
         job = self._jobs[name]
         if job.due is None or self._clock() < job.due:
@@ -78,17 +78,17 @@ class Disruptions:
         return new_name
 
     def plan(self, name: str, outcome: Outcome) -> Outcome:
-        """Plan to make a Job again that was taken away; gives it as waiting, or as failed where its budget is over."""
+        """Plan to recreate a Job that was removed; returns its outcome as waiting, or as failed without budget."""
         job = self._jobs[name]
         why = outcome.why if outcome.pod else job.not_made or outcome.why
         job.times = 1 if outcome.ran >= WORKED else job.times + 1
         if job.times > MOST:
-            why = f"{why}\nThis was disruption {job.times} in a row, and {MOST} are waited for."
+            why = f"{why}\nThis was disruption {job.times} in a row; at most {MOST} are tolerated."
             return replace(outcome, why=why, again=False)
         pause = min(FIRST_PAUSE * 2 ** (job.times - 1), LONGEST_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311
         job.due = self._clock() + pause
-        count = f"disruption {job.times} of at most {MOST} in a row; no retry is used up"
-        return replace(outcome, state="waiting", why=f"{why}. Its Job is made again in {pause:.0f} s ({count}).")
+        count = f"disruption {job.times} of at most {MOST} in a row; this uses no retry"
+        return replace(outcome, state="waiting", why=f"{why}. Its Job is recreated in {pause:.0f} s ({count}).")
 
     def forget(self, name: str | None) -> None:
         """Forget a Job that has ended."""

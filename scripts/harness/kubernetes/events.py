@@ -1,4 +1,4 @@
-"""Events: what the cluster's parts said of an object. The API keeps them for an hour, also when that is gone."""
+"""Events: reports of the cluster's components about an object. By default they are kept for an hour."""
 
 from collections.abc import Collection, Iterable
 
@@ -6,7 +6,7 @@ from vlmflow.cluster.api import Object
 
 
 def by_object(events: Iterable[Object]) -> dict[tuple[str | None, str | None], list[Object]]:
-    """Give events by the kind and name of the object that they are about."""
+    """Group events by the kind and name of their object."""
     found: dict[tuple[str | None, str | None], list[Object]] = {}
     for event in events:
         about = event["involvedObject"]
@@ -15,15 +15,15 @@ def by_object(events: Iterable[Object]) -> dict[tuple[str | None, str | None], l
 
 
 def newest_of(events: Iterable[Object], reasons: Collection[str]) -> Object | None:
-    """Give the newest event for one of some reasons, or None."""
+    """Return the newest event with one of these reasons, or None."""
     return max((event for event in events if event.get("reason") in reasons), key=time_of, default=None)
 
 
 def time_of(event: Object | None) -> str:
-    """Give when an event was last seen, as the API writes times; nothing for none."""
+    """Return when an event was last seen, as the API writes times; "" for None."""
     return (event or {}).get("lastTimestamp") or (event or {}).get("eventTime") or ""
 
 
 def message_of(event: Object | None) -> str:
-    """Give what an event says; nothing for none."""
+    """Return the message of an event; "" for None."""
     return ((event or {}).get("message") or "").strip()

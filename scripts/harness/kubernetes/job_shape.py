@@ -1,7 +1,7 @@
-"""From the Job that the plugin builds to the Job that is created.
+"""Turns the Job that the plugin builds into the Job that is created.
 
-Who wins: the rule (command, amounts of cpu, memory, disk and GPUs, run time) over the template, the template over what
-the plugin says of itself.
+Precedence: the rule (command, cpu, memory, disk, GPUs, runtime) over the template, and the template over the plugin's
+defaults.
 """
 
 import re
@@ -20,30 +20,32 @@ from vlmflow.cluster.pod_templates import CONTAINER
 
 WEEK = 7 * 24 * 3600
 KEPT_SECONDS = WEEK
-"""How long a finished Job is kept for a controller that is away."""
+"""How long a finished Job is kept for a controller that does not run now."""
 
 INVOCATION, WORKDIR, TARGETS = "vlmflow/invocation", "vlmflow/workdir", "vlmflow/targets"
 RULE, WILDCARDS = "vlmflow/rule", "vlmflow/wildcards"
 
 VERDICT_FILE = "/dev/termination-log"
-"""Where a container's last words lie, which the API shows: the kubelet mounts a file there that any user may write.
+"""A container's termination message, which the API shows: the kubelet mounts a file here that any user may write.
 https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/"""
 
 PULL_SECONDS = 1800
-"""A pod's clock begins when a node takes it, before its images are there; this is for pulling them."""
+"""Extra time for pulling images: activeDeadlineSeconds starts when a node takes the pod, before the pull."""
 
 OUTLIVE_SIGTERM = "trap : TERM; "
-"""tini sends SIGTERM to all; a shell that died of it would end the pod before what it runs has saved its work."""
+"""tini sends SIGTERM to all processes; without the trap the shell, and the pod, would end before the rule has saved its
+work."""
 
 OWN_GPU_NAMES = {"nvidia.com/gpu", "amd.com/gpu"}
-"""What the plugin calls GPUs."""
+"""The plugin's resource names of GPUs."""
 
 
 @dataclass(frozen=True)
 class RuleJob:
-    """What the rule says of one job.
+    """One job and the resources that its rule declares.
 
-    mem_mb, disk_mb: MB (10⁶ bytes), 0 where it does not say. runtime: minutes, 0 for no limit.
+    mem_mb, disk_mb: MB (10⁶ bytes), 0 if not declared. runtime: minutes, 0 for no limit.
+    template: the name of its pod template, None for the default one.
     """
 
     rule: str
@@ -57,7 +59,7 @@ class RuleJob:
 
     @classmethod
     def of(cls, job: Any) -> Self:
-        """Read a job of Snakemake."""
+        """Read these from a job of Snakemake."""
         resources = dict(job.resources)
         return cls(
             rule="+".join(job.rules),
@@ -72,28 +74,28 @@ class RuleJob:
 
     @property
     def words(self) -> str:
-        """Name the job as a person does: rule name=value."""
+        """The job, for people: rule name=value."""
         return " ".join([self.rule, *(f"{name}={value}" for name, value in self.wildcards.items())])
 
 
 def shape(
     job: Object, template: Template, rule_job: RuleJob, owner: Mapping[str, str], env: Mapping[str, str]
 ) -> Object:
-    """Give the final Job.
+    """Return the final Job.
 
-    job: as the plugin built it. owner: labels that say whose it is (INVOCATION, WORKDIR, TARGETS). env: variables for
-    the rule.
+    job: as the plugin built it. owner: labels of its owner (INVOCATION, WORKDIR, TARGETS). env: environment variables
+    for the rule.
 
-    Raises VlmflowError where the pod could reach what the controller executes.
+    Raises VlmflowError if the pod could write what the controller executes, or hold its token.
     """
     job = deepcopy(job)
     plugins_pod = job["spec"]["template"]["spec"]
     command = next(container for container in plugins_pod["containers"] if container["name"] == CONTAINER)["args"]
     pod = merge(plugins_pod, template.spec)
-    refuse_reach(f"the pod of {rule_job.words}", pod, "take it out of kubernetes-persistent-volumes in the profile")
+    refuse_reach(f"the pod of {rule_job.words}", pod, "remove it from kubernetes-persistent-volumes in the profile")
     pod["restartPolicy"] = "Never"
     if rule_job.runtime:
-        # In the pod's spec: a Job's own clock also runs while its pod waits for GPUs.
+        # In the pod's spec: the deadline of a Job also counts the time in which its pod waits for GPUs.
         pod["activeDeadlineSeconds"] = rule_job.runtime * 60 + PULL_SECONDS
     container = next(container for container in pod["containers"] if container["name"] == CONTAINER)
     container["args"] = [command[0], OUTLIVE_SIGTERM + with_private_sources(command[1])]
@@ -119,7 +121,7 @@ def shape(
 
 
 def _resources(found: Object, gpu_resource: str, rule_job: RuleJob) -> Object:
-    """Limits = requests for all that the rule declares; what else the template asks for stays."""
+    """Set requests and limits to what the rule declares; other resources of the template stay."""
     declared = {"cpu": str(rule_job.threads)}
     if rule_job.mem_mb:
         declared["memory"] = f"{rule_job.mem_mb}M"
@@ -142,7 +144,7 @@ def _said(rule_job: RuleJob) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def label_value(text: Any) -> str:
-    """Make a label's value of any text: at most 63 letters, digits, '-', '_' and '.', begun and ended by the first two.
+    """Turn any text into a label value: at most 63 letters, digits, '-', '_' and '.'; both ends a letter or digit.
 
     https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
     """

@@ -1,4 +1,4 @@
-"""What became of a Job, judged from the Job and its pods as the API shows them."""
+"""Judges the outcome of a Job from the Job and its pods as the API shows them."""
 
 import json
 from dataclasses import dataclass
@@ -12,38 +12,38 @@ from vlmflow.cluster.client import Refused
 from vlmflow.cluster.pod_templates import CONTAINER
 
 LOST_SECONDS = 30.0
-"""How long after the end of its grace a pod that does not go counts as lost with its node."""
+"""How long after its grace period a pod that remains counts as lost with its node."""
 
 OOM = "OOMKilled"
 
-TAKEN = "its pod was taken away: evicted, or deleted by hand"
+TAKEN = "its pod was removed: evicted, or deleted by hand"
 
 VERDICT_BYTES = 4096
-"""The kubelet's own limit of a termination message; what is longer is no verdict of a stage."""
+"""The kubelet's own limit of a termination message; a longer text is not from a stage."""
 
 DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "EvictionByEvictionAPI": "evicted (a drained node, or by hand)",
-    "DeletionByTaintManager": "taken off its node, which does not answer or has a new taint",
-    "DeletionByPodGC": "deleted, because its node is gone",
-    "TerminationByKubelet": "ended by its node, which is short of something or shuts down",
+    "DeletionByTaintManager": "removed from its node, which does not answer or has a new taint",
+    "DeletionByPodGC": "deleted, because its node no longer exists",
+    "TerminationByKubelet": "ended by its node, which lacks a resource or shuts down",
 }
 """Reasons of the pod condition DisruptionTarget:
 https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions"""
 
 EVENTS = {"Preempted": "PreemptionByScheduler", "TaintManagerEviction": "DeletionByTaintManager"}
-"""The events of a pod that tell of the same, as the scheduler and the taint manager name them. What a kubelet ends
+"""The scheduler's and the taint manager's event reasons for the same. A pod that a kubelet ends needs no event: it
 stays until it is deleted, with the reason in its status."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """state: ending means that it has failed or is deleted, and its pod still saves its work.
+    """state: "ending" means that it failed or is deleted, and its pod still saves its work.
 
-    why: of a failure or an end. again: may another attempt help. pod: the newest pod's name, if any.
-    disrupted: the cluster or a person took it away, and the job itself did not fail. ran: seconds that its newest pod
-    was seen to run.
-    unseen: the pod went between two looks with what its conditions would have said; its events may say it (taken_by).
+    why: the reason of a failure or end. again: whether another attempt may help. pod: the newest pod's name, if any.
+    disrupted: the cluster or a person removed it; the job itself did not fail. ran: seconds that its newest pod was
+    seen running. unseen: the pod disappeared between two looks, and its conditions with it; events may still give the
+    reason (taken_by).
     """
 
     state: Literal["waiting", "running", "ending", "succeeded", "failed"]
@@ -59,9 +59,10 @@ class Outcome:
 def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
     """Judge one Job.
 
-    job: None where it is gone. pods: those of the Job that are there; last_seen: its newest pod as it was seen last.
-    A Job has failed only when nothing of it runs any more, so that a new attempt never meets the old one. One that a
-    queue has suspended has not failed: its controller made its pod go, and makes another when the queue admits it.
+    job: None if it no longer exists. pods: the Job's existing pods. last_seen: its newest pod as last seen. now: the
+    API server's time. A Job has failed only when none of its pods runs, so that a new attempt never meets the old one.
+    A Job that a queue suspended has not failed: the Job controller removed its pod, and creates another when the queue
+    admits it.
     """
     pod = newest(pods) or last_seen
     name = pod["metadata"]["name"] if pod else None
@@ -85,7 +86,7 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
 
 
 def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
-    """Say why a Job failed that has."""
+    """Return the outcome of a failed Job, with the reason."""
     if pod is None:
         why = "its Job was deleted before a pod began" if job is None else _condition_words(job)
         return Outcome("failed", None, why, disrupted=job is None)
@@ -94,20 +95,20 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
     ended = terminated(pod) or {}
     message = status.get("message") or ""
     if ended.get("reason") == OOM:
-        return Outcome("failed", name, "killed, because it needed more memory than it may have", out_of_memory=True)
+        return Outcome("failed", name, "killed: it needed more memory than its limit", out_of_memory=True)
     if status.get("reason") == "Evicted":
-        # The kubelet's words for a limit of this pod's own; a node that is low on disk evicts with others.
+        # These words mean a limit of the pod itself; a node that is low on disk evicts with other words.
         own = "exceed" in message and "limit" in message
         hint = "; give the rule a larger disk_mb" if own else ""
         if own and "EmptyDir" in message:
             hint = "; raise the sizeLimit of that volume in the pod template (k8s/templates)"
         return Outcome("failed", name, f"evicted: {message.strip()}{hint}", again=not own, disrupted=not own)
     if status.get("reason") == "DeadlineExceeded":
-        return Outcome("failed", name, "stopped at the end of its runtime (the rule's resource runtime, in minutes)")
+        return Outcome("failed", name, "stopped: it exceeded its runtime (the rule's resource runtime, in minutes)")
     taken = _why_taken(pod)
     if taken:
         return Outcome("failed", name, taken, disrupted=True)
-    # A pod that was told to end fails as it ends: whether a look still finds it then must not matter.
+    # A deleted pod fails as it ends: the result must not depend on whether a look still finds it.
     if "deletionTimestamp" in pod["metadata"] and (ended or job is None):
         return Outcome("failed", name, TAKEN if job else "its Job was deleted", disrupted=True)
     if ended:
@@ -117,11 +118,11 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
     if is_lost(pod, now):
         node = pod.get("spec", {}).get("nodeName")
         return Outcome(
-            "failed", name, f"lost: node {node} does not answer, and the pod's time to end is over", disrupted=True
+            "failed", name, f"lost: node {node} does not answer, and the pod's grace period is over", disrupted=True
         )
     if job is None:
         return Outcome("failed", name, "its Job was deleted", disrupted=True)
-    # A pod that its node refuses (no GPU of it answers, it has just been filled) fails before a container begins.
+    # A pod that its node refuses (its GPUs fail, it has just become full) fails before a container starts.
     refused = status.get("phase") == "Failed" and "reason" in status
     return Outcome(
         "failed", name, f"{status.get('reason') or _condition_words(job)} {message}".strip(), disrupted=refused
@@ -129,26 +130,26 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
 
 
 def not_created(error: Exception) -> Outcome:
-    """Judge a Job whose creation, or what it needs, was refused."""
+    """Return the outcome of a Job that could not be created."""
     away = isinstance(error, Refused) and (error.status or 500) >= 500
     return Outcome("failed", why=f"its Job could not be created: {error}", again=away)
 
 
 def taken_by(pod: str, events: list[Object]) -> str:
-    """Say why a pod that is gone was taken away, from the namespace's events; nothing where they do not tell."""
-    # The taint manager has one reason for its deletions and for those that it calls off.
+    """Return from the namespace's events why a pod was removed; "" if they do not show it."""
+    # The taint manager uses one reason for deletions and for cancelled ones.
     carried_out = [event for event in events if not (event.get("message") or "").startswith("Cancelling deletion")]
     event = newest_of(by_object(carried_out).get(("Pod", pod), []), EVENTS)
     return f"{DISRUPTIONS[EVENTS[event['reason']]]}: {message_of(event)}".strip(": ") if event else ""
 
 
 def newest(pods: list[Object]) -> Object | None:
-    """Give the pod that was created last."""
+    """Return the pod that was created last, or None."""
     return max(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", default=None)
 
 
 def terminated(pod: Object) -> Object | None:
-    """Give how the rule's container ended, if it has."""
+    """Return the terminated state of the rule's container, or None if it has not ended."""
     for container in pod.get("status", {}).get("containerStatuses") or []:
         if container["name"] == CONTAINER:
             ended: Object | None = container.get("state", {}).get("terminated")
@@ -157,23 +158,23 @@ def terminated(pod: Object) -> Object | None:
 
 
 def is_over(pod: Object, now: datetime) -> bool:
-    """Tell whether nothing of the pod's rule runs any more, as far as can be known."""
+    """Return whether the pod's rule has ended, as far as is known."""
     return has_ended(pod) or is_lost(pod, now)
 
 
 def has_ended(pod: Object) -> bool:
-    """Tell whether the pod's rule is known to run no more."""
+    """Return whether the pod's rule has certainly ended."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or terminated(pod) is not None
 
 
 def is_lost(pod: Object, now: datetime) -> bool:
-    """Tell whether the pod should have ended long ago (deletionTimestamp is when its grace ends)."""
+    """Return whether the pod should have ended long ago (deletionTimestamp is when its grace period ends)."""
     ends = pod["metadata"].get("deletionTimestamp")
     return ends is not None and (now - read_time(ends)).total_seconds() > LOST_SECONDS
 
 
 def is_true(found: Object | None, condition: str) -> bool:
-    """Tell whether a Job's or pod's condition holds."""
+    """Return whether a condition of a Job or pod is true."""
     conditions = (found or {}).get("status", {}).get("conditions") or []
     return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
@@ -184,7 +185,7 @@ def _succeeded(pod: Object) -> bool:
 
 
 def _was_suspended(job: Object, pod: Object | None) -> bool:
-    """Tell whether a Job is suspended, or has been since its newest pod was made: that pod went with the suspension."""
+    """Return whether a Job is suspended, or was since its newest pod was created: the suspension removed that pod."""
     if job.get("spec", {}).get("suspend"):
         return True
     made = pod["metadata"].get("creationTimestamp") if pod else None
@@ -195,7 +196,7 @@ def _was_suspended(job: Object, pod: Object | None) -> bool:
 
 
 def _says_not_again(ended: Object) -> bool:
-    """Read what a stage says of its failure (harness.stage.NOT_AGAIN); a message of any other form says nothing."""
+    """Return whether a stage reported harness.stage.NOT_AGAIN as its termination message."""
     message = ended.get("message") or ""
     try:
         return len(message) <= VERDICT_BYTES and json.loads(message) == NOT_AGAIN
@@ -216,9 +217,9 @@ def _condition_words(job: Object) -> str:
     for condition in job.get("status", {}).get("conditions") or []:
         if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
             return f"{condition.get('reason', 'failed')}: {condition.get('message', '')}".strip(": ")
-    return "its pod is gone"
+    return "its pod no longer exists"
 
 
 def read_time(text: str) -> datetime:
-    """Read a time as the API writes it."""
+    """Parse a time as the API writes it."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,4 +1,4 @@
-"""Whose Jobs are whose, said by labels, and of which commit they run."""
+"""The owner of each Job, as labels, and the commit that it runs."""
 
 import hashlib
 import os
@@ -13,9 +13,10 @@ from vlmflow.cluster.instance import labels
 
 @dataclass(frozen=True)
 class Owner:
-    """One call of Snakemake.
+    """One invocation of Snakemake.
 
-    invocation: names the call. workdir: names its working directory, over many calls. targets: names what it makes.
+    invocation: its name. workdir: the name of its working directory, the same in each invocation. targets: the name of
+    the place of its targets.
     """
 
     invocation: str
@@ -24,17 +25,17 @@ class Owner:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of each Job and pod of this call."""
+        """The labels of each Job and pod of this invocation."""
         return {INVOCATION: self.invocation, WORKDIR: self.workdir, TARGETS: self.targets, **labels()}
 
     @property
     def ours(self) -> str:
-        """The selector of this call's Jobs."""
+        """The selector of this invocation's Jobs."""
         return f"{INVOCATION}={self.invocation}"
 
     @property
     def earlier(self) -> str:
-        """The selector of the Jobs of this working directory's calls, for one that begins: those before it."""
+        """The selector of all Jobs of this working directory: as an invocation starts, those of earlier ones."""
         return f"{WORKDIR}={self.workdir}"
 
     @property
@@ -44,10 +45,10 @@ class Owner:
 
 
 def owner_of(invocation: str, kept: Path, targets: str) -> Owner:
-    """Say whose a call's Jobs are.
+    """Return the owner of an invocation's Jobs.
 
-    kept: the folder in which the working directory keeps the name that its first call gave it. targets: in which
-    namespace and under which storage prefix they are made.
+    kept: the folder that keeps the working directory's name, which its first invocation chose. targets: namespace and
+    storage prefix of its targets.
     """
     file = kept / "kubernetes-owner"
     if not file.is_file():
@@ -56,7 +57,7 @@ def owner_of(invocation: str, kept: Path, targets: str) -> Owner:
 
 
 def commit_of(checkout: Path) -> str:
-    """Name the commit of a checkout, for provenance; VLMFLOW_COMMIT says it where the checkout has no history."""
+    """Return the commit of a checkout, for provenance; "" if unknown. VLMFLOW_COMMIT names it for one without .git."""
     given = os.environ.get("VLMFLOW_COMMIT")
     if given:
         return given

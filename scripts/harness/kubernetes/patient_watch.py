@@ -1,4 +1,4 @@
-"""A look at all Jobs that bears the cluster's bad minutes: what is not known now is looked at again."""
+"""Looks at all Jobs and tolerates minutes in which the cluster fails: it looks again later."""
 
 import time
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from vlmflow.cluster.client import Refused
 from vlmflow.core.errors import VlmflowError
 
 BLIND_SECONDS = 300.0
-"""How long the API may refuse to show the Jobs (rights taken away, a login that ran out), or show what nobody
-understands, before the call ends."""
+"""How long the API may refuse to show the Jobs (missing rights, an expired login), or answer with what the code does
+not understand, before the run ends."""
 
 
 class PatientWatch:
-    """A Watch whose failures are no fault of the Jobs. warn: is told of them."""
+    """A Watch whose own failures do not fail Jobs. warn: prints them."""
 
     def __init__(self, watch: Watch, warn: Callable[[str], None]) -> None:
         self._watch = watch
@@ -22,23 +22,23 @@ class PatientWatch:
         self._blind_since: float | None = None
 
     def look(self, names: list[str]) -> dict[str, Outcome]:
-        """Give the state of these Jobs; nothing where the cluster does not show them now.
+        """Return the state of these Jobs; {} if the cluster does not show them now.
 
-        Raises VlmflowError when it has refused to for BLIND_SECONDS.
+        Raises VlmflowError if it has not shown them for BLIND_SECONDS, other than by being unreachable.
         """
         try:
             outcomes = self._watch.look(names)
         except Exception as error:
-            # Whatever it is, it is no fault of the Jobs; from here it would end the whole call at once.
+            # No error here is the Jobs' fault, and each would end the whole run at once.
             self._blind_since = self._blind_since or time.monotonic()
             blind = time.monotonic() - self._blind_since
             away = isinstance(error, Refused) and error.status not in (401, 403)
             why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
             if not away and blind > BLIND_SECONDS:
-                what = f"for {blind / 60:.0f} minutes the cluster has not shown the Jobs: {why}"
-                next_step = "log in again, or see what `make doctor` says of rights; then run the same command again"
+                what = f"the cluster has not shown the Jobs for {blind / 60:.0f} minutes: {why}"
+                next_step = "log in again, or check your rights with `make doctor`; then run the same command again"
                 raise VlmflowError(what, next_step) from None
-            self._warn(f"The state of {len(names)} Job(s) is not known: {why}; looking again.")
+            self._warn(f"The state of {len(names)} Job(s) is unknown: {why}; looking again.")
             return {}
         self._blind_since = None
         return outcomes

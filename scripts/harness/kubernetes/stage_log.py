@@ -1,4 +1,4 @@
-"""What a pod's log says about its stage: how far it has come, or why it failed."""
+"""Reads a pod's log for its stage's progress, or the cause of its failure."""
 
 import re
 
@@ -6,17 +6,17 @@ from harness.plain_text import plain
 from harness.stage import FAILURE
 
 PROGRESS = re.compile(r"left|\d:\d\d|/step|evaluating and saving")
-"""What stands behind the first middle dot in the lines of vlmflow.core.progress and vlmflow.training.launch."""
+"""What follows the first middle dot in the lines of vlmflow.core.progress and vlmflow.training.launch."""
 
 LINES = 60
-"""How many of a log's last lines are looked at."""
+"""How many of a log's last lines are read."""
 
 LONGEST = 2_000
-"""Characters of a line that are shown; a longer one is no line of progress."""
+"""Characters of a line that are shown; a longer line does not count as progress."""
 
 
 def newest_progress(log: str) -> str:
-    """Give the log's last line of progress; nothing where there is none."""
+    """Return the log's last line of progress, or ""."""
     for line in reversed(log.splitlines()):
         line = plain(line.rpartition("\r")[2]).strip()
         work, _, behind = line.partition(" · ")
@@ -26,10 +26,10 @@ def newest_progress(log: str) -> str:
 
 
 def cause(log: str) -> str:
-    """Give what the stage says of its failure, or else the log's last lines."""
+    """Return the failure that the stage reports, or else the log's last lines."""
     log = plain(log)
     if FAILURE in log:
-        said = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # what Snakemake says of it in the pod
+        said = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # Snakemake's own text in the pod
         return _cut(said.strip().splitlines()[:12])
     return _cut(log.strip().splitlines()[-8:])
 

@@ -1,7 +1,6 @@
-"""What runs in a namespace now: `python -m harness.kubernetes.status NAMESPACE`, or `make status`.
+"""Shows what runs in a namespace now: `python -m harness.kubernetes.status NAMESPACE`, or `make status`.
 
-A line per Job of ours: what it runs, how it stands and since when, on which node, and how far it has come or why it
-waits.
+One line for each Job: what it runs, its state, its age, its node, and its progress or why it waits.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import clock
 
 PATIENCE = 10.0
-"""Seconds: a person waits for this answer."""
+"""Seconds to retry the API: a person waits for this answer."""
 
 
 def main() -> None:
@@ -38,11 +37,11 @@ def main() -> None:
         sys.exit(str(error))
     except Refused as error:
         sys.exit(f"namespace {namespace}: {error}\n  what to do: `make doctor` shows what the cluster lacks")
-    print("\n".join(lines) if lines else f"namespace {namespace}: no Job of vlmflow is there")
+    print("\n".join(lines) if lines else f"namespace {namespace} has no Job of vlmflow")
 
 
 def table(cluster: Namespace) -> list[str]:
-    """Give the lines, in columns, the oldest Job first; none where there is no Job."""
+    """Return the lines, in columns, the oldest Job first; [] if there is none."""
     jobs = sorted(cluster.jobs(f"{selector()},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
     if not jobs:
         return []

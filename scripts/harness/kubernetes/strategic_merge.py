@@ -1,10 +1,10 @@
-"""Kubernetes' strategic merge, as far as pod specs need it: what a template says goes into what is there.
+"""Kubernetes' strategic merge, as far as pod specs need it.
 
-The keys by which lists merge are those of the API types:
+Lists merge by the keys of the API types:
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/ ("patch strategy").
 
-Servers and kubectl merge in this way; the Kubernetes client for Python has no function for it, and a Job must be whole
-before the server sees it.
+The API server and kubectl merge in this way. The Kubernetes client for Python has no function for it, and a Job must be
+complete before the server sees it.
 """
 
 from copy import deepcopy
@@ -20,14 +20,14 @@ MERGED_BY = {
 """Lists whose elements merge with the element of the same key."""
 
 REPLACED_BY = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
-"""Lists whose elements replace the element of the same key: half a volume source of each would be none."""
+"""Lists whose elements replace the element of the same key: two merged volume sources would be invalid."""
 
 JOINED = {"tolerations"}
 """Lists that are joined: a pod may tolerate more, never less."""
 
 
 def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Give `base` with `patch` merged into it; where both say something, the patch wins. Neither is changed."""
+    """Return `base` with `patch` merged into it; the patch wins. Neither is changed."""
     merged = deepcopy(base)
     for key, value in patch.items():
         merged[key] = _merged(key, merged.get(key), value)

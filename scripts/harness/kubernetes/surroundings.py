@@ -1,6 +1,6 @@
-"""What waiting Jobs are explained by: the namespace's events, and what nodes have and pods hold of it.
+"""What explains why Jobs wait: the namespace's events, the nodes' capacity and the pods' requests.
 
-It is read now and then, and asked for every Job that waits: sums over nodes and pods are made once for each resource.
+One reading serves every waiting Job, so sums over nodes and pods are computed once for each resource.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,7 +14,7 @@ from vlmflow.cluster.api import Object
 
 
 class Room(NamedTuple):
-    """Of one resource: what the largest node has, and what is free on the node that has most free."""
+    """Of one resource: the capacity of the largest node, and the most that is free on one node."""
 
     largest: float
     free: float
@@ -23,7 +23,7 @@ class Room(NamedTuple):
 class Surroundings:
     """A namespace at one moment.
 
-    pods: all that are known. nodes: None where they may not be listed; then the scheduler's own words stand alone.
+    pods: all that are known. nodes: None without the right to list them; then only the scheduler's message is shown.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Surroundings:
         self._rooms: dict[str, Room | None] = {}
 
     def latest(self, kind: str, name: str, reasons: Collection[str]) -> Object | None:
-        """Give the newest event of an object for one of some reasons, or None."""
+        """Return the newest event of an object with one of these reasons, or None."""
         return newest_of(self._events.get((kind, name), []), reasons)
 
     def room(self, resource: str) -> Room | None:
-        """Give what nodes have of a resource; None where they may not be listed."""
+        """Return what nodes have of a resource; None without the right to list nodes."""
         if resource not in self._rooms:
             self._rooms[resource] = self._sum(resource)
         return self._rooms[resource]
@@ -65,19 +65,19 @@ def _holds(pod: Object) -> bool:
 
 
 def asks(pod: Object, resource: str) -> float:
-    """Give how much of a resource a pod's containers ask for together."""
+    """Return how much of a resource a pod's containers request together."""
     containers = pod.get("spec", {}).get("containers") or []
     return sum(quantity(((each.get("resources") or {}).get("requests") or {}).get(resource)) for each in containers)
 
 
 @lru_cache(maxsize=4096)
 def quantity(text: Any) -> float:
-    """Read the API's way to write amounts (500m, 2Gi); nothing is 0."""
+    """Parse an amount as the API writes it (500m, 2Gi); None or "" gives 0."""
     return float(parse_quantity(text)) if text else 0.0
 
 
 def amount(resource: str, number: float) -> str:
-    """Write an amount as people do: memory and disk in GB (10⁹ bytes), all else as a number."""
+    """Format an amount for people: memory and disk in GB (10⁹ bytes), others as a number."""
     if resource in ("memory", "ephemeral-storage"):
         return f"{number / 1e9:,.1f} GB"
     return f"{number:g}"

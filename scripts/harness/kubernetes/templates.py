@@ -1,9 +1,9 @@
 """The pod templates of k8s/templates, as the cluster's overlay made them: suspended CronJobs of the namespace.
 
-A CronJob's own labels and annotations go to the Job (a queue's label belongs there), those of its pod template
-to the pod. Annotations of its own that are for the executor:
-    vlmflow/gpu-resource: what the cluster calls its GPUs (nvidia.com/a100); nvidia.com/gpu without it
-    vlmflow/pending-limit: seconds after which a pod that still waits for its place is given up; for ever without it
+A CronJob's own labels and annotations go to the Job (a queue's label belongs there), those of its pod template to the
+pod. The executor reads these annotations of the CronJob:
+    vlmflow/gpu-resource: the cluster's resource name of GPUs (nvidia.com/a100); default nvidia.com/gpu
+    vlmflow/pending-limit: seconds after which a pod that still waits fails; by default it waits without limit
 """
 
 import re
@@ -23,9 +23,15 @@ from vlmflow.core.errors import VlmflowError
 
 DEFAULT, GPU = "default", "gpu"
 PENDING_LIMIT = "vlmflow/pending-limit"
+DECIDES = {
+    "activeDeadlineSeconds": "the rule's resource runtime decides it",
+    "nodeName": "the scheduler decides it; select nodes by affinity",
+}
+"""Keys of a pod's spec that no template may set, and what decides them."""
+
 RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
-NEXT = "fix it under k8s/templates or in the overlay, and `kubectl apply -k k8s/overlays/NAME` again"
+NEXT = "fix it under k8s/templates or in the overlay, then run `kubectl apply -k k8s/overlays/NAME` again"
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,9 @@ class Template:
 
 
 def check_files(folder: Path) -> None:
-    """Check a checkout's own templates, as they are before an overlay lays its patches over them.
+    """Check a checkout's own templates, without the patches of an overlay.
 
-    Raises VlmflowError for one that is wrong, with its file.
+    Raises VlmflowError with the file of the first wrong one.
     """
     for file in sorted(folder.glob("*.yaml")):
         try:
@@ -61,15 +67,15 @@ def check_files(folder: Path) -> None:
             raise VlmflowError(f"{file}: {error}", "fix the YAML") from None
         except (AttributeError, KeyError, TypeError) as error:
             raise VlmflowError(
-                f"{file}: is no list of Kubernetes objects as `kubectl explain cronjob` shows them ({error!r})",
+                f"{file}: the YAML does not describe Kubernetes objects as `kubectl explain cronjob` does ({error!r})",
                 NEXT,
             ) from None
 
 
 def of_namespace(cluster: Namespace, warn: Callable[[str], None]) -> dict[str, Template]:
-    """Give a namespace's checked templates by name. warn: is told of PodTemplates that are left.
+    """Return a namespace's checked templates by name. warn: prints which PodTemplates remain.
 
-    Raises VlmflowError for one that is wrong or missing.
+    Raises VlmflowError if one is wrong or missing.
     """
     found = cluster.pod_templates(selector())
     if found.warning():
@@ -78,7 +84,7 @@ def of_namespace(cluster: Namespace, warn: Callable[[str], None]) -> dict[str, T
 
 
 def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
-    """Give the checked templates by name. Raises VlmflowError for one that is wrong or missing."""
+    """Return the checked templates by name. Raises VlmflowError if one is wrong or missing."""
     templates = {template.name: template for template in map(check, objects)}
     missing = [name for name in NAMES if name not in templates]
     if missing:
@@ -90,7 +96,7 @@ def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
 
 
 def check(found: Object) -> Template:
-    """Give one {metadata, template} as a template. Raises VlmflowError where it says what only the rule can say."""
+    """Turn one {metadata, template} into a Template. Raises VlmflowError if it sets what only the rule may set."""
     metadata = found["metadata"]
     where = f"pod template {metadata['name']}"
     template = found.get("template") or {}
@@ -119,15 +125,15 @@ def _suspended(cron_job: Object) -> Object:
 
 
 def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Template:
-    """Give the template of a job: the one that its rule names, else that for GPUs or the default.
+    """Return the template of a job: the one that its rule names, else `gpu` for a job with GPUs, else `default`.
 
-    Raises VlmflowError for a name that is not there.
+    Raises VlmflowError for an unknown name.
     """
     name = named or (GPU if gpus else DEFAULT)
     if name not in templates:
         raise VlmflowError(
-            f"the rule's resource pod_template is {name!r}, which the namespace has not; it has {', '.join(templates)}",
-            f"name one of these, or add it to the overlay, with the label {PART_OF}, and apply that again",
+            f"the rule's resource pod_template is {name!r}; the namespace has only {', '.join(templates)}",
+            f"use one of these, or add it to the overlay, with the label {PART_OF}, and apply the overlay again",
         )
     return templates[name]
 
@@ -135,19 +141,19 @@ def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Temp
 def _check_container(where: str, spec: Object) -> None:
     mains = [container for container in spec.get("containers") or [] if container.get("name") == CONTAINER]
     if len(mains) != 1:
-        raise VlmflowError(f"{where}: has no container named {CONTAINER}, which runs the rule", NEXT)
+        raise VlmflowError(f"{where}: has no container named {CONTAINER} to run the rule", NEXT)
     if "args" in mains[0]:
         raise VlmflowError(
-            f"{where}: container {CONTAINER} sets args, but the rule's command is put there (command stays)", NEXT
+            f"{where}: container {CONTAINER} must not set args: the rule's command goes there (command is kept)", NEXT
         )
-    for key in ("activeDeadlineSeconds", "nodeName"):
+    for key in DECIDES:
         if key in spec:
-            raise VlmflowError(f"{where}: sets spec.{key}, which is not its matter (runtime is the rule's)", NEXT)
+            raise VlmflowError(f"{where}: must not set spec.{key}; {DECIDES[key]}", NEXT)
     for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
         image = container.get("image") or ""
         tag = image.rpartition("/")[2].partition(":")[2]
         if "@" not in image and tag in ("", "latest"):
-            raise VlmflowError(f"{where}: image {image!r} says no version: not the same twice", NEXT)
+            raise VlmflowError(f"{where}: image {image!r} has no tag or digest, so two pulls may differ", NEXT)
 
 
 def _gpu_resource(where: str, annotations: Object) -> str:
@@ -167,5 +173,5 @@ def _pending_limit(where: str, annotations: Object) -> float | None:
 
 
 def _plain(annotations: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what kubectl keeps for itself."""
+    """Return the annotations without kubectl's own."""
     return {key: value for key, value in annotations.items() if not key.startswith("kubectl.kubernetes.io/")}

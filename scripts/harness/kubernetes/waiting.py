@@ -1,4 +1,4 @@
-"""Why a Job's pod does not run yet, from what the scheduler, the kubelet and the controllers said."""
+"""Explains why a Job's pod does not run yet, from the messages of the scheduler, the kubelet and the controllers."""
 
 import re
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from harness.kubernetes.surroundings import Surroundings, amount, asks, quantity
 from vlmflow.cluster.api import Object
 
 REFUSED_SECONDS = 120.0
-"""How long an image, or a pod, may be refused by a message that means for good: a registry has bad minutes too."""
+"""How long an image or pod may be refused with a permanent-looking message: a registry may fail for some minutes."""
 
 PASSING_SECONDS = 1800.0
-"""How long whatever else may last: a registry or an admission webhook that does not answer."""
+"""How long any other refusal may last: a registry or an admission webhook that does not answer."""
 
 REFUSED = re.compile(
     r"not found|does not exist|denied|unauthorized|forbidden|manifest unknown|no match for platform|"
     r"invalid reference format|violates PodSecurity",
     re.IGNORECASE,
 )
-"""What registries, kubelets and admission say of what is not there or not allowed."""
+"""Words of registries, kubelets and admission for what does not exist or is not allowed."""
 
 AT_ONCE = {"InvalidImageName", "ErrImageNeverPull"}
 IMAGE = AT_ONCE | {"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"}
@@ -31,9 +31,9 @@ CLAIM = {"FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "Externa
 
 @dataclass(frozen=True)
 class Waiting:
-    """why: for people. hopeless_after: seconds of this reason after which it is given up; None for never.
+    """why: for people. hopeless_after: seconds of this reason after which the Job fails; None for never.
 
-    again: may another attempt help then. trying: it is being tried right now, and not given up meanwhile.
+    again: whether another attempt may help then. trying: the kubelet is trying now, so the Job does not fail yet.
     """
 
     why: str
@@ -43,13 +43,13 @@ class Waiting:
 
     @property
     def reason(self) -> str:
-        """What stays the same while amounts and the kubelet's turns of phrase change."""
+        """The part of `why` that stays the same while amounts and the kubelet's wording change."""
         short = re.findall(r"(\S+): \S+(?: GB)? asked", self.why)
         return " ".join(sorted(short)) or self.why.partition(" cannot be pulled")[0]
 
 
 def explain(job: Object, own: list[Object], around: Surroundings) -> Waiting:
-    """Say why a Job waits. own: its pods."""
+    """Return why a Job waits. own: its pods."""
     name = job["metadata"]["name"]
     pod = newest(own)
     if job["spec"].get("suspend"):
@@ -71,16 +71,16 @@ def explain(job: Object, own: list[Object], around: Surroundings) -> Waiting:
 def _no_pod(job: str, around: Surroundings) -> Waiting:
     said = message_of(around.latest("Job", job, {"FailedCreate"}))
     if not said:
-        return Waiting("its pod is not made yet")
+        return Waiting("its pod is not created yet")
     message = said.partition(": ")[2] if said.startswith("Error creating") else said
     quota = re.search(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)", message)
     if quota:
         asked, limits = _amounts(quota[2]), _amounts(quota[4])
         beyond = [name for name in asked if asked[name] > limits.get(name, float("inf"))]
         if beyond:
-            return Waiting(f"quota {quota[1]} never allows it: it asks for {quota[2]} of {quota[4]} in all", 0.0)
+            return Waiting(f"quota {quota[1]} can never allow it: requested {quota[2]}, limit {quota[4]}", 0.0)
         return Waiting(
-            f"quota {quota[1]} is used up: it asks for {quota[2]}, {quota[3]} is in use of {quota[4]}; it begins "
+            f"quota {quota[1]} is exhausted: requested {quota[2]}, used {quota[3]}, limit {quota[4]}; the Job starts "
             "when others end"
         )
     if "violates PodSecurity" in message:
@@ -89,14 +89,14 @@ def _no_pod(job: str, around: Surroundings) -> Waiting:
 
 
 def _refused(why: str, message: str, trying: bool = False) -> Waiting:
-    """Judge by its words how long what is refused is waited for."""
+    """Decide by the message how long to wait after a refusal."""
     if REFUSED.search(message):
         return Waiting(why, REFUSED_SECONDS, trying=trying)
     return Waiting(why, PASSING_SECONDS, again=True, trying=trying)
 
 
 def _amounts(words: str) -> dict[str, float]:
-    """Read what a quota says: `pods=1,requests.memory=4Gi`."""
+    """Parse the amounts of a quota's message: `pods=1,requests.memory=4Gi`."""
     return {name: quantity(text) for name, _, text in (each.partition("=") for each in words.split(","))}
 
 
@@ -120,7 +120,7 @@ def _container(pod: Object, around: Surroundings) -> Waiting | None:
 
 
 def _failures(pod: str, around: Surroundings) -> str:
-    """Give the kubelet's newest words for why a pull failed: while it pauses, the pod's status has them no more."""
+    """Return the kubelet's newest message about a failed pull: between tries the pod's status does not show it."""
     return message_of(around.latest("Pod", pod, {"Failed"}))
 
 
@@ -137,7 +137,7 @@ def _unscheduled(pod: Object, message: str, around: Surroundings) -> str:
             for claim in claims
             if (words := message_of(around.latest("PersistentVolumeClaim", claim, CLAIM)))
         ]
-        return "; ".join(unbound) or f"a claim of it is not bound or not there ({', '.join(claims)}): {said}"
+        return "; ".join(unbound) or f"one of its claims is missing or not bound ({', '.join(claims)}): {said}"
     short = [_shortage(name, pod, around) for name in re.findall(r"Insufficient (\S+?)[,.;]?(?=\s|$)", message)]
     return "; ".join([*dict.fromkeys(short), f"the scheduler says: {said}"] if short else [f"no node fits: {said}"])
 
@@ -147,12 +147,12 @@ def _shortage(resource: str, pod: Object, around: Surroundings) -> str:
     text = f"{resource}: {amount(resource, asked)} asked"
     room = around.room(resource)
     if room is None:
-        return f"{text}, more than any node that it may use has free"
+        return f"{text}, more than is free on any node that it may use"
     largest = room.largest
     if largest < asked:
         return f"{text}, the largest node has {amount(resource, largest)}: {amount(resource, asked - largest)} short"
-    if room.free >= asked:  # by what this namespace shows; pods of others hold the rest
-        return f"{text}; the nodes are large enough, but others use them"
+    if room.free >= asked:  # counting only this namespace's pods; others use the rest
+        return f"{text}; the nodes are large enough, but other pods use them"
     free = max(room.free, 0.0)
     return f"{text}, at most {amount(resource, free)} free on a node: {amount(resource, asked - free)} short"
 
@@ -161,8 +161,8 @@ def _starting(pod: Object, around: Surroundings) -> str:
     node, name = pod["spec"]["nodeName"], pod["metadata"]["name"]
     trouble = message_of(around.latest("Pod", name, MOUNT))
     if trouble:
-        return f"node {node} cannot prepare it: {trouble}"
+        return f"node {node} cannot set up the pod: {trouble}"
     pulling = message_of(around.latest("Pod", name, {"Pulling", "Pulled", "Created", "Started"}))
     if pulling.startswith("Pulling"):
         return f"node {node}: {pulling[0].lower()}{pulling[1:]}"
-    return f"node {node} starts it"
+    return f"node {node} is starting the pod"

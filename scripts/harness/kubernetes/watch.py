@@ -1,7 +1,7 @@
-"""All Jobs of one invocation, looked at together: what became of each, why it waits, how far it has come.
+"""Follows all Jobs of one invocation together: the outcome of each, why it waits, its progress.
 
-One look is two calls of the API, however many Jobs there are; waiting Jobs add three every half minute, a running one
-a look at its log every half minute, and pods that vanished one more together.
+One look costs two API calls, however many Jobs there are. All waiting Jobs together add three every half minute, each
+running one adds a read of its log every half minute, and vanished pods add one call together.
 """
 
 import time
@@ -20,10 +20,10 @@ from vlmflow.cluster.client import Refused
 from vlmflow.cluster.pod_templates import CONTAINER
 
 EXPLAINED_AFTER = 30.0
-"""Seconds of waiting before it is explained."""
+"""Seconds of waiting before the reason is printed."""
 
 READ_BEFORE = 10.0
-"""How long before they are explained what is around waiting Jobs is read, and again every READ_EVERY seconds."""
+"""Seconds before the reason is printed when events and nodes are first read; they are read again every READ_EVERY."""
 
 READ_EVERY = 30.0
 PROGRESS_EVERY = 30.0
@@ -31,10 +31,9 @@ PROGRESS_EVERY = 30.0
 
 @dataclass
 class Followed:
-    """One Job and what has been said of it; times are monotonic seconds.
+    """One Job and what was printed about it; times are monotonic seconds.
 
-    hopeless_since: by Waiting.hopeless_after: half an hour without the registry is no minute of an image that is not
-    there.
+    hopeless_since: by Waiting.hopeless_after: time without the registry does not count for a missing image.
     """
 
     rule_job: RuleJob
@@ -52,7 +51,7 @@ class Followed:
 class Watch:
     """Follows Jobs from their creation to their end.
 
-    selector: labels that all of them and their pods carry. say: told what a person wants to know.
+    selector: the labels of all these Jobs and their pods. say: prints a line for people.
     """
 
     def __init__(
@@ -75,15 +74,15 @@ class Watch:
         self._followed[name] = Followed(rule_job, pending_limit, self._clock())
 
     def look(self, names: Iterable[str]) -> dict[str, Outcome]:
-        """Give the state of these Jobs; one that has ended is followed no more.
+        """Return the state of these Jobs; those that have ended are no longer followed.
 
-        Raises Refused when the API does not answer; then nothing is known, and nothing lost.
+        Raises Refused if the API does not answer; the next look then finds the same.
         """
         followed = {name: self._followed[name] for name in names}
         pods: dict[str, list[Object]] = {}
         for pod in self._cluster.pods(self._selector):
             pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
-        # After the pods: what suspended a Job whose pod is gone is then to be seen.
+        # After the pods: if a suspension removed a pod, the Job already shows it.
         jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
         self._look_around(followed.values())
         outcomes = {}
@@ -99,20 +98,20 @@ class Watch:
         return outcomes
 
     def _ran(self, each: Followed, outcome: Outcome) -> float:
-        """Give for how many seconds a Job's newest pod has been seen to run."""
+        """Return for how many seconds a Job's newest pod has been seen running."""
         now = self._clock()
         if outcome.state == "running":
             each.ran_since = each.ran_since or now
-            each.waiting_since = now  # one that is suspended later waits from then on
+            each.waiting_since = now  # if it is suspended later, its waiting counts from then
         elif outcome.state == "waiting":
             each.ran_since = None
         return now - each.ran_since if each.ran_since else 0.0
 
     def _say_who_took(self, outcomes: dict[str, Outcome]) -> None:
-        """Put into words, from events, why pods are gone that no look has seen end."""
+        """Take from events why pods disappeared that no look has seen end."""
         unseen = {name: outcome for name, outcome in outcomes.items() if outcome.unseen}
         if unseen:
-            with suppress(Refused):  # it is words alone
+            with suppress(Refused):  # this changes only the message
                 events = self._cluster.events()
                 for name, outcome in unseen.items():
                     outcomes[name] = replace(outcome, why=taken_by(outcome.pod or "", events) or outcome.why)
@@ -122,12 +121,12 @@ class Watch:
             return self._tell_waiting(each, explain(job, own, self._around), outcome)
         if outcome.state == "running":
             if each.told:
-                self._say(f"{each.rule_job.words} runs now.")
+                self._say(f"{each.rule_job.words} is running.")
             each.told, each.hopeless_since = "", {}
             self._tell_progress(each, outcome)
         if outcome.state == "ending" and each.told != outcome.why:
             each.told = outcome.why
-            self._say(f"{each.rule_job.words} ends: {outcome.why}. Waiting until its pod has saved its work.")
+            self._say(f"{each.rule_job.words} is ending: {outcome.why}. Its pod still saves its work.")
         return outcome
 
     def _tell_waiting(self, each: Followed, waiting: Waiting, outcome: Outcome) -> Outcome:
@@ -143,7 +142,7 @@ class Watch:
             each.told, each.told_at = waiting.reason, now
             self._say(f"{each.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
         if each.pending_limit is not None and waited >= each.pending_limit:
-            why = f"it has waited {waited:.0f} s, and its template allows {each.pending_limit:.0f}: {waiting.why}"
+            why = f"it has waited {waited:.0f} s; its template allows {each.pending_limit:.0f} s: {waiting.why}"
             return replace(outcome, state="failed", why=why, again=False)
         return outcome
 

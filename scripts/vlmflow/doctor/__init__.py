@@ -1,1 +1,1 @@
-"""What `make doctor` looks at: the cluster from outside, and from inside its pods."""
+"""`make doctor`: checks of the cluster, from outside and from inside its pods."""

@@ -1,9 +1,9 @@
-"""A few seconds of data-parallel training on made-up data: do the processes of a run reach each other, and how fast?
+"""A few seconds of data-parallel training on random data: can the processes of a run reach each other, and how fast?
 
-Runs in the training image under torchrun, given as text to its Python; the first process prints one line of JSON:
-{backend, processes, device, gigabytes_per_second, shared_memory_mb} or {wrong}.
+The training image's Python gets this file as text and runs it under torchrun. The first process prints one line of
+JSON: {backend, processes, device, gigabytes_per_second, shared_memory_mb} or {wrong}.
 
-usage: ddp_trial.py [cuda], where GPUs were asked for
+usage: ddp_trial.py [cuda]; cuda if the pod requested GPUs
 """
 
 import json
@@ -19,12 +19,12 @@ import torch.distributed as dist
 
 STEPS = 20
 ELEMENTS = 16 * 1024 * 1024
-"""Numbers of 4 bytes that are summed up between the processes, to measure the bandwidth."""
+"""Numbers of 4 bytes that the processes sum up to measure the bandwidth."""
 ROUNDS = 3
 
 
 def main(rank: int, processes: int) -> dict[str, Any]:
-    """Train, compare and measure; gives what the first process prints."""
+    """Train, compare the weights and measure; returns what the first process prints."""
     cuda = "cuda" in sys.argv[1:]
     if cuda and torch.cuda.device_count() < processes:
         return {"wrong": f"the pod sees {torch.cuda.device_count()} of {processes} GPUs"}
@@ -64,7 +64,7 @@ def main(rank: int, processes: int) -> dict[str, Any]:
 
 
 def bandwidth(device: torch.device, processes: int) -> float:
-    """Measure GB per second and process on the wire: 2 (n-1)/n of the bytes (nccl-tests' bus bandwidth)."""
+    """Return the bus bandwidth in GB/s as nccl-tests define it: 2 (n-1)/n of the bytes, per second."""
     numbers = torch.ones(ELEMENTS, device=device)
     dist.all_reduce(numbers)
     dist.barrier()

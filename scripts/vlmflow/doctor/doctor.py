@@ -1,4 +1,4 @@
-"""Everything that `make doctor` looks at, in the order in which it is needed."""
+"""All checks of `make doctor`, in the order in which a run needs what they check."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +17,15 @@ from vlmflow.doctor.findings import Check
 from vlmflow.doctor.probe import Answer, Probe
 
 PATIENCE_ELSEWHERE = 60.0
-"""Seconds to wait for a place on a second node: there may be none."""
+"""Seconds to wait for a second node: there may be none."""
 
 ACCOUNTS = "system:serviceaccount:{namespace}:{name}"
 
 
 class Doctor:
-    """Looks at one namespace of a cluster, for some runs of a configuration, and what these need.
+    """Checks one namespace of a cluster for what some runs of a configuration need.
 
-    client: a function that gives clients of the API; each may be told to call as somebody else.
+    client: a function that returns a new client of the API; a client may impersonate another account.
     locks: the folder of the lock files. patience: seconds to wait for each probe's pod.
     """
 
@@ -48,7 +48,7 @@ class Doctor:
         self._nodes: list[Object] = []
 
     def look(self) -> Iterator[Check]:
-        """Give check after check, as they are made; the objects first, then what pods see."""
+        """Yield each check as soon as it is made: first the objects, then what pods see."""
         try:
             version = self._api.call("GET", "/version")
         except Refused as refused:
@@ -128,7 +128,7 @@ class Doctor:
         return [needs.check_quota(self._api.list("resourcequotas"), resource, self._needs)]
 
     def _look_inside(self) -> Iterator[Check]:
-        # Where nodes may not be listed, the run's own number is tried: a pod for it finds a place, or tells why not.
+        # Without the right to list nodes, try the run's own number: its pod starts, or shows why it cannot.
         wanted = max((need.gpus for need in self._needs), default=0)
         gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"])) if self._nodes else wanted
         images = {"default": self._locks / "data.lock", "train": self._locks / "train.lock"}
@@ -150,14 +150,14 @@ class Doctor:
                 probe.remove()
 
     def _look_from_elsewhere(self, left: str, first: str, probes: list[Probe]) -> Iterator[Check]:
-        """Look from a second node at what a probe on the node `first` left on the volumes, and have it removed."""
+        """Check from a second node what a probe on the node `first` left on the volumes, and remove it."""
         template = self._templates["default"]
         others = [node for node in self._nodes if node["metadata"]["name"] != first]
         seen_from = None
         if not self._nodes or any(needs.barred(node, template["template"]["spec"]) is None for node in others):
             probes.append(inside.look_from_elsewhere(self._api, template, left, first))
             seen_from = probes[-1].answer(min(self._patience, PATIENCE_ELSEWHERE))
-        yield inside.check_from_elsewhere(seen_from or Answer("", fault="the cluster has no other for our pods"), first)
+        yield inside.check_from_elsewhere(seen_from or Answer("", fault="no other node takes our pods"), first)
         if seen_from is None or not seen_from.said:
             probes.append(inside.look_from_elsewhere(self._api, template, left, first=""))
             probes[-1].answer(self._patience)
@@ -165,5 +165,7 @@ class Doctor:
 
 def _not_seen(what: str, refused: Refused) -> Check:
     if refused.status == 403:
-        return Check(what, "warn", f"you may not look: {refused}", "have an administrator run make doctor")
-    return Check(what, "fail", str(refused), "is KUBECONFIG the right cluster's, and is the API server up?")
+        return Check(
+            what, "warn", f"you have no right to read it: {refused}", "ask an administrator to run make doctor"
+        )
+    return Check(what, "fail", str(refused), "check that KUBECONFIG names the right cluster and the API server is up")

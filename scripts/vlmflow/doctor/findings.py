@@ -1,4 +1,4 @@
-"""What one look at the cluster found, and how a table or JSON of such looks is written."""
+"""The result of one check, and checks as a table or JSON."""
 
 import json
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ MARKS = {"ok": ("ok", "32"), "warn": ("note", "33"), "fail": ("FAIL", "31")}
 class Check:
     """One line of the doctor's table.
 
-    what: the thing that was looked at.
-    state: ok; warn where a run can do without; fail where it cannot.
-    found: what is there, as people read it.
-    next_step: what to do about it; empty where all is well.
+    what: the thing that was checked.
+    state: ok; warn if a run works without it; fail if not.
+    found: what was found, for people.
+    next_step: what to do about it; empty if ok.
     """
 
     what: str
@@ -26,12 +26,12 @@ class Check:
 
 
 def is_ready(checks: Iterable[Check]) -> bool:
-    """Tell whether nothing is in a run's way."""
+    """Return whether no check failed."""
     return all(check.state != "fail" for check in checks)
 
 
 def as_line(check: Check, colours: bool) -> str:
-    """Write one check for people, its next step on a line of its own. colours: with ANSI codes."""
+    """Format one check for people, with its next step on a separate line. colours: use ANSI codes."""
     word, code = MARKS[check.state]
     mark = f"\x1b[{code}m{word:<5}\x1b[0m" if colours else f"{word:<5}"
     found = check.found.replace("\n", "\n" + " " * 27)
@@ -40,5 +40,5 @@ def as_line(check: Check, colours: bool) -> str:
 
 
 def as_json(checks: list[Check]) -> str:
-    """Write the checks for programs: {"ready": bool, "checks": [{what, state, found, next_step}]}."""
+    """Format the checks for programs: {"ready": bool, "checks": [{what, state, found, next_step}]}."""
     return json.dumps({"ready": is_ready(checks), "checks": [asdict(check) for check in checks]}, indent=1)

@@ -1,4 +1,4 @@
-"""Are an image's packages those of a lock file?"""
+"""Compares the packages of an image with those of a lock file."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\\]+
 
 
 def pins_of(lock: Path, python: str) -> dict[str, str]:
-    """Read name and version of every package that a lock file pins for a version of Python ("3.12.1")."""
+    """Return name and version of every package that a lock file pins for a version of Python ("3.12.1")."""
     environment = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2])}
     return {
         _canonical(name): version
@@ -21,7 +21,7 @@ def pins_of(lock: Path, python: str) -> dict[str, str]:
 
 
 def check_image(image: str, python: str, packages: dict[str, str], lock: Path) -> Check:
-    """Check the packages that a pod found in its image, by name, against a lock file."""
+    """Check the packages of an image against a lock file. packages: versions by name, as its pod reported them."""
     present = {_canonical(name): version for name, version in packages.items()}
     pins = pins_of(lock, python)
     wrong = [
@@ -32,9 +32,9 @@ def check_image(image: str, python: str, packages: dict[str, str], lock: Path) -
     what = f"image {lock.stem}"
     if wrong:
         few = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        step = f"build the image anew (docker build --target {lock.stem}), with a new tag, and set it in the overlay"
+        step = f"rebuild the image (docker build --target {lock.stem}) with a new tag, and set it in the overlay"
         return Check(what, "fail", f"{image} was built from another envs/{lock.name}: {few}", step)
-    return Check(what, "ok", f"{image}, its {len(pins)} packages are those of envs/{lock.name}")
+    return Check(what, "ok", f"{image}: its {len(pins)} packages match envs/{lock.name}")
 
 
 def _canonical(name: str) -> str:

@@ -1,6 +1,6 @@
-"""What a pod sees of itself, as one line of JSON: runs in the pods' image, given as text to its Python.
+"""What a pod sees of itself, as one line of JSON. The Python of the pod's image gets this file as text.
 
-usage: in_pod.py leave NAME [FOLDER …]   try what stages do in each folder, and leave a file for another pod
+usage: in_pod.py leave NAME [FOLDER …]   try in each folder what stages do there, and leave a file for another pod
        in_pod.py find NAME [FOLDER …]    look for that file, and remove it
 """
 
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 OLD = 3600
-"""Seconds after which what a probe left is a dead one's."""
+"""Seconds after which files of a probe belong to a dead one."""
 
 
 def write(folder: Path) -> None:
-    """Write a file and have the disk take it."""
+    """Write a file and flush it to disk."""
     with (folder / "file").open("w") as file:
         file.write("x")
         file.flush()
@@ -29,7 +29,7 @@ def write(folder: Path) -> None:
 
 
 def rename(folder: Path) -> None:
-    """Rename a folder that holds something, over an empty one, as targets take their names; sync the folder above."""
+    """Rename a filled folder over an empty one, as targets get their names; sync the parent folder."""
     for name in ("part", "target"):
         (folder / name).mkdir()
     (folder / "part" / "file").write_text("x")
@@ -53,7 +53,7 @@ def hard_link(folder: Path) -> None:
 
 
 def flock(folder: Path) -> None:
-    """Lock a file, and see that it cannot be locked once more: of two trainers in one run folder one would win."""
+    """Lock a file, and check that a second lock fails: it keeps two trainers out of one run folder."""
     with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
         fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(BlockingIOError):
@@ -65,7 +65,7 @@ TRIALS: tuple[Callable[[Path], None], ...] = (write, rename, symlink, hard_link,
 
 
 def tried(folder: str, name: str) -> dict[str, str]:
-    """Try in `folder` what stages do there; gives what was wrong, by the trials' names, and leaves a file `name`."""
+    """Try in `folder` what stages do there, and leave the folder `name`; returns the errors by the trials' names."""
     for left in Path(folder).glob(".doctor-*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > OLD:
@@ -85,7 +85,7 @@ def tried(folder: str, name: str) -> dict[str, str]:
 
 
 def found(folder: str, name: str) -> dict[str, str]:
-    """Look in `folder` for what another pod left under `name`; gives what was wrong, and takes it away."""
+    """Look in `folder` for what another pod left under `name`, and remove it; returns {"see": error} if not found."""
     place = Path(folder, name)
     try:
         (place / "file").read_text()

@@ -1,4 +1,4 @@
-"""What probes find inside the cluster, as checks: images, volumes, clocks, and processes that train together."""
+"""Checks that probes make inside the cluster: images, volumes, clocks, and processes that train together."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,13 +10,13 @@ from vlmflow.doctor.needs import Need, gpu_resource
 from vlmflow.doctor.probe import Answer, Probe
 
 IN_POD, DDP_TRIAL = (Path(__file__).with_name(name).read_text() for name in ("in_pod.py", "ddp_trial.py"))
-"""Programs that are given to a pod's Python as text: its image holds none of ours."""
+"""Programs that a pod's Python gets as text: its image holds none of our files."""
 
 FOLDERS = {"cache": "/cache", "outputs": "/outputs"}
-"""Claims, and where pods have them."""
+"""Claims, and where pods mount them."""
 
 LARGEST_SKEW = 30.0
-"""Seconds between a node's clock and the API server's: beyond it times of files and tokens mislead."""
+"""Seconds between a node's clock and the API server's; beyond them, times of files and tokens mislead."""
 
 SMALL = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
 
@@ -24,8 +24,8 @@ HINTS = {
     "No space left on device": "raise the sizeLimit of the volume shm in the pod template",
     "shared memory": "raise the sizeLimit of the volume shm in the pod template",
     "driver version is insufficient": "the node's NVIDIA driver is older than the image's CUDA: update it",
-    "OOMKilled": "the node gave less memory than asked for; look at its other pods",
-    "the pod sees": "the GPU device plugin gave fewer than asked for: look at its pods",
+    "OOMKilled": "the trial exceeded its memory limit, or the node ran out of memory: look at the node's other pods",
+    "the pod sees": "the GPU device plugin gave fewer GPUs than requested: look at its pods",
 }
 
 
@@ -33,33 +33,33 @@ TRIALS: dict[str, tuple[Literal["warn", "fail"], str, str]] = {
     "write": (
         "fail",
         "cannot write",
-        "volumes that take no notice of fsGroup (hostPath, NFS): chown the folder to 1000:1000; others: set fsGroup in "
-        "the pod templates",
+        "volumes that ignore fsGroup (hostPath, NFS): chown the folder to 1000:1000; others: set fsGroup in the pod "
+        "templates",
     ),
     "flock": (
         "fail",
         "cannot lock files",
         "two trainers could write one run folder: mount Lustre with -o flock, NFS without nolock; FUSE file systems "
-        "without locks do not serve",
+        "without locks do not work",
     ),
-    "rename": ("fail", "cannot rename a folder", "targets take their names so: take a POSIX file system"),
-    "symlink": ("fail", "cannot make links", "the picture store is made of them: take a POSIX file system"),
-    "hard_link": ("warn", "cannot make hard links", "nothing, if there is disk: merged weights are copied then"),
+    "rename": ("fail", "cannot rename a folder", "targets get their names by renaming: use a POSIX file system"),
+    "symlink": ("fail", "cannot make links", "the picture store consists of links: use a POSIX file system"),
+    "hard_link": ("warn", "cannot make hard links", "nothing, if the disk has room: merged weights are copied instead"),
 }
-"""What in_pod.py tries on a volume: state where it fails, what that means, and what to do."""
+"""The trials of in_pod.py on a volume: the state if one fails, what that means, and what to do."""
 
 
 def look_inside(api: Api, template: Object, lock: Path, name: str) -> Probe:
-    """Begin a probe of a template's image; only the data image's also tries the volumes.
+    """Start a probe of a template's image; only that of the data image also tries the volumes.
 
-    name: of what it leaves there for `look_from_elsewhere`.
+    name: the folder that it leaves there for `look_from_elsewhere`.
     """
     folders = FOLDERS.values() if lock.stem == "data" else []
     return Probe(api, template, _in_pod("leave", name, *folders), SMALL)
 
 
 def look_from_elsewhere(api: Api, template: Object, name: str, first: str) -> Probe:
-    """Begin a probe that looks at what another left under `name`, from another node than `first`; and removes it."""
+    """Start a probe on another node than `first` that looks for what another probe left under `name`; it removes it."""
     return Probe(api, template, _in_pod("find", name, *FOLDERS.values()), SMALL, elsewhere_than=first)
 
 
@@ -68,9 +68,9 @@ def _in_pod(*words: str) -> list[str]:
 
 
 def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gpus: int) -> Probe:
-    """Begin a few seconds of training over as many processes as the largest run has.
+    """Start a few seconds of training with as many processes as the largest run has.
 
-    gpus: the most GPUs that a node of the cluster has; with none it trains on the CPU, over gloo.
+    gpus: the most GPUs on one node of the cluster; with 0 it trains on the CPU, over gloo.
     """
     wanted = max((need.gpus for need in needs), default=0)
     processes = min(wanted, gpus) or max((need.processes for need in needs), default=2)
@@ -84,10 +84,10 @@ def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gp
 
 
 def check_inside(answer: Answer, lock: Path) -> list[Check]:
-    """Check what a probe of an image found."""
+    """Turn the answer of an image's probe into checks of the image, the volumes and the clocks."""
     what = f"image {lock.stem}"
     if not answer.said:
-        step = "bring the image to the nodes' registry, and set its name in the overlay's images:"
+        step = "push the image to the nodes' registry, and set its name in the overlay under images:"
         return [Check(what, "fail", f"{answer.image}: {answer.fault}", step)]
     said = answer.said
     checks = [check_image(answer.image, said["python"], said["packages"], lock)]
@@ -106,21 +106,21 @@ def _usable(folder: str, wrong: dict[str, str], user: int) -> Check:
 
 
 def check_from_elsewhere(answer: Answer, first: str) -> Check:
-    """Check what a probe on another node than `first` saw of what was left there."""
+    """Check that a probe on another node than `first` saw the files that were written on `first`."""
     what = "volumes, two nodes"
     if not answer.said:
-        step = "with one node alone there is nothing to do; else see what is said of the pod"
-        return Check(what, "warn", f"not looked at from another node than {first}: {answer.fault}", step)
+        step = "nothing, if the cluster has a single node; else find out why the pod did not run"
+        return Check(what, "warn", f"not checked from another node than {first}: {answer.fault}", step)
     unseen = {folder: wrong["see"] for folder, wrong in answer.said["folders"].items() if wrong}
     if unseen:
         words = "; ".join(f"{folder}: {error}" for folder, error in unseen.items())
-        step = "the claims must be one shared file system (ReadWriteMany); a hostPath is each node's own"
+        step = "the claims must be on a shared file system (ReadWriteMany); a hostPath is local to each node"
         return Check(what, "fail", f"{answer.node} does not see what {first} wrote: {words}", step)
     return Check(what, "ok", f"{answer.node} sees what {first} wrote")
 
 
 def check_clock(answer: Answer) -> Check:
-    """Compare a pod's clock with the API server's, which saw the pod before and after."""
+    """Compare a pod's clock with the API server's, read before and after the pod ran."""
     told = answer.said["time"]
     assert answer.made is not None, "a probe that said something was made"
     assert answer.ended is not None, "and it ended"
@@ -128,13 +128,13 @@ def check_clock(answer: Answer) -> Check:
     early, late = answer.made.timestamp() - told, told - (answer.ended.timestamp() + 1)
     skew = max(early, late, 0.0)
     if skew > LARGEST_SKEW:
-        step = "set the clocks of the nodes and of the control plane by NTP"
-        return Check("clocks", "fail", f"a pod's clock is {skew:.0f} s away from the API server's", step)
+        step = "synchronize the clocks of the nodes and of the control plane by NTP"
+        return Check("clocks", "fail", f"a pod's clock differs by {skew:.0f} s from the API server's", step)
     return Check("clocks", "ok", f"pods and API server agree within {max(1.0, skew):.0f} s")
 
 
 def check_training(answer: Answer) -> Check:
-    """Check what the processes that trained together found."""
+    """Turn the answer of `train_together` into a check."""
     wrong = answer.fault or answer.said.get("wrong", "")
     if wrong:
         step = next(

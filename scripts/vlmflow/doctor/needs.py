@@ -1,4 +1,4 @@
-"""What the configuration's runs ask of a cluster, against its nodes and what its quotas leave."""
+"""Compares what the configuration's runs request with the cluster's nodes and quotas."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ ASKED_BY = {
     "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
 }
 OTHERS_ASK = "the rule's own threads and resources, and runs.{run}.resources,"
-"""The keys that decide what a rule asks for, by rules."""
+"""The keys that decide what a rule requests, by rules."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What the pod of one rule asks of its node.
+    """What the pod of one rule requests.
 
     threads: cores. mem_mb, disk_mb: MB (10⁶ bytes). gpus: GPUs. pod_template: the template's name.
     """
@@ -41,16 +41,16 @@ class Ask:
     pod_template: str
 
     def amounts(self, gpu_resource: str) -> dict[str, int]:
-        """Give what the pod asks for by Kubernetes' names, in cores and bytes."""
+        """Return what the pod requests, by Kubernetes' names, in cores and bytes."""
         asked = {"cpu": self.threads, "memory": self.mem_mb * MB, "ephemeral-storage": self.disk_mb * MB}
         return asked | {gpu_resource: self.gpus, "pods": 1}
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one run asks for.
+    """What one run requests.
 
-    processes: trainers side by side. weights_mb: the weights that each GPU holds, in MB. asks: of all its rules.
+    processes: parallel trainers. weights_mb: the weights on each GPU, in MB. asks: those of all its rules.
     """
 
     run: str
@@ -60,19 +60,19 @@ class Need:
 
     @property
     def gpus(self) -> int:
-        """The most GPUs that a pod of the run asks for, all on one node."""
+        """The most GPUs that a pod of the run requests, all on one node."""
         return max(ask.gpus for ask in self.asks)
 
 
 def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
-    """Give what a run of the configuration asks for. asks: of its rules."""
+    """Return what a run of the configuration requests. asks: those of its rules."""
     run = settings.runs[name]
     weights_mb = strategy_of(run.strategy).weights_of_each(run.resources.weights_mb, run.processes)
     return Need(name, run.processes, weights_mb, tuple(asks))
 
 
 def hub_sources(settings: Config, runs: list[str]) -> list[str]:
-    """Give what some runs fetch from the hub."""
+    """Return the addresses that some runs fetch from the hub, sorted."""
     models = [settings.models[settings.runs[run].model].source for run in runs]
     datasets = [settings.datasets[settings.runs[run].dataset] for run in runs]
     files = [address for dataset in datasets for split in ("train", "test") for address in dataset.addresses(split)]
@@ -80,20 +80,20 @@ def hub_sources(settings: Config, runs: list[str]) -> list[str]:
 
 
 def gpu_resource(template: Object) -> str:
-    """Give the cluster's name for its GPUs, as the template `gpu` says it."""
+    """Return the cluster's resource name of GPUs, from an annotation of the template `gpu`."""
     name: str = (template["metadata"].get("annotations") or {}).get(GPU_RESOURCE, "nvidia.com/gpu")
     return name
 
 
 def most_gpus(nodes: list[Object], resource: str) -> int:
-    """Give the number of GPUs of the node that has most of them."""
+    """Return the largest number of GPUs on one node."""
     return max((int(_allocatable(node, resource)) for node in nodes), default=0)
 
 
 def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Check]:
-    """Check every rule of each run against the nodes that its pods may land on. templates: pod templates by name.
+    """Check every rule of each run against the nodes that its pods may use. templates: pod templates by name.
 
-    What is compared is what a node can hold when it is empty; what runs there now passes.
+    The capacity of an empty node counts: what runs there now will end.
     """
     resource = gpu_resource(templates["gpu"])
     checks = [Check("GPUs", "ok", _inventory(nodes, resource))]
@@ -103,15 +103,15 @@ def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[N
         if not unfit:
             largest = max(need.asks, key=lambda ask: (ask.gpus, ask.mem_mb))
             fitting = _faults(nodes, templates, need, largest).count(None)
-            rules = f"every one of its {len({ask.rule for ask in need.asks})} rules has a node that can hold it"
+            rules = f"each of its {len({ask.rule for ask in need.asks})} rules fits on a node"
             words = _in_words(largest, resource)
-            found = f"{rules}; for {largest.rule} ({words}) there are {fitting}"
+            found = f"{rules}; {largest.rule} ({words}) fits on {fitting}"
             checks.append(Check(f"run {need.run}", "ok", found))
     return checks
 
 
 def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, ask: Ask) -> list[str | None]:
-    """Say of each node why a rule's pod cannot land there; None where it can."""
+    """Return for each node why a rule's pod cannot run there; None if it can."""
     resource = gpu_resource(templates["gpu"])
     spec = templates.get(ask.pod_template, templates["default"])["template"]["spec"]
     return [_fault(node, spec, resource, ask, need.weights_mb) for node in nodes]
@@ -121,11 +121,11 @@ def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> C
     reasons = Counter(fault for fault in faults if fault)
     why = "; ".join(f"{count} node(s): {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
     step = (
-        f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} say what it asks for "
+        f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} set what it requests "
         '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
-        f"the overlay's template {ask.pod_template} says which nodes it takes; other runs alone: --run NAME"
+        f"the overlay's template {ask.pod_template} selects the nodes; --run NAME checks another run alone"
     )
-    found = f"{_in_words(ask, resource)} on one node: no node can hold it. {why}"
+    found = f"{_in_words(ask, resource)} on one node: it fits on no node. {why}"
     return Check(f"rule {ask.rule}, run {need.run}", "fail", found, step)
 
 
@@ -153,7 +153,7 @@ def _inventory(nodes: list[Object], resource: str) -> str:
 
 
 def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int) -> str | None:
-    """Say why a rule's pod cannot land on a node, however empty that is; None where it can. spec: the template's."""
+    """Return why a rule's pod cannot run on a node, even an empty one; None if it can. spec: the template's."""
     labels = node["metadata"].get("labels") or {}
     if why := barred(node, spec):
         return why
@@ -163,12 +163,12 @@ def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int)
             return f"{there / MB / 1000 if amount > MB else there:,.0f} of {_amount(name, amount)}"
     memory = labels.get("nvidia.com/gpu.memory", "")
     if ask.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
-        return f"each GPU would hold {weights_mb / 1000:,.0f} GB of weights, and has {int(memory) / 954:,.0f} GB"
+        return f"each GPU needs {weights_mb / 1000:,.0f} GB for weights and has {int(memory) / 954:,.0f} GB"
     return None
 
 
 def barred(node: Object, spec: Object) -> str | None:
-    """Say why no pod of a template may land on a node; None where one may. spec: the template's."""
+    """Return why no pod of a template may run on a node; None if one may. spec: the template's."""
     if node["spec"].get("unschedulable"):
         return "cordoned"
     for taint in node["spec"].get("taints") or []:
@@ -177,7 +177,7 @@ def barred(node: Object, spec: Object) -> str | None:
         ):
             return f"taint {taint['key']} is not tolerated"
     if not _selected(node["metadata"].get("labels") or {}, spec):
-        return "not selected by the template's node affinity"
+        return "the template's node selector or affinity excludes it"
     return None
 
 
@@ -214,12 +214,12 @@ def _matches(labels: dict[str, str], expression: Object) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case _:  # Gt and Lt compare numbers, which no label of GPU products is
+        case _:  # Gt and Lt compare numbers, and no label of GPU products is a number
             return True
 
 
 def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Check:
-    """Check what the namespace's quotas leave against the largest run. resource: the GPUs' name."""
+    """Check that the namespace's quotas leave enough for the largest run. resource: the resource name of GPUs."""
     all_asks = [ask for need in needs for ask in need.asks]
     asks = {
         "requests.memory": (max((ask.mem_mb * MB for ask in all_asks), default=0), "memory"),
@@ -239,8 +239,8 @@ def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Check
                 left.append(unit)
                 if rest < ask:
                     amount = f"{ask / MB / 1000:,.0f} GB" if words == "memory" else ask
-                    short.append(f"{quota['metadata']['name']} leaves {unit}, a run asks for {amount}")
+                    short.append(f"{quota['metadata']['name']} leaves {unit}, a run requests {amount}")
     if short:
-        step = "kubectl describe resourcequota; wait for what runs, or ask for more"
+        step = "kubectl describe resourcequota; wait until other pods end, or ask for a larger quota"
         return Check("quota", "fail", "; ".join(short), step)
     return Check("quota", "ok", "left: " + ", ".join(left) if left else "none set")

@@ -1,4 +1,4 @@
-"""The objects that `kubectl apply -k` makes: are they there, and as they should be."""
+"""Checks of the objects that `kubectl apply -k` makes."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,8 @@ from vlmflow.doctor.findings import Check
 
 APPLY = "kubectl apply -k k8s/overlays/NAME"
 STATE_CLAIM = "controller-state"
-"""The claim with what the controller executes: its checkout, .snakemake, the wanted run. An overlay may lengthen it."""
+"""The claim with what the controller executes: its checkout, .snakemake, the requested run. An overlay may add to this
+name."""
 OLDEST = (1, 25)
 """The first minor version of Kubernetes whose Pod Security admission is stable."""
 
@@ -17,25 +18,25 @@ def check_version(version: Mapping[str, str]) -> Check:
     """Check the API server's version. version: the answer of /version."""
     number = (int(version["major"]), int(version["minor"].rstrip("+")))
     if number < OLDEST:
-        return Check("API server", "fail", version["gitVersion"], "Kubernetes 1.25 or later is needed")
+        return Check("API server", "fail", version["gitVersion"], "use Kubernetes 1.25 or later")
     return Check("API server", "ok", f"Kubernetes {version['gitVersion']}")
 
 
 def check_namespace(namespace: Object | None, name: str) -> Check:
-    """Check that the namespace is there, and that it refuses pods that could do too much."""
+    """Check that the namespace exists and that its Pod Security level is restricted."""
     if namespace is None:
-        return Check("namespace", "fail", f"there is no namespace {name}", APPLY)
+        return Check("namespace", "fail", f"namespace {name} does not exist", APPLY)
     level = (namespace["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "privileged")
     if level != "restricted":
         step = f"kubectl label namespace {name} pod-security.kubernetes.io/enforce=restricted; our pods need no more"
-        return Check("namespace", "warn", f"{name}, enforces Pod Security level {level}", step)
-    return Check("namespace", "ok", f"{name}, enforces Pod Security level restricted")
+        return Check("namespace", "warn", f"{name} enforces Pod Security level {level}", step)
+    return Check("namespace", "ok", f"{name} enforces Pod Security level restricted")
 
 
 def check_claim(claim: Object | None, name: str) -> Check:
-    """Check that a volume is bound, and that pods on several nodes can use it."""
+    """Check that a claim is bound, and that pods on several nodes can use its volume."""
     if claim is None:
-        return Check(f"claim {name}", "fail", "it is not there", APPLY)
+        return Check(f"claim {name}", "fail", "it does not exist", APPLY)
     phase = claim["status"].get("phase", "Pending")
     wanted = claim["spec"].get("storageClassName", "the default storage class")
     if phase != "Bound":
@@ -44,15 +45,15 @@ def check_claim(claim: Object | None, name: str) -> Check:
     modes = claim["status"].get("accessModes") or []
     found = f"{claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}, {wanted}"
     if "ReadWriteMany" not in modes:
-        step = "all pods must land on one node: see docs/kubernetes.md, Volumes; or take a class with ReadWriteMany"
+        step = "all pods must run on one node: see docs/kubernetes.md, Volumes; or use a class with ReadWriteMany"
         return Check(f"claim {name}", "warn", found, step)
     return Check(f"claim {name}", "ok", found)
 
 
 def check_templates(found: TemplatesFound) -> Check:
-    """Check that the pod templates are there, as CronJobs, with the container that runs the rule."""
+    """Check that the pod templates exist, as CronJobs, with the container that runs the rule."""
     present = {template["metadata"]["name"]: template for template in found.templates}
-    faults = [f"{name} is not there" for name in NAMES if name not in present]
+    faults = [f"{name} does not exist" for name in NAMES if name not in present]
     for name, template in sorted(present.items()):
         if container_of(template) is None:
             faults.append(f"{name} has no container named {CONTAINER}")
@@ -65,26 +66,26 @@ def check_templates(found: TemplatesFound) -> Check:
 
 
 def check_secret(secret: Object | None, hub_sources: list[str]) -> Check:
-    """Check the Secret with the hub's token, by its keys alone. hub_sources: what the configuration fetches there."""
+    """Check the Secret with the hub's token by its keys alone. hub_sources: what the configuration fetches there."""
     if not hub_sources:
         return Check("hub token", "ok", "not needed: no source of the configuration is on the hub")
     if secret is None:
-        step = "only gated sources need it: HF_TOKEN=… in .env, then make cluster-token"
+        step = "only gated sources need it: write HF_TOKEN=… into .env, then run make cluster-token"
         return Check("hub token", "warn", "no Secret hf-token", step)
     if not (secret.get("data") or {}).get("HF_TOKEN"):
-        return Check("hub token", "fail", "Secret hf-token has no key HF_TOKEN", "make cluster-token")
+        return Check("hub token", "fail", "Secret hf-token has no key HF_TOKEN", "run make cluster-token")
     return Check("hub token", "ok", "Secret hf-token, for pods of the template fetch")
 
 
 def check_controller(deployment: Object | None) -> Check:
-    """Check that the controller's pod is up, and that it executes nothing that jobs can write."""
+    """Check that the controller's pod runs, and that jobs cannot write what it executes."""
     if deployment is None:
         return Check(
             "controller", "warn", "none: Snakemake runs elsewhere, with targets in S3", "see docs/kubernetes.md"
         )
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or []
     if not any(STATE_CLAIM in volume.get("persistentVolumeClaim", {}).get("claimName", "") for volume in volumes):
-        found = f"an older one, without the claim {STATE_CLAIM}: jobs can write what it executes"
+        found = f"an older version, without the claim {STATE_CLAIM}: jobs can write what it executes"
         return Check("controller", "fail", found, "see docs/kubernetes.md, Upgrade")
     if not deployment["status"].get("availableReplicas"):
         words = [condition["message"] for condition in deployment["status"].get("conditions", [])]

@@ -1,4 +1,4 @@
-"""Jobs that look at the cluster from inside: the pods of a template, with a command of ours."""
+"""Jobs that check the cluster from inside: pods of a template, with our command."""
 
 import copy
 import json
@@ -16,22 +16,22 @@ from vlmflow.cluster.pod_templates import CONTAINER, container_of
 JOBS = "batch/v1/jobs"
 POLL = 1.0
 LIFETIME = 900
-"""Seconds after which the cluster itself takes an ended probe away, should we be gone."""
+"""Seconds after which the cluster removes an ended probe, if this process has died."""
 
 DEADLINE = 3600
-"""Seconds after which it ends one. The time in which a node pulls the image counts, and that may be half an hour."""
+"""Seconds after which the cluster ends a probe. They include the pull of the image, which may take half an hour."""
 
 PASSING = ("Operation cannot be fulfilled", "status unknown for quota")
-"""Refusals that the Job controller outlives by itself: two pods met in one quota, or a quota is not counted yet."""
+"""Refusals after which the Job controller retries: two pods met in one quota, or a quota is not counted yet."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe gave.
+    """The result of a probe.
 
-    image: what it ran. node: where.
-    made, ended: the API server's clock when the Job was made and when its end was seen.
-    said: the JSON of its last such line; empty where it said none. fault: why there is no answer.
+    image: the image that it ran. node: where it ran.
+    made, ended: the API server's clock when the Job was created and when its end was seen.
+    said: the last JSON object that it printed; empty if it printed none. fault: why there is no answer.
     """
 
     image: str
@@ -43,7 +43,7 @@ class Answer:
 
 
 class Probe:
-    """One Job, made at once; `answer` waits for it, and takes it away."""
+    """One Job, created at once; `answer` waits for it and deletes it."""
 
     def __init__(
         self, api: Api, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = ""
@@ -60,7 +60,7 @@ class Probe:
             self._fault = f"the Job was refused: {refused}"
 
     def answer(self, patience: float) -> Answer:
-        """Wait up to `patience` seconds for the pod to end, and give what it said."""
+        """Wait up to `patience` seconds for the pod to end; returns its answer, or why there is none."""
         if self._fault:
             return Answer(self._image, fault=self._fault)
         try:
@@ -71,7 +71,7 @@ class Probe:
             self.remove()
 
     def remove(self) -> None:
-        """Delete the Job and its pod; where the API server is away, the cluster does it after DEADLINE and LIFETIME."""
+        """Delete the Job and its pod; if the API server does not answer, DEADLINE and LIFETIME end them."""
         with suppress(Refused):
             self._api.delete(JOBS, self._name)
 
@@ -95,7 +95,7 @@ class Probe:
 
 
 def refusal(events: list[Object], job_name: str) -> str:
-    """Say why the Job controller cannot make a Job's pod (a quota, Pod Security); empty while nothing is against it."""
+    """Return why the Job controller cannot create a Job's pod (a quota, Pod Security); empty if nothing prevents it."""
     for event in events:
         if event["involvedObject"].get("name") == job_name and event.get("reason") == "FailedCreate":
             message: str = event.get("message", "")
@@ -111,9 +111,9 @@ def _main_container(template: Object) -> Object:
 
 
 def job(name: str, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = "") -> Object:
-    """Give the Job of a probe: the template's pod with another command and other amounts.
+    """Return the Job of a probe: the template's pod with another command and other resources.
 
-    resources: the limits. elsewhere_than: a node on which it is not to run.
+    resources: its requests and limits. elsewhere_than: a node on which it must not run.
     """
     metadata, pod = copy.deepcopy(template["metadata"]), copy.deepcopy(template["template"])
     container = _main_container({"template": pod})
@@ -132,14 +132,14 @@ def job(name: str, template: Object, command: list[str], resources: dict[str, st
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        # A queue's label stands on the Job: where Jobs without one are parked or refused, a run's have it too.
+        # The Job carries a queue's label, like those of a run: a cluster may suspend or refuse Jobs without one.
         "metadata": {"name": name, "labels": (metadata.get("labels") or {}) | labels},
         "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": LIFETIME, "template": pod},
     }
 
 
 def _keep_off(spec: Object, node: str) -> None:
-    """Let a pod run on every node that it may take but one; each of several terms would do, so each gets it."""
+    """Exclude one node from those that a pod may use. A node needs to match only one term, so each term excludes it."""
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
     for term in required["nodeSelectorTerms"]:
@@ -147,12 +147,12 @@ def _keep_off(spec: Object, node: str) -> None:
 
 
 def image_fails(pod: Object) -> bool:
-    """Tell whether the pod waits for an image that cannot be had: no patience helps."""
+    """Return whether the pod's image cannot be pulled, so that waiting does not help."""
     return any(reason in ("ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName") for reason, _ in _waiting(pod))
 
 
 def why_not_running(pod: Object) -> str:
-    """Say in the cluster's own words what a pod waits for, or why it ended."""
+    """Return what a pod waits for, or why it ended, as the cluster reports it."""
     status = pod.get("status", {})
     words = [f"{reason}: {message}" for reason, message in _waiting(pod)]
     for condition in status.get("conditions") or []:
@@ -163,11 +163,13 @@ def why_not_running(pod: Object) -> str:
         ended = container["state"].get("terminated")
         if ended:
             words.append(f"{ended.get('reason', 'ended')}, exit code {ended['exitCode']}")
-    return "; ".join(words) or ("no reason is given" if pod else "the Job has no pod yet; kubectl describe job")
+    return "; ".join(words) or (
+        "the cluster gives no reason" if pod else "the Job has no pod yet; kubectl describe job"
+    )
 
 
 def last_json(log: str) -> dict[str, Any] | None:
-    """Give the last line of a log that is a JSON object."""
+    """Return the last line of a log that is a JSON object, parsed; None if there is none."""
     for line in reversed(log.splitlines()):
         try:
             value = json.loads(line)

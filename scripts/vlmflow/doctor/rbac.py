@@ -1,4 +1,4 @@
-"""Who may do what: the executor's rights, one list for the controller's Role, the doctor and the tests."""
+"""RBAC: the executor's rights, one list for the controller's Role, the doctor and the tests."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from vlmflow.doctor.findings import Check
 
 @dataclass(frozen=True)
 class Right:
-    """One verb on one resource. purpose: what fails without it. instead: another that serves it as well."""
+    """One verb on one resource. purpose: what fails without it. instead: a right that serves as well."""
 
     group: str
     resource: str
@@ -20,58 +20,58 @@ class Right:
         return f"{self.verb} {self.resource}"
 
 
-POD_TEMPLATES = Right("", "podtemplates", "list", "what pods look like, as older overlays say it")
-"""For this release alone: the Role grants it, and nothing fails without it where the overlay made CronJobs."""
+POD_TEMPLATES = Right("", "podtemplates", "list", "reading the pod templates of older overlays")
+"""For this release alone: the Role grants it, and nothing fails without it if the overlay made CronJobs."""
 
 EXECUTOR = (
-    Right("batch", "cronjobs", "list", "what pods look like", instead=POD_TEMPLATES),
+    Right("batch", "cronjobs", "list", "reading the pod templates", instead=POD_TEMPLATES),
     Right("batch", "jobs", "create", "starting a job"),
-    Right("batch", "jobs", "list", "how jobs stand, and which an earlier Snakemake left"),
-    Right("batch", "jobs", "delete", "taking away what has ended or was interrupted"),
-    Right("", "pods", "list", "how pods stand, and why they wait"),
-    Right("", "pods", "delete", "taking away what a deleted Job leaves"),
-    Right("", "pods/log", "get", "progress, and what a failed job said"),
+    Right("batch", "jobs", "list", "the state of jobs, also those of an earlier Snakemake"),
+    Right("batch", "jobs", "delete", "removing ended or interrupted jobs"),
+    Right("", "pods", "list", "the state of pods, and why they wait"),
+    Right("", "pods", "delete", "removing the pods of a deleted Job"),
+    Right("", "pods/log", "get", "progress, and the output of a failed job"),
     Right("", "events", "list", "why a pod waits"),
 )
 
 STORAGE_KEYS = (
-    Right("", "secrets", "create", "handing storage credentials to pods"),
-    Right("", "secrets", "delete", "taking them away again"),
+    Right("", "secrets", "create", "giving storage credentials to pods"),
+    Right("", "secrets", "delete", "removing them afterwards"),
 )
-"""What the executor does besides where targets lie in S3: never in the controller, whose targets lie on a volume."""
+"""What the executor also needs with targets in S3: never in the controller, whose targets are on a volume."""
 
-NODES = Right("", "nodes", "list", "how much is short where; belongs to no namespace")
+NODES = Right("", "nodes", "list", "which node lacks what; cluster-wide")
 
 
 def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
-    """Ask the API server which of the rights one does not have (SelfSubjectAccessReview)."""
+    """Return the rights that the API's user lacks (SelfSubjectAccessReview)."""
     return [right for right in rights if not _may(api, right) and not (right.instead and _may(api, right.instead))]
 
 
 def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Check]:
-    """Check the executor's rights. who: whose they are, for the table. rights: which they should have."""
+    """Check the executor's rights. who: whose they are, for the table. rights: those that they should have."""
     lacking = missing(api, rights)
     found = f"all {len(rights)} that the executor uses"
     if lacking:
         words = ", ".join(f"{right} ({right.purpose})" for right in lacking)
         step = (
-            "kubectl apply -k k8s/overlays/NAME makes the controller's Role; others ask the namespace's administrator"
+            "controller: kubectl apply -k k8s/overlays/NAME makes its Role; others: ask the namespace's administrator"
         )
         return [Check(f"rights, {who}", "fail", f"missing: {words}", step)]
     if missing(api, (NODES,)):
-        found += "; not list nodes: a waiting pod is explained without amounts (k8s/components/see-nodes)"
+        found += "; no right to list nodes: why a pod waits is shown without amounts (k8s/components/see-nodes)"
     return [Check(f"rights, {who}", "ok", found)]
 
 
 def check_job_account(api: Api) -> Check:
-    """Check that jobs' pods have none of the rights. api: calls as their account."""
+    """Check that jobs' pods have none of the rights. api: calls with their account."""
     present = [right for right in (*EXECUTOR, *STORAGE_KEYS, POD_TEMPLATES) if _may(api, right)]
     if present:
         return Check(
             "rights, job pods",
             "fail",
             "too many: " + ", ".join(map(str, present)),
-            "take the role bindings of service account vlmflow-job away",
+            "remove the role bindings of service account vlmflow-job",
         )
     return Check("rights, job pods", "ok", "none")
 

@@ -74,8 +74,8 @@ def test_what_runs_ask_for_comes_from_the_configuration() -> None:
 
 def test_a_node_that_has_all_can_hold_a_run() -> None:
     found = run_check(node(), node(gpus=2)).found
-    assert found.startswith("every one of its 2 rules has a node that can hold it; for train_lora (20 cores, 200 GB of")
-    assert found.endswith("there are 1")
+    assert found.startswith("each of its 2 rules fits on a node; train_lora (20 cores, 200 GB of")
+    assert found.endswith("fits on 1")
 
 
 def test_what_every_rule_of_a_run_asks_for_comes_from_the_rules(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_run_that_fits_nowhere_is_told_why(unfit: dict, why: str) -> None:
 
 def test_cards_that_are_too_small_for_the_weights_are_refused() -> None:
     small = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "15360"}}}
-    assert "would hold 18 GB of weights, and has 16 GB" in run_check(small).found
+    assert "needs 18 GB for weights and has 16 GB" in run_check(small).found
     large = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "81920"}}}
     assert run_check(large).state == "ok"
 
@@ -130,7 +130,7 @@ def test_affinity_and_resource_name_of_the_template_decide() -> None:
     template = TEMPLATES["gpu"] | {"template": {"spec": {"affinity": affinity}}}
     labelled = node() | {"metadata": {"labels": {"nvidia.com/gpu.product": "A100"}}}
     assert run_check(labelled, template=template).state == "ok"
-    assert "not selected" in run_check(node(), template=template).found
+    assert "affinity excludes it" in run_check(node(), template=template).found
     renamed = template | {"metadata": {"annotations": {"vlmflow/gpu-resource": "nvidia.com/a100"}}}
     assert "0 of 4 nvidia.com/a100" in run_check(labelled, template=renamed).found
 
@@ -139,7 +139,7 @@ def test_a_quota_that_leaves_too_little_is_named() -> None:
     hard = {"requests.nvidia.com/gpu": "8", "requests.memory": "1Ti", "pods": "10"}
     quota = {"metadata": {"name": "q"}, "status": {"hard": hard, "used": {"requests.nvidia.com/gpu": "5"}}}
     check = needs.check_quota([quota], "nvidia.com/gpu", [A100])
-    assert (check.state, check.found) == ("fail", "q leaves 3 GPUs, a run asks for 4")
+    assert (check.state, check.found) == ("fail", "q leaves 3 GPUs, a run requests 4")
     quota["status"]["used"] = {}
     assert needs.check_quota([quota], "nvidia.com/gpu", [A100]).state == "ok"
     assert needs.check_quota([], "nvidia.com/gpu", [A100]).found == "none set"
@@ -168,7 +168,7 @@ def test_templates_are_all_there_and_run_the_rule() -> None:
     broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
     broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
     found = objects.check_templates(TemplatesFound(broken, ["gpu"], [])).found
-    assert "is not there" in found
+    assert "default does not exist" in found
     assert "no container named snakemake" in found
 
 

@@ -67,7 +67,7 @@ def test_deleted_job() -> None:
 def test_a_pod_that_went_unseen() -> None:
     outcome = judge(job(Failed="BackoffLimitExceeded"), [], pod(), NOW)
     assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", True, True)
-    assert "taken away" in outcome.why
+    assert "was removed" in outcome.why
 
 
 def test_a_deleted_job_has_not_failed_while_its_pod_saves_its_work() -> None:

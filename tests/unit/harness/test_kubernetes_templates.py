@@ -164,14 +164,14 @@ def test_shipped_templates_are_restricted(found: dict) -> None:
     ("change", "said"),
     [
         (lambda found: found["template"]["spec"]["containers"][0].update(name="main"), "no container named snakemake"),
-        (lambda found: found["template"]["spec"]["containers"][0].update(args=["x"]), "sets args"),
-        (lambda found: found["template"]["spec"]["containers"][0].update(image="a/b:latest"), "no version"),
-        (lambda found: found["template"]["spec"]["containers"][0].update(image="host:5000/b"), "no version"),
+        (lambda found: found["template"]["spec"]["containers"][0].update(args=["x"]), "must not set args"),
+        (lambda found: found["template"]["spec"]["containers"][0].update(image="a/b:latest"), "no tag or digest"),
+        (lambda found: found["template"]["spec"]["containers"][0].update(image="host:5000/b"), "no tag or digest"),
         (lambda found: found["template"]["spec"].update(activeDeadlineSeconds=5), "activeDeadlineSeconds"),
         (lambda found: found["metadata"].update(annotations={"vlmflow/gpu-resource": "gpu"}), "vlmflow/gpu-resource"),
         (lambda found: found["metadata"].update(annotations={"vlmflow/pending-limit": "1h"}), "vlmflow/pending-limit"),
-        (lambda found: found["template"]["spec"].update(automountServiceAccountToken=True), "holds no token"),
-        (lambda found: found["template"]["spec"].pop("automountServiceAccountToken"), "holds no token"),
+        (lambda found: found["template"]["spec"].update(automountServiceAccountToken=True), "may not hold a token"),
+        (lambda found: found["template"]["spec"].pop("automountServiceAccountToken"), "may not hold a token"),
         (lambda found: found["template"]["spec"].update(serviceAccountName="vlmflow-controller"), "the controller's"),
         (lambda found: with_volume(found, persistentVolumeClaim={"claimName": "controller-state"}), "executes"),
         (lambda found: with_volume(found, persistentVolumeClaim={"claimName": "controller-state-ann"}), "executes"),
@@ -264,8 +264,8 @@ def test_label_values(text: str, value: str) -> None:
         ("name: snakemake", "name: main", "pod template gpu: has no container named snakemake"),
         ("suspend: true", "suspend: false", "pod template gpu: its CronJob lacks spec.suspend: true"),
         ("restartPolicy: Never", "restartPolicy: [Never", "expected ',' or ']'"),
-        ("containers:", "containers: 7\n          others:", "is no list of Kubernetes objects"),
-        ("kind: CronJob", "sort: CronJob", "is no list of Kubernetes objects"),
+        ("containers:", "containers: 7\n          others:", "does not describe Kubernetes objects"),
+        ("kind: CronJob", "sort: CronJob", "does not describe Kubernetes objects"),
     ],
 )
 def test_a_checkouts_templates_are_checked_by_file(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -285,7 +285,7 @@ def test_a_checkouts_template_in_the_older_form_is_checked_too(tmp_path: Path) -
     check_files(tmp_path)
     template["template"]["spec"]["containers"][0]["args"] = ["x"]
     (tmp_path / "big.yaml").write_text(yaml.safe_dump(template))
-    with pytest.raises(VlmflowError, match="sets args"):
+    with pytest.raises(VlmflowError, match="must not set args"):
         check_files(tmp_path)
 
 

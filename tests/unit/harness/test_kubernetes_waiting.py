@@ -73,7 +73,7 @@ def test_memory_is_said_in_gb() -> None:
 
 def test_without_the_right_to_see_nodes() -> None:
     why = explain(JOB, [pod({"nvidia.com/gpu": "4"}, GPUS)], [], None).why
-    assert "4 asked, more than any node" in why
+    assert "4 asked, more than is free on any node" in why
 
 
 def test_taints_in_the_schedulers_words() -> None:
@@ -151,13 +151,13 @@ def test_a_webhook_that_is_away_is_waited_for(message: str, hopeless: float, aga
 def test_no_pod_for_quota_and_for_pod_security() -> None:
     quota = 'Error creating: pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3'
     waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", quota)], None)
-    assert "quota q is used up" in waiting.why
+    assert "quota q is exhausted" in waiting.why
     assert waiting.hopeless_after is None
     never = quota.replace("requested: pods=1", "requested: pods=1,requests.memory=5Gi").replace(
         "limited: pods=3", "limited: pods=3,requests.memory=4000Mi"
     )
     waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", never)], None)
-    assert "quota q never allows it" in waiting.why
+    assert "quota q can never allow it" in waiting.why
     assert waiting.hopeless_after == 0
     security = 'Error creating: pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged'
     waiting = explain(JOB, [], [event("Job", "j", "FailedCreate", security)], None)
@@ -172,7 +172,7 @@ def test_suspended_by_a_queue() -> None:
 
 def test_volumes_that_cannot_be_mounted() -> None:
     said = [event("Pod", "p", "FailedMount", "timed out")]
-    assert "node a cannot prepare it: timed out" in explain(JOB, [pod(node="a")], said, None).why
+    assert "node a cannot set up the pod: timed out" in explain(JOB, [pod(node="a")], said, None).why
 
 
 class FakeTime:
@@ -241,7 +241,7 @@ def test_waiting_is_told_after_30_s_and_again_when_the_reason_changes(watched: t
     assert "untolerated taint" in said[1]
     cluster.pod["status"]["phase"] = "Running"
     assert watch.look(["j"])["j"].state == "running"
-    assert said[2:] == ["train_lora run=x runs now."]
+    assert said[2:] == ["train_lora run=x is running."]
 
 
 @pytest.mark.parametrize(("words", "seconds", "again"), [("not found", 120, False), ("i/o timeout", 1800, True)])
@@ -344,14 +344,14 @@ def test_the_cause_of_a_failure() -> None:
     assert cause("\n".join(map(str, range(20)))) == "\n".join(map(str, range(12, 20)))
 
 
-TAKEN = "its pod was taken away: evicted, or deleted by hand"
+TAKEN = "its pod was removed: evicted, or deleted by hand"
 
 
 @pytest.mark.parametrize(
     ("reason", "message", "words"),
     [
         ("Preempted", "by pod 1-2 on node a", "preempted by a pod of higher priority: by pod 1-2 on node a"),
-        ("TaintManagerEviction", "Marking", "taken off its node, which does not answer or has a new taint: Marking"),
+        ("TaintManagerEviction", "Marking", "removed from its node, which does not answer or has a new taint: Marking"),
         ("TaintManagerEviction", "Cancelling deletion of Pod a/p", TAKEN),
         ("Killing", "Stopping container", TAKEN),
     ],
