@@ -6,7 +6,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.files import whole_folder
-from vlmflow.rows.training_data import fitted_data
+from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.cached_dataset import cache_dataset
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.stage import run_stage
-from vlmflow.core.files import write_json
+from vlmflow.core.account import write_account
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.lengths.measure import in_words, measure_lengths
@@ -47,7 +47,7 @@ def main(
     counter = TokenCounter(base.folder, entries, image_max_tokens, form)
     files = {"train": train, "val": val}
     account = measure_lengths(data, files, counter, base, image_max_tokens, text_args, threads)
-    write_json(summary, account)
+    write_account(summary, account)
     logging.getLogger("vlmflow").info(f"{summary.parent.name}: {in_words(account)}")
 
 

@@ -6,10 +6,10 @@ from harness.stage import run_stage
 from vlmflow.core.files import read_json, remove, whole_folder, write_json
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.merging.proof import PROOF, read_proof, take_over
 from vlmflow.reports.licences import rights
 from vlmflow.reports.provenance import model_card, provenance
-from vlmflow.rows.training_data import ACCOUNT
 
 
 def main(

@@ -6,7 +6,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.files import read_json, whole_folder, write_json
-from vlmflow.rows.training_data import fitted_data
+from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.checkpoint import copy_adapter

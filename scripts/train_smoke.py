@@ -3,15 +3,17 @@
 import logging
 from pathlib import Path
 
+import msgspec
+
 from harness.stage import run_stage
 from vlmflow.config.run_settings import SmokeSettings, TrainSettings
 from vlmflow.config.strategies import strategy_of
-from vlmflow.core.files import read_json, whole_folder, write_json
+from vlmflow.core.files import whole_folder, write_json
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.lengths.count import read_lengths
+from vlmflow.lengths.fitted import fitted_data, fitted_rows
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
-from vlmflow.rows.training_data import ACCOUNT, fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.report import draw_losses, report
@@ -58,9 +60,8 @@ def main(
     account = report(job, trained)
     base = read_manifest(model)
     merge = plan_merge(base.folder, trained.best.folder, base.files).describe()  # refuses what the merge would refuse
-    fitted = read_json(rows / ACCOUNT)
     gate = judge(account, chosen, train_lengths, val_lengths, full) | {
-        "fitted": {split: fitted[split] for split in ("train", "val")},
+        "fitted": msgspec.to_builtins(fitted_rows(rows).splits),
         "merge": merge,
     }
     write_json(trained.folder.path / "gate.json", gate)

@@ -10,11 +10,12 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.files import remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.lengths.fitted import ACCOUNT, pictures_of
 from vlmflow.merging.proof import remember_proven, take_over, write_proof
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.training_data import ACCOUNT, entries_named, first_rows, pictures_of
+from vlmflow.rows.training_data import entries_named, first_rows
 from vlmflow.training.checkpoint import refuse_changed_adapter
 
 log = logging.getLogger("vlmflow")

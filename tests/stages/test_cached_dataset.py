@@ -12,7 +12,7 @@ from roads import RUN, copy_folder, snakemake, speeds
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
-from vlmflow.rows.training_data import fitted_data
+from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.swift.child_process import progress_line
 from vlmflow.training.cached_dataset import arguments, cache_dataset

@@ -16,14 +16,16 @@ from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 from vlmflow.lengths import fit as fit_module
+from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.against_swift import check_lengths
 from vlmflow.lengths.count import TokenCounter, lines_of, measure_rows, read_lengths
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
+from vlmflow.lengths.fitted import fitted_data
 from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.fire_rows import fire_rows, training_form
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
-from vlmflow.rows.training_data import fitted_data, validated_data
+from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
 
 
@@ -50,7 +52,7 @@ def counter(folder: Path) -> TokenCounter:
     return TokenCounter(folder / "tiny-model", read_picture_manifest(manifest(folder)), 64)
 
 
-def fit(timestep: Path, target: Path, max_length: int, over_long: OverLong) -> dict[str, Any]:
+def fit(timestep: Path, target: Path, max_length: int, over_long: OverLong) -> FittedRows:
     data = timestep / "data" / "fire-timestep"
     files = (data / "train.jsonl", data / "val.jsonl", data / "stats.json")
     target.mkdir()
@@ -89,7 +91,7 @@ def test_rows_that_fit_are_handed_on_byte_by_byte(timestep: Path, tmp_path: Path
         assert (tmp_path / "fitted" / f"{split}.jsonl").read_bytes() == data.read_bytes()
         lengths = list(read_lengths(tmp_path / "fitted" / f"{split}.lengths.jsonl"))
         assert lengths == list(read_lengths(timestep / f"{split}.lengths.jsonl"))
-        assert (account[split]["left_out"], account[split]["shortened"]) == (0, 0)
+        assert (account.splits[split].left_out, account.splits[split].shortened) == (0, 0)
     assert (tmp_path / "fitted" / "over_long.jsonl").read_bytes() == b""
     assert fitted_data(
         tmp_path / "fitted", longest, timestep / "stores" / "pictures", [manifest(timestep)]
@@ -119,9 +121,9 @@ def test_rows_left_out_are_named_with_their_length(timestep: Path, tmp_path: Pat
     assert {row["outcome"] for row in named.values()} == {"left_out"}
     kept = {row_id for split in ("train", "val") for row_id in rows_of(tmp_path / "fitted" / f"{split}.jsonl")}
     assert kept == set(tokens) - over
-    for split in ("train", "val"):
-        assert account[split]["rows_in"] == account[split]["lengths"]["rows"] + account[split]["left_out"]
-    assert f"{account['train']['left_out']:,} left out" in in_words(account)
+    for rows in account.splits.values():
+        assert rows.rows_in == rows.lengths.rows + rows.left_out
+    assert f"{account.train.left_out:,} left out" in in_words(account)
 
 
 def test_shortened_rows_lose_their_oldest_attempts_and_nothing_else(timestep: Path, tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_shortened_rows_lose_their_oldest_attempts_and_nothing_else(timestep: Pa
     account = fit(timestep, tmp_path / "fitted", limit, "shorten")
     named = rows_of(tmp_path / "fitted" / "over_long.jsonl")
     shortened = {row_id: row for row_id, row in named.items() if row["outcome"] == "shortened"}
-    assert len(shortened) == account["train"]["shortened"] + account["val"]["shortened"] > 0
+    assert len(shortened) == account.train.shortened + account.val.shortened > 0
     for split in ("train", "val"):
         before = rows_of(timestep / "data" / "fire-timestep" / f"{split}.jsonl")
         file = tmp_path / "fitted" / f"{split}.jsonl"

@@ -16,7 +16,7 @@ from roads import ROOT
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.rows.training_data import fitted_data
+from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training import launch
 from vlmflow.training.train import train

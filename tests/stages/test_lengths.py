@@ -16,6 +16,7 @@ from roads import ROOT, RUN, snakemake
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
 from vlmflow.config.swift_args import names
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.accounts import MaxLengths, NamedRow
 from vlmflow.lengths.against_swift import DRAWN, CheckedRows, check_lengths
 from vlmflow.lengths.count import RowLength, TokenCounter, measure_rows, picture_tokens_of, read_lengths, squares
 from vlmflow.lengths.token_counts import NAMED, LengthAccount, max_lengths
@@ -87,16 +88,16 @@ def test_the_account_knows_what_a_max_length_covers() -> None:
     rows = [RowLength(f"r{tokens}", 0, 0, tokens - 10, 10) for tokens in range(101, 1_101)]
     account = LengthAccount.of([*rows, RowLength("huge", 0, 0, 5_000)])
     described = account.describe()
-    assert described["rows"] == 1_001
-    assert described["tokens"] == sum(range(101, 1_101)) + 5_000
-    assert described["picture_tokens"] == 10_000
-    assert (described["median"], described["p99"]) == (601, 1_091)
-    assert described["longest"][0] == {"id": "huge", "tokens": 5_000, "picture_tokens": 0}
-    assert [row["id"] for row in described["longest"][1:3]] == ["r1100", "r1099"]
-    assert len(described["longest"]) == NAMED
-    assert max_lengths([account]) == {"covers_99.9_percent": 1_152, "covers_all": 5_056}
+    assert described.rows == 1_001
+    assert described.tokens == sum(range(101, 1_101)) + 5_000
+    assert described.picture_tokens == 10_000
+    assert (described.median, described.p99) == (601, 1_091)
+    assert described.longest[0] == NamedRow("huge", 5_000, 0)
+    assert [row.id for row in described.longest[1:3]] == ["r1100", "r1099"]
+    assert len(described.longest) == NAMED
+    assert max_lengths([account]) == MaxLengths(covers_most=1_152, covers_all=5_056)
     val = LengthAccount.of(RowLength(str(tokens), 0, 0, tokens) for tokens in (9, 6_000))
-    assert max_lengths([account, val]) == {"covers_99.9_percent": 6_016, "covers_all": 6_016}, "val has to fit, too"
+    assert max_lengths([account, val]) == MaxLengths(6_016, 6_016), "val has to fit, too"
 
 
 def test_the_check_sees_the_extremes_and_a_draw() -> None:

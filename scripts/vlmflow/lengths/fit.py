@@ -11,16 +11,19 @@ from typing import IO, Any, Literal
 import msgspec
 
 from vlmflow.config.row_settings import RowLimits
+from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import whole_file, write_json
+from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import digests_of
 from vlmflow.core.progress import Progress
+from vlmflow.lengths.accounts import FittedRows, FittedSplit
 from vlmflow.lengths.count import RowLength, TokenCounter, make_again, read_lengths
+from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.pictures.image_manifest import pictures_digest
 from vlmflow.rows.chat import opening
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
-from vlmflow.rows.training_data import ACCOUNT, TrainingData, entries_named, pictures_in
+from vlmflow.rows.training_data import TrainingData, entries_named, pictures_in
 
 log = logging.getLogger("vlmflow")
 
@@ -69,7 +72,7 @@ def fit_rows(
     max_length: int,
     over_long: OverLong,
     folder: Path,
-) -> dict[str, Any]:
+) -> FittedRows:
     """Write the rows of train and val that fit `max_length` tokens into `folder`, and give the account.
 
     stats: the data set's own account. lengths: the lengths file of each split.
@@ -100,17 +103,18 @@ def fit_rows(
     if longest:
         log.info(f"{_too_many(splits, longest, max_length)}; all of them: {OVER_LONG}")
     kept = [f"{split}.jsonl" for split in splits]
-    account = {
-        "dataset": stats["dataset"],
-        "form": stats["form"],
-        "max_length": max_length,
-        **{split: _describe(split, fitted, max_length) for split, fitted in splits.items()},
-        "digests": {
+    account = FittedRows(
+        dataset=stats["dataset"],
+        form=stats["form"],
+        max_length=max_length,
+        train=_describe("train", splits["train"], max_length),
+        val=_describe("val", splits["val"], max_length),
+        digests={
             **digests_of(folder, [*kept, *(f"{split}.lengths.jsonl" for split in splits), OVER_LONG]),
             "pictures": pictures_digest(entries_named(pictures_in(*(folder / name for name in kept)), data.manifests)),
         },
-    }
-    write_json(folder / ACCOUNT, account)
+    )
+    write_account(folder / ACCOUNT, account)
     return account
 
 
@@ -217,15 +221,19 @@ def without_oldest(row: ShareGptRow, count: int) -> ShareGptRow:
     )
 
 
-def _describe(split: str, fitted: Fitted, max_length: int) -> dict[str, Any]:
+def _describe(split: str, fitted: Fitted, max_length: int) -> FittedSplit:
     if not fitted.kept.rows:
         raise VlmflowError(
             f"no row of the {split} split fits train.max_length = {max_length}; {fitted.left_out} are longer",
             f"raise runs.NAME.train.max_length to {fitted.over_long.longest[0].tokens}, or lower "
             "runs.NAME.train.image_max_tokens",
         )
-    counts = {"shortened": fitted.over_long.rows - fitted.left_out, "left_out": fitted.left_out}
-    return {"rows_in": fitted.kept.rows + fitted.left_out, **counts, "lengths": fitted.kept.describe()}
+    return FittedSplit(
+        rows_in=fitted.kept.rows + fitted.left_out,
+        shortened=fitted.over_long.rows - fitted.left_out,
+        left_out=fitted.left_out,
+        lengths=fitted.kept.describe(),
+    )
 
 
 def _longest(accounts: Iterable[LengthAccount]) -> list[RowLength]:
@@ -240,12 +248,9 @@ def _too_many(splits: dict[str, Fitted], longest: list[RowLength], max_length: i
     return f"{over_long} of {rows} rows have more than train.max_length = {max_length} tokens: {named}"
 
 
-def in_words(account: dict[str, Any]) -> str:
+def in_words(account: FittedRows) -> str:
     """Say what became of a run's rows, in a line."""
-    parts = []
-    for split in ("train", "val"):
-        rows = account[split]
-        parts.append(
-            f"{split}: {rows['rows_in']:,} rows, {rows['shortened']:,} shortened, {rows['left_out']:,} left out"
-        )
-    return "; ".join(parts)
+    return "; ".join(
+        f"{split}: {rows.rows_in:,} rows, {rows.shortened:,} shortened, {rows.left_out:,} left out"
+        for split, rows in account.splits.items()
+    )

@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, sha256_of, whole_file
+from vlmflow.core.files import sha256_of, whole_file
+from vlmflow.lengths.accounts import LengthSummary, MeasuredFiles
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths
 from vlmflow.lengths.count import PICTURE_RULE, TOKENIZER, TokenCounter, measure_rows
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
@@ -31,7 +33,7 @@ def measure_lengths(
     image_max_tokens: int,
     text_args: dict[str, Any],
     processes: int,
-) -> dict[str, Any]:
+) -> LengthSummary:
     """Write the length of every row of train and val (lines of RowLength), and give the summary.
 
     files: the lengths file to write, by split ("train", "val"). counter: of this model, picture budget and chat form.
@@ -54,17 +56,15 @@ def measure_lengths(
         log.info("a sample of the rows, in ms-swift's own template")
         chosen = {rows[split]: checked[split].rows() for split in rows}
         compared = check_lengths(chosen, data, model, image_max_tokens, text_args, processes)
-    return {
-        **{split: account.describe() for split, account in accounts.items()},
-        "max_length": max_lengths(accounts.values()),
-        "image_max_tokens": image_max_tokens,
-        "text_args": text_args,
-        "compared_with_ms_swift": compared,
-        "digests": {
-            "rows": {f"{split}.jsonl": sha256_of(file) for split, file in rows.items()},
-            **_digests(files, model.folder),
-        },
-    }
+    return LengthSummary(
+        train=accounts["train"].describe(),
+        val=accounts["val"].describe(),
+        max_length=max_lengths(accounts.values()),
+        image_max_tokens=image_max_tokens,
+        text_args=text_args,
+        compared_with_ms_swift=compared,
+        digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
+    )
 
 
 def refuse_other_lengths(
@@ -82,16 +82,16 @@ def refuse_other_lengths(
 
     Raises VlmflowError with all that differs.
     """
-    measured = read_json(summary)
-    rows = {f"{split}.jsonl": stats["digests"][f"{split}.jsonl"] for split in lengths}
-    now = {"rows": rows, **_digests(lengths, model)}
-    was = {kind: measured.get("digests", {}).get(kind, {}) for kind in now}
-    differ = [f"{name} has other rows" for name in _differing(was["rows"], now["rows"])]
-    differ += [f"{summary.parent / name} has changed since" for name in _differing(was["lengths"], now["lengths"])]
-    differ += [f"{model / name} is another file" for name in _differing(was["model"], now["model"])]
-    for key, value in (("image_max_tokens", image_max_tokens), ("text_args", text_args)):
-        if measured.get(key) != value:
-            differ.append(f"{key} was {measured.get(key)}, not {value}")
+    measured = read_account(summary, LengthSummary)
+    was = measured.digests
+    now = _digests({f"{split}.jsonl": stats["digests"][f"{split}.jsonl"] for split in lengths}, lengths, model)
+    differ = [f"{name} has other rows" for name in _differing(was.rows, now.rows)]
+    differ += [f"{summary.parent / name} has changed since" for name in _differing(was.lengths, now.lengths)]
+    differ += [f"{model / name} is another file" for name in _differing(was.model, now.model)]
+    if measured.image_max_tokens != image_max_tokens:
+        differ.append(f"image_max_tokens was {measured.image_max_tokens}, not {image_max_tokens}")
+    if measured.text_args != text_args:
+        differ.append(f"text_args was {measured.text_args}, not {text_args}")
     if differ:
         raise VlmflowError(
             f"{summary}: these are not the lengths of this run's rows: {'; '.join(differ)}",
@@ -99,32 +99,27 @@ def refuse_other_lengths(
         )
 
 
-def _digests(lengths: Mapping[str, Path], model: Path) -> dict[str, dict[str, str]]:
-    """Give the SHA-256 of the lengths files, and of the model's files that decide over lengths, by name."""
+def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> MeasuredFiles:
+    """Add to the digests of the rows those of the lengths files, and of the model's files that decide over lengths."""
     deciding = [name for name in (TOKENIZER, PICTURE_RULE) if (model / name).exists()]
-    return {
-        "lengths": {f"{split}.jsonl": sha256_of(file) for split, file in lengths.items()},
-        "model": {name: sha256_of(model / name) for name in deciding},
-    }
+    return MeasuredFiles(
+        rows,
+        {f"{split}.jsonl": sha256_of(file) for split, file in lengths.items()},
+        {name: sha256_of(model / name) for name in deciding},
+    )
 
 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def in_words(summary: dict[str, Any]) -> str:
+def in_words(summary: LengthSummary) -> str:
     """Say what a summary of lengths means for train.max_length, in a line."""
-    train, advice = summary["train"], summary["max_length"]
-    most, all_rows = advice["covers_99.9_percent"], advice["covers_all"]
+    train, longest = summary.train, summary.train.longest[0]
+    most, all_rows = summary.max_length.covers_most, summary.max_length.covers_all
     above = " (for those above it: over_long: leave_out or shorten)" if most < all_rows else ""
     return (
-        f"{train['rows']:,} rows to train on, {train['tokens']:,} tokens, {share(train):.0%} of them pictures; "
-        f"the longest row has {train['longest'][0]['tokens']:,} ({train['longest'][0]['id']}); "
+        f"{train.rows:,} rows to train on, {train.tokens:,} tokens, {train.picture_share:.0%} of them pictures; "
+        f"the longest row has {longest.tokens:,} ({longest.id}); "
         f"train.max_length: {most} covers 99.9 % of the rows of train and of val{above}, {all_rows} all"
     )
-
-
-def share(split: dict[str, Any]) -> float:
-    """Give the share of a split's tokens that pictures take."""
-    found: float = split["picture_tokens"] / split["tokens"]
-    return found

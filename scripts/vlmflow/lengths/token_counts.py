@@ -5,8 +5,9 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import accumulate
-from typing import Any, Self
+from typing import Self
 
+from vlmflow.lengths.accounts import MaxLengths, NamedRow, SplitLengths
 from vlmflow.lengths.count import RowLength
 
 COVERED = 0.999
@@ -61,24 +62,20 @@ class LengthAccount:
         """Give the least max_length, as a multiple of STEP, that at least this share of the rows fits."""
         return math.ceil(self.at(math.ceil(share * self.rows) - 1) / STEP) * STEP
 
-    def describe(self) -> dict[str, Any]:
-        """Give rows, sums, quantiles and the longest rows, in tokens; at least one row must have been counted."""
-        return {
-            "rows": self.rows,
-            "tokens": self.text_tokens + self.picture_tokens,
-            "text_tokens": self.text_tokens,
-            "picture_tokens": self.picture_tokens,
-            "median": self.at(self.rows // 2),
-            "p99": self.at((self.rows - 1) * 99 // 100),
-            "longest": [
-                {"id": row.id, "tokens": row.tokens, "picture_tokens": row.picture_tokens} for row in self.longest
-            ],
-        }
+    def describe(self) -> SplitLengths:
+        """Give rows, sums, quantiles and the longest rows; at least one row must have been counted."""
+        return SplitLengths(
+            rows=self.rows,
+            tokens=self.text_tokens + self.picture_tokens,
+            text_tokens=self.text_tokens,
+            picture_tokens=self.picture_tokens,
+            median=self.at(self.rows // 2),
+            p99=self.at((self.rows - 1) * 99 // 100),
+            longest=[NamedRow(row.id, row.tokens, row.picture_tokens) for row in self.longest],
+        )
 
 
-def max_lengths(accounts: Collection[LengthAccount]) -> dict[str, int]:
+def max_lengths(accounts: Collection[LengthAccount]) -> MaxLengths:
     """Give the max_length that covers 99.9 % of the rows of each account, and the one that covers all."""
-    return {
-        name: max(account.covering(share) for account in accounts)
-        for name, share in (("covers_99.9_percent", COVERED), ("covers_all", 1))
-    }
+    most, all_rows = (max(account.covering(share) for account in accounts) for share in (COVERED, 1))
+    return MaxLengths(most, all_rows)

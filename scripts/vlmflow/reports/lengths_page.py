@@ -3,14 +3,14 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from vlmflow.core.files import read_json
+from vlmflow.core.account import read_account
+from vlmflow.lengths.accounts import LengthSummary
 from vlmflow.reports.chart import Chart, chart
 from vlmflow.reports.histogram import Histogram, wide_bins
-from vlmflow.reports.longest_rows import LongRow, with_looks
+from vlmflow.reports.longest_rows import LongRow, long_rows, with_looks
 from vlmflow.reports.page import Tile, render
 from vlmflow.rows.data_rows import lines_of
 
@@ -68,8 +68,8 @@ def lengths_page(
 
     Raises VlmflowError where a file holds a damaged line.
     """
-    account = read_json(summary)
-    named = {split: [LongRow(split, **row) for row in account[split]["longest"]] for split in lengths}
+    account = read_account(summary, LengthSummary)
+    named = {split: long_rows(split, account.splits[split]) for split in lengths}
     splits = {split: Tokens(file, max_length, {row.id for row in named[split]}) for split, file in lengths.items()}
     charts = [
         _chart("Tokens of a row", "tokens, text and pictures", {name: one.all for name, one in splits.items()}),
@@ -78,8 +78,8 @@ def lengths_page(
     ]
     page = LengthsPage(
         f"{run}: the lengths of its rows",
-        f"Counted for the run's model with train.image_max_tokens = {account['image_max_tokens']}; "
-        f"{account['compared_with_ms_swift']} rows compared with ms-swift's own encoding; all equal.",
+        f"Counted for the run's model with train.image_max_tokens = {account.image_max_tokens}; "
+        f"{account.compared_with_ms_swift} rows compared with ms-swift's own encoding; all equal.",
         _tiles(account, splits, max_length),
         [one for one in charts if one.names],
         [row for split, tokens in splits.items() for row in with_looks(named[split], rows[split], tokens.places)],
@@ -92,15 +92,14 @@ def _chart(title: str, unit: str, series: dict[str, Histogram]) -> Chart:
     return chart(title, unit, series, wide_bins(series))
 
 
-def _tiles(account: dict[str, Any], splits: dict[str, Tokens], max_length: int) -> list[Tile]:
-    train, advice = account["train"], account["max_length"]
-    most, all_rows = advice["covers_99.9_percent"], advice["covers_all"]
+def _tiles(account: LengthSummary, splits: dict[str, Tokens], max_length: int) -> list[Tile]:
+    train, most, all_rows = account.train, account.max_length.covers_most, account.max_length.covers_all
     above = "; longer rows need over_long: leave_out or shorten" if most < all_rows else ""
     over_long = sum(one.over_long for one in splits.values())
     rows = sum(one.all.count for one in splits.values())
     return [
-        Tile("rows to train on", f"{train['rows']:,}", f"{train['tokens']:,} tokens"),
-        Tile("picture tokens", f"{train['picture_tokens'] / train['tokens']:.0%}", "of the tokens of train"),
+        Tile("rows to train on", f"{train.rows:,}", f"{train.tokens:,} tokens"),
+        Tile("picture tokens", f"{train.picture_share:.0%}", "of the tokens of train"),
         Tile("train.max_length", f"{max_length:,}", f"{over_long:,} of {rows:,} rows are longer"),
         Tile("99.9 % of rows fit", f"{most:,}", f"recommended max_length{above}"),
         Tile("all rows fit", f"{all_rows:,}", "max_length"),

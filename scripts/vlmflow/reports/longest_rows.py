@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.accounts import SplitLengths
 from vlmflow.pictures.image_manifest import MAKE_AGAIN
 from vlmflow.rows.chat import said, without_tags
 from vlmflow.rows.data_rows import Row
@@ -30,6 +31,11 @@ class LongRow:
     question: str = ""
     turns: int = 0
     source: str = ""
+
+
+def long_rows(split: str, lengths: SplitLengths) -> list[LongRow]:
+    """Give the longest rows of an account, without a look at them."""
+    return [LongRow(split, row.id, row.tokens, row.picture_tokens) for row in lengths.longest]
 
 
 def with_looks(rows: Iterable[LongRow], file: Path, places: Mapping[str, tuple[int, int]]) -> list[LongRow]:

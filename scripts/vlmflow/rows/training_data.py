@@ -1,6 +1,6 @@
 """The input of a training: validated rows, and the pictures that they name."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -13,9 +13,6 @@ from vlmflow.core.files import read_json
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
-
-ACCOUNT = "account.json"
-"""What `fit_rows` says of its rows, in their folder; the training stages rely on it."""
 
 
 @dataclass(frozen=True)
@@ -61,45 +58,35 @@ def validated_data(
             f"remove datasets.{account['dataset']}.skip_images, and run the same command again",
         )
     refuse_other_rows(stats, [train, val])
-    return _checked(train, val, stats, account, picture_store, manifests)
+    store = picture_store / account["dataset"]
+    return with_pictures(train, val, stats, account["form"], account["digests"], store, manifests)
 
 
-def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: Sequence[Path] = ()) -> TrainingData:
-    """Give the rows that `fit_rows` left in `fitted/RUN`, each of at most `max_length` tokens.
-
-    manifests: the image manifests of the rows' pictures; none where rows have no pictures.
-
-    Raises VlmflowError if rows or pictures have changed, a picture is missing, or rows were fitted to more tokens.
-    """
-    account = read_json(folder / ACCOUNT)
-    if account["max_length"] > max_length:
-        raise VlmflowError(
-            f"{folder}: these rows were fitted to {account['max_length']} tokens, the run's max_length is {max_length}",
-            f"fit them again: snakemake --forcerun fit_rows -- {folder}",
-        )
-    refuse_other_rows(folder / ACCOUNT)
-    return _checked(folder / "train.jsonl", folder / "val.jsonl", folder / ACCOUNT, account, picture_store, manifests)
-
-
-def pictures_of(fitted: Path, picture_store: Path) -> Path:
-    """Give the picture store of the rows in `fitted` (fitted/RUN), in the folder of all stores."""
-    dataset: str = read_json(fitted / ACCOUNT)["dataset"]
-    return picture_store / dataset
-
-
-def _checked(
-    train: Path, val: Path, account_file: Path, account: dict[str, Any], picture_store: Path, manifests: Sequence[Path]
+def with_pictures(
+    train: Path,
+    val: Path,
+    account: Path,
+    form: str,
+    digests: Mapping[str, str],
+    pictures: Path,
+    manifests: Sequence[Path],
 ) -> TrainingData:
-    pictures = picture_store / account["dataset"]
+    """Give rows that have not changed with their pictures.
+
+    account: the file that records `form` and `digests`: SHA-256 by file name, and under "pictures" that of all
+    pictures (`pictures_digest`). pictures: the data set's store.
+
+    Raises VlmflowError where a picture has changed or is missing.
+    """
     entries = entries_named(pictures_in(train, val), manifests)
-    if pictures_digest(entries) != account["digests"]["pictures"]:
+    if pictures_digest(entries) != digests["pictures"]:
         raise VlmflowError(
-            f"{', '.join(map(str, manifests)) or pictures}: {account_file} records other digests for these pictures",
+            f"{', '.join(map(str, manifests)) or pictures}: {account} records other digests for these pictures",
             f"check them again: make refresh-pictures DATASET={pictures.name}",
         )
     refuse_changed_pictures(pictures, entries.values())
-    digest = "".join(account["digests"][name] for name in (train.name, val.name, "pictures"))
-    return TrainingData(train, val, pictures, digest, account["form"] == "timestep", tuple(manifests))
+    digest = "".join(digests[name] for name in (train.name, val.name, "pictures"))
+    return TrainingData(train, val, pictures, digest, form == "timestep", tuple(manifests))
 
 
 def pictures_in(*files: Path) -> set[str]:

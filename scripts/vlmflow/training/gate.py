@@ -4,6 +4,8 @@ import math
 import statistics
 from typing import Any
 
+import msgspec
+
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import clock
@@ -50,7 +52,7 @@ def judge(
         "checks": checks,
         "peak_memory": report["peak_memory"],
         "tokens_per_second": report["tokens_per_second"],
-        "lengths": LengthAccount.of(train).describe(),
+        "lengths": msgspec.to_builtins(LengthAccount.of(train).describe()),
         "full_run": estimate(train, val, full.settings, processes, work_per_second),
     }
 

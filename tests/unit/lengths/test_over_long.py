@@ -10,6 +10,7 @@ import pytest
 
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.fit import OverLong, fit_rows
 from vlmflow.rows.training_data import TrainingData
@@ -18,7 +19,7 @@ TOKENS = {"train": [50, 101, 100, 300], "val": [100]}
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[[OverLong], dict[str, Any]]:
+def fit(tmp_path: Path) -> Callable[[OverLong], FittedRows]:
     """Fits rows of TOKENS tokens each into 100, from `tmp_path` into its folder `fitted`."""
     for split, tokens in TOKENS.items():
         lengths, start = [], 0
@@ -37,7 +38,7 @@ def fit(tmp_path: Path) -> Callable[[OverLong], dict[str, Any]]:
     }
     (tmp_path / "fitted").mkdir()
 
-    def fit(over_long: OverLong) -> dict[str, Any]:
+    def fit(over_long: OverLong) -> FittedRows:
         data = TrainingData(tmp_path / "train.jsonl", tmp_path / "val.jsonl", tmp_path, "digest", False)
         lengths = {split: tmp_path / f"{split}.lengths.jsonl" for split in TOKENS}
         return fit_rows(data, stats, lengths, pytest.fail, 100, over_long, tmp_path / "fitted")
@@ -54,7 +55,7 @@ def ids(file: Path) -> list[str]:
     return [json.loads(line)["id"] for line in file.read_bytes().splitlines()]
 
 
-def test_rows_that_do_not_fit_are_refused_by_name(fit: Callable[[OverLong], dict[str, Any]], tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_are_refused_by_name(fit: Callable[[OverLong], FittedRows], tmp_path: Path) -> None:
     with pytest.raises(VlmflowError) as refusal:
         fit("refuse")
     assert refusal.value.cause == (
@@ -64,16 +65,14 @@ def test_rows_that_do_not_fit_are_refused_by_name(fit: Callable[[OverLong], dict
     assert not (tmp_path / "fitted" / "account.json").exists()
 
 
-def test_rows_that_are_left_out_are_counted_and_named(
-    fit: Callable[[OverLong], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_rows_that_are_left_out_are_counted_and_named(fit: Callable[[OverLong], FittedRows], tmp_path: Path) -> None:
     account = fit("leave_out")
-    assert [account["train"][key] for key in ("rows_in", "left_out", "shortened")] == [4, 2, 0]
+    assert (account.train.rows_in, account.train.left_out, account.train.shortened) == (4, 2, 0)
     assert ids(tmp_path / "fitted" / "train.jsonl") == ["train-0", "train-2"]
     assert ids(tmp_path / "fitted" / "over_long.jsonl") == ["train-1", "train-3"]
 
 
-def test_lengths_of_other_rows_are_refused(fit: Callable[[OverLong], dict[str, Any]], tmp_path: Path) -> None:
+def test_lengths_of_other_rows_are_refused(fit: Callable[[OverLong], FittedRows], tmp_path: Path) -> None:
     """Two rows that change places have their own lengths no more."""
     lines = (tmp_path / "train.jsonl").read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b"Say it.", b"Say it again.")

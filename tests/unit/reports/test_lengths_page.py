@@ -4,12 +4,15 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from browser import Browser
 from lengths_page import main
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import sha256_of, write_json
+from vlmflow.core.files import sha256_of
+from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.reports.lengths_page import lengths_page
@@ -44,8 +47,19 @@ def lengths(tmp_path: Path) -> dict[str, Path]:
         lines = ({field: getattr(row, field) for field in row.__struct_fields__} for row in each)
         files[split].write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     described = {split: account.describe() for split, account in accounts.items()}
-    more = {"max_length": max_lengths(accounts.values()), "image_max_tokens": 64, "compared_with_ms_swift": 28}
-    write_json(tmp_path / "summary.json", described | more)
+    digests = MeasuredFiles(rows={}, lengths={}, model={})
+    covered = max_lengths(accounts.values())
+    write_account(
+        tmp_path / "summary.json",
+        LengthSummary(
+            **described,
+            max_length=covered,
+            image_max_tokens=64,
+            text_args={},
+            compared_with_ms_swift=28,
+            digests=digests,
+        ),
+    )
     return files
 
 
@@ -60,9 +74,9 @@ def test_it_says_which_max_length_the_rows_need(lengths: dict[str, Path]) -> Non
     assert "0 of 220 rows are longer" in page_of(lengths, max_length=349)
     assert "longer rows need over_long" not in page, "there are none"
     summary = lengths["train"].with_name("summary.json")
-    account = json.loads(summary.read_text())
-    account["max_length"]["covers_all"] = 4_096
-    write_json(summary, account)
+    account = read_account(summary, LengthSummary)
+    most = MaxLengths(account.max_length.covers_most, 4_096)
+    write_account(summary, msgspec.structs.replace(account, max_length=most))
     assert "recommended max_length; longer rows need over_long: leave_out or shorten" in page_of(lengths)
     assert ">384<" in page  # 349 tokens, in steps of 64
     assert "28 rows compared with ms-swift" in page
@@ -114,11 +128,9 @@ def test_other_lengths_or_rows_than_those_measured_are_refused(
         for split, file in lengths.items()
     }
     summary = tmp_path / "summary.json"
-    digests = {
-        kind: {file.name: sha256_of(file) for file in files.values()}
-        for kind, files in (("lengths", lengths), ("rows", rows))
-    }
-    write_json(summary, json.loads(summary.read_text()) | {"digests": digests})
+    ours, theirs = ({file.name: sha256_of(file) for file in files.values()} for files in (lengths, rows))
+    digests = MeasuredFiles(rows=theirs, lengths=ours, model={})
+    write_account(summary, msgspec.structs.replace(read_account(summary, LengthSummary), digests=digests))
     files = {**lengths, **{f"{split}_rows": file for split, file in rows.items()}}
     main(**files, summary=summary, page=tmp_path / "page.html", max_length=300)
     assert "<code>t199</code>" in (tmp_path / "page.html").read_text()

@@ -1,0 +1,101 @@
+"""The accounts of a run's lengths: `lengths/RUN/summary.json`, and `fitted/RUN/account.json`. All lengths in tokens."""
+
+from typing import Any
+
+import msgspec
+
+
+class NamedRow(msgspec.Struct, frozen=True):
+    """One of the longest rows. tokens: all that count against train.max_length, those of pictures included."""
+
+    id: str
+    tokens: int
+    picture_tokens: int
+
+
+class SplitLengths(msgspec.Struct, frozen=True):
+    """The lengths of some rows: how many rows, sums over them, the row in the middle, the 99th percentile.
+
+    longest: the longest first, at most `token_counts.NAMED` of them; at least one.
+    """
+
+    rows: int
+    tokens: int
+    text_tokens: int
+    picture_tokens: int
+    median: int
+    p99: int
+    longest: list[NamedRow]
+
+    @property
+    def picture_share(self) -> float:
+        """The share of the tokens that pictures take, 0 to 1."""
+        return self.picture_tokens / self.tokens
+
+
+class MaxLengths(msgspec.Struct, frozen=True):
+    """Values of train.max_length that fit 99.9 % of the rows of each split, and all rows."""
+
+    covers_most: int = msgspec.field(name="covers_99.9_percent")
+    covers_all: int
+
+
+class MeasuredFiles(msgspec.Struct, frozen=True):
+    """SHA-256 by file name: of the rows, of the lengths files, of the model's files that decide over lengths."""
+
+    rows: dict[str, str]
+    lengths: dict[str, str]
+    model: dict[str, str]
+
+
+class LengthSummary(msgspec.Struct, frozen=True):
+    """What `measure_lengths` found (`lengths/RUN/summary.json`).
+
+    image_max_tokens, text_args: what the run's settings were then. compared_with_ms_swift: rows whose length ms-swift
+    gave too, the same.
+    """
+
+    train: SplitLengths
+    val: SplitLengths
+    max_length: MaxLengths
+    image_max_tokens: int
+    text_args: dict[str, Any]
+    compared_with_ms_swift: int
+    digests: MeasuredFiles
+
+    @property
+    def splits(self) -> dict[str, SplitLengths]:
+        """The lengths by split."""
+        return {"train": self.train, "val": self.val}
+
+
+class FittedSplit(msgspec.Struct, frozen=True):
+    """What became of the rows of a split: how many came in, were shortened, were left out; the lengths of the others.
+
+    rows_in is lengths.rows + left_out.
+    """
+
+    rows_in: int
+    shortened: int
+    left_out: int
+    lengths: SplitLengths
+
+
+class FittedRows(msgspec.Struct, frozen=True):
+    """What `fit_rows` left of a data set for a run (`fitted/RUN/account.json`).
+
+    dataset, form: as in the data set's own account. max_length: no row has more tokens. digests: SHA-256 by file name,
+    and under "pictures" the one over all pictures that the rows name (`image_manifest.pictures_digest`).
+    """
+
+    dataset: str
+    form: str
+    max_length: int
+    train: FittedSplit
+    val: FittedSplit
+    digests: dict[str, str]
+
+    @property
+    def splits(self) -> dict[str, FittedSplit]:
+        """What became of the rows, by split."""
+        return {"train": self.train, "val": self.val}

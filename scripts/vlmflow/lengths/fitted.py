@@ -1,0 +1,43 @@
+"""The rows of a run that fit, as the training stages take them from `fitted/RUN`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.lengths.accounts import FittedRows
+from vlmflow.rows.training_data import TrainingData, with_pictures
+
+ACCOUNT = "account.json"
+"""What `fit_rows` says of its rows, in their folder; the training stages rely on it."""
+
+
+def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: Sequence[Path] = ()) -> TrainingData:
+    """Give the rows that `fit_rows` left in `fitted/RUN`, each of at most `max_length` tokens.
+
+    picture_store: the folder of all stores. manifests: the image manifests of the rows' pictures; none where rows have
+    no pictures.
+
+    Raises VlmflowError if rows or pictures have changed, a picture is missing, or rows were fitted to more tokens.
+    """
+    account = fitted_rows(folder)
+    if account.max_length > max_length:
+        raise VlmflowError(
+            f"{folder}: these rows were fitted to {account.max_length} tokens, the run's max_length is {max_length}",
+            f"fit them again: snakemake --forcerun fit_rows -- {folder}",
+        )
+    refuse_other_rows(folder / ACCOUNT)
+    store = picture_store / account.dataset
+    files = folder / "train.jsonl", folder / "val.jsonl"
+    return with_pictures(*files, folder / ACCOUNT, account.form, account.digests, store, manifests)
+
+
+def pictures_of(folder: Path, picture_store: Path) -> Path:
+    """Give the picture store of the rows in `folder` (fitted/RUN), in the folder of all stores."""
+    return picture_store / fitted_rows(folder).dataset
+
+
+def fitted_rows(folder: Path) -> FittedRows:
+    """Read the account of the rows in `folder` (fitted/RUN)."""
+    return read_account(folder / ACCOUNT, FittedRows)
