@@ -98,9 +98,7 @@ def _run(command: list[str], again: bool) -> bool:
         if leaving and not STOP.exists():
             print("The controller's pod is ending; the run continues when it is back.", file=output)
         elif snakemake.returncode < 0 and again and not STOP.exists():
-            print(
-                f"Snakemake was killed (signal {-snakemake.returncode}). It is restarted.", file=output, flush=True
-            )
+            print(f"Snakemake was killed (signal {-snakemake.returncode}). It is restarted.", file=output, flush=True)
             return True
         else:
             code = snakemake.returncode if snakemake.returncode >= 0 else 128 - snakemake.returncode
