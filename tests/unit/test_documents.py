@@ -1,5 +1,6 @@
 """What the pages say can be followed: links lead somewhere, what they name is there."""
 
+import ast
 import re
 import textwrap
 from pathlib import Path
@@ -63,6 +64,37 @@ def test_every_file_that_a_page_names_is_there() -> None:
     assert len(named) > 5
     for page, name in named:
         assert (ROOT / name).is_file(), f"{page}: {name}"
+
+
+def texts_of_the_code() -> str:
+    """Give all strings of the code, one per line; f-strings fall apart at their values."""
+    files = [*ROOT.glob("scripts/**/*.py"), ROOT / "k8s" / "base" / "controller.py"]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return "\n".join([*texts, (ROOT / "Makefile").read_text()])
+
+
+FROM_OTHERS = {
+    *("Directory cannot be locked", "missing in storage"),  # Snakemake
+    *("is forbidden", "attempting to grant RBAC permissions not currently held", "not found"),  # the API server
+    *("untolerated taint", "didn't match Pod's node affinity"),  # the scheduler
+    *("Permission denied", "Read-only file system", "unhandled system error"),  # the system, NCCL
+}
+"""Words of quoted messages that are not ours."""
+
+
+def test_every_message_of_the_troubles_page_is_one_of_the_code() -> None:
+    code = texts_of_the_code()
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "troubles.md").read_text(), re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    assert len(messages) > 80
+    for message in messages:
+        for said in re.split(r"[…:;,()\"/=]|\. |\b\d[\d.]*|\bGB\b", message):
+            words = said.strip(" .").split(" ")
+            parts = {" ".join(part) for part in (words, words[1:], words[:-1])}  # the first or last may be a value
+            assert len(words) < 2 or any(part in code or part in FROM_OTHERS for part in parts), (
+                f"docs/troubles.md: {message}: no code says {said!r}"
+            )
 
 
 def test_every_block_of_yaml_is_yaml() -> None:
