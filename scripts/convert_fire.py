@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.row_settings import RowChoice, RowLimits
-from vlmflow.core.files import write_json
+from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
@@ -44,7 +44,7 @@ def main(
     make = fire_rows(training_form(form, max_history_rounds), row_limits, system_prompt)
     with open_rows(raw, split, mended) as rows:
         found = convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)
-    write_json(unread, found)
+    write_account(unread, found)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.row_settings import RowChoice
 from vlmflow.config.settings import Settings
-from vlmflow.core.files import write_json
+from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
@@ -53,7 +53,7 @@ def main(
     with open_rows(raw, split, mended, choice.read_columns) as rows:
         refuse_columns(rows, kind, modality, columns)
         found = convert(rows, converted, rejects, split, make, choice, threads)
-    write_json(unread, found)
+    write_account(unread, found)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.settings import Settings
-from vlmflow.core.files import read_json, whole_folder
+from vlmflow.core.account import read_account
+from vlmflow.core.files import whole_folder
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words
 from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
 
@@ -50,7 +52,7 @@ def main(
     fitted: the folder to write (fitted/RUN). settings: the run's. model_type: see docs/config.md.
     picture_store: the folder that holds all picture stores.
     """
-    account = read_json(stats)
+    account = read_account(stats, Stats)
     lengths = {"train": train_lengths, "val": val_lengths}
     base = BaseModel.read(model, model_type)
     refuse_other_lengths(summary, lengths, account, base.folder, settings.image_max_tokens, settings.text_args)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.core.account import read_account
 from vlmflow.core.files import read_json, remove, whole_folder, write_json
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_manifest
@@ -10,6 +11,7 @@ from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.merging.proof import PROOF, read_proof, take_over
 from vlmflow.reports.licences import rights
 from vlmflow.reports.provenance import model_card, provenance
+from vlmflow.rows.stats import Stats
 
 
 def main(
@@ -36,7 +38,7 @@ def main(
     """
     refuse_other_rows(rows / ACCOUNT)
     base, proof = read_manifest(model), read_proof(verified)
-    dataset = read_json(stats)["dataset"]
+    dataset = read_account(stats, Stats).dataset
     stated = rights(dataset, data_sources, licence, source_licences, picture_licences, rows / "train.jsonl")
     with whole_folder(published) as folder:
         take_over(verified, folder)

@@ -1,20 +1,20 @@
 """Check converted rows, hold out val by picture, and account for every raw row."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from harness.stage import run_stage
 from vlmflow.config.row_settings import NearDuplicates, RowLimits
 from vlmflow.config.settings import Settings
-from vlmflow.core.files import sha256_of, whole_file, write_json
+from vlmflow.core.account import write_account
+from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.reports.counts_page import counts_page
+from vlmflow.rows.stats import EditedFile, RulesUsed, Stats
 from vlmflow.rows.validate import NearTest, SplitFiles, SplitRules, validate
-
-RULES_OF_KIND = ("modality", "whole_rows", "drop_near_questions")
-"""What stands elsewhere in stats.json."""
 
 
 class DatasetBlock(Settings):
@@ -85,19 +85,32 @@ def main(
         drop_near_questions=near_duplicates.drop,
     )
     near_test = _near_test(hashes or [], near_duplicates.picture_distance)
-    account = validate(files, stats.parent, rules, threads, mended, near_test, read_columns)
-    how = {
-        "max_history_rounds": settings.max_history_rounds,
-        **{key: value for key, value in asdict(rules).items() if key not in RULES_OF_KIND},
-        "row_limits": settings.row_limits.model_dump(),
-        **({"near_duplicates": near_duplicates.model_dump()} if near_duplicates.drop else {}),
-    }
-    what = {key: getattr(settings, key) for key in ("kind", "modality", "skip_images", "form")}
-    what["mended"] = [{"file": str(file), "sha256": sha256_of(file)} for file in mended]
-    account = {"dataset": stats.parent.name, **what, "settings": how, **account}
-    write_json(stats, account)
+    counted = validate(files, stats.parent, rules, threads, mended, near_test, read_columns)
+    account = Stats(
+        dataset=stats.parent.name,
+        kind=settings.kind,
+        modality=settings.modality,
+        skip_images=settings.skip_images,
+        form=settings.form,
+        mended=[EditedFile(str(file), sha256_of(file)) for file in mended],
+        settings=_rules_used(settings, near_duplicates),
+        **msgspec.structs.asdict(counted),
+    )
+    write_account(stats, account)
     with whole_file(counts, "w") as page:
         page.write(counts_page(account))
+
+
+def _rules_used(settings: DatasetBlock, near_duplicates: NearDuplicates) -> RulesUsed:
+    return RulesUsed(
+        max_history_rounds=settings.max_history_rounds,
+        val_share=settings.val_share,
+        seed=settings.seed,
+        max_reject_share=settings.max_reject_share,
+        row_limits=settings.row_limits.model_dump(),
+        test_share=settings.test_share,
+        near_duplicates=near_duplicates.model_dump() if near_duplicates.drop else None,
+    )
 
 
 def _near_test(hashes: list[Path], distance: int) -> NearTest:

@@ -13,8 +13,8 @@ from fire_rows import fire_row
 from roads import RUN, copy_folder, snakemake
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.model import check_config
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
 from vlmflow.lengths import fit as fit_module
 from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.against_swift import check_lengths
@@ -25,6 +25,7 @@ from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.fire_rows import fire_rows, training_form
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
+from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
 
@@ -58,7 +59,7 @@ def fit(timestep: Path, target: Path, max_length: int, over_long: OverLong) -> F
     target.mkdir()
     return fit_rows(
         validated_data(*files, timestep / "stores" / "pictures", [manifest(timestep)]),
-        read_json(files[2]),
+        read_account(files[2], Stats),
         {split: timestep / f"{split}.lengths.jsonl" for split in ("train", "val")},
         lambda: counter(timestep),
         max_length,
@@ -222,9 +223,9 @@ def test_lengths_of_something_else_are_refused(road: Path, tmp_path: Path) -> No
     folder = copy_folder(road / "lengths" / RUN, tmp_path / "lengths")
     model = copy_folder(road / "tiny-model", tmp_path / "model")
     lengths = {split: folder / f"{split}.jsonl" for split in ("train", "val")}
-    stats = read_json(road / "data" / "fire" / "stats.json")
+    stats = read_account(road / "data" / "fire" / "stats.json", Stats)
 
-    def refuse(stats: dict[str, Any] = stats, budget: int = 64, text_args: dict[str, Any] | None = None) -> None:
+    def refuse(stats: Stats = stats, budget: int = 64, text_args: dict[str, Any] | None = None) -> None:
         refuse_other_lengths(folder / "summary.json", lengths, stats, model, budget, text_args or {})
 
     refuse()
@@ -233,7 +234,7 @@ def test_lengths_of_something_else_are_refused(road: Path, tmp_path: Path) -> No
     with pytest.raises(VlmflowError, match=r"rows: text_args was \{\}, not \{'system': 'Be brief\.'\}\n"):
         refuse(text_args={"system": "Be brief."})
     with pytest.raises(VlmflowError, match=r"rows: val\.jsonl has other rows\n"):
-        refuse(stats | {"digests": stats["digests"] | {"val.jsonl": "other"}})
+        refuse(msgspec.structs.replace(stats, digests=stats.digests | {"val.jsonl": "other"}))
     lengths["val"].write_bytes(lengths["val"].read_bytes().replace(b'"text_tokens":', b'"text_tokens":1', 1))
     with pytest.raises(VlmflowError, match=rf"rows: {lengths['val']} has changed since\n") as error:
         refuse()

@@ -12,7 +12,7 @@ import msgspec
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, write_json
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 MISSING = re.compile(r"Object missing required field `(.+)`")
 """How msgspec says that a key is missing."""
@@ -26,12 +26,14 @@ def write_account(path: Path, account: msgspec.Struct) -> None:
 def read_account(path: Path, kind: type[T]) -> T:
     """Read an account; keys that its type does not have are left out.
 
+    kind: its type; `list[str]` and the like where the whole file is a plain list or table.
+
     Raises VlmflowError with the file if it is missing or not JSON, and also with the field if that is missing or
     has another type, as where another version of vlmflow wrote it.
     """
     content = read_json(path)
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise VlmflowError(
             f"{path}: {_in_plain_words(error)}",

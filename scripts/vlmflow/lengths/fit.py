@@ -23,6 +23,7 @@ from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.pictures.image_manifest import pictures_digest
 from vlmflow.rows.chat import opening
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
+from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData, entries_named, pictures_in
 
 log = logging.getLogger("vlmflow")
@@ -66,7 +67,7 @@ Shorten = Callable[[ShareGptRow, int], tuple[ShareGptRow, tuple[int, int]] | Non
 
 def fit_rows(
     data: TrainingData,
-    stats: dict[str, Any],
+    stats: Stats,
     lengths: dict[str, Path],
     counter: Callable[[], TokenCounter],
     max_length: int,
@@ -86,12 +87,12 @@ def fit_rows(
     of the rows.
     """
     rows = {"train": data.train, "val": data.val}
-    limits = RowLimits(**stats["settings"]["row_limits"])
+    limits = RowLimits(**stats.settings.row_limits)
     shorten = shortening(counter, limits) if over_long == "shorten" else lambda row, max_length: None
     splits: dict[str, Fitted] = {}
     with whole_file(folder / OVER_LONG) as others:
         for split, file in rows.items():
-            with Progress(f"fitting {file.name}", stats["examples"][split], "rows") as progress:
+            with Progress(f"fitting {file.name}", stats.examples[split], "rows") as progress:
                 splits[split] = _fit_split(file, lengths[split], max_length, shorten, folder, others, progress)
     longest = _longest(fitted.over_long for fitted in splits.values())
     if longest and over_long == "refuse":
@@ -104,8 +105,8 @@ def fit_rows(
         log.info(f"{_too_many(splits, longest, max_length)}; all of them: {OVER_LONG}")
     kept = [f"{split}.jsonl" for split in splits]
     account = FittedRows(
-        dataset=stats["dataset"],
-        form=stats["form"],
+        dataset=stats.dataset,
+        form=stats.form,
         max_length=max_length,
         train=_describe("train", splits["train"], max_length),
         val=_describe("val", splits["val"], max_length),

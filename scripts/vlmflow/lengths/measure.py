@@ -19,6 +19,7 @@ from vlmflow.lengths.accounts import LengthSummary, MeasuredFiles
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths
 from vlmflow.lengths.count import PICTURE_RULE, TOKENIZER, TokenCounter, measure_rows
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
+from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
 
@@ -70,7 +71,7 @@ def measure_lengths(
 def refuse_other_lengths(
     summary: Path,
     lengths: Mapping[str, Path],
-    stats: dict[str, Any],
+    stats: Stats,
     model: Path,
     image_max_tokens: int,
     text_args: dict[str, Any],
@@ -84,7 +85,7 @@ def refuse_other_lengths(
     """
     measured = read_account(summary, LengthSummary)
     was = measured.digests
-    now = _digests({f"{split}.jsonl": stats["digests"][f"{split}.jsonl"] for split in lengths}, lengths, model)
+    now = _digests({f"{split}.jsonl": stats.digests[f"{split}.jsonl"] for split in lengths}, lengths, model)
     differ = [f"{name} has other rows" for name in _differing(was.rows, now.rows)]
     differ += [f"{summary.parent / name} has changed since" for name in _differing(was.lengths, now.lengths)]
     differ += [f"{model / name} is another file" for name in _differing(was.model, now.model)]

@@ -1,8 +1,8 @@
 """What became of the pictures that a split names: how many are usable, and what the others cost."""
 
-from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+
+import msgspec
 
 from vlmflow.pictures.image_manifest import PictureEntry
 
@@ -10,45 +10,68 @@ NO_FOLDER = "no folder"
 """The source of pictures whose paths name no folder."""
 
 
-def picture_counts(pictures: Iterable[PictureEntry]) -> dict[str, Any]:
-    """Count the pictures of one manifest, for `stats.json`.
+class PictureCost(msgspec.Struct):
+    """What a fault costs: the pictures that have it, and the rows that name them."""
 
-    Gives the paths named, those usable, how many were rewritten and why, the formats as sniffed; for every
-    reason why a picture cannot be used the pictures and the rows that it costs; and the missing ones by source
-    (the path's first folder, or NO_FOLDER).
-    """
-    counts: Counter[str] = Counter()
-    rewritten: Counter[str] = Counter()
-    formats: Counter[str] = Counter()
-    unusable: dict[str, Counter[str]] = {}
-    missing: dict[str, Counter[str]] = {}
+    pictures: int = 0
+    rows: int = 0
+
+
+class PictureCounts(msgspec.Struct):
+    """The pictures of a raw split, in `stats.json`."""
+
+    named: int = 0
+    """Different paths that rows name."""
+
+    usable: int = 0
+
+    formats: dict[str, int] = {}
+    """The usable pictures by format, as their bytes say."""
+
+    rewritten: dict[str, int] = {}
+    """The usable pictures that were written anew, by reason."""
+
+    unusable: dict[str, PictureCost] = {}
+    """By reason."""
+
+    missing_by_source: dict[str, PictureCost] = {}
+    """The missing ones among them, by the first folder of their path, or NO_FOLDER."""
+
+
+class NotChecked(PictureCounts, omit_defaults=True):
+    """The counts of a split whose pictures nobody checked: `{}` in `stats.json`."""
+
+
+def picture_counts(pictures: Iterable[PictureEntry]) -> PictureCounts:
+    """Count the pictures of one manifest; names are sorted."""
+    counts = PictureCounts()
     for picture in pictures:
-        counts["named"] += 1
+        counts.named += 1
         if picture.reason is None:
-            counts["usable"] += 1
-            formats[picture.format or "unknown"] += 1
+            counts.usable += 1
+            _count(counts.formats, picture.format or "unknown")
             if picture.rewritten:
-                rewritten[picture.rewritten] += 1
+                _count(counts.rewritten, picture.rewritten)
             continue
-        _cost(unusable, picture.reason, picture)
+        _charge(counts.unusable, picture.reason, picture)
         if picture.reason == "missing":
             folder, slash, _ = picture.path.replace("\\", "/").partition("/")
-            _cost(missing, folder if slash else NO_FOLDER, picture)
-    return {
-        "named": counts["named"],
-        "usable": counts["usable"],
-        "formats": _plain(formats),
-        "rewritten": _plain(rewritten),
-        "unusable": {reason: _plain(cost) for reason, cost in sorted(unusable.items())},
-        "missing_by_source": {source: _plain(cost) for source, cost in sorted(missing.items())},
-    }
+            _charge(counts.missing_by_source, folder if slash else NO_FOLDER, picture)
+    return PictureCounts(
+        counts.named,
+        counts.usable,
+        dict(sorted(counts.formats.items())),
+        dict(sorted(counts.rewritten.items())),
+        dict(sorted(counts.unusable.items())),
+        dict(sorted(counts.missing_by_source.items())),
+    )
 
 
-def _cost(table: dict[str, Counter[str]], key: str, picture: PictureEntry) -> None:
-    cost = table.setdefault(key, Counter())
-    cost["pictures"] += 1
-    cost["rows"] += picture.rows
+def _count(table: dict[str, int], key: str) -> None:
+    table[key] = table.get(key, 0) + 1
 
 
-def _plain(counter: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counter.items()))
+def _charge(table: dict[str, PictureCost], key: str, picture: PictureEntry) -> None:
+    cost = table.setdefault(key, PictureCost())
+    cost.pictures += 1
+    cost.rows += picture.rows

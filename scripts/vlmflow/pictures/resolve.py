@@ -120,15 +120,15 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     entries = iter(entries)
     first = next(entries, None)
     counts = picture_counts(chain([first] if first else [], entries))
-    rewritten = sum(counts["rewritten"].values())
-    LOGGER.info("%d pictures named, %d usable, of which %d rewritten", counts["named"], counts["usable"], rewritten)
-    for reason, cost in counts["unusable"].items():
-        LOGGER.info("%d pictures, %d rows: %s (%s)", cost["pictures"], cost["rows"], reason, REASONS[reason])
-    for source, cost in counts["missing_by_source"].items():
-        LOGGER.info("missing, of source %s: %d picture(s), %d row(s)", source, cost["pictures"], cost["rows"])
-    if first and not counts["usable"]:
+    rewritten = sum(counts.rewritten.values())
+    LOGGER.info("%d pictures named, %d usable, of which %d rewritten", counts.named, counts.usable, rewritten)
+    for reason, cost in counts.unusable.items():
+        LOGGER.info("%d pictures, %d rows: %s (%s)", cost.pictures, cost.rows, reason, REASONS[reason])
+    for source, cost in counts.missing_by_source.items():
+        LOGGER.info("missing, of source %s: %d picture(s), %d row(s)", source, cost.pictures, cost.rows)
+    if first and not counts.usable:
         raise VlmflowError(
-            f"none of {counts['named']} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",
+            f"none of {counts.named} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",
             f"name the folders that hold the pictures under the paths in the rows: {key}",
         )
 

@@ -1,12 +1,11 @@
 """The counts page: where every raw row of a data set went, as `validate_sharegpt` ends."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.row_account import RowAccount, account_tiles, row_account
-from vlmflow.reports.stats import form_of
+from vlmflow.rows.stats import Stats
 
 
 @dataclass(frozen=True)
@@ -31,18 +30,18 @@ class CountsPage:
     unusable: list[UnusablePictures]
 
 
-def counts_page(stats: dict[str, Any]) -> str:
+def counts_page(stats: Stats) -> str:
     """Give the account of a data set (`stats.json`) as an HTML page."""
     account = row_account(stats)
     unusable = [
-        UnusablePictures(name, reason, PICTURE_REASONS.get(reason, ""), cost["pictures"], cost["rows"])
+        UnusablePictures(name, reason, PICTURE_REASONS.get(reason, ""), cost.pictures, cost.rows)
         for name in account.names
-        for reason, cost in stats["pictures"][name].get("unusable", {}).items()
+        for reason, cost in stats.pictures[name].unusable.items()
     ]
-    files = [Tile(f"{name}.jsonl", f"{count:,}", "rows") for name, count in stats["examples"].items()]
+    files = [Tile(f"{name}.jsonl", f"{count:,}", "rows") for name, count in stats.examples.items()]
     page = CountsPage(
-        f"{stats['dataset']}: where every row went",
-        form_of(stats),
+        f"{stats.dataset}: where every row went",
+        stats.made_of,
         account_tiles(account) + files,
         account,
         sorted(unusable, key=lambda one: -one.rows),

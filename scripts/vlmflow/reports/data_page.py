@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmflow.config.row_settings import NearDuplicates, PictureLimits
-from vlmflow.core.files import read_json
+from vlmflow.core.account import read_account
+from vlmflow.pictures.picture_counts import PictureCost, PictureCounts
 from vlmflow.reports.chart import Chart, chart
 from vlmflow.reports.data_facts import (
     FILES,
@@ -21,10 +21,10 @@ from vlmflow.reports.histogram import Histogram, whole_bins, wide_bins
 from vlmflow.reports.look_alikes_section import LookAlikes, look_alikes
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.row_account import Counted, Loss, RowAccount, account_tiles, ranked, row_account
-from vlmflow.reports.stats import form_of
 from vlmflow.reports.thumbnails import Shown, thumbnail
 from vlmflow.rows.data_rows import Row
 from vlmflow.rows.row_counts import QuarantinedRow
+from vlmflow.rows.stats import RawFile, Stats
 
 SOURCES_SHOWN = 20
 THUMBNAIL = 420
@@ -125,25 +125,25 @@ def data_page(
 
     Raises VlmflowError where a file holds a damaged line.
     """
-    stats = read_json(data / "stats.json")
+    stats = read_account(data / "stats.json", Stats)
     facts = {name: row_facts(data / f"{name}.jsonl", SAMPLES.get(name, 0)) for name in FILES}
     facts = {name: found for name, found in facts.items() if found.turns.count}
     account = row_account(stats)
     near = look_alikes(data / "near_duplicates.jsonl", store, limits, near_duplicates, bool(manifests))
     rejected = first_rejects(data / "quarantine.jsonl")
     checked = store if manifests else None
-    sources = ranked(stats["kept_by_source"])
+    sources = ranked(stats.kept_by_source)
     page = DataPage(
-        title=f"{stats['dataset']}: the data",
-        subtitle=f"{form_of(stats)}, made from {' and '.join(map(_files, stats['raw'].values()))}",
+        title=f"{stats.dataset}: the data",
+        subtitle=f"{stats.made_of}, made from {' and '.join(map(_files, stats.raw.values()))}",
         tiles=_tiles(stats, account),
         account=account,
         sources=sources[:SOURCES_SHOWN],
         more_sources=len(sources[SOURCES_SHOWN:]),
         row_charts=_row_charts(facts),
-        pictures=[_pictures(name, counts) for name, counts in stats["pictures"].items() if counts],
+        pictures=[_pictures(*one) for one in stats.pictures.items()] if stats.pictures_checked else [],
         picture_charts=_picture_charts({split: longer_sides(file) for split, file in manifests.items()}),
-        near=near if stats["examples"]["test"] else None,
+        near=near if stats.examples["test"] else None,
         samples=[_sample(name, row, checked, limits) for name, found in facts.items() for row in found.samples],
         rejects=[(loss, [_reject(row) for row in rejected.get(loss.name, [])]) for loss in account.rejected],
         rejects_per_reason=REJECTS_PER_REASON,
@@ -152,23 +152,23 @@ def data_page(
     return render("data.html.jinja", page)
 
 
-def _files(raw: list[dict[str, Any]]) -> str:
+def _files(raw: list[RawFile]) -> str:
     """Name the files of one raw split."""
-    first = Path(raw[0]["file"]).name
+    first = Path(raw[0].file).name
     return first if len(raw) == 1 else f"{first} ({len(raw)} files)"
 
 
-def _tiles(stats: dict[str, Any], account: RowAccount) -> list[Tile]:
+def _tiles(stats: Stats, account: RowAccount) -> list[Tile]:
     notes = dict.fromkeys(FILES, "rows")
-    if "test" not in stats and not stats["settings"]["test_share"]:
+    if "test" not in stats.splits and not stats.settings.test_share:
         notes["test"] = "rows: no raw test split, and test_share is 0"
-    files = [Tile(f"{name}.jsonl", f"{stats['examples'][name]:,}", notes[name]) for name in FILES]
-    pictures = [counts for counts in stats["pictures"].values() if counts]
-    named, usable = (sum(counts[key] for counts in pictures) for key in ("named", "usable"))
+    files = [Tile(f"{name}.jsonl", f"{stats.examples[name]:,}", notes[name]) for name in FILES]
+    named = sum(counts.named for counts in stats.pictures.values())
+    usable = sum(counts.usable for counts in stats.pictures.values())
     return [
         *account_tiles(account),
         *files,
-        *([Tile("usable pictures", f"{usable:,}", f"of {named:,} named")] if pictures else []),
+        *([Tile("usable pictures", f"{usable:,}", f"of {named:,} named")] if stats.pictures_checked else []),
     ]
 
 
@@ -195,13 +195,18 @@ def _picture_charts(sides: dict[str, Histogram]) -> list[Chart]:
     return [drawn] if drawn.names else []
 
 
-def _pictures(split: str, counts: dict[str, Any]) -> SplitPictures:
-    def cost(key: str) -> Iterable[tuple[str, int]]:
-        return ((name, found["pictures"]) for name, found in counts[key].items())
+def _pictures(split: str, counts: PictureCounts) -> SplitPictures:
+    def pictures_of(costs: dict[str, PictureCost]) -> Iterable[tuple[str, int]]:
+        return ((name, cost.pictures) for name, cost in costs.items())
 
-    lists = (counts["formats"].items(), counts["rewritten"].items(), cost("unusable"), cost("missing_by_source"))
+    lists = (
+        counts.formats.items(),
+        counts.rewritten.items(),
+        pictures_of(counts.unusable),
+        pictures_of(counts.missing_by_source),
+    )
     ordered = (sorted(found, key=lambda one: (-one[1], one[0])) for found in lists)
-    return SplitPictures(split, counts["named"], counts["usable"], *ordered)
+    return SplitPictures(split, counts.named, counts.usable, *ordered)
 
 
 def _sample(file: str, row: Row, store: Path | None, limits: PictureLimits) -> Sample:

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from vlmflow.core.account import read_account
 from vlmflow.core.files import read_json
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.reports.licences import hub_datasets, rights_section
-from vlmflow.reports.stats import form_of, raw_splits, went
+from vlmflow.rows.stats import Stats
 
 FOLDER = "PATH OF THIS FOLDER"
 QUESTIONS = {"image": "What is in the picture?", "text": "What is a picture?"}
@@ -33,7 +36,7 @@ def provenance(
     report = read_json(full / "report.json")
     return {
         "run": run,
-        "data": read_json(stats),
+        "data": msgspec.to_builtins(read_account(stats, Stats)),
         "rights": stated,
         "base_model": {
             "source": manifest.source,
@@ -58,9 +61,10 @@ def provenance(
 
 def model_card(facts: dict[str, Any]) -> str:
     """Write the README.md of merged weights from their provenance, with the hub's metadata block on top."""
-    data, training, base = facts["data"], facts["training"], facts["base_model"]
+    data = msgspec.convert(facts["data"], Stats, str_keys=True)
+    training, base = facts["training"], facts["base_model"]
     best = training["best"]
-    counts = "\n".join(f"| {name} | {' | '.join(map(str, went(data[name])))} |" for name in raw_splits(data))
+    counts = "\n".join(f"| {name} | {' | '.join(map(str, rows.went))} |" for name, rows in data.splits.items())
     proofs = [(_tensors_in_words, "tensors"), (_logits_in_words, "logits")]
     checks = "\n".join(
         "- " + in_words(facts["verification"][name]) for in_words, name in proofs if facts["verification"][name]
@@ -74,7 +78,7 @@ library_name: transformers
 ---
 # {facts["run"]}
 
-{base["source"]} with a LoRA adapter trained on the data set `{data["dataset"]}` ({form_of(data)}), merged
+{base["source"]} with a LoRA adapter trained on the data set `{data.dataset}` ({data.made_of}), merged
 into the weights and verified. `provenance.json` lists every digest.
 
 ## Data
@@ -83,7 +87,7 @@ into the weights and verified. `provenance.json` lists every digest.
 |---|---:|---:|---:|---:|
 {counts}
 
-{_fitted_in_words(facts["smoke"])} The test split ({data["examples"]["test"]:,}) was not used.
+{_fitted_in_words(facts["smoke"])} The test split ({data.examples["test"]:,}) was not used.
 
 ## Rights
 
@@ -102,7 +106,7 @@ adapter is from step {best["step"]}, which has the lowest validation loss: {best
 ## Use
 
 ```python
-{how_to_ask(facts["sees_pictures"], data["modality"])}
+{how_to_ask(facts["sees_pictures"], data.modality)}
 ```
 """
 

@@ -1,12 +1,12 @@
 """Where every row of a data set went: what the data page and the counts page both show first."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
 from vlmflow.reports.page import Tile
-from vlmflow.reports.stats import explain, raw_splits, rejects, rows_left_out, unread, went
-from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
+from vlmflow.rows.rejects import HARMLESS, LEFT_OUT, REASONS
+from vlmflow.rows.stats import SplitCounts, Stats
+from vlmflow.rows.unread import UnreadKeys
 
 KINDS = {
     "kept": "kept",
@@ -78,14 +78,13 @@ class RowAccount:
         return [split.name for split in self.splits]
 
 
-def row_account(stats: dict[str, Any]) -> RowAccount:
-    """Gather it from the content of `stats.json`."""
-    names = raw_splits(stats)
+def row_account(stats: Stats) -> RowAccount:
+    """Gather it from a data set's account."""
     return RowAccount(
-        [_split(name, stats[name]) for name in names],
-        _losses(stats, rejects),
-        _losses(stats, rows_left_out),
-        ranked({name: unread(stats, name) for name in names})[:UNREAD_SHOWN],
+        [_split(name, counts) for name, counts in stats.splits.items()],
+        _losses({name: counts.rejects for name, counts in stats.splits.items()}),
+        _losses({name: counts.rows_left_out for name, counts in stats.splits.items()}),
+        ranked({name: _unread(stats.unread[name]) for name in stats.splits})[:UNREAD_SHOWN],
     )
 
 
@@ -111,19 +110,34 @@ def ranked(counts: dict[str, dict[str, int]]) -> list[Counted]:
     return sorted((Counted(*one) for one in table.items()), key=lambda one: (-one.total, one.name))
 
 
-def _split(name: str, counts: dict[str, Any]) -> Split:
-    lost = dict.fromkeys(KINDS, 0) | {"kept": counts["kept"]}
-    for reason, count in counts["rejected"].items():
+def _split(name: str, counts: SplitCounts) -> Split:
+    lost = dict.fromkeys(KINDS, 0) | {"kept": counts.kept}
+    for reason, count in counts.rejected.items():
         lost[_kind(reason)] += count
     parts = [Part(kind, label, lost[kind]) for kind, label in KINDS.items() if lost[kind]]
-    return Split(name, *went(counts), parts)
+    return Split(name, *counts.went, parts)
 
 
-def _losses(stats: dict[str, Any], reasons: Callable[[dict[str, Any]], dict[str, int]]) -> list[Loss]:
-    """Give the lost rows by reason. reasons: takes a split's part of `stats.json` to its lost rows by reason."""
-    table = ranked({name: reasons(stats[name]) for name in raw_splits(stats)})
+def _losses(rejected: dict[str, dict[str, int]]) -> list[Loss]:
+    """Give the lost rows by reason; rejected: by raw split and reason."""
+    table = ranked(rejected)
     most = table[0].total if table else 1
-    return [Loss(one.name, one.counts, _kind(one.name), explain(one.name), one.total / most) for one in table]
+    return [Loss(one.name, one.counts, _kind(one.name), _meaning(one.name), one.total / most) for one in table]
+
+
+def _unread(found: UnreadKeys) -> dict[str, int]:
+    """Give what was not read, with the number of rows: keys first, by their names."""
+    further, dropped = found.further_unread_keys, found.unanswered_last_turns
+    return {
+        **found.unread_keys,
+        **({"further keys, each counted separately": further} if further else {}),
+        **{f"{key}, if it changes what the row means (ignore_keys)": rows for key, rows in found.ignored_keys.items()},
+        **({"unanswered last turn, dropped": dropped} if dropped else {}),
+    }
+
+
+def _meaning(reason: str) -> str:
+    return REASONS.get(reason) or PICTURE_REASONS.get(reason.removeprefix("picture_"), "")
 
 
 def _kind(reason: str) -> str:

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vlmflow.core.files import read_json
-from vlmflow.reports.stats import raw_splits, went
+from vlmflow.rows.stats import SplitCounts, Stats
 
 
 def summary(folder: Path, run: str) -> str:
@@ -14,13 +16,13 @@ def summary(folder: Path, run: str) -> str:
     """
     merged = folder / "merged" / run
     facts = read_json(merged / "provenance.json")
-    data, best = facts["data"], facts["training"]["best"]
-    data_folder = folder / "data" / data["dataset"]
+    data, best = msgspec.convert(facts["data"], Stats, str_keys=True), facts["training"]["best"]
+    data_folder = folder / "data" / data.dataset
     full = folder / "checkpoints" / run / "full"
     losses = read_json(full / "report.json")["eval_losses"]
-    pages = (folder / "reports" / f"data-{data['dataset']}.html", folder / "reports" / f"lengths-{run}.html")
+    pages = (folder / "reports" / f"data-{data.dataset}.html", folder / "reports" / f"lengths-{run}.html")
     lines = [
-        ("rows", "; ".join(_rows(name, data[name]) for name in raw_splits(data))),
+        ("rows", "; ".join(_rows(name, counts) for name, counts in data.splits.items())),
         ("", f"why: {data_folder / 'counts.html'}; the rows: {data_folder / 'quarantine.jsonl'}"),
         ("lengths", _lengths(facts["smoke"])),
         ("smoke gate", f"open; expected: {facts['smoke']['full_run']['readable']}"),
@@ -44,6 +46,6 @@ def _lengths(gate: dict[str, Any]) -> str:
     )
 
 
-def _rows(split: str, counts: dict[str, Any]) -> str:
-    rows_in, kept, rejected, left_out = went(counts)
+def _rows(split: str, counts: SplitCounts) -> str:
+    rows_in, kept, rejected, left_out = counts.went
     return f"{split}: {rows_in} in, {kept} kept, {rejected} rejected" + (f", {left_out} left out" if left_out else "")

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,22 +17,29 @@ from vlmflow.raw.split import RawRows
 from vlmflow.rows.converted import ConvertedRow, MakeRows, RejectedRow
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.unread import Found
+from vlmflow.rows.unread import Found, UnreadKeys
 
 SHARD_BYTES = 1 << 20
 """Raw bytes that a worker takes at a time: large compared with the cost of passing them, small in memory."""
 
 
+class Conversion(UnreadKeys, kw_only=True):
+    """The account of a conversion, in `unread.json`: what of the rows was not read, and the digests of its files."""
+
+    digests: dict[str, str]
+    """SHA-256 of the converted rows and of the rejects, by file name."""
+
+
 def convert(
     rows: RawRows, converted: Path, rejects: Path, split: str, make: MakeRows, choice: RowChoice, processes: int
-) -> dict[str, Any]:
+) -> Conversion:
     """Write every raw row as training rows to `converted`, or with a reason to `rejects`.
 
     Both are JSON lines (ConvertedRow, RejectedRow) in the order of the raw rows, the same bytes whatever the
     number of processes. Rows that are not chosen are rejected as left out.
 
-    Gives the unread keys (`Found.as_json`), and as `digests` the SHA-256 of both files by name: reading them again
-    would take a tenth of the conversion's time. Raises VlmflowError if a key changes what rows mean.
+    Gives the account, with the digests of both files: reading them again would take a tenth of the conversion's time.
+    Raises VlmflowError if a key changes what rows mean.
     """
     unread = make.unread
     found = Found()
@@ -53,7 +59,7 @@ def convert(
             progress.advance(len(shard))
         found.refuse(str(rows), converted.parent.name, unread.meanings, unread.ignored)
     digests = {converted.name: of_good.hexdigest(), rejects.name: of_bad.hexdigest()}
-    return found.as_json(unread.ignored) | {"digests": digests}
+    return Conversion(**msgspec.structs.asdict(found.counts(unread.ignored)), digests=digests)
 
 
 def _convert_shard(

@@ -14,6 +14,7 @@ from vlmflow.raw.split import RawRows
 from vlmflow.rows.advice import advice
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT, REASONS, Reject
 from vlmflow.rows.row_check import Verdict
+from vlmflow.rows.stats import SplitCounts
 
 RAW_KEPT = 1 << 20
 """A rejected row's own text goes into the quarantine up to this many bytes; its place always does."""
@@ -105,13 +106,9 @@ class Account:
         if len(examples) < EXAMPLES_SHOWN:
             examples.append((number, detail))
 
-    def counts(self) -> dict[str, object]:
+    def counts(self) -> SplitCounts:
         """Give the split's part of `stats.json`."""
-        return {
-            "rows_in": len(self.rows),
-            "kept": self.kept,
-            "rejected": dict(sorted(self.rejected.items())),
-        }
+        return SplitCounts(len(self.rows), self.kept, dict(sorted(self.rejected.items())))
 
     def close(self, max_reject_share: float) -> None:
         """Check that every row is accounted for and that enough are left.

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
+from vlmflow.rows.stats import Stats
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ def validated_data(
 
     Raises VlmflowError if rows or pictures have changed, a picture is missing, or the pictures were not checked.
     """
-    account = read_json(stats)
-    if account["skip_images"]:
+    account = read_account(stats, Stats)
+    if account.skip_images:
         raise VlmflowError(
             f"{stats}: skip_images is set: this data set's pictures were never checked, so no run can train on it",
-            f"remove datasets.{account['dataset']}.skip_images, and run the same command again",
+            f"remove datasets.{account.dataset}.skip_images, and run the same command again",
         )
     refuse_other_rows(stats, [train, val])
-    store = picture_store / account["dataset"]
-    return with_pictures(train, val, stats, account["form"], account["digests"], store, manifests)
+    store = picture_store / account.dataset
+    return with_pictures(train, val, stats, account.form, account.digests, store, manifests)
 
 
 def with_pictures(

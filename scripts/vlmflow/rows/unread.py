@@ -35,6 +35,22 @@ KeySet = tuple[Names, tuple[Names, ...]]
 """The unread keys of a row, and those of each of its parts, which are the same in every object of it."""
 
 
+class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What was not read in the rows of a raw split, in `unread.json` and `stats.json`; all counts are of rows."""
+
+    unread_keys: dict[str, int]
+    """By key, a turn's as `messages.weight`."""
+
+    further_unread_keys: int = 0
+    """Beyond NAMES_KEPT keys: each counted on its own, all together. Left out where there are none."""
+
+    ignored_keys: dict[str, int]
+    """By key of `ignore_keys`: where it would change what the row means."""
+
+    unanswered_last_turns: int
+    """Those that ended with a turn that nobody answers, which was dropped."""
+
+
 @dataclass
 class Found:
     """What was found in some rows.
@@ -79,14 +95,14 @@ class Found:
             f"absent, add this line to datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
         )
 
-    def as_json(self, ignored: Collection[str]) -> dict[str, Any]:
-        """Give what `stats.json` says of it."""
-        return {
-            "unread_keys": dict(sorted(self.keys.items())),
-            **({"further_unread_keys": self.other_keys} if self.other_keys else {}),
-            "ignored_keys": {key: self.meant[key] for key in sorted(ignored) if self.meant[key]},
-            "unanswered_last_turns": self.last_turns,
-        }
+    def counts(self, ignored: Collection[str]) -> UnreadKeys:
+        """Give what the accounts say of it; ignored: the keys that do not stop the conversion."""
+        return UnreadKeys(
+            unread_keys=dict(sorted(self.keys.items())),
+            further_unread_keys=self.other_keys,
+            ignored_keys={key: self.meant[key] for key in sorted(ignored) if self.meant[key]},
+            unanswered_last_turns=self.last_turns,
+        )
 
 
 @dataclass(slots=True)

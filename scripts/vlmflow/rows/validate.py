@@ -10,22 +10,25 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from vlmflow.config.row_settings import RowLimits
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import naming, read_json, sha256_of, unfinished, whole_file
+from vlmflow.core.files import naming, sha256_of, unfinished, whole_file
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.pictures.picture_counts import picture_counts
+from vlmflow.pictures.picture_counts import NotChecked, picture_counts
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.converted import RejectedRow
 from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
 from vlmflow.rows.row_counts import Account
+from vlmflow.rows.stats import RawFile, RowStats
+from vlmflow.rows.unread import Found, UnreadKeys
 
 if TYPE_CHECKING:  # with numpy, which takes as long to start as all of this
     from vlmflow.pictures.look_alikes import Near
@@ -120,7 +123,7 @@ def validate(
     mended: Sequence[Path] = (),
     near_test: NearTest = lambda test: {},
     columns: list[str] | None = None,
-) -> dict[str, Any]:
+) -> RowStats:
     """Write train, val, test and quarantine as JSON lines into `folder`, and give the account of every row.
 
     mended: edited quarantine files whose rows took the place of raw rows.
@@ -251,33 +254,31 @@ def _converter_rejects(path: Path) -> Iterator[RejectedRow]:
         yield from map(decoder.decode, lines)
 
 
-def _stats(
-    files: dict[str, SplitFiles], accounts: dict[str, Account], writer: DatasetWriter, folder: Path
-) -> dict[str, Any]:
+def _stats(files: dict[str, SplitFiles], accounts: dict[str, Account], writer: DatasetWriter, folder: Path) -> RowStats:
     names = [f"{name}.jsonl" for name in (*writer.examples, "quarantine")]
     with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
         made = pool.map(sha256_of, [folder / name for name in names])
-        given = {name: list(pool.map(_described, split.raw)) for name, split in files.items()}
-    return {
-        **{name: accounts[name].counts() for name in ("train", "test") if name in accounts},
-        "examples": writer.examples,
-        "kept_by_source": {name: dict(sorted(account.sources.items())) for name, account in accounts.items()},
-        "kept_by_attempts": {name: dict(sorted(account.attempts.items())) for name, account in accounts.items()},
-        "mended_rows": {name: len(account.rows.mended) for name, account in accounts.items()},
-        "score_field_differs": {name: account.score_field_differs for name, account in accounts.items()},
-        "pictures": {
-            name: picture_counts(read_picture_manifest(split.pictures)) if split.pictures else {}
+        raw = {name: list(pool.map(_described, split.raw)) for name, split in files.items()}
+    return RowStats(
+        train=accounts["train"].counts(),
+        test=accounts["test"].counts() if "test" in accounts else None,
+        examples=writer.examples,
+        kept_by_source={name: dict(sorted(account.sources.items())) for name, account in accounts.items()},
+        kept_by_attempts={name: dict(sorted(account.attempts.items())) for name, account in accounts.items()},
+        mended_rows={name: len(account.rows.mended) for name, account in accounts.items()},
+        score_field_differs={name: account.score_field_differs for name, account in accounts.items()},
+        pictures={
+            name: picture_counts(read_picture_manifest(split.pictures)) if split.pictures else NotChecked()
             for name, split in files.items()
         },
-        "unread": {name: _unread(split.unread) if split.unread else {} for name, split in files.items()},
-        "digests": {**dict(zip(names, made, strict=True)), "pictures": writer.pictures_digest()},
-        "raw": given,
-    }
+        unread={
+            name: read_account(split.unread, UnreadKeys) if split.unread else Found().counts(())
+            for name, split in files.items()
+        },
+        digests={**dict(zip(names, made, strict=True)), "pictures": writer.pictures_digest()},
+        raw=raw,
+    )
 
 
-def _unread(account: Path) -> dict[str, Any]:
-    return {key: value for key, value in read_json(account).items() if key != "digests"}
-
-
-def _described(raw: Path) -> dict[str, Any]:
-    return {"file": str(raw), "bytes": raw.stat().st_size, "sha256": sha256_of(raw)}
+def _described(raw: Path) -> RawFile:
+    return RawFile(str(raw), raw.stat().st_size, sha256_of(raw))

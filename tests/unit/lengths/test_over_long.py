@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from vlmflow.config.data_settings import RowLimits
+from made_stats import some_stats
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.count import RowLength
@@ -30,12 +30,9 @@ def fit(tmp_path: Path) -> Callable[[OverLong], FittedRows]:
                 lengths.append(RowLength(f"{split}-{number}", start, start + len(line), each))
                 start += len(line) + 1
         (tmp_path / f"{split}.lengths.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lengths))
-    stats = {
-        "dataset": "talks",
-        "form": "conversation",
-        "settings": {"row_limits": RowLimits().model_dump()},
-        "examples": {split: len(tokens) for split, tokens in TOKENS.items()},
-    }
+    stats = some_stats(
+        dataset="talks", form="conversation", examples={split: len(tokens) for split, tokens in TOKENS.items()}
+    )
     (tmp_path / "fitted").mkdir()
 
     def fit(over_long: OverLong) -> FittedRows:

@@ -15,13 +15,15 @@ from PIL import Image
 from browser import Browser
 from drawn_pictures import drawn, encoded, put
 from fire_rows import fire_row, split_files
+from made_stats import some_stats
 from vlmflow.config.data_settings import NearDuplicates, PictureLimits, RowLimits
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import write_json
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.reports.data_page import data_page
 from vlmflow.reports.thumbnails import thumbnail
 from vlmflow.rows.near_duplicates import NearDuplicate
+from vlmflow.rows.stats import Stats
 from vlmflow.rows.validate import SplitRules, validate
 
 LIMITS = PictureLimits()
@@ -52,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     data = folder / "data" / "fire"
     stats = validate(files, data, SplitRules(0.1, 1, 0.5, RowLimits()), 1)
-    write_json(data / "stats.json", {"dataset": "fire", "kind": "fire", "form": "trajectory", **stats})
+    write_account(data / "stats.json", some_stats(**msgspec.structs.asdict(stats)))
     for path, entry in usable.items():
         put(folder / "store" / path, encoded(drawn(entry["width"], entry["height"]), "JPEG"))
     pairs = [
@@ -128,14 +130,14 @@ def test_every_count_of_the_account_stands_on_the_page(folder: Path, browser: Br
     browser.open(page)
     tiles = browser.evaluate("[...document.querySelectorAll('.tile')].map(t => t.innerText.split('\\n'))")
     shown = {tile[0]: tile[1] for tile in tiles}
-    stats = json.loads((folder / "data" / "fire" / "stats.json").read_text())
+    stats = read_account(folder / "data" / "fire" / "stats.json", Stats)
     assert shown["raw rows in"] == "50"
-    assert shown["rejected"] == str(sum(stats["train"]["rejected"].values())) == "4"
-    assert {name: shown[f"{name}.jsonl"] for name in stats["examples"]} == {
-        name: str(count) for name, count in stats["examples"].items()
+    assert shown["rejected"] == str(sum(stats.train.rejected.values())) == "4"
+    assert {name: shown[f"{name}.jsonl"] for name in stats.examples} == {
+        name: str(count) for name, count in stats.examples.items()
     }
     reasons = browser.evaluate("[...document.querySelectorAll('.reason')].map(r => [r.id, r.innerText])")
-    assert {name for name, _ in reasons} == {f"reason-{reason}" for reason in stats["train"]["rejected"]}
+    assert {name for name, _ in reasons} == {f"reason-{reason}" for reason in stats.train.rejected}
     rejected = {json.loads(line)["reason"]: json.loads(line) for line in quarantine(folder)}
     for name, said in reasons:
         row = rejected[name.removeprefix("reason-")]
@@ -147,10 +149,10 @@ def test_every_count_of_the_account_stands_on_the_page(folder: Path, browser: Br
 def test_rows_left_out_are_told_from_rejected_ones(folder: Path, browser: Browser, tmp_path: Path) -> None:
     """In tiles, bars, tables and the other pages alike: rows in = kept + rejected + left out."""
     data = copytree(folder / "data" / "fire", tmp_path / "fire")
-    stats = json.loads((data / "stats.json").read_text())
-    stats["train"]["rows_in"] += 30
-    stats["train"]["rejected"] |= {"text_only": 10, "not_sampled": 20}
-    write_json(data / "stats.json", stats)
+    stats = read_account(data / "stats.json", Stats)
+    stats.train.rows_in += 30
+    stats.train.rejected |= {"text_only": 10, "not_sampled": 20}
+    write_account(data / "stats.json", stats)
     manifests = {name: folder / f"{name}.i" for name in ("train", "test")}
     html = data_page(data, manifests, folder / "store", LIMITS, NearDuplicates())
     browser.open(put(tmp_path / "page.html", html.encode()))
@@ -196,9 +198,11 @@ def test_what_a_reason_means_can_be_read(folder: Path, browser: Browser, tmp_pat
 
 
 def test_hostile_values_of_an_account_are_texts(folder: Path, browser: Browser, tmp_path: Path) -> None:
-    stats = json.loads((folder / "data" / "fire" / "stats.json").read_text())
-    stats["unread"]["train"] = {"unread_keys": {HOSTILE: 3}, "ignored_keys": {"</td><b>": 1}}
-    page = put(tmp_path / "counts.html", counts_page(stats | {"dataset": HOSTILE}).encode())
+    stats = read_account(folder / "data" / "fire" / "stats.json", Stats)
+    stats.dataset = HOSTILE
+    stats.unread["train"].unread_keys = {HOSTILE: 3}
+    stats.unread["train"].ignored_keys = {"</td><b>": 1}
+    page = put(tmp_path / "counts.html", counts_page(stats).encode())
     browser.check_page(page, f"{HOSTILE}: where every row went")
     text = browser.evaluate("document.body.innerText")
     assert text.count(HOSTILE) == 2
@@ -208,11 +212,11 @@ def test_hostile_values_of_an_account_are_texts(folder: Path, browser: Browser, 
 def test_what_is_empty_is_left_out_or_said(folder: Path, browser: Browser, tmp_path: Path) -> None:
     """No table without rows, no list without points, no details without a text."""
     data = copytree(folder / "data" / "fire", tmp_path / "fire")
-    stats = json.loads((data / "stats.json").read_text())
-    for split in ("train", "test"):
-        stats[split] |= {"rows_in": stats[split]["kept"], "rejected": {}}
-        stats["pictures"][split] |= {"unusable": {}, "missing_by_source": {}}
-    write_json(data / "stats.json", stats)
+    stats = read_account(data / "stats.json", Stats)
+    for split, counts in stats.splits.items():
+        counts.rows_in, counts.rejected = counts.kept, {}
+        stats.pictures[split].unusable, stats.pictures[split].missing_by_source = {}, {}
+    write_account(data / "stats.json", stats)
     for name in ("quarantine", "near_duplicates"):
         (data / f"{name}.jsonl").write_bytes(b"")
     manifests = {name: folder / f"{name}.i" for name in ("train", "test")}

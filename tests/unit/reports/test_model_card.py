@@ -3,21 +3,24 @@
 import copy
 from typing import Any
 
+import msgspec
 import pytest
 
+from made_stats import some_stats
 from vlmflow.reports.provenance import model_card
+from vlmflow.rows.stats import SplitCounts
 
 LENGTHS = {"tokens": 1000, "picture_tokens": 0, "median": 10, "longest": [{"tokens": 20}]}
 FACTS: dict[str, Any] = {
     "run": "text",
-    "data": {
-        "dataset": "alpaca",
-        "kind": "alpaca",
-        "form": "trajectory",
-        "modality": "text",
-        "train": {"rows_in": 15, "kept": 9, "rejected": {"duplicate": 1, "not_sampled": 5}},
-        "examples": {"test": 1},
-    },
+    "data": msgspec.to_builtins(
+        some_stats(
+            dataset="alpaca",
+            kind="alpaca",
+            modality="text",
+            train=SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}),
+        )
+    ),
     "rights": {"dataset": "alpaca", "sources": [], "licence": "unknown", "pictures": [], "questions": []},
     "base_model": {"source": "hf://Qwen/Qwen3-8B", "revision": "abc"},
     "smoke": {"fitted": {"train": {"lengths": {"rows": 9}, "left_out": 0, "shortened": 0}}, "lengths": LENGTHS},

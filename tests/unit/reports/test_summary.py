@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
+
+from made_stats import some_stats
 from vlmflow.core.files import write_json
 from vlmflow.reports.summary import summary
 
-SPLIT = {"rows_in": 3, "kept": 2, "rejected": {"missing": 1}}
 FACTS = {
-    "data": {"dataset": "fire", "train": SPLIT, "test": SPLIT},
+    "data": msgspec.to_builtins(some_stats()),
     "training": {"best": {"eval_loss": 1.0, "step": 4}},
     "smoke": {
         "lengths": {"median": 10, "longest": [{"tokens": 20}]},

@@ -14,12 +14,13 @@ from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.stats import RowStats
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 Row = dict[str, Any]
 
 
-def quarantine(raw: Path, mended: list[Path] = []) -> tuple[list[Row], dict[str, Any]]:  # noqa: B006
+def quarantine(raw: Path, mended: list[Path] = []) -> tuple[list[Row], RowStats]:  # noqa: B006
     """Convert and validate one file of prompts and completions; give the rejected rows and the account."""
     folder = raw.parent / f"data{len(mended)}"
     folder.mkdir(exist_ok=True)
@@ -60,12 +61,12 @@ def test_rows_are_mended_one_after_the_other(tmp_path: Path) -> None:
     first = write_lines(tmp_path / "first.jsonl", rows)
     left, stats = quarantine(raw, [first])
     assert [row["row"] for row in left] == [1]
-    assert stats["mended_rows"] == {"train": 1}
+    assert stats.mended_rows == {"train": 1}
     left[0]["raw"]["completion"] = "second"
     second = write_lines(tmp_path / "second.jsonl", left)
     left, stats = quarantine(raw, [first, second])
     assert left == []
-    assert stats["mended_rows"] == {"train": 2}
+    assert stats.mended_rows == {"train": 2}
     assert '"first"' in texts(tmp_path / "data2")
     again = write_lines(tmp_path / "again.jsonl", [rows[0] | {"raw": {"prompt": "q", "completion": "anew"}}])
     with open_rows([raw], "train", [first, second, again]) as opened:
@@ -84,7 +85,7 @@ def test_a_line_of_csv_is_mended_as_it_stands_in_the_file(tmp_path: Path) -> Non
     rows[2]["raw"] = '"oops\nagain",a'
     left, stats = quarantine(raw, [write_lines(tmp_path / "mended.jsonl", rows)])
     assert left == []
-    assert stats["mended_rows"] == {"train": 3}
+    assert stats.mended_rows == {"train": 3}
     assert all(f'"value":"{text}"' in texts(tmp_path / "data1") for text in ("a,3", "ÿ", "oops\\nagain"))
 
 
@@ -108,7 +109,7 @@ def test_a_line_of_csv_that_is_still_broken_is_rejected_again(tmp_path: Path, me
     assert left[0]["detail"] == detail
     assert left[0]["raw"] == rows[0]["raw"]
     assert [row["checksum"] for row in left] == [row["checksum"] for row in rows]
-    assert stats["mended_rows"] == {"train": int(detail[0] != "3")}
+    assert stats.mended_rows == {"train": int(detail[0] != "3")}
 
 
 def test_a_row_that_parquet_cannot_give_is_mended_as_an_object(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_row_that_parquet_cannot_give_is_mended_as_an_object(tmp_path: Path) -
     rows, _ = quarantine(raw)
     assert [(row["row"], row["raw"]) for row in rows] == [(4, None)]
     mended = write_lines(tmp_path / "mended.jsonl", rows)
-    assert quarantine(raw, [mended])[1]["mended_rows"] == {"train": 0}
+    assert quarantine(raw, [mended])[1].mended_rows == {"train": 0}
     rows[0]["raw"] = {"prompt": "q4", "completion": "a4"}
     assert quarantine(raw, [write_lines(mended, rows)])[0] == []
 
@@ -144,8 +145,8 @@ def test_a_row_written_in_other_spaces_is_not_edited(tmp_path: Path) -> None:
     rows, _ = quarantine(raw)
     left, stats = quarantine(raw, [write_lines(tmp_path / "same.jsonl", rows)])
     assert [row["row"] for row in left] == [0, 1]
-    assert stats["mended_rows"] == {"train": 0}
+    assert stats.mended_rows == {"train": 0}
     rows[0]["raw"] = dict(reversed(rows[0]["raw"].items()))
     rows[1]["raw"]["score"] = 1.0
     _, stats = quarantine(raw, [write_lines(tmp_path / "mended.jsonl", rows)])
-    assert stats["mended_rows"] == {"train": 1}
+    assert stats.mended_rows == {"train": 1}

@@ -18,6 +18,7 @@ from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
 from vlmflow.rows.questions import normalised
+from vlmflow.rows.stats import SplitCounts
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.0, row_limits=RowLimits())
@@ -72,7 +73,7 @@ def test_pairs_are_found_whether_their_rows_are_dropped_or_not(
         assert pairs[1]["question"] is None
     stats = validate(splits, tmp_path / "out", RULES, 1, near_test=near_test(tmp_path, distance))
     rows = sum(pair["rows"] for pair in pairs)
-    assert stats["train"] == {"rows_in": 22, "kept": 22 - rows, "rejected": {"near_test_picture": rows}}
+    assert stats.train == SplitCounts(22, 22 - rows, {"near_test_picture": rows})
     left = [row for name in ("train", "val") for row in lines(tmp_path / "out" / f"{name}.jsonl")]
     assert not {row["images"][0] for row in left} & set(expected)
     assert find(tmp_path, splits, distance) == pairs
@@ -152,7 +153,7 @@ def test_near_questions_that_are_reported_are_dropped_and_no_others(
     rules = replace(RULES, modality="text", whole_rows=kind == "text", test_share=0 if test else 0.4)
     out, pairs = tmp_path / "out", tmp_path / "pairs.jsonl"
     stats = validate(splits, out, rules, 1)
-    assert "near_test_question" not in stats["train"]["rejected"]
+    assert "near_test_question" not in stats.train.rejected
     kept = (out / "test.jsonl").read_bytes()
     find_near_duplicates(splits[0].converted, out / "test.jsonl", [], [], 4, pairs, rules.whole_rows)
     named = {pair["train"] for pair in lines(pairs)}
@@ -162,7 +163,7 @@ def test_near_questions_that_are_reported_are_dropped_and_no_others(
     assert {ids[number] for number in dropped} == named
     assert dropped == reported or reported is None
     assert dropped
-    assert stats["train"]["rejected"]["near_test_question"] == len(dropped)
+    assert stats.train.rejected["near_test_question"] == len(dropped)
     assert (out / "test.jsonl").read_bytes() == kept
     assert not named & {row["id"] for name in ("train", "val", "test") for row in lines(out / f"{name}.jsonl")}
 
@@ -181,8 +182,8 @@ def test_a_test_split_taken_from_train_has_near_duplicates_too(tmp_path: Path, s
     }
     assert looks["test"]
     assert not looks["test"] & (looks["train"] | looks["val"])
-    assert stats["train"]["rejected"]["near_test_picture"] == sum(pair["rows"] for pair in find(tmp_path, train, 4))
-    assert stats["train"]["kept"] == sum(stats["examples"].values())
+    assert stats.train.rejected["near_test_picture"] == sum(pair["rows"] for pair in find(tmp_path, train, 4))
+    assert stats.train.kept == sum(stats.examples.values())
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
 
 def converted(
     path: Path, kind: str, processes: int = 1, mended: list[Path] | None = None, **settings: Any
-) -> dict[str, Any]:
+) -> unread.UnreadKeys:
     """Convert a file of texts in the folder of data set `mine`; give what was not read."""
     dataset = DatasetSettings(kind=kind, train=str(path), modality="text", **settings)
     made = path.parent / "mine" / "train.jsonl"
@@ -48,8 +48,8 @@ def converted(
     choice = dataset.choice("train")
     with open_rows([path], "train", mended or [], choice.read_columns) as rows:
         found = convert(rows, made, rejects := made.with_suffix(".rejects"), "train", make, choice, processes)
-    assert found.pop("digests") == digests_of(made.parent, [made.name, rejects.name])
-    return found
+    assert found.digests == digests_of(made.parent, [made.name, rejects.name])
+    return unread.UnreadKeys(**{field: getattr(found, field) for field in unread.UnreadKeys.__struct_fields__})
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -102,8 +102,8 @@ def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
     assert raised.value.next_step.endswith(f"add this line to datasets.mine: ignore_keys: [{key}]")
     assert not (tmp_path / "mine" / "train.jsonl").exists()
     found = converted(path, kind, ignore_keys=[key], **prompt)
-    assert found["ignored_keys"] == {key: 2}
-    assert found["unread_keys"][key] == 2
+    assert found.ignored_keys == {key: 2}
+    assert found.unread_keys[key] == 2
 
 
 HIDDEN = [
@@ -148,8 +148,8 @@ def test_null_empty_and_neutral_values_never_stop(tmp_path: Path, kind: str, row
     found = converted(written(tmp_path, [row, row]), kind, **({"prompt": "Say it."} if kind == "text" else {}))
     unread_keys = {key for key in row if key not in (*ASK, "messages", "text")}
     unread_keys |= {f"messages.{key}" for turn in row.get("messages", []) for key in turn if key not in CHAT[0]}
-    assert found["unread_keys"] == dict.fromkeys(sorted(unread_keys), 2)
-    assert found["ignored_keys"] == {}
+    assert found.unread_keys == dict.fromkeys(sorted(unread_keys), 2)
+    assert found.ignored_keys == {}
 
 
 def test_preference_data_names_all_of_its_keys_at_once(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_preference_data_names_all_of_its_keys_at_once(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="rejected: 3 of 3") as raised:
         converted(path, "sharegpt", ignore_keys=["chosen"])
     assert "ignore_keys: [chosen, rejected]" in raised.value.next_step
-    assert converted(path, "sharegpt", ignore_keys=["chosen", "rejected"])["unanswered_last_turns"] == 3
+    assert converted(path, "sharegpt", ignore_keys=["chosen", "rejected"]).unanswered_last_turns == 3
 
 
 def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
     """Rejected rows, and those of another modality, mean nothing to a training."""
     bad = turns({"role": "tool"}) | {"tools": [TOOL]}
     found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "tools": [TOOL]}]), "messages")
-    assert found == {"unread_keys": {}, "ignored_keys": {}, "unanswered_last_turns": 0}
+    assert found == unread.UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
 
 
 def test_a_key_that_is_no_utf8_hides_none_of_the_others(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_key_that_is_no_utf8_hides_none_of_the_others(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="label: 2 of 3 rows"):
         converted(path, "prompt_completion")
     found = converted(path, "prompt_completion", ignore_keys=["label"])
-    assert found["unread_keys"] == {"cat\ufffdgorie": 3, "label": 2}
+    assert found.unread_keys == {"cat\ufffdgorie": 3, "label": 2}
     row = json.dumps(fire_row(more=1)).replace("more", "caf\xe9").encode("latin-1")
     make = fire_rows(training_form("trajectory", None), RowLimits())
     assert not isinstance(make("id", 0, row), Reject)
@@ -202,7 +202,7 @@ def test_a_table_stops_too(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="tools: 1 of 2 rows"):
         converted(tmp_path / "rows.parquet", "messages")
     found = converted(tmp_path / "rows.parquet", "messages", ignore_keys=["tools"])
-    assert found["unread_keys"] == {"note": 2, "tools": 2}
+    assert found.unread_keys == {"note": 2, "tools": 2}
     sounds = [{"prompt": "q", "completion": "a", "audio": {"bytes": b"RIFF\xff", "path": "a.wav"}}]
     pq.write_table(pa.Table.from_pylist(sounds), tmp_path / "sounds.parquet")
     with pytest.raises(VlmflowError, match=r"audio: 1 of 1 rows, .* with bytes"):
@@ -212,7 +212,7 @@ def test_a_table_stops_too(tmp_path: Path) -> None:
 def test_a_key_of_another_name_is_the_one_that_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, [{"system": "What?", "output": "It.", "instruction": "!"}])
     found = converted(path, "alpaca", columns={"instruction": "system"})
-    assert found["unread_keys"] == {"instruction": 1}
+    assert found.unread_keys == {"instruction": 1}
     chat = written(tmp_path, [{"chat": turns({"weight": 0})["messages"]}])
     with pytest.raises(VlmflowError, match=r"chat\.weight: 1 of 1 rows"):
         converted(chat, "messages", columns={"messages": "chat"})
@@ -224,7 +224,7 @@ def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
         make = fire_rows(training_form("trajectory", None), RowLimits())
         choice = DatasetSettings(kind="fire", train="x").choice("train")
         found = convert(rows, tmp_path / "made", tmp_path / "rejects", "train", make, choice, 1)
-    assert found["unread_keys"] == {"conversations.type": 9, "groundtruth": 9, "more": 6, "round": 9}
+    assert found.unread_keys == {"conversations.type": 9, "groundtruth": 9, "more": 6, "round": 9}
 
 
 def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +238,9 @@ def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch:
     ]
     one, two = (converted(written(tmp_path, rows), "messages", processes) for processes in (1, 2))
     assert one == two
-    assert len(one["unread_keys"]) == 40
-    assert sum(one["unread_keys"].values()) + one["further_unread_keys"] == 600 + 600 + 120
-    assert max(map(len, one["unread_keys"])) == 100
+    assert len(one.unread_keys) == 40
+    assert sum(one.unread_keys.values()) + one.further_unread_keys == 600 + 600 + 120
+    assert max(map(len, one.unread_keys)) == 100
 
 
 KEYS = st.sampled_from(["id", "x", 'a"b', "é", "label", "weight", "tools", "system", "", "y" * 120])

@@ -14,6 +14,7 @@ from vlmflow.rows import row_check
 from vlmflow.rows.convert import convert
 from vlmflow.rows.converted import training_line
 from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.stats import SplitCounts
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.5, row_limits=RowLimits())
@@ -53,14 +54,11 @@ def test_rows_in_are_rows_kept_and_rejects_by_reason(tmp_path: Path) -> None:
     """Case 2: every raw row is counted once, and every reject is in the quarantine with its place and itself."""
     train = [*some_rows(10), b'{"bad": NaN}', fire_row(picture(50)), fire_row(picture(51), conversations=[])]
     stats = run(tmp_path, train, TEST, pictures={picture(50): {"reason": "missing", "detail": "nowhere"}})
-    assert stats["train"] == {
-        "rows_in": 13,
-        "kept": 10,
-        "rejected": {"bad_json": 1, "picture_missing": 1, "unbalanced_turns": 1},
-    }
-    assert stats["test"] == {"rows_in": 3, "kept": 3, "rejected": {}}
-    assert stats["examples"]["train"] + stats["examples"]["val"] == 10
-    assert stats["examples"]["test"] == 3
+    rejected = {"bad_json": 1, "picture_missing": 1, "unbalanced_turns": 1}
+    assert stats.train == SplitCounts(13, 10, rejected)
+    assert stats.test == SplitCounts(3, 3, {})
+    assert stats.examples["train"] + stats.examples["val"] == 10
+    assert stats.examples["test"] == 3
     quarantined = {row["row"]: row for row in lines(tmp_path / "out" / "quarantine.jsonl")}
     assert sorted(quarantined) == [10, 11, 12]
     raw = (tmp_path / "in" / "raw" / "train.json").read_bytes()
@@ -93,8 +91,8 @@ def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
         SplitRules(0.2, 1, 0.0, RowLimits()),
         pictures={"coco/copy.jpg": {"sha256": digest(picture(900))}},
     )
-    assert stats["train"]["rejected"] == {"in_test_split": 1}
-    assert stats["train"]["kept"] == 5
+    assert stats.train.rejected == {"in_test_split": 1}
+    assert stats.train.kept == 5
 
 
 def test_duplicates_are_dropped(tmp_path: Path) -> None:
@@ -107,8 +105,8 @@ def test_duplicates_are_dropped(tmp_path: Path) -> None:
         SplitRules(0.2, 1, 0.0, RowLimits()),
         pictures={"other/name.jpg": {"sha256": digest(picture(0))}},
     )
-    assert stats["train"]["rejected"] == {"duplicate": 1}
-    assert stats["train"]["kept"] == 6
+    assert stats.train.rejected == {"duplicate": 1}
+    assert stats.train.kept == 6
 
 
 def test_val_is_taken_by_picture(tmp_path: Path) -> None:
@@ -132,8 +130,8 @@ def test_one_unusable_attempt_rejects_all_rows_of_the_trajectory(tmp_path: Path)
     bad = fire_row(picture(7), rounds=3)
     bad["conversations"][4]["value"] = "Answer: <image>"
     stats = run(tmp_path, [*some_rows(5), bad], TEST, form="timestep")
-    assert stats["train"] == {"rows_in": 6, "kept": 5, "rejected": {"stray_tag": 1}}
-    assert stats["examples"]["train"] + stats["examples"]["val"] == 10
+    assert stats.train == SplitCounts(6, 5, {"stray_tag": 1})
+    assert stats.examples["train"] + stats.examples["val"] == 10
     assert all(row["images"] != [picture(7)] for row in lines(tmp_path / "out" / "train.jsonl"))
 
 
@@ -179,8 +177,8 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path: Path, monk
 
 def test_the_score_field_that_differs_is_counted_and_kept(tmp_path: Path) -> None:
     stats = run(tmp_path, [*some_rows(5), fire_row(picture(8), score=[0, 1])], TEST)
-    assert stats["score_field_differs"] == {"train": 1, "test": 0}
-    assert stats["train"]["kept"] == 6
+    assert stats.score_field_differs == {"train": 1, "test": 0}
+    assert stats.train.kept == 6
 
 
 def test_a_picture_with_its_own_name_takes_the_quick_way_to_the_same_line() -> None:
@@ -225,7 +223,7 @@ def test_rows_without_pictures_are_split_by_prompt(tmp_path: Path) -> None:
         assert not parts["train"] & parts["val"] | parts["train"] & parts["test"] | parts["val"] & parts["test"]
         assert len(parts["test"]) == 10
         assert len(parts["val"]) == 40 * val_share
-        assert sum(stats["examples"].values()) == stats["train"]["kept"] == 200
+        assert sum(stats.examples.values()) == stats.train.kept == 200
         held_out.append(parts["test"])
     assert held_out[0] == held_out[1] != held_out[2]
 
@@ -247,7 +245,7 @@ def test_what_is_held_out_is_drawn_from_rows_that_can_be_used(
     for seed in range(12):
         rules = SplitRules(0.02, seed, 0.5, RowLimits(), test_share=0.02, modality=modality)
         stats = validate([files], tmp_path / str(seed), rules, 1 + seed % 2)
-        assert stats["train"]["kept"] == 24
+        assert stats.train.kept == 24
         assert len({row["id"][:13] for row in lines(tmp_path / str(seed) / "test.jsonl")}) == 1
         assert len({row["id"][:13] for row in lines(tmp_path / str(seed) / "val.jsonl")}) == 1
 
@@ -259,8 +257,8 @@ def test_where_the_prompt_is_always_the_same_the_answer_decides(tmp_path: Path) 
     with pytest.raises(VlmflowError, match=r"train\.jsonl would be empty"):
         validate([files], tmp_path / "one", rules, 1)
     stats = validate([files], tmp_path / "out", replace(rules, whole_rows=True), 1)
-    assert stats["train"]["rejected"] == {"duplicate": 1}
-    assert min(stats["examples"].values()) >= 4
+    assert stats.train.rejected == {"duplicate": 1}
+    assert min(stats.examples.values()) >= 4
 
 
 def test_rows_with_and_without_pictures_are_never_in_one_file(tmp_path: Path) -> None:
