@@ -1,23 +1,22 @@
-# Two images from the locks in envs/: `data` for the controller and the stages before training, `train` for those
-# that touch weights.
+# Two images from the locks in envs/: `data` for the controller and the stages before training, `train` for the stages
+# that use weights.
 #   docker build --target data  --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/data:0.1.0  .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/train:0.1.0 .
-# The base is a slim Debian with Python 3.11 to 3.13; CUDA's libraries come with the wheels. For images
-# that are the same twice give it by digest (--build-arg BASE=NAME@sha256:…); one written here would hold back Debian's
-# security fixes.
-# With BuildKit, `docker buildx build --sbom=true --provenance=true --push …` lists what is in an image.
+# The base is a slim Debian with Python 3.11 to 3.13; the wheels contain CUDA's libraries. For reproducible images, give
+# the base by digest (--build-arg BASE=NAME@sha256:…); a digest written here would hold back Debian's security fixes.
+# With BuildKit, `docker buildx build --sbom=true --provenance=true --push …` records the content of an image.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 
 FROM ${BASE} AS base
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends git rsync tini \
  && rm -rf /var/lib/apt/lists/* \
- # Snakemake asks for the user's name: the numeric user that pods run as needs an entry.
+ # Snakemake looks up the user's name, so the pods' numeric user needs an entry.
  && useradd --uid 1000 --create-home vlmflow
 COPY envs/uv.lock /opt/vlmflow/envs/
 RUN python3 -m venv /opt/vlmflow/env \
  && /opt/vlmflow/env/bin/python -m pip install --no-cache-dir --require-hashes -r /opt/vlmflow/envs/uv.lock
-# Snakemake has every pod install the storage plugins with pip: from these wheels, never from an index.
+# Snakemake makes every pod install the storage plugins with pip: from these wheels, never from an index.
 COPY envs/data.lock /opt/vlmflow/envs/
 RUN sed -n '/^snakemake-storage-plugin-/,/[^\\]$/p' /opt/vlmflow/envs/data.lock > /tmp/storage.lock \
  && /opt/vlmflow/env/bin/python -m pip download --no-cache-dir --no-deps --require-hashes \

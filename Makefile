@@ -89,10 +89,10 @@ pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into p
 
 CLUSTER := $(BIN)/python scripts/cluster_controller.py --namespace $(NAMESPACE)
 
-doctor: .venv/data.stamp ## what the cluster has and lacks for the runs: make doctor ARGS="--json"
+doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor ARGS="--json"
 	@$(BIN)/python scripts/doctor.py --namespace $(NAMESPACE) $(ARGS)
 
-status: .venv/data.stamp ## what runs in the cluster, what it waits for, and its progress
+status: .venv/data.stamp ## show what runs in the cluster, what it waits for, and its progress
 	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE)
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
@@ -118,7 +118,7 @@ cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save 
 
 # --- for development ---------------------------------------------------------------------------------------------
 
-# Files keep their order (tests/conftest.py): the costly ones begin first.
+# Files keep their order (tests/conftest.py): the slow ones start first.
 WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/dev.stamp lint ## lint and unit tests: run it while you work

@@ -10,7 +10,7 @@ from harness import failures, read_config, start
 configfile: Path(workflow.basedir) / "config.yaml"
 
 
-container: "docker://vlmflow/train:0.1.0"  # for --sdm apptainer alone; else the environment, or the pod's image
+container: "docker://vlmflow/train:0.1.0"  # only for --sdm apptainer; otherwise the environment, or the pod's image
 
 
 settings = start.before_rules(workflow, read_config.read(workflow, config))
@@ -23,7 +23,7 @@ wildcard_constraints:
 
 
 rule all:
-    """Verified merged weights of the runs in your --configfile, else of all, and the pages of their data."""
+    """Make the verified merged weights of the runs in your --configfile, else of all, and the pages of their data."""
     default_target: True
     input:
         inputs.everything(),

@@ -9,7 +9,7 @@
 
 
 rule verify_merged:
-    """Prove the merged weights, and keep them with what was proven."""
+    """Prove the merged weights, and keep them with their proof."""
     input:
         merged="work/{run}/merged",
         full="checkpoints/{run}/full",
