@@ -5,7 +5,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
-from vlmflow.fetch.from_disk import copy, link_or_copy, write_account
+from vlmflow.fetch.from_disk import copy, link_or_copy, write_raw_account
 
 
 def main(*, raw: Path, account: Path, source: str, store: Path, pins: Path = PINS) -> None:
@@ -23,7 +23,7 @@ def main(*, raw: Path, account: Path, source: str, store: Path, pins: Path = PIN
         from vlmflow.fetch.from_hub import fetch_data_file  # the hub's client takes longer to start than a copy
 
         link_or_copy(fetch_data_file(place, pin_of(source, read_pins(pins)), store), raw)
-    write_account(raw, account)
+    write_raw_account(raw, account)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.config.picture_sources import PICTURE_SOURCES, PictureSource, read_sources
 from vlmflow.config.pins import PINS, read_pins
 from vlmflow.config.row_settings import PictureLimits, RowChoice
-from vlmflow.core.files import write_json
+from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.pictures.roots import PictureRoots
@@ -48,7 +48,7 @@ def main(
     what = f"fetch_images {dataset}/{split}"
     fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, limits.max_bytes, what)
     wanted = named_paths(raw, split, choice, mended)
-    write_json(account, fetch.fetch(wanted, picture_roots).as_json())
+    write_account(account, fetch.fetch(wanted, picture_roots))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from range_server import ZIP
 from virtual_zip import VirtualZip
 
+from vlmflow.archives.fetch_counts import FetchedPictures
 from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.archives.zip_directory import read_members
 from vlmflow.archives.zip_members import ranges_of
@@ -92,17 +93,17 @@ def _ranges(archive: VirtualZip, wanted: list[str]) -> list[Request]:
 def _compare(folder: Path, address: str, requests: list[Request], wanted: list[str], source: PictureSource) -> dict:
     """Measure both clients in turns; gives the figures of one way."""
     asked = sum(request.end - request.start for request in requests)
-    bare, dropping, ours, figures = [], [], [], {}
+    bare, dropping, ours, accounts = [], [], [], []
     for _ in range(ROUNDS):
         dropping.append(_seconds(folder, lambda _: _bare(address, requests, None)))
         bare.append(_seconds(folder, lambda store: _bare(address, requests, store)))
-        ours.append(_seconds(folder, lambda store: figures.update(_ours(store, source, wanted))))
-    transferred = figures["bytes_transferred"]
+        ours.append(_seconds(folder, lambda store: accounts.append(_ours(store, source, wanted))))
+    wanted_bytes, transferred = accounts[-1].bytes_wanted, accounts[-1].bytes_transferred
     bare_rate, our_rate = asked / min(bare) / 1e6, transferred / min(ours) / 1e6
     return {
         "requests": len(requests),
-        "MB_wanted": round(figures["bytes_wanted"] / 1e6, 1),
-        "transferred_over_wanted_(at_most_1.05)": round(transferred / figures["bytes_wanted"], 3),
+        "MB_wanted": round(wanted_bytes / 1e6, 1),
+        "transferred_over_wanted_(at_most_1.05)": round(transferred / wanted_bytes, 3),
         "bare_client_that_drops_all_MB_per_second": round(asked / min(dropping) / 1e6, 1),
         "bare_client_MB_per_second": round(bare_rate, 1),
         "fetch_images_MB_per_second": round(our_rate, 1),
@@ -148,12 +149,12 @@ def _bare(address: str, requests: list[Request], store: Path | None) -> None:
         list(threads.map(get, requests))
 
 
-def _ours(store: Path, source: PictureSource, wanted: list[str]) -> dict:
+def _ours(store: Path, source: PictureSource, wanted: list[str]) -> FetchedPictures:
     """Fetch, directory and all; every picture checked and on the disk. Gives the account."""
     paths = {f"coco/{name}": 1 for name in wanted}
     fetch = PictureFetch({"coco": source}, {}, store, 100_000_000, "fetch")
-    account = fetch.fetch(paths, PictureRoots([str(store)], "roots")).as_json()
-    if account["fetched"] != len(wanted):
+    account = fetch.fetch(paths, PictureRoots([str(store)], "roots"))
+    if account.fetched != len(wanted):
         raise SystemExit(f"not all were fetched: {account}")
     return account
 

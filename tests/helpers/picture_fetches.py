@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.pins import Pin
@@ -20,10 +22,11 @@ def fetch(
     roots: Sequence[str] = (),
     pins: Mapping[str, Pin] = {},
 ) -> dict[str, Any]:
-    """Fetch what two rows each name, and give the account."""
+    """Fetch what two rows each name, and give the account as its file has it."""
     store.mkdir(exist_ok=True, parents=True)
     fetching = PictureFetch(sources, pins, store, MAX_BYTES, "test")
-    return fetching.fetch(dict.fromkeys(paths, 2), PictureRoots([*roots, str(store)], "roots")).as_json()
+    account = fetching.fetch(dict.fromkeys(paths, 2), PictureRoots([*roots, str(store)], "roots"))
+    return msgspec.to_builtins(account)
 
 
 def pictures_in(store: Path) -> dict[str, bytes]:

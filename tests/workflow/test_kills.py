@@ -24,7 +24,7 @@ from hub_server import HubServer, served_hub
 from roads import RUN, command, copy_folder, snakemake, words_of
 from tiny_models import file_names, write_wide_adapter, write_wide_base
 from vlmflow.core.files import sha256_of
-from vlmflow.fetch.from_disk import write_account
+from vlmflow.fetch.from_disk import write_raw_account
 from vlmflow.fetch.model_folder import hash_files, write_manifest
 
 VICTIMS = ["script", "snakemake", "both", "all"]
@@ -147,7 +147,7 @@ CONVERT = only("convert_fire", CONVERTED[0])
 def conversion(folder: Path, rows: Path) -> Stage:
     (folder / "raw" / "fire").mkdir(parents=True)
     os.link(rows / "train.json", folder / RAW)
-    write_account(folder / RAW, folder / RAW_ACCOUNT)
+    write_raw_account(folder / RAW, folder / RAW_ACCOUNT)
     (folder / "quick.yaml").write_text("{}")
     return Stage(folder, CONVERT, grown(f"{CONVERTED[0]}.part", 5_000_000), digests(*CONVERTED))
 
@@ -182,7 +182,7 @@ def resolving(folder: Path, root: Path) -> Stage:
     (folder / "raw" / "fire").mkdir(parents=True)
     rows = [{"image": f"coco/train2017/{number:012}.png"} for number in range(300)]
     (folder / RAW).write_text(json.dumps(rows))
-    write_account(folder / RAW, folder / RAW_ACCOUNT)
+    write_raw_account(folder / RAW, folder / RAW_ACCOUNT)
     (folder / "quick.yaml").write_text(f"datasets: {{fire: {{image_roots: ['{root}']}}}}")
 
     def some_are_stored(at: Path) -> bool:

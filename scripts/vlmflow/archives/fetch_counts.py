@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from vlmflow.archives.fetch_plan import Way
 from vlmflow.config.picture_sources import PictureSource
+from vlmflow.pictures.picture_counts import PictureCost
 from vlmflow.web.missing import REASONS, Missing
 
 NO_SOURCE = "none"
@@ -16,38 +16,53 @@ NO_SOURCE = "none"
 logger = logging.getLogger(__name__)
 
 
-class Cost(msgspec.Struct):
-    """What a reason costs: pictures, the rows that name them, and one of them with its detail."""
+class Cost(PictureCost):
+    """What a reason costs, with one of the pictures and its detail."""
 
-    pictures: int = 0
-    rows: int = 0
     example: str = ""
     detail: str = ""
 
 
 class SourceAccount(msgspec.Struct):
-    """One source; the pictures wanted are those had, fetched and missing together.
+    """What became of the pictures of one source."""
 
-    ways: how they were fetched, and why so. had: were in a root before. missing: by reason.
-    bytes_wanted: of the fetched pictures as they lie in the archive. bytes_transferred: of all content that came.
-    """
+    wanted: int = 0
+    """Pictures that rows name and this source should have: those had, fetched and missing. Counted at the end."""
 
     licence: str | None = None
-    ways: list[str] = []
-    had: int = 0
-    fetched: int = 0
-    missing: dict[str, Cost] = {}
-    bytes_wanted: int = 0
-    bytes_transferred: int = 0
 
-    @property
-    def wanted(self) -> int:
-        """Pictures that rows name and this source should have."""
-        return self.had + self.fetched + sum(cost.pictures for cost in self.missing.values())
+    ways: list[str] = []
+    """How they were fetched, and why so."""
+
+    had: int = 0
+    """Pictures that were in a root before."""
+
+    fetched: int = 0
+
+    missing: dict[str, Cost] = {}
+    """By reason."""
+
+    bytes_wanted: int = 0
+    """Of the fetched pictures as they lie in the archive."""
+
+    bytes_transferred: int = 0
+    """Of all content that came."""
+
+
+class FetchedPictures(msgspec.Struct):
+    """What `images/DATASET/SPLIT.fetched.json` says: the sums over all sources, and each of them."""
+
+    wanted: int
+    had: int
+    fetched: int
+    missing: PictureCost
+    bytes_wanted: int
+    bytes_transferred: int
+    sources: dict[str, SourceAccount]
 
 
 class FetchAccount:
-    """What became of every picture that the rows name."""
+    """Counts what became of every picture that the rows name."""
 
     def __init__(self, sources: Mapping[str, PictureSource]) -> None:
         self._sources = sources
@@ -73,9 +88,10 @@ class FetchAccount:
         cost.pictures += 1
         cost.rows += rows
 
-    def say(self) -> None:
-        """Log what is missing, and what it costs."""
+    def close(self) -> FetchedPictures:
+        """Give the account, and log what is missing and what it costs."""
         for name, source in sorted(self.by_source.items()):
+            source.wanted = source.had + source.fetched + sum(cost.pictures for cost in source.missing.values())
             logger.info(
                 "%s: %d pictures, %d had, %d fetched, %.1f MB for %.1f",
                 *(name, source.wanted, source.had, source.fetched),
@@ -86,20 +102,14 @@ class FetchAccount:
                     "%s: %d pictures, %d rows: %s (%s), as %s: %s",
                     *(name, cost.pictures, cost.rows, reason, REASONS[reason], cost.example, cost.detail),
                 )
-
-    def as_json(self) -> dict[str, Any]:
-        """Give the account for `images/DATASET/SPLIT.fetched.json`: totals, and by source."""
         accounts = self.by_source.values()
         costs = [cost for account in accounts for cost in account.missing.values()]
-        return {
-            "wanted": sum(account.wanted for account in accounts),
-            "had": sum(account.had for account in accounts),
-            "fetched": sum(account.fetched for account in accounts),
-            "missing": {"pictures": sum(cost.pictures for cost in costs), "rows": sum(cost.rows for cost in costs)},
-            "bytes_wanted": sum(account.bytes_wanted for account in accounts),
-            "bytes_transferred": sum(account.bytes_transferred for account in accounts),
-            "sources": {
-                name: {"wanted": account.wanted, **msgspec.to_builtins(account)}
-                for name, account in sorted(self.by_source.items())
-            },
-        }
+        return FetchedPictures(
+            wanted=sum(account.wanted for account in accounts),
+            had=sum(account.had for account in accounts),
+            fetched=sum(account.fetched for account in accounts),
+            missing=PictureCost(sum(cost.pictures for cost in costs), sum(cost.rows for cost in costs)),
+            bytes_wanted=sum(account.bytes_wanted for account in accounts),
+            bytes_transferred=sum(account.bytes_transferred for account in accounts),
+            sources=dict(sorted(self.by_source.items())),
+        )

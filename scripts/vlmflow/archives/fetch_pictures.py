@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.archives.fetch_counts import FetchAccount
+from vlmflow.archives.fetch_counts import FetchAccount, FetchedPictures
 from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.archives.fetch_source import SourceFetch
 from vlmflow.archives.open_archives import require_pins
@@ -64,7 +64,7 @@ class PictureFetch:
         self._account = FetchAccount(sources)
         self._failures: list[VlmflowError] = []
 
-    def fetch(self, paths: Mapping[str, int], roots: PictureRoots) -> FetchAccount:
+    def fetch(self, paths: Mapping[str, int], roots: PictureRoots) -> FetchedPictures:
         """Fetch what the roots lack, and give the account.
 
         paths: distinct paths as rows write them, with the number of rows. roots: the store is one of them.
@@ -87,14 +87,14 @@ class PictureFetch:
                 f"{next_step if error.errno == errno.ENOSPC else 'correct that'}, and run the same command again: "
                 "what has come is kept",
             ) from None
-        self._account.say()
+        account = self._account.close()
         if self._failures:
             passing = all(isinstance(error, PassingError) for error in self._failures)
             raise (PassingError if passing else VlmflowError)(
                 "\n".join(error.cause for error in self._failures),
                 "; ".join(dict.fromkeys(error.next_step for error in self._failures)),
             )
-        return self._account
+        return account
 
     def _wishes(self, paths: Mapping[str, int], roots: PictureRoots) -> dict[str, Wish]:
         """Give what is to be fetched, by path; what is here, or cannot be, is accounted for."""

@@ -18,8 +18,9 @@ from typing import Literal
 
 import msgspec
 
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.files import read_json, sha256_of, whole_file
+from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.core.progress import Progress
 
 Integrity = Literal["quick", "full"]
@@ -132,6 +133,14 @@ def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Rec
         return found
 
 
+class _Digests(msgspec.Struct):
+    digests: dict[str, str]
+
+
+class _DigestsByKind(msgspec.Struct):
+    digests: dict[str, dict[str, str]]
+
+
 def refuse_other_rows(
     account: Path, files: Sequence[Path] | None = None, kind: str | None = None, advice: str | None = None
 ) -> None:
@@ -143,8 +152,7 @@ def refuse_other_rows(
 
     Raises VlmflowError with the files.
     """
-    digests = read_json(account)["digests"]
-    digests = digests[kind] if kind else digests
+    digests = read_account(account, _DigestsByKind).digests[kind] if kind else read_account(account, _Digests).digests
     if files is None:
         files = [account.parent / name for name in digests if name.endswith(".jsonl")]
     found = {file: _seen(file) for file in files}

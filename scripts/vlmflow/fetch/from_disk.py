@@ -6,8 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.files import read_json, remove, require_free_disk, whole_file, write_json
+from vlmflow.core.files import remove, require_free_disk, whole_file
 from vlmflow.core.integrity import read_files, refuse_changed, remember
 from vlmflow.core.progress import Progress
 
@@ -50,26 +53,34 @@ def copy(source: Path, raw: Path) -> None:
         raise PassingError(f"{source} to {raw}: {error.strerror}", "fix that and run the same command again") from None
 
 
-def write_account(raw: Path, account: Path) -> None:
-    """Write size and SHA-256 of a raw file into `account`, as JSON, for the stages that read it."""
+class RawAccount(msgspec.Struct):
+    """What `raw/DATASET/FILE.json` says of the raw file beside it."""
+
+    bytes: int
+    sha256: str
+
+
+def write_raw_account(raw: Path, account: Path) -> None:
+    """Write the account of a raw file, for the stages that read it."""
     began = time.time_ns()
     files = read_files(f"reading {raw}", "files", raw.parent, [raw.name])
     found = files[raw.name]
     logger.info("%s: %d bytes, sha256 %s", raw, found.size, found.sha256)
-    write_json(account, {"bytes": found.size, "sha256": found.sha256})
+    write_account(account, RawAccount(found.size, found.sha256))
     remember(_record(raw), files, began)
 
 
 def refuse_changed_raw(raw: Sequence[Path], accounts: Sequence[Path]) -> None:
     """Refuse raw files of a data set that are no more those that were fetched.
 
-    accounts: what `write_account` wrote of each of them; none where nothing is known.
+    accounts: what `write_raw_account` wrote of each of them; none where nothing is known.
 
     Raises VlmflowError with the names of the files.
     """
     for file, account in zip(raw, accounts, strict=True) if accounts else ():
         next_step = f"remove {file} and run the same command again: the workflow fetches it again"
-        refuse_changed("raw files", file.parent, {file.name: read_json(account)["sha256"]}, _record(file), next_step)
+        recorded = read_account(account, RawAccount).sha256
+        refuse_changed("raw files", file.parent, {file.name: recorded}, _record(file), next_step)
 
 
 def _record(raw: Path) -> str:

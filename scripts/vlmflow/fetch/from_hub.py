@@ -7,8 +7,9 @@ from pathlib import Path
 
 from vlmflow.config.pins import Pin
 from vlmflow.config.source import HubSource
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, require_free_disk, sha256_of, unfinished, write_json
+from vlmflow.core.files import require_free_disk, sha256_of, unfinished, write_json
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
@@ -67,7 +68,8 @@ def fetch_model(
     if (records := _complete_in_store(folder, pin, threads)) is not None:
         logger.info("%s: already in the store, %s", source, folder)
         refuse_code(folder, list(records))
-        return folder, records, read_json(folder / LEFT_OUT) if (folder / LEFT_OUT).is_file() else []
+        left_out = read_account(folder / LEFT_OUT, list[str]) if (folder / LEFT_OUT).is_file() else []
+        return folder, records, left_out
     found, left_out = model_files(source, revision)
     require_pinned(source, pin, size=sum(file.size for file in found))
     files = {folder / file.path: file for file in found}

@@ -4,8 +4,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import count_lines, read_json, write_json
+from vlmflow.core.files import count_lines, write_json
 from vlmflow.core.integrity import digests_of, refuse_changed
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.count import read_lengths
@@ -44,7 +45,7 @@ def refuse_changed_cache(cached: Path) -> None:
 
     Raises VlmflowError with their names.
     """
-    digests = read_json(cached / DIGESTS)
+    digests = read_account(cached / DIGESTS, dict[str, str])
     next_step = f"remove {cached} and run the same command again: it is made anew"
     refuse_changed("row files", cached, digests, f"cached/{cached.name}", next_step)
 

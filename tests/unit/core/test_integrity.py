@@ -197,3 +197,12 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
     rows.unlink()
     with pytest.raises(VlmflowError, match=f"^{rows}: .* records other digests for these rows"):
         refuse_other_rows(account)
+
+
+def test_an_account_without_digests_is_refused_by_its_name(tmp_path: Path) -> None:
+    write_json(tmp_path / "stats.json", {"dataset": "fire"})
+    with pytest.raises(VlmflowError, match=r"stats\.json: digests is missing"):
+        refuse_other_rows(tmp_path / "stats.json")
+    write_json(tmp_path / "summary.json", {"digests": {"train.jsonl": "0"}})
+    with pytest.raises(VlmflowError, match=r"summary\.json: digests\[\.\.\.\]: Expected `object`, got `str`"):
+        refuse_other_rows(tmp_path / "summary.json", [], "rows")
