@@ -38,8 +38,8 @@ class DatasetSettings(Settings):
     list: the later wins."""
 
     modality: Literal["image", "text"] = "image"
-    """image: rows with a picture; text: rows without. Rows of the other sort are left out and counted: on a mixture,
-    parallel trainers would wait for each other for ever."""
+    """image: rows with a picture; text: rows without. The other rows are left out and counted: on a mixture,
+    parallel trainers would wait for each other forever."""
 
     image_roots: list[str] = []
     """Folders that hold the pictures under the paths that the rows name; the first that has the picture wins."""

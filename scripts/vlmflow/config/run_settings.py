@@ -41,7 +41,7 @@ class LoraSettings(Settings):
     """Scale by alpha / √r (rank-stabilised LoRA, arXiv:2312.03732)."""
 
     dora: bool = False
-    """Learn magnitude and direction apart (DoRA, arXiv:2402.09353)."""
+    """Learn magnitude and direction separately (DoRA, arXiv:2402.09353)."""
 
 
 class TrainSettings(Settings):
