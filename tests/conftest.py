@@ -1,4 +1,4 @@
-"""The finished road, walked once for all tests that look at it."""
+"""One finished run of the demo, for all tests that read it."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from hypothesis import settings
 
 from roads import RUN, make_demo_folder, snakemake
 
-# A shell starts what it runs in the background with these ignored, and what we start would inherit that: whoever tests
-# Ctrl-C relies on it.
+# A shell starts background processes with these signals ignored, and our processes would inherit that; tests of Ctrl-C
+# need them.
 for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-# A busy machine is no fault of the code under test.
+# A busy machine is not a fault of the code under test.
 settings.register_profile("no deadline", deadline=None)
 settings.register_profile("deep", deadline=None, max_examples=2000)
 settings.load_profile("no deadline")
@@ -26,11 +26,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 COSTLY = ("test_kills.py", "test_swapped_files.py", "test_stale.py")
-"""Files of tests that take longest."""
+"""The slowest test files, slowest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put costly files first and quick ones last, so that the processes that the tests run in end together."""
+    """Put slow files first and quick ones last, so that the test processes end together."""
 
     def place(item: pytest.Item) -> int:
         if item.path.name in COSTLY:
@@ -42,9 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def road(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """Give a folder in which the demo ran from the sample to merged weights; nobody writes into it.
+    """Return a folder in which the demo ran from the sample to merged weights; nobody writes into it.
 
-    The first of the processes that the tests run in walks it, the others wait.
+    The first test process runs the demo, the others wait.
     """
     shared = tmp_path_factory.getbasetemp()
     folder = (shared if worker_id == "master" else shared.parent) / "road"

@@ -1,4 +1,4 @@
-"""A server of archives and pictures on this machine, which gives ranges, and faults on demand."""
+"""A local server of archives and pictures, with ranges, and faults on demand."""
 
 import io
 import re
@@ -26,18 +26,18 @@ class Seen:
     range: str | None
     if_range: str | None
     sent: int = 0
-    """Bytes of body that were sent."""
+    """Bytes of the body that were sent."""
 
     def count(self, sent: int) -> None:
         self.sent += sent
 
 
 class ArchiveServer(FaultyServer):
-    """Serves `files`, by path, until the block ends.
+    """Serves `files`, by path, until its `with` block ends.
 
-    faults: by path, what befalls the next answers, one each; None in the list is an answer without a fault.
-    always: by path, what befalls all others.
-    ranges: whether parts are given at all. etag_of: gives the ETag of a file's bytes; None for no ETag.
+    faults: by path, the faults of the next answers, in order; None is an answer without a fault.
+    always: by path, the fault of all other answers.
+    ranges: whether it answers with ranges. etag_of: returns the ETag of a file's bytes; None for no ETag.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ArchiveServer(FaultyServer):
         return _handler_for(self)
 
     def change(self, path: str, content: bytes, after: int) -> Fault:
-        """Give a fault: the answer ends after so many bytes, and from then on the file is another one."""
+        """Return a fault: the answer ends after `after` bytes, and from then on the file has other content."""
 
         def fault(answer: Answer) -> Answer:
             self.files[path] = content
@@ -63,7 +63,7 @@ class ArchiveServer(FaultyServer):
         return fault
 
     def sent(self, path: str) -> int:
-        """Bytes of a file that were sent, over all requests."""
+        """Return how many bytes of a file were sent, over all requests."""
         return sum(seen.sent for seen in self.seen if seen.path == path)
 
     def ranges_of(self, path: str) -> list[str | None]:
@@ -102,9 +102,9 @@ def _handler_for(server: ArchiveServer) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def served_archives(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
-    """Serve, with waits between attempts that are short enough for tests, here alone.
+    """Serve, with short waits between attempts, in this process only.
 
-    A server may pause for 10 s: longer than a busy machine takes, so that no request is made twice.
+    A server may pause for 10 s, longer than a busy machine needs, so that no request is made twice.
     """
     with ArchiveServer() as server:
         monkeypatch.setattr(patience, "FIRST_WAIT", 0.01)
@@ -114,7 +114,7 @@ def served_archives(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
 
 
 class _Unseekable(io.BytesIO):
-    """A pipe, to `zipfile`: it then writes data descriptors behind the members."""
+    """Looks like a pipe to `zipfile`, which then writes data descriptors after the members."""
 
     def seekable(self) -> bool:
         return False
@@ -129,7 +129,7 @@ class _Unseekable(io.BytesIO):
 def zip_of(
     members: Mapping[str, bytes], deflate: bool = False, zip64: bool = False, descriptors: bool = False
 ) -> bytes:
-    """Give a zip. zip64: sizes and places stand in extra fields. descriptors: and behind the members."""
+    """Return a zip. zip64: sizes and offsets are in extra fields. descriptors: and after the members."""
     file = _Unseekable() if descriptors else io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():

@@ -1,4 +1,4 @@
-"""An API server of Kubernetes that has bad minutes, and a client of it."""
+"""A Kubernetes API server that fails on demand, and a client of it."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ import yaml
 
 
 class BadMinutes(ThreadingHTTPServer):
-    """Answers with what `answers` holds, in order, then with an empty list: a status, or None to hang up."""
+    """Answers with `answers` in order (a status, or None to hang up), then with an empty list."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -43,12 +43,12 @@ class Answer(BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = answer
 
     def log_message(self, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving() -> Iterator[BadMinutes]:
-    """Serve on a free port of loopback while the block runs."""
+    """Serve on a free loopback port until the `with` block ends."""
     with BadMinutes() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -59,7 +59,7 @@ def serving() -> Iterator[BadMinutes]:
 
 @contextmanager
 def serving_by_default(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[BadMinutes]:
-    """Serve likewise, as the cluster that a client finds by itself, and have the client try again at once."""
+    """Serve as the cluster that a client finds by default, and make the client retry at once."""
     with serving() as server:
         kubeconfig = kubeconfig_of(f"http://127.0.0.1:{server.server_address[1]}", folder / "kubeconfig")
         patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
@@ -68,7 +68,7 @@ def serving_by_default(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[BadM
 
 
 def kubeconfig_of(address: str, file: Path) -> Path:
-    """Write a kubeconfig that leads to an address, and give its file."""
+    """Write a kubeconfig for an address, and return its path."""
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",

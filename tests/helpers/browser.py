@@ -1,4 +1,4 @@
-"""A real browser, for tests of pages: Debian's Chromium without a window, told what to do over a pipe."""
+"""A real browser for tests of pages: Debian's Chromium without a window, controlled over a pipe."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from filelock import FileLock
 
 FLAGS = (
     "--headless",
-    "--no-sandbox",  # root has no sandbox; the pages are the tests' own
+    "--no-sandbox",  # root has no sandbox; all pages come from the tests
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
@@ -31,13 +31,13 @@ PATIENCE = 60.0
 
 
 def chromium() -> str:
-    """Give the browser's path; installed from Debian where it is missing and we are root.
+    """Return the browser's path; as root, install it from Debian if it is missing.
 
-    Without one the test is skipped, and fails where CI decides over a change.
+    Without a browser the test is skipped; under CI it fails.
     """
     if not shutil.which("chromium") and os.geteuid() == 0 and shutil.which("apt-get"):
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        # Tests run side by side, and apt-get ends at once where another one is at work.
+        # Tests run in parallel, and apt-get fails at once if another one is running.
         with FileLock(Path(tempfile.gettempdir()) / "vlmflow-chromium.lock"):
             for words in (["update"], ["install", "--yes", "--no-install-recommends", "chromium"]):
                 if not shutil.which("chromium"):
@@ -49,17 +49,17 @@ def chromium() -> str:
 
 
 class Browser:
-    """One page in a browser of its own (the Chrome DevTools Protocol over its pipe).
+    """One page in its own browser (the Chrome DevTools Protocol over a pipe).
 
-    profile: an empty folder for what the browser writes.
-    requests: every address that the page asked for, data addresses left out. complaints: what it wrote to the
-    console, threw, or was refused.
+    profile: an empty folder for the browser's files.
+    requests: every address that the page requested, except data addresses. complaints: its console messages,
+    exceptions and refused requests.
     """
 
     def __init__(self, profile: Path) -> None:
         to_browser, from_us = os.pipe()
         to_us, from_browser = os.pipe()
-        # The browser reads from descriptor 3 and writes to 4; the shell puts ours there, whatever their numbers are.
+        # The browser reads from descriptor 3 and writes to 4; the shell moves ours there, whatever their numbers are.
         shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         words = [chromium(), *FLAGS, f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ class Browser:
         self._in.close()
 
     def open(self, page: Path, width: int = 1280, dark: bool = False) -> None:
-        """Show a file, and wait until everything in it is loaded."""
+        """Open a file, and wait until everything in it is loaded."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._call("Emulation.setEmulatedMedia", features=scheme)
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
@@ -107,13 +107,13 @@ class Browser:
         )
 
     def evaluate(self, script: str) -> Any:
-        """Give the value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         said = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 
     def check_page(self, page: Path, title: str) -> None:
-        """Open a page, wide and narrow; see that it loads nothing, runs nothing, and needs no scrolling to the side."""
+        """Open a page, wide and narrow; check that it loads nothing, runs nothing, and does not scroll sideways."""
         for width in (1280, 400):
             self.requests.clear()
             self.complaints.clear()

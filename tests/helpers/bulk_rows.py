@@ -1,4 +1,4 @@
-"""FIRE-form and Volcano-form files of any size, for benchmarks: the real data's row sizes, and no faults."""
+"""Files of any size in FIRE's and Volcano's form, for benchmarks: with the real row sizes and without faults."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from vlmflow.demo.sample_scenes import bars_scene, shapes_scene
 
 PICTURE_COUNT = 256
 ROUNDS = (2,) * 45 + (3,) * 47 + (4,) * 8
-"""FIRE's train split has 2.63 rounds a row in the mean."""
+"""FIRE's train split has 2.63 rounds per row on average."""
 
 
 TEXT_ONLY = 0.043
@@ -24,7 +24,7 @@ TEXT_ONLY = 0.043
 def write_fire_rows(path: Path, rows: int, seed: int) -> None:
     """Write one JSON array of `rows` rows in FIRE's raw form, about 2.1 KB each (FIRE: 224 MB, 104,941 rows).
 
-    The 256 pictures that the rows name lie beside the file, in `pictures/`. The same arguments give the
+    The 256 pictures that the rows name are next to the file, in `pictures/`. The same arguments give the
     same bytes; memory does not grow with the rows.
     """
     _write(path, rows, seed, _row)
@@ -53,7 +53,7 @@ def _write(path: Path, rows: int, seed: int, make: Callable[[str, str, list[str]
 
 
 def _sentences(rng: Random) -> list[str]:
-    """Collect a few thousand different sentences of the kind that students and teachers say."""
+    """Collect a few thousand different sentences like those of students and teachers."""
     found = set()
     for number in range(600):
         for question in questions_about((bars_scene if number % 4 == 0 else shapes_scene)(rng)):

@@ -1,4 +1,4 @@
-"""Checkpoints with the files that trainings leave, and little in them."""
+"""Checkpoints with the files of a real training, and little content."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 
 def checkpoint(output: Path, step: int, processes: int = 2, states: Sequence[str] = ("optimizer.pt",)) -> Path:
-    """Write the folder of a whole checkpoint under `output`; states: the files that the strategy of training adds."""
+    """Write the folder of a complete checkpoint under `output`. states: the files that the training strategy adds."""
     folder = output / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     save_file({"a": torch.ones(64, 8)}, folder / "adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""Small pictures for tests, drawn so that every corner differs."""
+"""Small pictures for tests, with a different colour in every corner."""
 
 import io
 from pathlib import Path
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def drawn(width: int = 64, height: int = 48) -> Image.Image:
-    """Give an RGB picture whose four corners differ: black, red, green, and red with green and blue."""
+    """Return an RGB picture whose corners are black, red, green, and red with green and blue."""
     red = np.linspace(0, 255, width)[None, :].repeat(height, 0)
     green = np.linspace(0, 255, height)[:, None].repeat(width, 1)
     blue = red * green / 255
@@ -17,14 +17,14 @@ def drawn(width: int = 64, height: int = 48) -> Image.Image:
 
 
 def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
-    """Give the bytes of a picture file."""
+    """Return the bytes of a picture file."""
     content = io.BytesIO()
     image.save(content, format, **options)
     return content.getvalue()
 
 
 def put(path: Path, content: bytes) -> Path:
-    """Write a file, with the folders above it."""
+    """Write a file, and create its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path

@@ -1,4 +1,4 @@
-"""HTTP servers on this machine whose answers break, refuse or lie on demand."""
+"""Local HTTP servers that break off, refuse or give wrong answers on demand."""
 
 import os
 import socket
@@ -15,15 +15,15 @@ BLOCK = 64 * 1024
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server is about to send; a fault gives another one."""
+    """What the server is about to send; a fault replaces it."""
 
     status: int
     headers: dict[str, str]
     body: bytes = b""
     whole: bytes = b""
-    """The whole file, of which the body may be a range."""
+    """The whole file; the body may be a range of it."""
     stop_after: int | None = None
-    """Bytes of the body after which the answer ends as `end` says."""
+    """After this many bytes of the body, the answer ends as `end` says."""
     end: str = "close"
 
 
@@ -31,7 +31,7 @@ Fault = Callable[[Answer], Answer]
 
 
 def breaks(after: int, end: str = "close") -> Fault:
-    """The answer ends after so many bytes. end: close, reset, or stall (silence until the client leaves)."""
+    """End the answer after `after` bytes. end: close, reset, or stall (silence until the client leaves)."""
     return lambda answer: replace(answer, stop_after=after, end=end)
 
 
@@ -55,7 +55,7 @@ def with_headers(**headers: str) -> Fault:
 
 
 class FaultyServer:
-    """Serves on a free port of loopback until the block ends.
+    """Serves on a free loopback port until its `with` block ends.
 
     pace: seconds between two blocks of 64 KiB.
     """
@@ -65,7 +65,7 @@ class FaultyServer:
         self.lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), self.handler())
         self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # a client that left
+        self._server.handle_error = lambda *_: None  # the client left
         self.port = self._server.server_address[1]
 
     def __enter__(self) -> Self:
@@ -77,12 +77,12 @@ class FaultyServer:
         self._server.server_close()
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
-        """Give the class that answers a request."""
+        """Return the class that answers requests."""
         raise NotImplementedError
 
 
 class _Server(ThreadingHTTPServer):
-    request_queue_size = 64  # a client that finds it full tries again after a second
+    request_queue_size = 64  # a client that finds the queue full retries after a second
 
 
 class FaultyHandler(BaseHTTPRequestHandler):
@@ -93,7 +93,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
         pass
 
     def send(self, answer: Answer, pace: float, sent: Callable[[int], object]) -> None:
-        """Send an answer in blocks, and break it off as it says. sent: is told the bytes of every block."""
+        """Send an answer in blocks, and break it off as it says. sent: called with the size of every block."""
         self.send_response(answer.status)
         for name, text in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
             self.send_header(name, text)
@@ -118,6 +118,6 @@ class FaultyHandler(BaseHTTPRequestHandler):
             self.connection.settimeout(20)
             self.connection.recv(1)
         if how == "reset":
-            # Closing with a linger time of 0 sends RST in place of FIN.
+            # Closing with a linger time of 0 sends RST instead of FIN.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())

@@ -1,4 +1,4 @@
-"""FIRE rows for tests: sound ones, and a data set's folder as the stages before validation leave it."""
+"""Valid FIRE rows for tests, and a data set's folder as the stages before validation write it."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ NO_LIMITS = RowLimits(max_turns=10**9, max_turn_chars=10**9)
 def fire_row(
     image: str = "coco/train2017/000000000001.jpg", question: str = "What is it?", rounds: int = 2, **changes: Any
 ) -> dict[str, Any]:
-    """Give a sound row of FIRE with `rounds` attempts; `changes` replace whole keys."""
+    """Return a valid FIRE row with `rounds` attempts; `changes` replace whole keys."""
     turns = []
     for number in range(1, rounds + 1):
         score = 10 if number == rounds else min(9, number + 1)
@@ -39,7 +39,7 @@ def fire_row(
 
 
 def write_array(path: Path, rows: list[Any]) -> Path:
-    """Write a JSON array; a row given as bytes goes in as it is."""
+    """Write a JSON array; a row given as bytes is written unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
     path.write_bytes(b"[" + b",\n".join(parts) + b"]\n")
@@ -47,14 +47,14 @@ def write_array(path: Path, rows: list[Any]) -> Path:
 
 
 def write_picture(path: Path, colour: tuple[int, int, int] = (200, 30, 30)) -> Path:
-    """Write a small picture in the format of the path's ending."""
+    """Write a small picture in the format of the path's suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (64, 48), colour).save(path)
     return path
 
 
 def split_files(folder: Path, split: str, rows: list[Any], form: str = "trajectory", **pictures: Any) -> SplitFiles:
-    """Convert `rows` and describe each of their pictures as usable, in `folder`.
+    """Convert `rows` into `folder`, with a manifest in which every picture is usable.
 
     pictures: entries of the manifest to change, by path: `pictures={"a.jpg": {"reason": "missing"}}`.
     """
@@ -81,7 +81,7 @@ def split_files(folder: Path, split: str, rows: list[Any], form: str = "trajecto
 
 
 def digest(text: str) -> str:
-    """Give 64 hexadecimal digits that stand for a picture's content."""
+    """Return 64 hexadecimal digits, in place of a picture's digest."""
     import hashlib
 
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""Snakemake without its start: a process that has imported it forks for each call.
+"""Calls of Snakemake that need not import it: a process that has imported it forks for each call.
 
-Importing Snakemake and its plugins takes as long as most dry runs of the tests, which call it some hundred times. What
-is imported beforehand is Snakemake's and its plugins' alone: each call reads the Snakefile and the project's modules as
-they are. Who kills Snakemake, looks at its process, or changes Python's own settings starts a process instead.
+Importing Snakemake and its plugins takes as long as most dry runs, and the tests call it some hundred times. Only
+Snakemake and its plugins are imported in advance: each call reads the current Snakefile and modules of the project. A
+test that kills Snakemake, inspects its process, or changes Python's settings must start a process instead.
 """
 
 import atexit
@@ -41,9 +41,9 @@ IMPORTED = (
 def called(
     command: Sequence[Any], cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `[sys.executable, "-m", "snakemake", …]` to its end as `subprocess.run` would, and give what it said.
+    """Run `[sys.executable, "-m", "snakemake", …]` like `subprocess.run`, and return the result with its output.
 
-    cwd, env: as there; those of this process where they are not given.
+    cwd, env: as there; by default those of this process.
     """
     python, option, module, *words = map(str, command)
     assert (python, option, module) == (sys.executable, "-m", "snakemake"), command
@@ -74,11 +74,11 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 
 def _serve() -> list[str]:
-    """Fork for each call that a line of the standard input names; gives its words in the fork, [] at the end."""
+    """Fork for each call on a line of standard input; return its words in the fork, [] at the end."""
     for name in IMPORTED:
         importlib.import_module(name)
     ours = {"harness", "vlmflow", "huggingface_hub"} & sys.modules.keys()
-    assert not ours, f"read by each call anew, with its variables: {ours}"
+    assert not ours, f"each call must import these itself, with its variables: {ours}"
     gc.freeze()
     for line in sys.stdin:
         call = json.loads(line)
@@ -92,7 +92,7 @@ def _serve() -> list[str]:
 
 
 def _become(call: dict[str, Any]) -> None:
-    """Make of this process what a shell starts for the call."""
+    """Turn this process into the one that a shell would start for the call."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     for number, file in enumerate(call["said"], start=1):
@@ -100,7 +100,7 @@ def _become(call: dict[str, Any]) -> None:
     os.chdir(call["cwd"])
     os.environ.clear()
     os.environ.update(call["environment"])
-    tempfile.tempdir = None  # read anew from TMPDIR
+    tempfile.tempdir = None  # read from TMPDIR again
     sys.path[0] = call["cwd"]
 
 

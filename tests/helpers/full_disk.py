@@ -1,4 +1,4 @@
-"""Trains on a disk that fills up: run in a mount namespace of its own, by `test_trainer`.
+"""Train on a disk that fills up; `test_trainer` runs this in its own mount namespace.
 
 unshare --mount --map-root-user python tests/helpers/full_disk.py ROAD_FOLDER
 """
@@ -15,13 +15,13 @@ DISK = "64m"
 
 
 def main() -> None:
-    """Fill the disk after the first checkpoint, see the training fail, make room, and see it go on."""
+    """Fill the disk after the first checkpoint, check that the training fails, make room, and check that it resumes."""
     folder = Path(sys.argv[1])
     runs = folder / "stores" / "runs"
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(runs)], check=True)
     words = command(folder, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
-        while last_step(runs) < 7:  # the checkpoint of step 6 is whole then
+        while last_step(runs) < 7:  # then the checkpoint of step 6 is complete
             assert first.poll() is None, first.stdout.read()
             time.sleep(0.02)
         with (runs / "filler").open("wb") as filler:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def last_step(runs: Path) -> int:
-    """Give the last step that the training told of; 0 before the first."""
+    """Return the last step that the training reported; 0 before the first."""
     lines = [line for file in runs.glob("*/full/*/progress.jsonl") for line in file.read_text().splitlines(True)]
     return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
 

@@ -1,7 +1,7 @@
-"""A Hugging Face hub on this machine, with the protocol that huggingface_hub speaks and faults on demand.
+"""A local Hugging Face hub, with huggingface_hub's protocol and faults on demand.
 
-The hub itself answers as 127.0.0.1 and sends readers of LFS files to its storage, "localhost": two hosts to a
-client. What the storage gives is signed for a moment, and a token that reaches it counts as leaked.
+The hub answers as 127.0.0.1 and redirects LFS files to its storage, "localhost": a client sees two hosts. The
+storage's addresses are signed for a short time, and a token that reaches the storage counts as leaked.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class Request:
     path: str
     headers: dict[str, str]
     sent: int = 0
-    """Bytes of body that were sent."""
+    """Bytes of the body that were sent."""
 
     def count(self, sent: int) -> None:
         self.sent += sent
@@ -43,15 +43,15 @@ class Request:
 class Repo:
     files: dict[str, bytes]
     plain: frozenset[str]
-    """Names of the files outside LFS."""
+    """Names of the files that are not in LFS."""
     revision: str
     gated: bool = False
 
 
 class HubServer(FaultyServer):
-    """Serves until the block ends.
+    """Serves until its `with` block ends.
 
-    faults: by (kind, file name), what befalls the next answers, one each; kind as in Request. For `api` the
+    faults: by (kind, file name), the faults of the next answers, in order; kind as in Request. For `api` the
     name is the repository's.
     """
 
@@ -76,15 +76,15 @@ class HubServer(FaultyServer):
         revision: str = REVISION,
         gated: bool = False,
     ) -> None:
-        """Take a repository in. repo: "OWNER/NAME", or "datasets/OWNER/NAME"."""
+        """Add a repository. repo: "OWNER/NAME", or "datasets/OWNER/NAME"."""
         self.repos[repo] = Repo(files, frozenset(plain), revision, gated)
 
     def sent(self, name: str) -> int:
-        """Bytes of a file that were sent, over all requests."""
+        """Return how many bytes of a file were sent, over all requests."""
         return sum(request.sent for request in self.requests if request.kind == "bytes" and request.path.endswith(name))
 
     def ranges(self, name: str) -> list[str | None]:
-        """The Range of every request for a file's bytes, in order."""
+        """Return the Range of every request for a file's bytes, in order."""
         return [
             request.headers.get("range")
             for request in self.requests
@@ -195,7 +195,7 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
 
 def command(script: str, **values: object) -> list[str]:
-    """Give the command line of one of the project's scripts; values that are no text are written as JSON."""
+    """Return the command line of one of the project's scripts; values that are not strings are written as JSON."""
     path = ROOT / "scripts" / f"{script}.py"
     options = [
         part
@@ -207,10 +207,10 @@ def command(script: str, **values: object) -> list[str]:
 
 @contextmanager
 def served_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """Serve what huggingface_hub takes for the hub, here and in processes that this one starts.
+    """Serve as the hub of huggingface_hub, in this process and in those that it starts.
 
-    A token is at hand, and waits between attempts are short enough for tests. A server may pause for 10 s:
-    longer than a busy machine takes, so that no request is made twice.
+    There is a token, and waits between attempts are short. A server may pause for 10 s, longer than a busy
+    machine needs, so that no request is made twice.
     """
     with HubServer() as server:
         constants = huggingface_hub.constants

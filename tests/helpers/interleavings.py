@@ -1,7 +1,7 @@
-"""Every order in which the system calls of several processes can come, tried on a real folder.
+"""Try every order in which several processes can make their system calls, on a real folder.
 
-Each process is a thread that waits before every call on files. Orders that lead to the same state (the same files, and
-the same past of each process) are continued once. A process that is killed after a call is one that makes no more:
+Each process is a thread that waits before every file call. Orders that lead to the same state (the same files, and the
+same past of each process) are continued only once. A process that is killed after a call makes no further calls, so
 each state is also the state after such a kill.
 """
 
@@ -29,21 +29,21 @@ DAY = 24 * 3600 * 10**9
 NOW = 400 * DAY
 LATER = NOW + 2 * DAY
 MUCH_LATER = NOW + 4 * DAY
-"""The clock of who is no `Process`."""
+"""The time that threads see that are not a `Process`."""
 _this = threading.local()
 _others = itertools.count(0xF)
-"""New names of who is no `Process`: no two are the same."""
+"""New names for threads that are not a `Process`: all different."""
 
 
 class _Killed(BaseException):
-    """Ends a thread without any call of its `finally` and `except` blocks being made."""
+    """End a thread so that its `finally` and `except` blocks make no calls."""
 
 
 class Process(threading.Thread):
-    """One process: what it does, and its clock in nanoseconds; `letter` (a to f) begins its new names.
+    """One process: its function, and its clock in nanoseconds; its new names begin with `letter` (a to f).
 
-    own: the folder that no other process looks at or changes: it does not wait before it reads there.
-    outcome: None while it works, "ok", or the error that it ended with.
+    own: a folder that no other process reads or changes, so it does not wait before it reads there.
+    outcome: None while it works, then "ok" or the error with which it ended.
     """
 
     def __init__(self, letter: str, does: Callable[[], None], clock: int = NOW, own: Path | None = None) -> None:
@@ -68,7 +68,7 @@ class Process(threading.Thread):
         self._waits.release()
 
     def step(self) -> None:
-        """Make the call that it waits before, and go on to the next one or the end."""
+        """Make the call before which it waits, and continue to the next one or to the end."""
         self._may_go.release()
         self._waits.acquire()
 
@@ -80,7 +80,7 @@ class Process(threading.Thread):
             os.close(descriptor)
 
     def call(self, name: str, real: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Make a call when its turn has come."""
+        """Wait for its turn, then make a call."""
         if not (self.own and name in READS and not isinstance(args[0], int) and self.own in Path(args[0]).parents):
             self._waits.release()
             self._may_go.acquire()
@@ -107,13 +107,13 @@ class Process(threading.Thread):
         return f"{self.letter}{self._names:011x}".ljust(32, "0")
 
     def where(self) -> list[str]:
-        """Give where the folders and files lie now that it has open."""
+        """Return the current paths of its open files and folders."""
         return sorted(os.readlink(f"/proc/self/fd/{number}") for number in self.descriptors)
 
 
 def _answer(name: str, result: Any) -> str:
-    """Give what of a call's answer can change what a process does next."""
-    if isinstance(result, dict):  # a storage's
+    """Return the part of a call's answer that can influence the process."""
+    if isinstance(result, dict):  # from a storage
         return str([result.get("ETag"), [(each["Key"], each["Size"]) for each in result.get("Contents", [])]])
     return str(sorted(result) if name == "listdir" else result.st_mode if name in ("stat", "lstat") else None)
 
@@ -125,7 +125,7 @@ class _Token:
 
 @contextmanager
 def requests_in_turn(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have every request of a `Process` to an object storage wait for its turn."""
+    """Make every request of a `Process` to an object storage wait for its turn."""
     real = BaseClient._make_api_call
 
     def request(client: BaseClient, operation: str, named: dict[str, Any]) -> Any:
@@ -146,7 +146,7 @@ def requests_in_turn(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def calls_in_turn(patch: pytest.MonkeyPatch, exchange: bool) -> Iterator[None]:
-    """Have every call on files of a `Process` wait for its turn. exchange: whether names can be exchanged."""
+    """Make every file call of a `Process` wait for its turn. exchange: whether names can be exchanged."""
 
     def in_turn(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
@@ -195,7 +195,7 @@ def _put(file: Path, content: bytes, real_open: Callable[..., int] = os.open) ->
 
 
 def content_of(place: Path) -> Any:
-    """Give what lies at a name: bytes, a link's text, a dict by name, or None where there is nothing."""
+    """Return the content of a path: bytes, a link's target, a dict by name, or None if it does not exist."""
     if place.is_symlink():
         return str(place.readlink())
     if place.is_dir():
@@ -210,13 +210,13 @@ def explore(
     preemptions: float = math.inf,
     most: int = 30_000,
 ) -> tuple[int, list[Any]]:
-    """Try every order; gives the number of states, and the outcomes of the processes in the states where all ended.
+    """Try every order; return the number of states, and the processes' outcomes in every state where all have ended.
 
-    prepare: called with `folder` empty, for each order. check: called in each state, once; it may change no file.
-    preemptions: how often a process is interrupted that could go on, at most. Few suffice for nearly all faults
-    (https://doi.org/10.1145/1250734.1250785), and three processes in every order are too many states.
+    prepare: called for each order, with `folder` empty. check: called once in each state; it may change no file.
+    preemptions: at most how often a process is interrupted that could continue. Few find nearly all faults
+    (https://doi.org/10.1145/1250734.1250785), and every order of three processes has too many states.
 
-    Raises AssertionError with the order of calls where a check fails; where there are more states than `most`.
+    Raises AssertionError if a check fails, with the order of calls; or if there are more states than `most`.
     """
     seen: set[tuple[str, int, float]] = set()
     ends: list[Any] = []
@@ -274,7 +274,7 @@ def _follow(
 
 @contextmanager
 def copied(folder: Path) -> Iterator[Path]:
-    """Give a copy of a folder, to go on from a state as if all processes had been killed."""
+    """Give a copy of a folder, to continue from a state as if all processes had been killed."""
     copy = folder.with_name(folder.name + "-copy")
     with suppress(FileNotFoundError):
         shutil.rmtree(copy)

@@ -1,4 +1,4 @@
-"""The account of a data set, for tests that read one and make no data set."""
+"""A data set's account (stats.json), for tests that need one without a data set."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vlmflow.rows.unread import Found
 
 
 def some_stats(**fields: Any) -> Stats:
-    """Give the account of the data set `fire`, of one raw row; fields: those that differ."""
+    """Return the account of the data set `fire` with one raw row. fields: those that differ."""
     used = RulesUsed(
         max_history_rounds=None,
         val_share=0.1,

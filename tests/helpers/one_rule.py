@@ -1,4 +1,4 @@
-"""One rule of the workflow by itself, in a folder of its own."""
+"""One rule of the workflow alone, in its own folder."""
 
 import sys
 from collections.abc import Callable
@@ -25,9 +25,9 @@ names, inputs, params = Names(settings), RuleInputs(workflow, settings), RulePar
 
 
 def one_rule(folder: Path, rule: str, **settings: object) -> Callable[..., str]:
-    """Make a workflow of one rule in a folder; gives what calls Snakemake there with some words, and what it says.
+    """Make a workflow of one rule in a folder; return a function that calls Snakemake there and returns its output.
 
-    settings: the configuration, of which what is not named is empty.
+    settings: the configuration; keys that are not named are empty.
     """
     (folder / "Snakefile").write_text(f'{SNAKEFILE}include: "rules/{rule}.smk"\n')
     for name in ("rules", "scripts"):

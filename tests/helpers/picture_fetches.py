@@ -1,4 +1,4 @@
-"""A fetch of pictures as a stage does it, for tests that look at what comes of it."""
+"""Fetch pictures as the stage does, for tests that check the result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from vlmflow.config.pins import Pin
 from vlmflow.pictures.roots import PictureRoots
 
 MAX_BYTES = 1_000_000
-"""Of a picture."""
+"""The most bytes of a picture."""
 
 
 def fetch(
@@ -22,7 +22,7 @@ def fetch(
     roots: Sequence[str] = (),
     pins: Mapping[str, Pin] = {},
 ) -> dict[str, Any]:
-    """Fetch what two rows each name, and give the account as its file has it."""
+    """Fetch the pictures, each named by two rows, and return the account as in its file."""
     store.mkdir(exist_ok=True, parents=True)
     fetching = PictureFetch(sources, pins, store, MAX_BYTES, "test")
     account = fetching.fetch(dict.fromkeys(paths, 2), PictureRoots([*roots, str(store)], "roots"))
@@ -30,7 +30,7 @@ def fetch(
 
 
 def pictures_in(store: Path) -> dict[str, bytes]:
-    """Give all that lies in a store under a picture's name."""
+    """Return the content of every file in a store that has a picture's name."""
     return {
         str(file.relative_to(store)): file.read_bytes()
         for file in store.rglob("*")

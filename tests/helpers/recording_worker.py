@@ -1,6 +1,6 @@
-"""The trainer's worker, with a record of every call of transformers that says whether to trust remote code.
+"""The trainer's worker, which records every call of transformers that has an argument about trusting remote code.
 
-Started in the worker's place, by the same words; the file that RECORD names gets a line per function and value.
+Started instead of the worker, with the same arguments; the file in RECORD gets a line per function and value.
 """
 
 import os
@@ -21,7 +21,7 @@ recorded: set[str] = set()
 
 
 def takes(code: CodeType) -> tuple[bool, str | None]:
-    """Tell whether a function of transformers has the argument, and the name under which it has all further ones."""
+    """Return whether a function of transformers has the argument, and the name of its `**` parameter."""
     if "/transformers/" not in code.co_filename:
         return False, None
     count = code.co_argcount + code.co_kwonlyargcount
@@ -32,7 +32,7 @@ def takes(code: CodeType) -> tuple[bool, str | None]:
 
 
 def record(frame: FrameType, event: str, argument: Any) -> None:
-    """Write down the value that a call was given, once for each function and value."""
+    """Record the value of the argument, once for each function and value."""
     if event != "call":
         return
     code = frame.f_code

@@ -1,4 +1,4 @@
-"""The road itself, for tests: a demo folder, and Snakemake called on it as a person would."""
+"""The workflow itself, for tests: a demo folder, and Snakemake called on it as a person would."""
 
 import re
 import shutil
@@ -22,29 +22,29 @@ runs:
     smoke: {steps: 6, longest: 4, sample: 4}
     verify: {rows: 2}
 """
-"""Laid over the demo's settings: every stage for real, with fewer steps."""
+"""Overrides of the demo's settings: every stage for real, with fewer steps."""
 
 
 SPEED = re.compile(r" (.+): [\d,.]+ of [\d,.]+ (?:rows|pictures|MB) · [\d,.]+ (rows|pictures|MB)/s · .*")
 
 
 def speeds(folder: Path, rule: str) -> dict[str, str]:
-    """Give, from the logs of a rule, what its stages counted ("rows", "pictures", "MB") by what they said it was.
+    """Return, from a rule's logs, the unit of each progress line ("rows", "pictures", "MB") by its label.
 
-    A line with count, rate and time left is shown as long as a stage works; its last form is in the log.
+    While a stage works it shows a line with count, rate and time left; the log has its last form.
     """
     logs = "\n".join(log.read_text() for log in sorted((folder / "logs" / rule).rglob("*.log")))
     return dict(SPEED.findall(logs))
 
 
 def script(name: str, **values: object) -> None:
-    """Run a script of the project alone, as from a shell."""
+    """Run one of the project's scripts, as from a shell."""
     words = [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     subprocess.run([sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words], check=True, capture_output=True)
 
 
 def make_demo_folder(folder: Path) -> Path:
-    """Put into `folder` what the demo starts from: sample, tiny model, and QUICK as `quick.yaml`."""
+    """Write the demo's input into `folder`: sample, tiny model, and QUICK as `quick.yaml`."""
     script("make_sample", folder=folder / "sample")
     script("make_tiny_model", folder=folder / "tiny-model", text=f"[{folder}/sample/FIRE-train-100K.json]")
     (folder / "quick.yaml").write_text(QUICK)
@@ -52,14 +52,14 @@ def make_demo_folder(folder: Path) -> Path:
 
 
 def command(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
-    """Give Snakemake's command line for a demo folder."""
+    """Return Snakemake's command line for a demo folder."""
     files = [str(root / "profiles" / "demo" / "run.yaml"), str(folder / "quick.yaml")]
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--directory", str(folder)]
     return [*call, "--configfile", *files, "--cores", "2", *words]
 
 
 def words_of(process: psutil.Process) -> str:
-    """Give the command line of a process; "" where it has ended meanwhile."""
+    """Return the command line of a process; "" if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -67,9 +67,9 @@ def words_of(process: psutil.Process) -> str:
 
 
 def snakemake(folder: Path, *words: str, root: Path = ROOT) -> str:
-    """Run Snakemake to its end and give what it said.
+    """Run Snakemake to its end and return its output.
 
-    Raises AssertionError with the output where it fails.
+    Raises AssertionError with the output if it fails.
     """
     done = called(command(folder, *words, root=root))
     output = done.stdout + done.stderr
@@ -78,7 +78,7 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> str:
 
 
 def stale_rules(folder: Path, *words: str, root: Path = ROOT) -> set[str]:
-    """Give the rules that a dry run for the merged weights would run."""
+    """Return the rules that a dry run for the merged weights names."""
     output = snakemake(folder, "-n", f"merged/{RUN}", *words, root=root)
     if "Nothing to be done" in output:
         return set()
@@ -87,13 +87,13 @@ def stale_rules(folder: Path, *words: str, root: Path = ROOT) -> set[str]:
 
 
 def copy_folder(source: Path, target: Path) -> Path:
-    """Copy a demo folder with its times and links, so that Snakemake finds nothing to do in the copy."""
+    """Copy a demo folder with its times and links; Snakemake then finds nothing to do in the copy."""
     subprocess.run(["cp", "--archive", str(source), str(target)], check=True)
     return target
 
 
 def checkout(target: Path) -> Path:
-    """Make a git checkout of the project's files, as they are in the working tree."""
+    """Make a git checkout of the project's files as they are in the working tree."""
     clone(target)
     person = ["-c", "user.name=Nobody", "-c", "user.email=nobody@example.org"]
     for words in (["init", "--quiet"], ["add", "--all"], [*person, "commit", "--quiet", "--message=All"]):
@@ -102,7 +102,7 @@ def checkout(target: Path) -> Path:
 
 
 def clone(target: Path) -> Path:
-    """Make a fresh clone of the project's files, as they are in the working tree, with times of its own."""
+    """Make a fresh clone of the project's files as they are in the working tree, with new times."""
     names = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         capture_output=True,

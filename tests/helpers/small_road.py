@@ -1,4 +1,4 @@
-"""The workflow on forty rows of text, in a folder of its own: a real Snakemake, in seconds."""
+"""The real workflow on forty rows of text, in its own folder, in seconds."""
 
 import json
 import sys
@@ -19,9 +19,9 @@ def make_rows(folder: Path) -> Path:
 
 
 def snakemake(folder: Path, target: str, *words: str, root: Path = ROOT, **settings: Any) -> str:
-    """Run Snakemake for a target in the folder of `make_rows`, and give what it said.
+    """Run Snakemake for a target in the folder of `make_rows`, and return its output.
 
-    settings: of data set `x`. Raises AssertionError with the output where it fails.
+    settings: those of data set `x`. Raises AssertionError with the output if it fails.
     """
     block = {"kind": "prompt_completion", "modality": "text", "train": "rows.jsonl"} | settings
     (folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": {"x": block}}))

@@ -1,10 +1,10 @@
-"""The blocks of settings that stages take, for tests that call a script alone."""
+"""The blocks of settings that stages take, for tests that call a script directly."""
 
 from typing import Any
 
 
 def validation(**changed: Any) -> dict[str, Any]:
-    """Give what validate_sharegpt takes of a data set's settings."""
+    """Return the part of a data set's settings that validate_sharegpt takes."""
     return {
         "kind": "fire",
         "one_prompt": False,

@@ -1,4 +1,4 @@
-"""Snakemake on tiny workflows whose targets lie in storage, for tests."""
+"""Snakemake on tiny workflows whose targets are in storage."""
 
 import os
 import shutil
@@ -22,14 +22,14 @@ sys.path.insert(0, {str(SCRIPTS)!r})
 from harness.storage import whole_targets
 whole_targets.install(workflow)
 """
-"""What the project's Snakefile does before its first rule."""
+"""The part of the project's Snakefile before its first rule."""
 
 
 @dataclass(frozen=True)
 class StorageRun:
-    """A workflow in `folder`, with targets below `targets` and the jobs' local files below `local`.
+    """A workflow in `folder`, with targets under `targets` and the jobs' local files under `local`.
 
-    provider: the storage plugin. variables: what it reads from the environment.
+    provider: the storage plugin. variables: its environment variables.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class StorageRun:
     variables: tuple[tuple[str, str], ...] = ()
 
     def command(self, *words: str) -> list[str]:
-        """Give Snakemake's command line."""
+        """Return Snakemake's command line."""
         (self.folder / "Snakefile").write_text(HEAD + self.rules)
         call = [sys.executable, "-m", "snakemake", "--cores", "2", "--directory", str(self.folder), "--nolock"]
         call += ["--snakefile", str(self.folder / "Snakefile"), "--rerun-triggers", "mtime", "params", "input"]
@@ -48,23 +48,23 @@ class StorageRun:
         return [*call, "--shared-fs-usage", "none", "--local-storage-prefix", str(self.local), *words]
 
     def as_pod(self, rule: str, *words: str) -> list[str]:
-        """Give the command line of one job, as the executor calls it in a pod."""
+        """Return the command line of one job, as the executor runs it in a pod."""
         options = ("--mode", "remote", "--target-jobs", f"{rule}:", "--force", "--keep-incomplete")
         return self.command(*options, *words, "--")
 
     def call(self, command: list[str], ends_well: bool = True) -> str:
-        """Run a command line to its end and give what it said.
+        """Run a command line to its end and return its output.
 
-        Raises AssertionError where it ends otherwise than told.
+        Raises AssertionError if it does not end as `ends_well` says.
         """
         done = called(command, **self.place())
         assert (done.returncode == 0) == ends_well, (done.stdout + done.stderr)[-6000:]
         return done.stdout + done.stderr
 
     def place(self) -> dict[str, Any]:
-        """Give the working directory and environment of a call, for subprocess.
+        """Return the working directory and environment of a call, for subprocess.
 
-        There is no rsync, which the storage plugin copies with: in its place there is a program that fails.
+        The storage plugin copies with rsync, which here is a program that fails.
         """
         no_rsync = self.folder / "no-rsync" / "rsync"
         no_rsync.parent.mkdir(exist_ok=True)
@@ -75,13 +75,13 @@ class StorageRun:
         return {"cwd": self.folder, "env": os.environ | variables}
 
     def run(self, *words: str) -> str:
-        """Run the workflow to its end and give what it said."""
+        """Run the workflow to its end and return its output."""
         return self.call(self.command(*words))
 
 
 @contextmanager
 def other_file_system(folder: Path) -> Iterator[Path]:
-    """Give a folder on another file system than that of `folder`, in memory."""
+    """Give a folder in memory, on another file system than `folder`."""
     other = Path(tempfile.mkdtemp(prefix="vlmflow-storage-", dir=Path("/", "dev", "shm")))
     try:
         assert other.stat().st_dev != folder.stat().st_dev
@@ -91,7 +91,7 @@ def other_file_system(folder: Path) -> Iterator[Path]:
 
 
 def make_run(folder: Path, rules: str, local: Path | None = None) -> StorageRun:
-    """Make the folders of a workflow. local: another place for the jobs' local files, not beside the targets."""
+    """Make the folders of a workflow. local: another folder for the jobs' local files."""
     local = (local or folder / "volume" / ".pods") / socket.gethostname()
     run = StorageRun(folder / "work", folder / "volume" / "run", local, rules)
     for place in (run.folder, run.targets):

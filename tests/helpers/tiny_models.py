@@ -1,4 +1,4 @@
-"""Small base models and adapters, written by transformers and peft, to merge and to verify."""
+"""Small base models and adapters, written by transformers and peft, for merging and verifying."""
 
 import json
 import shutil
@@ -36,11 +36,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dora, rslora, patterns": {"use_dora": True, "use_rslora": True, "rank_pattern": {"up_proj": 7}},
     "orthogonal": {"init_lora_weights": "orthogonal"},
 }
-"""Settings of the adapters that the merge handles, for a base of `write_base` with attention_bias."""
+"""Settings of the adapters that the merge supports, for a base of `write_base` with attention_bias."""
 
 
 def write_base(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Path:
-    """A Qwen3 of 60,000 weights in several shards, with files in place of a tokenizer's."""
+    """Write a Qwen3 with 60,000 weights in several shards, and placeholders for the tokenizer's files."""
     torch.manual_seed(1)
     config = {
         "vocab_size": 96,
@@ -59,7 +59,7 @@ def write_base(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any
 
 
 def write_text_model(folder: Path) -> None:
-    """Write the demo's `sample` and model (`vl`), and `tiny`: a base as above with that model's tokenizer."""
+    """Write the demo's `sample` and model (`vl`), and `tiny`: a base of `write_base` with that model's tokenizer."""
     script("make_sample", folder=folder / "sample")
     script("make_tiny_model", folder=folder / "vl", text=f"[{folder}/sample/FIRE-train-100K.json]")
     sizes = json.loads((folder / "vl" / "config.json").read_text())["text_config"]
@@ -69,14 +69,14 @@ def write_text_model(folder: Path) -> None:
 
 
 def write_gpt2(folder: Path) -> Path:
-    """A GPT-2, whose linear layers store their weights transposed, in one file."""
+    """Write a GPT-2, whose linear layers store their weights transposed, in one file."""
     torch.manual_seed(1)
     config = GPT2Config(vocab_size=96, n_positions=32, n_embd=32, n_layer=2, n_head=2)
     return _save(GPT2LMHeadModel(config), folder, 10**9)
 
 
 def write_adapter(base: Path, folder: Path, dtype: torch.dtype = torch.float32, **lora: Any) -> Path:
-    """A LoRA as after a training: every trained tensor is random, in `dtype`."""
+    """Write a LoRA adapter as after a training: every trained tensor is random, in `dtype`."""
     torch.manual_seed(2)
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     lora = {"target_modules": LINEAR, "r": 4, "lora_alpha": 8, **lora}
@@ -92,7 +92,7 @@ def write_adapter(base: Path, folder: Path, dtype: torch.dtype = torch.float32, 
 
 
 def write_wide_base(folder: Path, layers: int, shards: int) -> Path:
-    """Weights alone, 38 MB in float32 per layer: more than one task each, and time to kill a merge of them."""
+    """Write only weights, 38 MB in float32 per layer: more than one task each, and enough to kill a merge in time."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(1)
     weight_map = {}
@@ -111,7 +111,7 @@ def write_wide_base(folder: Path, layers: int, shards: int) -> Path:
 
 
 def write_wide_adapter(folder: Path, layers: int) -> Path:
-    """An adapter for every layer of such a base, with the training's report beside it."""
+    """Write an adapter for every layer of such a base, with the training's report."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(2)
     tensors = {
@@ -127,14 +127,14 @@ def write_wide_adapter(folder: Path, layers: int) -> Path:
 
 
 def peft_merged(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
-    """The merged weights by peft's own merge_and_unload, by the names that they have on disk."""
+    """Return the merged weights of peft's merge_and_unload, by their names on disk."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return {name: tensor.detach() for name, tensor in merged.state_dict().items()}
 
 
 def randomise(model: torch.nn.Module, spread: float) -> None:
-    """Move every trainable number by a normal draw, so that none keeps what the initialisation gave it."""
+    """Add a normal random number to every trainable value, so that none keeps its initial value."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -142,12 +142,12 @@ def randomise(model: torch.nn.Module, spread: float) -> None:
 
 
 def file_names(folder: Path) -> list[str]:
-    """The names of all files of a folder, as a manifest has them."""
+    """Return the names of all files in a folder, as in a manifest."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model's folder, by name."""
+    """Return all tensors of a model's folder, by name."""
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
