@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.pictures.paths import REWRITTEN_SUFFIX, spellings
@@ -14,6 +15,32 @@ SHOWN = 40
 """Sources of a kind that the model card lists, the largest first."""
 
 
+class SourceRights(msgspec.Struct):
+    """The training rows that come from a source, and its licence; one source may have several licences."""
+
+    source: str
+    rows: int
+    licence: str
+
+
+class Rights(msgspec.Struct):
+    """What is stated of the data that a run was trained on, in `provenance.json`; UNKNOWN where nothing is."""
+
+    dataset: str
+
+    sources: list[str]
+    """The data set's addresses on the hub; of files of this machine the names alone."""
+
+    licence: str
+    """Of the data set."""
+
+    questions: list[SourceRights]
+    """By the rows' source, that with the most rows first."""
+
+    pictures: list[SourceRights]
+    """By the first folder of the pictures' paths, likewise."""
+
+
 def rights(
     dataset: str,
     addresses: Iterable[str],
@@ -21,15 +48,13 @@ def rights(
     source_licences: Mapping[str, str],
     picture_licences: Mapping[str, str],
     rows: Path,
-) -> dict[str, Any]:
-    """Gather what is stated of the data that a run was trained on, for `provenance.json`.
+) -> Rights:
+    """Gather what is stated of the data that a run was trained on.
 
     addresses: the data set's sources in the configuration. licence, source_licences: see docs/config.md.
     picture_licences: those of picture_sources, by the beginnings of the pictures' paths; source_licences go first.
     rows: the training rows.
 
-    Gives licence and addresses of the data set, and by source of questions and of pictures (the first folder of
-    their paths) the training rows with the licence, the largest first; a folder stands once for each of its licences.
     Raises VlmflowError where a line is no row.
     """
     beginnings = sorted(picture_licences.items(), key=lambda item: -len(item[0]))
@@ -43,13 +68,8 @@ def rights(
     for row in lines_of(rows, Row):
         questions[row.source, source_licences.get(row.source) or UNKNOWN] += 1
         pictures.update(set(map(of_picture, row.images)))
-    return {
-        "dataset": dataset,
-        "sources": [_public(address) for address in addresses],
-        "licence": licence or UNKNOWN,
-        "questions": _listed(questions),
-        "pictures": _listed(pictures),
-    }
+    sources = [_public(address) for address in addresses]
+    return Rights(dataset, sources, licence or UNKNOWN, _listed(questions), _listed(pictures))
 
 
 def _stated(name: str, beginnings: list[tuple[str, str]]) -> str:
@@ -67,21 +87,21 @@ def _public(address: str) -> str:
     return str(source) if isinstance(source, HubSource) else source.name
 
 
-def _listed(counts: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
+def _listed(counts: Counter[tuple[str, str]]) -> list[SourceRights]:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [{"source": name, "rows": count, "licence": licence} for (name, licence), count in ranked]
+    return [SourceRights(name, count, licence) for (name, licence), count in ranked]
 
 
-def rights_section(rights: dict[str, Any]) -> str:
+def rights_section(rights: Rights) -> str:
     """Write the model card's section of what `rights` gave, as Markdown."""
     head = "| what | training rows | licence |\n|---|---:|---|"
-    lines = [f"| data set {_code(rights['dataset'])} | | {_cell(rights['licence'])} |"]
-    for kind, what in (("questions", "questions from"), ("pictures", "pictures of")):
-        for one in rights[kind][:SHOWN]:
-            lines.append(f"| {what} {_code(one['source'])} | {one['rows']:,} | {_cell(one['licence'])} |")
-        if rest := rights[kind][SHOWN:]:
-            lines.append(f"| {what} {len(rest):,} more | {sum(one['rows'] for one in rest):,} | see provenance.json |")
-    sources = ", ".join(map(_code, rights["sources"]))
+    lines = [f"| data set {_code(rights.dataset)} | | {_cell(rights.licence)} |"]
+    for listed, what in ((rights.questions, "questions from"), (rights.pictures, "pictures of")):
+        for one in listed[:SHOWN]:
+            lines.append(f"| {what} {_code(one.source)} | {one.rows:,} | {_cell(one.licence)} |")
+        if rest := listed[SHOWN:]:
+            lines.append(f"| {what} {len(rest):,} more | {sum(one.rows for one in rest):,} | see provenance.json |")
+    sources = ", ".join(map(_code, rights.sources))
     return f"""The data set was made from {sources}. Where the configuration gives no licence, it is {UNKNOWN}: that is
 not a permission. The base model has its own licence.
 
@@ -89,9 +109,9 @@ not a permission. The base model has its own licence.
 """ + "\n".join(lines)
 
 
-def hub_datasets(rights: dict[str, Any]) -> list[str]:
+def hub_datasets(rights: Rights) -> list[str]:
     """Give the hub's names of the data sets, for a model card's metadata."""
-    sources = (parse_source(source) for source in rights["sources"])
+    sources = (parse_source(source) for source in rights.sources)
     return sorted({source.repo for source in sources if isinstance(source, HubSource)})
 
 

@@ -10,7 +10,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.files import read_json
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
-from vlmflow.reports.licences import hub_datasets, rights_section
+from vlmflow.reports.licences import Rights, hub_datasets, rights_section
 from vlmflow.rows.stats import Stats
 
 FOLDER = "PATH OF THIS FOLDER"
@@ -24,7 +24,7 @@ def provenance(
     smoke: Path,
     full: Path,
     proof: dict[str, Any],
-    stated: dict[str, Any],
+    stated: Rights,
     sees_pictures: bool,
 ) -> dict[str, Any]:
     """Gather what the stages left, into the content of `provenance.json`.
@@ -37,7 +37,7 @@ def provenance(
     return {
         "run": run,
         "data": msgspec.to_builtins(read_account(stats, Stats)),
-        "rights": stated,
+        "rights": msgspec.to_builtins(stated),
         "base_model": {
             "source": manifest.source,
             "revision": manifest.revision,
@@ -70,7 +70,8 @@ def model_card(facts: dict[str, Any]) -> str:
         "- " + in_words(facts["verification"][name]) for in_words, name in proofs if facts["verification"][name]
     )
     base_line = f"base_model: {json.dumps(base['source'].removeprefix('hf://'))}\n" if base["revision"] else ""
-    datasets = hub_datasets(facts["rights"])
+    rights = msgspec.convert(facts["rights"], Rights)
+    datasets = hub_datasets(rights)
     data_line = f"datasets: {json.dumps(datasets)}\n" if datasets else ""
     return f"""---
 library_name: transformers
@@ -91,7 +92,7 @@ into the weights and verified. `provenance.json` lists every digest.
 
 ## Rights
 
-{rights_section(facts["rights"])}
+{rights_section(rights)}
 
 ## Training
 

@@ -10,7 +10,7 @@ from drawn_pictures import put
 from harness.params import RuleParams
 from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
-from vlmflow.reports.licences import hub_datasets, rights, rights_section
+from vlmflow.reports.licences import SourceRights, hub_datasets, rights, rights_section
 
 HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
 
@@ -29,15 +29,15 @@ def rows(tmp_path: Path) -> Path:
 def test_what_is_stated_is_listed_and_what_is_not_is_unknown(rows: Path) -> None:
     licences = {"gqa": "cc-by-4.0", "llava": "mit"}
     stated = rights("fire", [HUB, "/home/me/FIRE-test.json"], "cc-by-4.0", licences, {}, rows)
-    assert stated["sources"] == [HUB, "FIRE-test.json"]  # no path of this machine
-    assert stated["licence"] == "cc-by-4.0"
-    assert {(one["source"], one["rows"], one["licence"]) for one in stated["pictures"]} == {
+    assert stated.sources == [HUB, "FIRE-test.json"]  # no path of this machine
+    assert stated.licence == "cc-by-4.0"
+    assert {(one.source, one.rows, one.licence) for one in stated.pictures} == {
         ("coco", 2, "unknown"),
         ("gqa", 1, "cc-by-4.0"),
         (".", 1, "unknown"),
     }
-    assert stated["questions"][0] == {"source": "vqav2", "rows": 2, "licence": "unknown"}
-    assert {one["source"]: one["licence"] for one in stated["questions"]}["llava"] == "mit"
+    assert stated.questions[0] == SourceRights("vqav2", 2, "unknown")
+    assert {one.source: one.licence for one in stated.questions}["llava"] == "mit"
     assert hub_datasets(stated) == ["PengxiangLi/FIRE"]
 
 
@@ -60,7 +60,7 @@ def test_the_licence_of_a_picture_source_reaches_the_card(tmp_path: Path) -> Non
     names.append("coco/train2014/COCO_train2014_000000000009.jpg.rgb.png")
     lines = b"".join(json.dumps(row("s", name)).encode() + b"\n" for name in names)
     found = rights("d", [HUB], None, {"gqa": "b"}, stated, put(tmp_path / "train.jsonl", lines))
-    assert [(one["source"], one["rows"], one["licence"]) for one in found["pictures"]] == [
+    assert [(one.source, one.rows, one.licence) for one in found.pictures] == [
         ("chartqa", 2, "cc-by-nc-4.0"),
         ("chartqa", 1, "mine"),
         ("coco", 1, "cc-by-4.0"),
