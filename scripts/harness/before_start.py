@@ -1,4 +1,4 @@
-"""What is refused before the first job, because it could not end well; `snakemake -n` still plans it."""
+"""Refuses, before the first job, what would fail later; `snakemake -n` still plans it."""
 
 import shutil
 import subprocess
@@ -7,19 +7,19 @@ from typing import Any
 
 
 def refuse_what_cannot_end(workflow: Any) -> None:
-    """Look at the jobs that would run, and stop where one of them cannot.
+    """Check the jobs that would run on this machine, and limit their GPUs to those present.
 
-    Ends the process for jobs that need GPUs on a machine that has fewer; an exception would bring a traceback of the
-    Snakefile with it.
+    Ends the process if a job needs more GPUs than the machine has; an exception would print a traceback of the
+    Snakefile.
     """
     if workflow.local_exec:
         _share_gpus(workflow, list(workflow.dag.needrun_jobs()))
 
 
 def _share_gpus(workflow: Any, jobs: list[Any]) -> None:
-    """Refuse a job that needs more GPUs than there are, and let jobs wait for each other's.
+    """Refuse a job that needs more GPUs than the machine has, and make jobs wait for free ones.
 
-    Snakemake limits only what --resources or a profile names: two runs would begin on the same GPUs.
+    Snakemake limits only resources that --resources or a profile names: two runs would start on the same GPUs.
     """
     most = max(jobs, key=_gpus)
     wanted = _gpus(most)
@@ -40,7 +40,7 @@ def _gpus(job: Any) -> int:
 
 
 def count_gpus() -> int:
-    """Count the NVIDIA GPUs that the driver lists; 0 where there is no driver."""
+    """Return the number of NVIDIA GPUs that the driver lists; 0 without a driver."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)

@@ -1,15 +1,14 @@
-"""What code a rule depends on, as a digest for its params.
+"""The code that a rule depends on, as a digest for its params.
 
-Snakemake looks at the script file alone, and at its modification time: it misses a changed module, and takes
-a fresh clone for a change. A digest of the bytes of the script and of the local modules that it imports,
-however deep, is neither blind nor nervous.
+Snakemake compares only the script file, and by its modification time: it misses a changed module, and treats a fresh
+clone as a change. This digest covers the bytes of the script and of all local modules that it imports, directly or not.
 
-An import says nothing of other files that a script reads, so a rule names their folder beside its script. The rules of
-pages read `vlmflow/reports/templates`: an edited template draws them anew. What is left out on purpose:
+Imports do not show other files that a script reads, so a rule names their folder in its params. The rules of pages read
+`vlmflow/reports/templates`: an edited template redraws them. Left out on purpose:
 
-- the same templates in `validate_sharegpt` and `train_smoke`, which end with a page (counts.html, gate.html): another
-  look is no reason to validate or to train again, and these pages have the new one the next time;
-- `vlmflow/config/swift_names.json`, which lets settings pass or refuses them, and changes nothing that a stage makes.
+- the same templates in `validate_sharegpt` and `train_smoke`, which also write a page (counts.html, gate.html): a new
+  layout is no reason to validate or train again, and these pages get it the next time;
+- `vlmflow/config/swift_names.json`, which only accepts or refuses settings, and changes nothing that a stage makes.
 """
 
 import ast
@@ -20,17 +19,17 @@ from functools import cache, partial
 from pathlib import Path
 
 IMPORT = re.compile(rb"^[ \t]*((?:from[ \t]+[\w.]+[ \t]+)?import\b(?:\((?:[^)#]|#.*)*\)|\\\n|[^\n(])*)", re.MULTILINE)
-"""An import statement at the beginning of a line. A line of a text may look like one: it is no Python, or names no
-module of ours, or one more module counts."""
+"""An import statement at the beginning of a line. A line of a text may look like one; this is harmless: at most the
+digest covers one more module."""
 
 
 def of_scripts(folder: Path) -> Callable[..., str]:
-    """Give the function that takes a script's name to the digest of its code.
+    """Return the function that maps a script's name to the digest of its code, 16 hexadecimal digits.
 
-    folder: holds the scripts, and beside them the packages that they import.
+    folder: the scripts and the packages that they import.
 
-    The function takes also the names of modules that the script finds while it runs, in no import statement; and as
-    `reads` the other files that it reads, by their folder in `folder`. It raises FileNotFoundError where that has none.
+    The function also takes the names of modules that the script loads without an import statement, and as `reads` the
+    folder, relative to `folder`, of other files that it reads. It raises FileNotFoundError if that has no files.
     """
     local = {file.name.removesuffix(".py") for file in folder.iterdir()}
     files_of = cache(partial(_files_of, folder))
@@ -61,9 +60,9 @@ def of_scripts(folder: Path) -> Callable[..., str]:
 
 
 def imported_names(code: bytes) -> set[str]:
-    """Give the modules that Python code imports, wherever in it, and the names that it takes out of them, with dots.
+    """Return the dotted names of the modules that Python code imports anywhere, and of what it imports from them.
 
-    Only the import statements are parsed: each start of Snakemake asks for half of the project's modules.
+    Only the import statements are parsed: each start of Snakemake reads half of the project's modules.
     """
     return {name for statement in IMPORT.findall(code) for name in _names_in(statement)}
 
@@ -82,14 +81,14 @@ def _names_in(statement: bytes) -> Iterator[str]:
 
 
 def _files_of(folder: Path, module: str) -> list[Path]:
-    """Give the files that importing a local module reads: its own, and those of the packages above it."""
+    """Return the files that an import of a local module reads: its own, and those of the packages above it."""
     parts = module.split(".")
     packages = [folder.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]
     return [file for file in [*packages, folder.joinpath(*parts).with_suffix(".py")] if file.is_file()]
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Give the files of a folder, at any depth, but for those that an editor hides there."""
+    """Return the files of a folder, at any depth, without hidden ones. Raises FileNotFoundError if there are none."""
     files = [file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")]
     if not files:
         raise FileNotFoundError(folder)

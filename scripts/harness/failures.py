@@ -1,4 +1,4 @@
-"""Why stages failed: the cause once, in the last lines of the output, without what Snakemake says around it."""
+"""Prints why stages failed: each cause once, at the end of the output, without Snakemake's text around it."""
 
 import atexit
 import logging
@@ -17,22 +17,22 @@ EMPTY_WORDS = re.compile(
     r"|WorkflowError:\nAt least one job did not complete successfully\.\s*",
     re.DOTALL,
 )
-"""What Snakemake says of a stage that ended with code 1: this, and no cause. A killed stage has another code."""
+"""Snakemake's text about a stage that ended with code 1, without a cause. A killed stage has another code."""
 
 
 def install() -> None:
-    """Leave out of Snakemake's output what says nothing of a failure."""
+    """Filter Snakemake's output: drop messages about a failure that do not give its cause."""
     logger.addFilter(_without_empty_words)
 
 
 def _without_empty_words(record: logging.LogRecord) -> bool:
     if hasattr(record, "rule_msg") and record.rule_msg is None:
-        record.msg = ""  # else Snakemake writes "message: None"
+        record.msg = ""  # otherwise Snakemake prints "message: None"
     return not (record.levelno == logging.ERROR and EMPTY_WORDS.fullmatch(record.getMessage()))
 
 
 def show_at_the_end(workflow: Any) -> None:
-    """Print why stages failed when all else has been said, from their logs."""
+    """Print at the end of the process why stages failed, from their logs."""
     for job in workflow.scheduler.failed:
         for log in job.log:
             try:

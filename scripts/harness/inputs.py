@@ -1,6 +1,6 @@
-"""Which files a rule needs: input functions for the rules, bound to workflow and settings in the Snakefile.
+"""The files that a rule needs: input functions for the rules, bound to workflow and settings in the Snakefile.
 
-What they refuse, they refuse by ending the process: Snakemake shows an exception of theirs with a traceback.
+They refuse by ending the process, because Snakemake would print an exception with a traceback.
 """
 
 import sys
@@ -15,20 +15,20 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
 
 InputFunction = Callable[[Any], Any]
-"""Takes Snakemake's wildcards, gives file names."""
+"""Takes Snakemake's wildcards, returns file names."""
 
 
 class RuleInputs:
-    """The input functions. A method that takes wildcards is one; another gives one, or file names."""
+    """The input functions. A method that takes wildcards is one; the others return one, or file names."""
 
     def __init__(self, workflow: Any, settings: Config) -> None:
         self._workflow = workflow
         self._settings = settings
 
     def everything(self) -> list[str]:
-        """Give what `rule all` asks for: the weights of the meant runs, and the pages of their data and lengths.
+        """Return the targets of `rule all`: the weights of the selected runs, and the pages of their data and lengths.
 
-        Meant are the runs that the call itself names (--configfile, --config, a profile's configfile), else all.
+        Selected are the runs that the command names (--configfile, --config, a profile's configfile), or else all.
         """
         runs = self._workflow.config_settings.overwrite_config.get("runs") or self._settings.runs
         datasets = dict.fromkeys(self._settings.runs[run].dataset for run in runs)
@@ -36,13 +36,16 @@ class RuleInputs:
         return [*(f"merged/{run}" for run in runs), *(f"reports/{page}.html" for page in pages)]
 
     def local_raw(self, wildcards: Any) -> list[Any]:
-        """The source of the raw file of wildcards `dataset` and `file`, where it is a local file."""
+        """The source of the raw file of wildcards `dataset` and `file`, if it is a local file.
+
+        Ends the process if it does not exist.
+        """
         return self._local_file(*raw_source(self._settings, wildcards))
 
     def local_model(self, wildcards: Any) -> list[Any]:
-        """The files of wildcard `model`'s source, where that is a local folder.
+        """The files of wildcard `model`'s source, if that is a local folder.
 
-        Ends the process where there is no such folder, no model in it, or one that is more than data.
+        Ends the process if there is no such folder, no model in it, or one with code.
         """
         source = self._settings.models[wildcards.model].source
         place = parse_source(source)
@@ -58,13 +61,13 @@ class RuleInputs:
         return list(raw_files(self._settings, wildcards.dataset, wildcards.split))
 
     def raw_of(self, split: str) -> InputFunction:
-        """The raw files of one split of wildcard `dataset`; none where it has no such split."""
+        """The raw files of one split of wildcard `dataset`; none if it has no such split."""
         return lambda wildcards: list(raw_files(self._settings, wildcards.dataset, split))
 
     def raw_accounts(self, wildcards: Any) -> list[str]:
-        """What was fetched, file by file in the order of the raw files.
+        """The accounts of the fetched raw files of wildcards `dataset` and `split`, in the order of these files.
 
-        Of wildcards `dataset` and `split`; in a rule without `split`, of all raw splits.
+        In a rule without `split`, those of all raw splits.
         """
         split = wildcards.get("split")
         splits = [split] if split else splits_of(self._settings, wildcards.dataset)
@@ -78,7 +81,7 @@ class RuleInputs:
         return [path for file in files for path in self._local_file(key, file)]
 
     def fetched_pictures(self, wildcards: Any) -> list[str]:
-        """The account of the fetched pictures of wildcards `dataset` and `split`, where it fetches any."""
+        """The account of the fetched pictures of wildcards `dataset` and `split`, if it fetches any."""
         if not self._settings.datasets[wildcards.dataset].fetch_images:
             return []
         return [f"images/{wildcards.dataset}/{wildcards.split}.fetched.json"]
@@ -92,12 +95,12 @@ class RuleInputs:
         return [pattern.format(dataset=wildcards.dataset, split=split) for split in splits]
 
     def per_part(self, pattern: str) -> list[str]:
-        """`pattern` for every part that a pod makes, with its other wildcards as they are."""
+        """`pattern` for every pod's part, with its other wildcards unchanged."""
         parts = range(1, self._settings.cluster.pods_per_stage + 1)
         return [pattern.replace("{part}", str(number)) for number in parts]
 
     def manifests(self, wildcards: Any) -> list[str]:
-        """The image manifests of wildcard `dataset`, one per raw split; none where it has no pictures."""
+        """The image manifests of wildcard `dataset`, one per raw split; none if it has no pictures."""
         if not self._settings.datasets[wildcards.dataset].has_manifests:
             return []
         return self._of_splits("images/{dataset}/{split}.jsonl", wildcards)
@@ -105,7 +108,7 @@ class RuleInputs:
     def hashes(self, wildcards: Any) -> list[str]:
         """The picture hashes of every raw split of wildcard `dataset`; none without pictures or test split.
 
-        Where test is taken from the raw train split, the hashes of train hold its pictures too.
+        If test is taken from the raw train split, the hashes of train include its pictures.
         """
         dataset = self._settings.datasets[wildcards.dataset]
         if not dataset.has_manifests or not (dataset.test or dataset.test_share):
@@ -113,7 +116,7 @@ class RuleInputs:
         return self._of_splits("images/{dataset}/{split}.hashes.jsonl", wildcards)
 
     def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
-        """The same, where wildcard `dataset` leaves near-duplicates of its test split out."""
+        """The same, if wildcard `dataset` drops near-duplicates of its test split; otherwise none."""
         return self.hashes(wildcards) if self._settings.datasets[wildcards.dataset].near_duplicates.drop else []
 
     def model(self, wildcards: Any) -> str:
@@ -123,7 +126,7 @@ class RuleInputs:
     def data(self, name: str) -> InputFunction:
         """One file of the data set of wildcard `run`.
 
-        It ends the process where nobody looks at the pictures of that data set.
+        It ends the process if the data set has skip_images: its pictures are unchecked.
         """
 
         def file(wildcards: Any) -> str:
@@ -131,7 +134,7 @@ class RuleInputs:
             if self._settings.datasets[dataset].skip_images:
                 sys.exit(
                     f"datasets.{dataset}.skip_images: true is only for inspecting texts; run {wildcards.run} "
-                    f"would train on unchecked pictures\n  what to do: remove it, or name another data set "
+                    f"would train on unchecked pictures\n  what to do: remove it, or choose another data set "
                     f"(runs.{wildcards.run}.dataset)"
                 )
             return f"data/{dataset}/{name}"
@@ -139,19 +142,19 @@ class RuleInputs:
         return file
 
     def train_pictures(self, wildcards: Any) -> list[str]:
-        """The image manifest of the raw train split of wildcard `run`; none where it has no pictures."""
+        """The image manifest of the raw train split of wildcard `run`; none if it has no pictures."""
         dataset = self._settings.runs[wildcards.run].dataset
         return [f"images/{dataset}/train.jsonl"] if self._settings.datasets[dataset].has_manifests else []
 
     def cached(self, wildcards: Any) -> list[str]:
-        """The cached data set of wildcard `run`, where it trains from one."""
+        """The cached data set of wildcard `run`, if it trains from one."""
         return [f"cached/{wildcards.run}"] if self._settings.runs[wildcards.run].cached_dataset else []
 
     def _local_file(self, key: str, source: str) -> list[Any]:
-        """Give a local data file as an input of its rule; what the hub has is none.
+        """Return a local data file as an input of its rule; [] for a file on the hub.
 
-        Ends the process where there is no such file: Snakemake itself would go on with what is in raw/, made of
-        another file.
+        Ends the process if there is no such file: Snakemake itself would continue with the file in raw/, made from
+        another one.
         """
         place = parse_source(source)
         if not isinstance(place, Path):
@@ -162,25 +165,25 @@ class RuleInputs:
         return as_inputs(self._workflow, [place])
 
     def _sees_all_volumes(self) -> bool:
-        """Tell whether a local source that is not here is nowhere: a laptop has not the volumes of its pods."""
+        """Return whether this machine sees every local source: a laptop does not have the volumes of its pods."""
         return self._workflow.storage_registry.default_storage_provider is None
 
 
 def splits_of(settings: Config, dataset: str) -> list[str]:
-    """Give the raw splits that a data set has: train, and test where it names one."""
+    """Return the raw splits of a data set: train, and test if it names one."""
     return ["train", "test"] if settings.datasets[dataset].test else ["train"]
 
 
 def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:
-    """Give the targets that hold a data set's raw split, `raw/DATASET/NAME OF THE SOURCE FILE`, with their sources."""
+    """Return the targets of a data set's raw split, `raw/DATASET/NAME OF THE SOURCE FILE`, with their sources."""
     addresses = settings.datasets[dataset].addresses(split)
     return {f"raw/{dataset}/{parse_source(address).name}": address for address in addresses}
 
 
 def raw_source(settings: Config, wildcards: Any) -> tuple[str, str]:
-    """Give the key and the address of the raw file of wildcards `dataset` and `file`.
+    """Return the key and the address of the raw file of wildcards `dataset` and `file`.
 
-    Ends the process where the data set has no such file.
+    Ends the process if the data set has no such file.
     """
     files: dict[str, tuple[str, str]] = {}
     for split in ("train", "test"):

@@ -1,17 +1,17 @@
-"""What a stage's messages name, made to mean the workflow that was called: commands, and files of a pod."""
+"""Completes a stage's messages for the workflow that was called: its commands, and the names of a pod's files."""
 
 import os
 import re
 import shlex
 
 CALL = "VLMFLOW_CALL"
-"""The options that a command in a message needs so that it means the same workflow (--configfile, --directory)."""
+"""The options that a command in a message needs to run the same workflow (--configfile, --directory)."""
 
 TARGETS = "VLMFLOW_TARGETS"
-"""Set where the stage runs in a pod: where the targets lie, a folder of the volume or an address in S3."""
+"""Set for a stage in a pod: the place of the targets, a folder of the volume or an address in S3."""
 
 LOCAL = "VLMFLOW_LOCAL"
-"""Set where the stage runs in a pod: the folder of the pod in which its targets look to it as though they lay there."""
+"""Set for a stage in a pod: the pod's folder below which the stage sees its targets."""
 
 COMMAND = re.compile(
     r"make refresh-pictures DATASET=(?P<dataset>[\w.-]+)|\bsnakemake --forcerun (?P<rule>\w+) -- (?P<target>\S+)"
@@ -20,11 +20,11 @@ COMMAND = re.compile(
 IN_S3 = "s3://"
 
 WITHOUT_CONTROLLER = ".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes"
-"""Where targets lie in S3, Snakemake runs on a laptop (docs/kubernetes.md)."""
+"""With targets in S3, Snakemake runs on a laptop (docs/kubernetes.md)."""
 
 
 def whole_commands(text: str) -> str:
-    """Complete the commands of a message, and name files of a pod by their targets; the library knows neither."""
+    """Return a message with complete commands, and with targets for the files of a pod; the library knows neither."""
     if local := os.environ.get(LOCAL):
         text = text.replace(f"{local}/fs/", "/").replace(f"{local}/s3/", IN_S3)
     return COMMAND.sub(_whole, text)

@@ -1,4 +1,4 @@
-"""What wildcards may be, and what the results of shared stages are called."""
+"""The allowed values of wildcards, and the names of the results of shared stages."""
 
 import re
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ class Names:
         self._settings = settings
         parts = settings.cluster.pods_per_stage
         self.part = f".{{part}}-of-{parts}" if parts > 1 else ""
-        """What stands in the names of a stage's results where several pods share it: `.{part}-of-4`, else nothing."""
+        """The part in the names of a stage's results if several pods share it: `.{part}-of-4`, otherwise ""."""
 
     def constraints(self) -> dict[str, str]:
-        """Give the constraints of all wildcards that several rules have."""
+        """Return the constraints of the wildcards that several rules have."""
         return {
             "run": _one_of(self._settings.runs),
             "model": _one_of(self._settings.models),
@@ -25,14 +25,14 @@ class Names:
         }
 
     def fire_datasets(self) -> str:
-        """Give the constraint that leaves the data sets of kind fire, which has rules of its own."""
+        """Return the constraint to data sets of kind fire, which have their own rules."""
         return _one_of(name for name, block in self._settings.datasets.items() if block.kind == "fire")
 
     def other_datasets(self) -> str:
-        """Give the constraint that leaves the data sets of all other kinds."""
+        """Return the constraint to data sets of all other kinds."""
         return _one_of(name for name, block in self._settings.datasets.items() if block.kind != "fire")
 
 
 def _one_of(names: Iterable[str]) -> str:
-    """Give a wildcard constraint: any of the names, or nothing at all where there are none."""
+    """Return a wildcard constraint that matches these names, or nothing if there are none."""
     return "|".join(map(re.escape, names)) or "$^"

@@ -1,6 +1,6 @@
-"""What a rule tells its script besides files, where that is no single key of the configuration (`lookup` gives those).
+"""Params functions for the rules, bound to the settings in the Snakefile. Each takes Snakemake's wildcards.
 
-Params functions for the rules, bound to the settings in the Snakefile. Each takes Snakemake's wildcards.
+Params that are a single key of the configuration need none: `lookup` gives them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from vlmflow.config.source import parse_source
 from vlmflow.fetch.model_files import list_files
 
 ParamsFunction = Callable[[Any], Any]
-"""Takes Snakemake's wildcards, gives a value of JSON."""
+"""Takes Snakemake's wildcards, returns a JSON value."""
 
 
 class RuleParams:
@@ -29,11 +29,11 @@ class RuleParams:
         self._settings = settings
 
     def dataset(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """Some settings of wildcard `dataset` as one block, by their last names, or by those given."""
+        """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given."""
         return lambda wildcards: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
 
     def run(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """Some settings of wildcard `run` (`device`, `train.seed`) as one block, likewise."""
+        """The same for wildcard `run` (`device`, `train.seed`)."""
         return lambda wildcards: _block(self._settings.runs[wildcards.run], keys, renamed)
 
     def raw_source(self, wildcards: Any) -> str:
@@ -41,11 +41,11 @@ class RuleParams:
         return raw_source(self._settings, wildcards)[1]
 
     def raw_revision(self, wildcards: Any) -> str | None:
-        """The revision that is pinned for it; null for a local file."""
+        """The revision that is pinned for the same raw file; null for a local file."""
         return revision_of(self.raw_source(wildcards))
 
     def raw_state(self, wildcards: Any) -> list[list[int]]:
-        """Bytes and time of a local raw file."""
+        """Bytes and time of the same raw file, if it is local."""
         return _state(self.raw_source(wildcards))
 
     def model_revision(self, wildcards: Any) -> str | None:
@@ -53,7 +53,7 @@ class RuleParams:
         return revision_of(self._settings.models[wildcards.model].source)
 
     def model_state(self, wildcards: Any) -> list[list[int]]:
-        """Bytes and time of every file of wildcard `model`, where it is a local folder."""
+        """Bytes and time of every file of wildcard `model`, if it is a local folder."""
         return _state(self._settings.models[wildcards.model].source)
 
     def row_choice(self, wildcards: Any) -> dict[str, Any]:
@@ -61,11 +61,11 @@ class RuleParams:
         return self._settings.datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
 
     def read_columns(self, wildcards: Any) -> list[str] | None:
-        """The columns that are read of wildcard `dataset`, where it is parquet; null for all."""
+        """The columns that are read of wildcard `dataset`, if it is parquet; null for all."""
         return self._settings.datasets[wildcards.dataset].read_columns
 
     def form_modules(self, wildcards: Any) -> list[str]:
-        """The module of wildcard `dataset`'s raw form, which no import statement names (see `staleness`)."""
+        """The module of wildcard `dataset`'s raw form, which is loaded without an import statement (see `staleness`)."""
         return [module_of(self._settings.datasets[wildcards.dataset].kind)]
 
     def one_prompt(self, wildcards: Any) -> bool:
@@ -73,27 +73,27 @@ class RuleParams:
         return self._settings.datasets[wildcards.dataset].one_prompt
 
     def near_duplicates_to_drop(self, wildcards: Any) -> dict[str, Any]:
-        """How near-duplicates of wildcard `dataset` are left out; a distance of 0 where none are.
+        """How near-duplicates of wildcard `dataset` are dropped; distance 0 if none are.
 
-        So another distance makes nothing stale that leaves none out.
+        So a new distance makes nothing stale in a data set that drops none.
         """
         near = self._settings.datasets[wildcards.dataset].near_duplicates
         return near.model_dump() | ({} if near.drop else {"picture_distance": 0})
 
     def picture_roots(self, wildcards: Any) -> list[str]:
-        """The picture roots of wildcard `dataset`, the store of fetched pictures the last of them."""
+        """The picture roots of wildcard `dataset`; with fetch_images the store of fetched pictures comes last."""
         dataset = self._settings.datasets[wildcards.dataset]
         return [*dataset.image_roots, *([self._settings.stores.fetched_pictures] if dataset.fetch_images else [])]
 
     def picture_revisions(self, wildcards: Any) -> list[list[Any]]:
-        """Where the known sources' pictures lie, for Snakemake to see that this has changed."""
+        """The addresses of the known sources' pictures, so that Snakemake notices a change."""
         return [
             [name, source.members, source.archive, source.one_by_one, source.archive and revision_of(source.archive)]
             for name, source in read_sources(self._settings.picture_sources).items()
         ]
 
     def part(self, wildcards: Any) -> list[int]:
-        """Which part of how many wildcard `part` is (see `pod_shares.Part`); the whole without it."""
+        """The number of wildcard `part` and the number of parts (see `pod_shares.Part`); [1, …] without it."""
         return [int(wildcards.get("part", 1)), self._settings.cluster.pods_per_stage]
 
     def model_type(self, wildcards: Any) -> str:
@@ -101,26 +101,26 @@ class RuleParams:
         return self._settings.models[self._settings.runs[wildcards.run].model].model_type
 
     def text_args(self, wildcards: Any) -> dict[str, Any]:
-        """Those of wildcard `run`'s swift_args that change the text of its rows."""
+        """The swift_args of wildcard `run` that change the text of its rows."""
         return self._settings.runs[wildcards.run].train.text_args
 
     def data_sources(self, wildcards: Any) -> list[str]:
-        """Where the data set of wildcard `run` comes from, as the configuration says."""
+        """The sources of the data set of wildcard `run`, as in the configuration."""
         dataset = self._dataset_of(wildcards)
         return [address for split in ("train", "test") for address in dataset.addresses(split)]
 
     def licence(self, wildcards: Any) -> str | None:
-        """The licence that is stated for the data set of wildcard `run`."""
+        """The stated licence of the data set of wildcard `run`."""
         return self._dataset_of(wildcards).licence
 
     def source_licences(self, wildcards: Any) -> dict[str, str]:
-        """Those that are stated for single sources of it."""
+        """The stated licences of single sources of that data set."""
         return self._dataset_of(wildcards).source_licences
 
     def picture_licences(self, wildcards: Any) -> dict[str, str]:
-        """The licences of known picture sources, by the beginnings of the paths that they hold.
+        """The licences of known picture sources, by the first parts of their pictures' paths.
 
-        None where the data set of wildcard `run` has no pictures.
+        {} if the data set of wildcard `run` has no pictures.
         """
         if self._dataset_of(wildcards).modality == "text":
             return {}
@@ -132,17 +132,17 @@ class RuleParams:
 
 
 def _block(settings: Settings, keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Give settings by names of their own, as values of JSON. A key names one within blocks with dots."""
+    """Return settings as JSON values. keys: settings, with dots for blocks within blocks. renamed: keys by new names."""
     named = {key.rpartition(".")[2]: key for key in keys} | dict(renamed)
     values = {name: attrgetter(key)(settings) for name, key in named.items()}
     return {name: value.model_dump() if isinstance(value, Settings) else value for name, value in values.items()}
 
 
 def _state(source: str) -> list[list[int]]:
-    """Give bytes and time of a local data file, or of every file of a local model; nothing for what is not here.
+    """Return bytes and time of a local data file, or of every file of a local model; [] for what does not exist here.
 
-    Snakemake itself reruns for a newer file alone, and one that is moved here may be old. Times are in whole seconds:
-    every way of copying that keeps times keeps these.
+    Snakemake itself reruns only for a newer file, and a file that was moved here may be old. Times are in whole seconds,
+    which every copying tool that keeps times preserves.
     """
     place = parse_source(source)
     if not isinstance(place, Path) or not place.exists():

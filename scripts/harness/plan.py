@@ -1,4 +1,4 @@
-"""What is looked at while Snakemake plans, with -n as without: the targets, and what could not end well."""
+"""Checks while Snakemake plans, with and without -n: unknown targets, and jobs that would fail."""
 
 import difflib
 import itertools
@@ -21,20 +21,20 @@ SHIPPED_ROOT = "pictures"
 """The picture root of the data sets in config.yaml."""
 
 LOOKING = ("fetch_images", "resolve_images")
-"""The rules that look for pictures in a data set's roots."""
+"""The rules that search for pictures in a data set's roots."""
 
 
 def install(workflow: Any, settings: Config) -> None:
-    """Put our looks around Snakemake's own planning, which has no hook for them.
+    """Wrap Snakemake's own planning, which has no hooks, with our checks; does nothing in jobs, which run Snakemake too.
 
-    They end the process; an exception would bring a traceback with it. Jobs run Snakemake too: nothing is to be done.
+    The checks end the process, because an exception would print a traceback.
     """
     if not workflow.is_main_process:
         return
     build_dag = workflow._build_dag
 
     def look_and_build() -> None:
-        stale_lock.clear(workflow)  # here, since Snakemake does not know before whether it only plans
+        stale_lock.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
         _refuse_unknown_targets(workflow, settings)
         look_at_code = staleness.install(workflow)
         build_dag()
@@ -48,31 +48,31 @@ def install(workflow: Any, settings: Config) -> None:
 
 
 def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
-    """Refuse a file that no rule makes, by the same look that Snakemake takes, with the nearest that one does.
+    """Refuse a file that no rule makes, as Snakemake matches it, and suggest the nearest target.
 
-    And a rule that makes a file for every name: Snakemake would say that it has wildcards.
+    Refuse also a rule with wildcards as a target, with a clearer message than Snakemake's.
     """
     for rule in workflow.dag.targetrules:
         if rule.has_wildcards():
             made = ", ".join(_known_targets([rule], settings)) or "what docs/outputs.md lists"
-            sys.exit(f"{rule.name}: this is a rule, not a file\n  what to do: name a file that it makes: {made}")
+            sys.exit(f"{rule.name}: this is a rule, not a file\n  what to do: use a file that it makes: {made}")
     makers = workflow.dag.output_index.match_producers
     for file in sorted(workflow.dag.targetfiles):
         if makers(file):
             continue
         said = next((target for target in workflow.dag_settings.targets if str(file).endswith(target)), str(file))
-        before = str(file).removesuffix(said)  # where a default storage keeps its files
+        before = str(file).removesuffix(said)  # the prefix of a default storage
         known = [target.removeprefix(before) for target in _known_targets(workflow.rules, settings) if makers(target)]
         near = difflib.get_close_matches(said, known, n=1)
         sys.exit(
             f"{said}: no rule makes this target{f'; nearest: {near[0]}' if near else ''}\n"
-            f"  what to do: name one from docs/outputs.md; runs: {', '.join(settings.runs)}; data sets: "
-            f"{', '.join(settings.datasets)}; those in your own file need --configfile FILE before the --"
+            f"  what to do: use one from docs/outputs.md; runs: {', '.join(settings.runs)}; data sets: "
+            f"{', '.join(settings.datasets)}; for those in your own file, add --configfile FILE before the --"
         )
 
 
 def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
-    """Give every output of some rules whose name holds nothing but the configuration's names and the raw splits."""
+    """Yield every output of some rules whose wildcards are only the configuration's names and the raw splits."""
     values: dict[str, Iterable[str]] = {
         "run": settings.runs,
         "model": settings.models,
@@ -104,9 +104,9 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
 
 
 def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
-    """Refuse to look for pictures on this machine in a folder that is not there.
+    """Refuse to search for pictures on this machine in a missing folder.
 
-    The shipped runs can be planned before there is any picture.
+    A dry run of the shipped runs needs no pictures.
     """
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere
@@ -116,13 +116,13 @@ def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
             for root in settings.datasets[dataset].image_roots:
                 if not Path(root).expanduser().is_dir() and not (workflow.dryrun and root == SHIPPED_ROOT):
                     sys.exit(
-                        f"datasets.{dataset}.image_roots: no folder {root}\n"
-                        "  what to do: name the folders that hold the pictures under the paths in the rows"
+                        f"datasets.{dataset}.image_roots: folder {root} does not exist\n"
+                        "  what to do: set the folders below which the rows' picture paths exist"
                     )
 
 
 def _look_past_the_lock(workflow: Any) -> None:
-    """Say that another Snakemake is at work, in the place of Snakemake's own line, which calls the lock an error."""
+    """Print that another Snakemake is running, instead of Snakemake's own line, which calls the lock an error."""
     workflow.persistence.lock = nullcontext
     if stale_lock.is_held():
         print("Another Snakemake is running in this folder; this plan shows the state so far.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the rules of a run ask for, as Snakemake itself works it out from the rule files, before it runs."""
+"""What the rules of a run request, as Snakemake computes it from the rule files before it runs."""
 
 import contextlib
 import io
@@ -15,15 +15,15 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.doctor.needs import Ask
 
 MANY = 10**6
-"""Cores of the machine that plans: a rule's threads are not to be cut to this one's."""
+"""Cores for planning: a rule's threads must not be cut to this machine's."""
 
 
 def planned_asks(snakefile: Path, files: Iterable[Path], target: str, max_threads: int | None = None) -> list[Ask]:
-    """Give what each rule asks for that makes `target` where nothing is made yet, each different amount once.
+    """Return what the rules request that make `target` from nothing, each different request once.
 
-    files: configuration files, laid over config.yaml in their order. max_threads: as Snakemake's --max-threads.
+    files: configuration files over config.yaml, in their order. max_threads: as Snakemake's --max-threads.
 
-    Raises VlmflowError with Snakemake's message where the workflow or its configuration is refused.
+    Raises VlmflowError with Snakemake's message if it refuses the workflow or its configuration.
     """
     said = io.StringIO()
     settings = OutputSettings(quiet={Quietness.ALL})
@@ -33,19 +33,19 @@ def planned_asks(snakefile: Path, files: Iterable[Path], target: str, max_thread
                 workflow = api.workflow(
                     ResourceSettings(cores=MANY, nodes=1, max_threads=max_threads),
                     ConfigSettings(configfiles=[file.absolute() for file in files]),
-                    # As on a cluster: local sources may lie on volumes that only pods have.
+                    # As on a cluster: local sources may be on volumes that only pods have.
                     StorageSettings(default_storage_provider="fs", default_storage_prefix=f"{empty}/targets"),
                     snakefile=snakefile,
                     workdir=Path(empty),
                 )
                 workflow.dag(DAGSettings(targets={target}))
-                # What the API has for looking at a plan (`summary`, `printdag`) cuts all threads to one.
+                # The API's own views of a plan (`summary`, `printdag`) cut all threads to one.
                 plan = workflow._workflow
                 plan._prepare_dag(forceall=False, ignore_incomplete=True, lock_warn_only=True)
                 plan._build_dag()
                 asks = {_ask(job) for job in plan.dag.jobs}
         except SystemExit as refusal:
-            raise VlmflowError(str(refusal), "snakemake -n says the same") from None
+            raise VlmflowError(str(refusal), "fix it; snakemake -n shows the same message") from None
     return sorted(asks, key=lambda ask: (ask.rule, ask.mem_mb))
 
 

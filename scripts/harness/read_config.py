@@ -16,16 +16,16 @@ from vlmflow.core.errors import VlmflowError
 
 
 def say_where_files_are_wrong() -> None:
-    """Look at every configuration file before Snakemake's own reader, which names neither the file nor the line.
+    """Check every configuration file before Snakemake reads it, since its errors name neither the file nor the line.
 
-    Snakemake reads --configfile before the Snakefile: profiles/default calls this. The reader stays Snakemake's.
+    Snakemake reads --configfile before the Snakefile, so profiles/default calls this. Snakemake's reader itself stays.
     """
     read_theirs = snakemake.common.configfile.load_configfile
 
     def load_configfile(file: str | Path) -> dict[str, Any]:
         if Path(file).is_dir() or not Path(file).exists():
             sys.exit(
-                f"--configfile: {file} is not a file\n  what to do: name a file; put targets after the files and --"
+                f"--configfile: {file} is not a file\n  what to do: give a file; put targets after the files and --"
             )
         with _ending_on_fault():
             yaml_file.read_config(Path(file))
@@ -37,16 +37,16 @@ def say_where_files_are_wrong() -> None:
 
 
 def read(workflow: Any, merged: dict[str, Any]) -> Config:
-    """Check what the configuration files and the command line give together, and the table that it lies over.
+    """Check the merged configuration of files and command line, and the table of picture sources; returns it.
 
-    Ends the process with a line per fault; an exception would bring a traceback of the Snakefile with it.
+    Ends the process with a line per fault; an exception would print a traceback of the Snakefile.
     """
     ours = [file for file in workflow.configfiles if file not in workflow.overwrite_configfiles]
     files = [Path(file) for file in [*ours, *workflow.overwrite_configfiles]]
     with _ending_on_fault():
-        if workflow.is_main_process:  # jobs, in pods too, were planned from them
+        if workflow.is_main_process:  # it has checked them for its jobs, also those in pods
             for file in files:
-                yaml_file.read_config(file)  # a key that stands twice is no fault to Snakemake
+                yaml_file.read_config(file)  # Snakemake accepts a duplicate key
         settings = check_config(merged, files)
         read_sources(settings.picture_sources)
     return settings

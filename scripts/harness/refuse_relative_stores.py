@@ -1,4 +1,4 @@
-"""With pods elsewhere, bulk bytes must have a place that is the same for all of them."""
+"""Refuses relative paths if jobs run in pods: bulk data needs a place that all pods share."""
 
 import sys
 from pathlib import Path
@@ -9,14 +9,14 @@ from vlmflow.config.source import parse_source
 
 ADVICE = (
     "what to do: on a cluster, stores must be on its volumes; put profiles/kubernetes/stores.yaml before your own file "
-    "(--configfile profiles/kubernetes/stores.yaml my-run.yaml), and use absolute paths there"
+    "(--configfile profiles/kubernetes/stores.yaml my-run.yaml), and use absolute paths in yours"
 )
 
 
 def refuse_relative_stores(workflow: Any, settings: Config) -> None:
-    """End the process where jobs run elsewhere and a store, a picture root or a local source is a relative path.
+    """End the process if jobs run elsewhere and a store, a picture root or a local source is a relative path.
 
-    A pod's working directory ends with the pod: what is stored there is lost, without an error.
+    A pod's working directory disappears with the pod: what is stored there is lost without an error.
     """
     if workflow.local_exec or not workflow.is_main_process:
         return
@@ -26,7 +26,7 @@ def refuse_relative_stores(workflow: Any, settings: Config) -> None:
 
 
 def relative_places(settings: Config) -> list[tuple[str, str]]:
-    """Give key and value of every relative path in the configuration that stages read or write besides targets."""
+    """Return key and value of every relative path in the configuration that stages read or write, except targets."""
     places = [(f"stores.{name}", place) for name, place in settings.stores]
     places += [(f"models.{name}.source", model.source) for name, model in settings.models.items()]
     for name, dataset in settings.datasets.items():

@@ -1,4 +1,4 @@
-"""What a rule asks of the machine, where that depends on the run: functions bound to the settings in the Snakefile."""
+"""The threads and resources of rules that depend on the run: functions bound to the settings in the Snakefile."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ LOGS_MB = 1_000
 
 
 class RuleResources:
-    """Functions for a rule's `threads` and `resources`; each takes Snakemake's wildcards, and looks at `run`.
+    """Functions for a rule's `threads` and `resources`; each takes Snakemake's wildcards, and reads `run`.
 
-    It is not called `Resources`: a Snakefile shares its global names with Snakemake, which has a class of that name.
+    It is not named `Resources`: a Snakefile shares its global names with Snakemake, which has a class of that name.
     """
 
     def __init__(self, workflow: Any, settings: Config) -> None:
@@ -25,7 +25,7 @@ class RuleResources:
         return run.processes * (1 + run.train.dataloader_workers)
 
     def train_gpus(self, wildcards: Any) -> int:
-        """One GPU per trainer; none where the run trains on the CPU."""
+        """One GPU per trainer; 0 if the run trains on the CPU."""
         run = self._runs[wildcards.run]
         return run.processes if run.device == "cuda" else 0
 
@@ -34,7 +34,7 @@ class RuleResources:
         return _template(self.train_gpus(wildcards))
 
     def verify_gpus(self, wildcards: Any) -> int:
-        """The GPUs for comparing logits; none where the tensor proof alone is asked for."""
+        """The GPUs for comparing logits; 0 if only the tensors are checked."""
         return self.train_gpus(wildcards) if self._runs[wildcards.run].verify.logits else 0
 
     def verify_template(self, wildcards: Any) -> str:
@@ -42,13 +42,13 @@ class RuleResources:
         return _template(self.verify_gpus(wildcards))
 
     def weights_disk(self, wildcards: Any) -> int:
-        """The MB of a pod's own disk that a stage needs which reads or writes merged weights.
+        """The disk of a pod, in MB, for a stage that reads or writes merged weights.
 
-        In object storage a pod brings them and takes them away; on a volume they stay there, and the disk holds logs.
+        With object storage a pod downloads and uploads them; on a volume they stay, and the disk holds only logs.
         """
         return self._runs[wildcards.run].resources.weights_mb if self._in_objects else LOGS_MB
 
 
 def _template(gpus: int) -> str:
-    """Give the template of a rule that needs torch."""
+    """Return the pod template of a rule that needs torch."""
     return "gpu" if gpus else "train"

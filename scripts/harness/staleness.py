@@ -1,9 +1,9 @@
-"""What makes a job stale besides its files: its params and its code, as Snakemake records and compares them.
+"""The params and the code that make a job stale, as Snakemake records and compares them.
 
-Snakemake compares the sets of all params' values, without their names: two values that change places are no change to
-it, and of a block of settings it shows all that there is, before and now. So each setting is a text of its own here,
+Snakemake compares the sets of all params' values without their names: it misses two values that change places, and for
+a block of settings it prints the whole block, old and new. So each setting becomes a separate text here,
 `settings.learning_rate=0.0001`, and `snakemake -n` shows those that differ. The digest of the code that the rule's
-script imports is one of them, so that no rule can forget it.
+script imports is added for every rule.
 """
 
 import json
@@ -16,13 +16,13 @@ from harness import code_digest
 
 
 def install(workflow: Any) -> Callable[[], None]:
-    """Have Snakemake record and compare these texts; to be called before it plans.
+    """Make Snakemake record and compare these texts. Call it before Snakemake plans.
 
-    What no import statement tells of a script's code, its rule says in params: `modules`, a list of those that it finds
+    A rule names in its params what the imports of its script do not show: `modules`, a list of modules that it loads
     while it runs, and `reads`, a folder of other files in scripts/ (see `code_digest`).
 
-    Gives what is to be called when the plan is made, before jobs run: it looks at the code of all of them. What is
-    changed while a stage works was not what the stage read.
+    Returns a function to call after planning, before jobs run: it computes the digests of all jobs, so that a change
+    during a stage does not enter the record of what this stage used.
     """
     digest = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
     persistence = workflow.persistence
@@ -44,9 +44,9 @@ def install(workflow: Any) -> Callable[[], None]:
 
 
 def texts_of(block: dict[str, Any], before: str = "") -> Iterator[str]:
-    """Give a text `key=value` for each setting of a block; keys of blocks within it are joined by dots.
+    """Yield a text `key=value` for each setting of a block; keys of blocks within it are joined by dots.
 
-    block: values of JSON by name. before: what the keys begin with.
+    block: JSON values by name. before: a prefix of the keys.
     """
     for key, value in block.items():
         if isinstance(value, dict) and value:
@@ -56,5 +56,5 @@ def texts_of(block: dict[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _is_derived(rule: Any, name: str) -> bool:
-    """Tell whether a param is made of the job's files, which Snakemake compares by themselves."""
+    """Return whether a param derives from the job's files, which Snakemake compares separately."""
     return bool(rule._is_deriving_function(getattr(rule.params, name)))

@@ -1,4 +1,4 @@
-"""What the Snakefile has Snakemake do besides its rules, before the first of them and around the jobs."""
+"""What the Snakefile does besides its rules: before the first of them, and before the jobs."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from vlmflow.config.model import Config
 
 
 def before_rules(workflow: Any, settings: Config) -> Config:
-    """Prepare Snakemake for the rules: storage, executor, plan, locks, and the stages' tie to this process.
+    """Prepare Snakemake for the rules: storage, executor, planning checks, locks, and the end of stages with it.
 
-    Gives `settings` back.
+    Returns `settings`.
     """
     min_version("9.27")
     if workflow.remote_exec:  # a pod runs a job, and no `onstart`
@@ -33,12 +33,12 @@ def before_rules(workflow: Any, settings: Config) -> Config:
 
 
 def for_rules(workflow: Any, settings: Config) -> tuple[Names, RuleInputs, RuleParams, RuleResources]:
-    """Give what the rules ask for by name: what wildcards may be, inputs, params and resources."""
+    """Return the objects that the rules use: wildcard constraints, inputs, params and resources."""
     return Names(settings), RuleInputs(workflow, settings), RuleParams(settings), RuleResources(workflow, settings)
 
 
 def before_jobs(workflow: Any, settings: Config) -> None:
-    """Refuse what could not end well; `snakemake -n` still plans it. And have the jobs start quickly."""
+    """Refuse what would fail later (`snakemake -n` still plans it), and make jobs start faster."""
     refuse_relative_stores(workflow, settings)
     before_start.refuse_what_cannot_end(workflow)
     quick_start.leave_out_what_nobody_uses()

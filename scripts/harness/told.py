@@ -1,7 +1,7 @@
-"""What stages know of the call besides their rule's inputs and params, through the environment.
+"""Passes facts about the Snakemake call to its stages as environment variables.
 
-A param that differs between two calls would have Snakemake run the rule again. A pod reads the same configuration, and
-tells itself the same.
+As params they would make Snakemake rerun a rule when two calls differ. A pod's Snakemake sets the same variables from
+the same configuration.
 """
 
 import os
@@ -15,7 +15,7 @@ from vlmflow.core.integrity import LEVEL, RECORDS, RECORDS_FOLDER
 
 
 def tell_stages(workflow: Any, settings: Config) -> None:
-    """Tell the stages that this Snakemake starts how the workflow was called."""
+    """Set the variables that tell this Snakemake's stages how the workflow was called."""
     os.environ[LEVEL] = settings.integrity
     os.environ[RECORDS] = str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER)
     os.environ[CALL] = shlex.join(_options(workflow))

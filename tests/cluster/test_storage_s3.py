@@ -373,7 +373,7 @@ def test_a_bucket_of_which_nothing_is_told_is_not_made(server: Server, tmp_path:
     stranger = strange.target(tmp_path, "data/rows.jsonl")
     stranger.local_path().parent.mkdir(parents=True)
     stranger.local_path().write_text("rows")
-    with pytest.raises(VlmflowError, match=r"cannot tell whether it exists.*403"):
+    with pytest.raises(VlmflowError, match=r"cannot find out whether it exists.*403"):
         stranger.store_object()
     own = server.target(tmp_path, "data/rows.jsonl")
     assert not own.bucket_exists()

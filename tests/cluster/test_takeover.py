@@ -148,7 +148,9 @@ def test_a_run_goes_on_once_the_link_is_removed(road: ClusterRoad) -> None:
     left.mkdir(parents=True, exist_ok=True)
     for place in (left.parent, left):
         os.chown(place, PODS_USER, PODS_USER)
-    assert "Removed what 1 pod(s) left that ended while no controller was running: a-pod-that-went" in road.run(*WORDS)
+    assert "Removed the folders of 1 pod(s) that ended while no controller was running: a-pod-that-went" in road.run(
+        *WORDS
+    )
     assert list(left.parent.iterdir()) == []
     assert (road.targets / TARGET).read_text() == ROW
     commands = [pod["spec"]["containers"][0]["args"][1] for pod in road.rules()["fetch_rows"]]

@@ -1,1 +1,1 @@
-"""How targets reach their storage, whole or not at all, in the place of the storage plugins' own steps."""
+"""Stores targets completely or not at all; replaces the storage plugins' own steps."""

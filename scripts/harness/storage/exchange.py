@@ -1,4 +1,4 @@
-"""Two names that change places in one system call."""
+"""Exchanges two names in one system call."""
 
 import ctypes
 import errno
@@ -11,14 +11,14 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 class ExchangeNotSupportedError(Exception):
-    """The file system, or this machine's system, cannot exchange two names: NFS, CephFS and macOS cannot."""
+    """The file system or the operating system cannot exchange two names: NFS, CephFS and macOS cannot."""
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Give each of two files or folders the other's name; both are there at every moment (renameat2(2)).
+    """Give each of two files or folders the other's name; both exist at every moment (renameat2(2)).
 
-    Raises OSError where that fails, and nothing has changed: ENOENT where one of them is not there. Raises
-    ExchangeNotSupportedError where it cannot be done here.
+    Raises OSError if that fails, with nothing changed: ENOENT if one does not exist. Raises ExchangeNotSupportedError
+    if it is not possible here.
     """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:

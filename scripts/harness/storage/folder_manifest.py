@@ -1,4 +1,4 @@
-"""What makes a folder in object storage whole: a list of its files and of the objects that hold them, written last."""
+"""The manifest of a folder in object storage: its files and their objects. Written last, it makes the folder valid."""
 
 import json
 import re
@@ -12,7 +12,7 @@ NAME = ".manifest.json"
 """The key of the manifest below the folder's own."""
 
 LARGEST = 64_000_000
-"""Bytes of a manifest that are read, of some 300,000 files: jobs write manifests, and the main process reads them."""
+"""The most bytes of a manifest that are read, some 300,000 files: jobs write manifests, the main process reads them."""
 
 _OBJECT = re.compile(r"(?P<attempt>(?P<target>.+)/\.stored-[0-9a-f]{32})/files/.+", re.DOTALL)
 
@@ -21,7 +21,7 @@ _OBJECT = re.compile(r"(?P<attempt>(?P<target>.+)/\.stored-[0-9a-f]{32})/files/.
 class Entry:
     """One file: its size in bytes, its SHA-256 in hexadecimal, and the key of its object in the bucket.
 
-    An older checkout's manifests have the object's ETag (quotes and all) in the place of the SHA-256.
+    Manifests of older checkouts have the object's ETag, with its quotes, instead of the SHA-256.
     """
 
     size: int
@@ -31,40 +31,40 @@ class Entry:
 
     @property
     def attempt(self) -> str | None:
-        """The key of the attempt that uploaded the object, this folder's or another's; None in an older manifest."""
+        """The key of the attempt that uploaded the object, for this folder or another; None in an older manifest."""
         found = _OBJECT.fullmatch(self.key)
         return found["attempt"] if found else None
 
 
 def attempts_of(entries: dict[str, Entry]) -> set[str]:
-    """Give the keys of the attempts whose objects a manifest names."""
+    """Return the keys of the attempts whose objects a manifest names."""
     return {entry.attempt for entry in entries.values() if entry.attempt}
 
 
 def owner_of(attempt: str) -> str:
-    """Give the key of the folder of which an attempt's key tells."""
+    """Return the folder's key from an attempt's key."""
     return attempt.rpartition("/.stored-")[0]
 
 
 def dump(entries: dict[str, Entry]) -> bytes:
-    """Write a manifest. entries: by the file's path below the folder, with slashes.
+    """Return the bytes of a manifest. entries: by the file's path below the folder, with slashes.
 
-    Raises VlmflowError where there are too many.
+    Raises VlmflowError if there are too many.
     """
     files = {
         name: {"size": entry.size, "sha256": entry.sha256, "key": entry.key} for name, entry in sorted(entries.items())
     }
     content = (json.dumps({"version": 1, "files": files}, indent=1, ensure_ascii=False) + "\n").encode()
     if len(content) > LARGEST:
-        what = f"{len(files):,} files in a folder: their manifest is larger than {LARGEST // 1_000_000} MB"
+        what = f"a folder has {len(files):,} files: its manifest is larger than {LARGEST // 1_000_000} MB"
         raise VlmflowError(what, "make the rule write fewer files, or pack them")
     return content
 
 
 def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
-    """Read a manifest. place: its address, for messages. folder: its folder's key.
+    """Parse a manifest; returns its entries by the file's path. place: its address, for messages. folder: its key.
 
-    Raises VlmflowError where it is none, or names a file outside the folder.
+    Raises VlmflowError if it is not a manifest, or names a file outside the folder.
     """
     if len(content) > LARGEST:
         raise _broken(place, f"is larger than {LARGEST // 1_000_000} MB")
@@ -83,13 +83,13 @@ def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
 def _entry(name: str, said: dict[str, Any], version: int, folder: str) -> Entry:
     size = said["size"]
     if not isinstance(size, int) or size < 0:
-        raise ValueError(f"{name}: a size of {size!r}")
+        raise ValueError(f"{name}: invalid size {size!r}")
     if version == 0:
         return Entry(size, f"{folder}/{name}", etag=str(said["etag"]))
     if version != 1:
         raise ValueError(f"version {version!r}, which this checkout does not support")
     if not re.fullmatch(r"[0-9a-f]{64}", said["sha256"]) or not _OBJECT.fullmatch(said["key"]):
-        raise ValueError(f"{name}: no digest or no object: {said}")
+        raise ValueError(f"{name}: invalid sha256 or key: {said}")
     return Entry(size, said["key"], sha256=said["sha256"])
 
 
@@ -100,5 +100,5 @@ def _lies_within(name: str) -> bool:
 
 def _broken(place: str, what: str) -> VlmflowError:
     return VlmflowError(
-        f"{place} {what}", "remove it and run the same command again: the workflow makes its folder again"
+        f"{place} {what}", "remove it and run the same command again: the workflow recreates its folder"
     )

@@ -11,19 +11,19 @@ from vlmflow.core.files import remove
 
 
 class FsObject(StorageObject):
-    """A target that a volume holds, in the place of the fs plugin's own class.
+    """A target on a volume; replaces the fs plugin's own class.
 
     The plugin copies each input, deletes an old target before it writes the new one under its final name, and copies
-    each output byte (snakemake_storage_plugin_fs, `retrieve_object` and `store_object`). A job's local folder should
-    lie on the same volume: there, nothing is copied.
+    each output (snakemake_storage_plugin_fs, `retrieve_object` and `store_object`). This class copies nothing if the
+    local folder of a job is on the same volume.
     """
 
     def local_footprint(self) -> int:
-        """Give 0, the bytes that a link takes."""
+        """Return 0, the bytes of a link."""
         return 0
 
     def exists(self) -> bool:
-        """Tell whether the target is there; it is there again where a killed writer had taken its name away."""
+        """Return whether the target exists, after restoring one that a killed writer had renamed."""
         if not self.query_path.exists():
             with suppress(FileNotFoundError, VlmflowError), no_links.reached(self.query_path) as target:
                 in_place.put_back(target)
@@ -32,30 +32,30 @@ class FsObject(StorageObject):
     def retrieve_object(self) -> None:
         """Link the local path to the target.
 
-        Raises FileNotFoundError where the target is not there.
+        Raises FileNotFoundError if the target does not exist.
         """
         if not self.exists():
             raise FileNotFoundError(self.query)
         self._link_to_target()
 
     def store_object(self) -> None:
-        """Give the local file or folder the target's name, and leave a link in its place.
+        """Rename the local file or folder to the target, and leave a link in its place.
 
-        Raises OSError where that fails; the target is then as it was, or another writer's.
-        Raises VlmflowError where the controller would have to follow a link that a job may have planted.
+        Raises OSError if that fails; the target is then unchanged, or another writer's. Raises VlmflowError if the
+        controller would have to follow a link, which a job may have planted.
         """
         local = self.local_path()
         if self._is_callers_own():
             with no_links.reached(self.query_path, make=True) as target:
                 in_place.copy(local, target)
-        elif not self._is_stored(local):  # Snakemake stores a job's outputs twice: when it is done, and at the end
+        elif not self._is_stored(local):  # Snakemake stores outputs twice: after the job, and at its own end
             in_place.move(local, self.query_path)
             self._link_to_target()
 
     def remove(self) -> None:
         """Remove the target, and our link to it: a job that opened the dangling link would write into the target.
 
-        Raises VlmflowError where a folder on the way is a link, which a job may have planted.
+        Raises VlmflowError if a folder on its path is a link, which a job may have planted.
         """
         if not self._is_callers_own() and self.local_path().is_symlink():
             self.local_path().unlink()
@@ -63,7 +63,7 @@ class FsObject(StorageObject):
             in_place.take_away(target)
 
     def _is_callers_own(self) -> bool:
-        """Tell whether the local path is a file of Snakemake's own, such as the archive of the workflow's sources."""
+        """Return whether the local path is Snakemake's own file, such as the archive of the workflow's sources."""
         return self._overwrite_local_path is not None
 
     def _is_stored(self, local: Path) -> bool:

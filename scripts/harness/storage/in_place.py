@@ -1,29 +1,30 @@
-"""Giving a file or folder its final name, so that the name is there whole or not at all, for any number of writers.
+"""Gives a file or folder its final name. The name leads to a complete version or to none, with any number of writers.
 
-Why that holds, on whatever machines the writers are, and wherever they are killed:
+Why this holds, with writers on any machines, killed at any moment:
 
-1. What gets the name is whole and on the disk before. Until then it lies where no other writer writes: in its writer's
-   own folder, or beside the target as `.NAME.TIME-TOKEN.part`.
-2. `rename` gives it a name that is free or a file's, `exchange` one that is a folder's. Each is one call, done or not
-   done. So from the first success on, the name leads to one writer's whole version.
-3. A writer that another one forestalls learns it from that call (ENOTEMPTY, ENOENT), which has changed nothing, and
-   tries again. A writer returns after its own call was done, and does not touch the name again.
-4. What is deleted is first renamed to a new name, `.discarded.TIME-TOKEN.gone`, and so is each folder in it before it
-   is emptied. Nothing is deleted in what has the name or will get it: a writer whose folder is taken fails (ENOENT).
-5. What killed writers left (`part`, `gone`) is deleted by the next writer to that folder once it is a day old, by its
-   name. Should a writer be alive after a day, 4 holds.
+1. A version is complete and on the disk before it gets the name. Until then it is where no other writer writes: in its
+   writer's own folder, or beside the target as `.NAME.TIME-TOKEN.part`.
+2. `rename` replaces a free name or a file, `exchange` a folder. Each is one call, done or not done. So after the first
+   success the name always leads to one writer's complete version.
+3. A writer whom another one overtakes learns it from that call (ENOTEMPTY, ENOENT), which has changed nothing, and
+   tries again. A writer returns after its own call succeeded, and does not touch the name again.
+4. Before a file or folder is deleted, it is renamed to `.discarded.TIME-TOKEN.gone`, and so is each folder in it before
+   it is emptied. Nothing is deleted inside what has the name or will get it: a writer whose folder is taken fails
+   (ENOENT).
+5. The next writer to a folder deletes what killed writers left there (`part`, `gone`) once the time in its name is a
+   day old. If such a writer is still alive after a day, 4 holds.
 
-Where names cannot be exchanged (NFS, CephFS, macOS), an older folder is renamed to `.NAME.TIME-TOKEN.old`, and the new
-one then to the name, which is free between the two calls:
+If names cannot be exchanged (NFS, CephFS, macOS), the older folder is renamed to `.NAME.TIME-TOKEN.old`, and then the
+new one to the name. The name is free between the two calls:
 
-6. An `old` is whole, since it had the name. Its writer deletes it after it has taken the name, or before it makes
-   another `old`; who removes the target does; and a writer does when it is a day old and the name is taken. So while
-   the name is free after a success, the latest `old` is there, of a writer that is not done yet.
-7. `put_back`, with which every look at a missing target begins, and every writer that fails ends, renames the latest
-   `old` to the name. Where another version has come there meanwhile, that call changes nothing: folders that are
-   targets hold Snakemake's time stamp and are never empty. A writer whose `old` was given back reports no success.
-   This is for two writers, either of them killed, and any who look; with a third one, killed in the same moment, the
-   name may lead to the version before the last, which is whole too.
+6. An `old` is complete, since it had the name. It is deleted by its writer, after this one has taken the name or before
+   it makes another `old`; by whoever removes the target; and by any writer once it is a day old and the name is taken.
+   So while the name is free after a success, the latest `old` exists, from a writer that is not done yet.
+7. `put_back` renames the latest `old` to the name. Every look at a missing target starts with it, and every failing
+   writer ends with it. If another version has got the name meanwhile, the call changes nothing: target folders hold
+   Snakemake's timestamp and are never empty. A writer whose `old` was put back reports no success. This holds for two
+   writers, either of them killed, and any number of readers; with a third writer, killed at the same moment, the name
+   may lead to the version before the last, which is complete too.
 """
 
 import errno
@@ -40,19 +41,18 @@ from harness.storage.exchange import ExchangeNotSupportedError, exchange
 from vlmflow.core.files import sync
 
 LEFT_AFTER = 24 * 3600
-"""Seconds after which what lies beside a target is taken for a killed writer's: no copy takes a day."""
+"""Seconds after which unfinished files beside a target count as a killed writer's: no copy takes a day."""
 
 _LEFT = re.compile(r"\.(?P<name>.+)\.(?P<time>[0-9a-f]{16})-[0-9a-f]{12}\.(?P<suffix>part|gone|old)")
 _NAME_IS_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 
 def move(source: Path, target: Path) -> None:
-    """Give `source`, a file or folder, the name `target`; what was there before is replaced in one step.
+    """Rename `source`, a file or folder, to `target`; an older target is replaced in one step.
 
-    Links are kept where they lead to a place within the folder; what others lead to is copied, since `source` lies in
-    a place that goes away.
+    Links within the folder are kept. Links out of it are replaced by copies, since they lead to a temporary place.
 
-    Raises OSError where that fails; `target` is then as it was, or another writer's.
+    Raises OSError if that fails; `target` is then unchanged, or another writer's.
     """
     _take_in_what_links_lead_to(source)
     for place in [source, *source.rglob("*")]:
@@ -69,9 +69,9 @@ def move(source: Path, target: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy `source` to the name `target`, which is there whole or not at all; `source` stays.
+    """Copy `source` to `target`, completely or not at all; `source` stays.
 
-    Raises OSError where that fails; `target` is then as it was, or another writer's.
+    Raises OSError if that fails; `target` is then unchanged, or another writer's.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = _beside(target, "part")
@@ -80,14 +80,14 @@ def copy(source: Path, target: Path) -> None:
 
 
 def take_away(target: Path) -> None:
-    """Remove a file or folder; it loses its name first, so that nobody reads half of it."""
+    """Remove a file or folder; it is renamed first, so that nobody reads half of it."""
     while left := [*_left_of(target, "old"), *([target] if os.path.lexists(target) else [])]:
         for place in left:
             discard(place)
 
 
 def put_back(target: Path) -> None:
-    """Give the latest whole version its name again where a writer was killed while it replaced it (6, 7)."""
+    """Restore the latest complete version if a writer was killed while it replaced it (6, 7)."""
     if not os.path.lexists(target):
         for old in sorted(_left_of(target, "old"), reverse=True)[:1]:
             try:
@@ -98,11 +98,11 @@ def put_back(target: Path) -> None:
 
 
 def discard(place: Path) -> bool:
-    """Delete a file, link or folder, and nothing of it that another process renames meanwhile; no link is followed.
+    """Delete a file, link or folder, but nothing in it that another process renames meanwhile; follows no link.
 
-    Gives whether it was there. What cannot be deleted now (NFS keeps open files) is once it is a day old.
+    Returns whether it existed. What cannot be deleted now (NFS keeps open files) is deleted once it is a day old.
 
-    Raises OSError where it keeps its name.
+    Raises OSError if it keeps its name.
     """
     folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -120,7 +120,7 @@ def discard(place: Path) -> bool:
 
 
 def discard_left(folder: Path) -> None:
-    """Delete what killed writers, and deletions that were cut off, left in a folder a day ago or longer."""
+    """Delete what killed writers and interrupted deletions left in a folder a day ago or earlier."""
     for place, left in _left_in(folder):
         is_old = time.time_ns() - int(left["time"], 16) > LEFT_AFTER * 1e9
         if is_old and (left["suffix"] != "old" or os.path.lexists(folder / left["name"])):
@@ -128,7 +128,7 @@ def discard_left(folder: Path) -> None:
 
 
 def _take_off(folder: int, name: str, top: int) -> list[str]:
-    """Delete a file or link of a folder; a folder gets a new name in the folder `top`, which is given."""
+    """Delete a file or link in a folder; rename a folder into the folder `top`. Returns the new name, if any."""
     try:
         os.unlink(name, dir_fd=folder)
         return []
@@ -139,7 +139,7 @@ def _take_off(folder: int, name: str, top: int) -> list[str]:
 
 
 def _emptied(top: int, name: str) -> list[str]:
-    """Delete what lies in a folder; gives the new names, in `top`, of the folders in it."""
+    """Delete the files in a folder, and rename its folders into `top`; returns their new names."""
     inside, gone = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top), []
     try:
         for each in os.listdir(inside):
@@ -157,7 +157,7 @@ def _take_name(part: Path, target: Path) -> None:
             if taken is None:
                 continue
             if old is not None:
-                discard(old)  # what has come to the name since is later
+                discard(old)  # the version that has got the name since is newer
             old = _displaced(target)
     except OSError:
         put_back(target)
@@ -170,7 +170,7 @@ def _take_name(part: Path, target: Path) -> None:
 
 
 def _try_to_take_name(part: Path, target: Path) -> bool | None:
-    """Give True when it is done, None where the name has become free, False where names cannot be exchanged."""
+    """Return True if done, None if the name has become free, False if names cannot be exchanged."""
     try:
         os.rename(part, target)
         return True
@@ -180,7 +180,7 @@ def _try_to_take_name(part: Path, target: Path) -> bool | None:
     try:
         exchange(part, target)
         return True
-    except FileNotFoundError:  # the target; were it the part, the next rename would say so
+    except FileNotFoundError:  # the target; if it is the part, the next rename fails
         return None
     except ExchangeNotSupportedError:
         return False
@@ -200,7 +200,7 @@ def _beside(place: Path, suffix: str) -> Path:
 
 
 def _new_name(name: str, suffix: str) -> str:
-    """Give a name that nobody has had before."""
+    """Return a unique name."""
     return f".{name}.{time.time_ns():016x}-{uuid.uuid4().hex[:12]}.{suffix}"
 
 
@@ -217,7 +217,7 @@ def _left_in(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
 
 
 def _copy(source: Path, part: Path) -> None:
-    """Copy what `source` holds, with its times and the target folder's own permissions, to the disk."""
+    """Copy `source` to the disk with its times, but with the target folder's permissions."""
     if source.is_dir():
         part.mkdir()
         for place in source.iterdir():
@@ -233,7 +233,7 @@ def _copy(source: Path, part: Path) -> None:
 
 
 def _take_in_what_links_lead_to(source: Path) -> None:
-    """Put a copy in the place of each link that leads out of `source`, or of `source` where it is a link itself."""
+    """Replace each link that leads out of `source`, or `source` itself if it is a link, by a copy."""
     places = [source] if source.is_symlink() else source.rglob("*") if source.is_dir() else []
     for link in [place for place in places if place.is_symlink() and _leads_out(place, source)]:
         inside = _beside(link, "part")
@@ -243,7 +243,7 @@ def _take_in_what_links_lead_to(source: Path) -> None:
 
 
 def _leads_out(link: Path, folder: Path) -> bool:
-    """Tell whether a link means nothing any more once `folder` has another name."""
+    """Return whether a link leads out of `folder`, or breaks once `folder` has another name."""
     if link == folder or link.readlink().is_absolute():
         return True
     return not link.resolve().is_relative_to(folder.resolve())

@@ -1,8 +1,8 @@
-"""Reaching a path on a volume that jobs write to, without following a link that a job may have planted there.
+"""Opens a path on a volume that jobs write to, without following links, which a job may have planted.
 
-The controller has on its other mounts what no job may see or change: its token, and what it executes. A link on the
-shared volume could lead there. So every folder on the way is opened in the one before it, and a link is refused; what
-is then done below the open folder cannot be led elsewhere, whatever is renamed meanwhile. Linux alone: /proc.
+The controller's other mounts hold what no job may see or change: its token, and what it executes. A link on the shared
+volume could lead there. So each folder of a path is opened relative to the one before it, and a link is refused. Calls
+relative to the open folder cannot be redirected, whatever is renamed meanwhile. Linux only: it uses /proc.
 """
 
 import errno
@@ -21,11 +21,11 @@ FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextmanager
 def opened(folder: Path, make: bool = False) -> Iterator[int]:
-    """Give a descriptor of a folder for the time of the block, for calls that take a `dir_fd`.
+    """Yield a descriptor of a folder during the block, for calls that take a `dir_fd`.
 
-    make: whether it, and folders above it, are made where they are missing.
+    make: whether to make it, and folders above it, if they are missing.
 
-    Raises VlmflowError where a link or a file has the name of a folder on the way, OSError where it cannot be opened.
+    Raises VlmflowError if a folder on the path is a link or a file, OSError if it cannot be opened.
     """
     place = Path("/")
     descriptor = os.open(place, FOLDER)
@@ -42,11 +42,11 @@ def opened(folder: Path, make: bool = False) -> Iterator[int]:
 
 @contextmanager
 def reached(place: Path, make: bool = False) -> Iterator[Path]:
-    """Give another path to a file or folder, for the time of the block; it leads there whatever is renamed on the way.
+    """Yield another path to a file or folder during the block; it leads there whatever folder above is renamed.
 
-    The last name itself may be a link: who gets the path does not follow it.
+    The last name itself may be a link: the caller must not follow it.
 
-    make: whether the folders above it are made where they are missing.
+    make: whether to make the folders above it if they are missing.
 
     Raises as `opened`; an OSError of the block names `place`.
     """
@@ -60,9 +60,9 @@ def reached(place: Path, make: bool = False) -> Iterator[Path]:
 
 
 def read_end(file: Path, limit: int) -> bytes:
-    """Give the last bytes of a file, at most `limit`.
+    """Return the last bytes of a file, at most `limit`.
 
-    Raises VlmflowError where it, or a folder on the way, is a link or no file; OSError where it cannot be read.
+    Raises VlmflowError if it is a link or no regular file, or if its path has a link; OSError if it cannot be read.
     """
     with opened(file.parent) as folder:
         try:
@@ -86,7 +86,7 @@ def _inner(descriptor: int, place: Path, make: bool) -> int:
         except FileNotFoundError:
             if not make:
                 raise
-        with suppress(FileExistsError):  # made by another at the same moment
+        with suppress(FileExistsError):  # another process made it at the same moment
             os.mkdir(place.name, dir_fd=descriptor)
         return os.open(place.name, FOLDER, dir_fd=descriptor)
     except OSError as error:
@@ -98,6 +98,6 @@ def _inner(descriptor: int, place: Path, make: bool) -> int:
 
 def _planted(place: Path) -> VlmflowError:
     return VlmflowError(
-        f"{place} is a link or not the expected kind of file: a job may have put it there, so it is not followed",
+        f"{place} is a link or not the expected kind of file; it is not followed, because a job may have made it",
         f"check where it leads (ls -l {place}) and which job made it; remove it and run the same command again",
     )

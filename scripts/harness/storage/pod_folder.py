@@ -1,9 +1,9 @@
-"""The folder in which a pod keeps its jobs' local files, on the volume that the targets lie on.
+"""A pod's folder for its jobs' local files, on the volume of the targets.
 
-It is named in the profile as `remote-job-local-storage-prefix: /outputs/.pods/$VLMFLOW_POD`, so that giving an output
-its name is a rename. VLMFLOW_POD is the pod's own name, by the downward API (harness.kubernetes.job_shape): a host name
-is another one with hostNetwork, or where a template gives a hostname. A pod that ends removes its folder; the
-controller removes those of pods that are lost, and when it starts those of pods that went while it was away.
+The profile names it as `remote-job-local-storage-prefix: /outputs/.pods/$VLMFLOW_POD`, so that a rename gives an output
+its name. VLMFLOW_POD is the pod's own name, from the downward API (harness.kubernetes.job_shape): the host name differs
+with hostNetwork, or if a template sets a hostname. A pod that ends removes its folder. The controller removes the
+folders of lost pods, and when it starts those of pods that ended while no controller ran.
 """
 
 import atexit
@@ -23,25 +23,25 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
 def remove_of(local_storage_prefix: Path, pod: str) -> None:
-    """Remove what a pod left in its folder; nothing where it has none, or none of its own.
+    """Remove a pod's folder, if it has one of its own.
 
     local_storage_prefix: Snakemake's remote-job-local-storage-prefix, as the profile gives it. pod: its name.
 
-    Raises VlmflowError where the name is none, and could lead elsewhere.
+    Raises VlmflowError if the name is not a pod's name, and could lead elsewhere.
     """
     if not _is_name(pod):
         raise VlmflowError(f"{pod!r} is not a pod's name", "please report it; nothing was removed")
     if _is_of_one_pod(local_storage_prefix):
-        # Where a job has put a link in the folder's place, nothing is removed.
+        # If a job has replaced a folder on the path by a link, nothing is removed.
         with suppress(OSError, VlmflowError), no_links.reached(local_storage_prefix.with_name(pod)) as folder:
-            in_place.discard(folder)  # the pod may be alive on its lost node, and about to give a folder of it a name
+            in_place.discard(folder)  # a pod on a lost node may be alive, and about to rename one of its folders
 
 
 def sweep(local_storage_prefix: Path | None, living: Callable[[], Iterable[str]], say: Callable[[str], None]) -> None:
-    """Remove the folders of pods that are no more, and say so; and what removals that were cut off left.
+    """Remove the folders of pods that no longer exist, and what interrupted removals left.
 
-    local_storage_prefix: as `remove_of` takes it. living: gives the names of all pods of the namespace; it is asked
-    after the folders were listed, since a pod is there before its folder.
+    local_storage_prefix: as `remove_of` takes it. living: returns the names of all pods of the namespace; it is called
+    after the folders are listed, since a pod exists before its folder. say: prints what was removed.
     """
     prefix, names = Path(local_storage_prefix or "."), []
     if _is_of_one_pod(prefix):
@@ -51,21 +51,21 @@ def sweep(local_storage_prefix: Path | None, living: Callable[[], Iterable[str]]
     if names and (gone := sorted(set(names) - set(living()))):
         for name in gone:
             remove_of(prefix, name)
-        say(f"Removed what {len(gone)} pod(s) left that ended while no controller was running: {', '.join(gone)}.")
+        say(f"Removed the folders of {len(gone)} pod(s) that ended while no controller was running: {', '.join(gone)}.")
 
 
 def remove_own_at_exit(local_storage_prefix: Path) -> None:
-    """Have this process, a pod's Snakemake, remove its folder when it ends, finished or failed.
+    """Make this process, a pod's Snakemake, remove its folder when it ends, successful or not.
 
-    local_storage_prefix: where this Snakemake keeps local files. One that does not carry our pod's name is left: it
-    is not ours alone.
+    local_storage_prefix: where this Snakemake keeps local files. A folder without our pod's name stays: others may use
+    it.
     """
     if local_storage_prefix.name == os.environ.get(VARIABLE):
         atexit.register(shutil.rmtree, local_storage_prefix, ignore_errors=True)
 
 
 def variable() -> dict[str, Any]:
-    """Give the variable with a pod's own name, as a container's spec has it."""
+    """Return the environment variable with a pod's own name, in the form of a container's spec."""
     return {"name": VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 
 

@@ -1,17 +1,17 @@
-"""A folder in a bucket: objects of attempts, and a manifest that names those it consists of.
+"""A folder in a bucket: objects of attempts, and a manifest that names the folder's objects.
 
     FOLDER/.manifest.json                      size, SHA-256 and object of every file; written last
     FOLDER/.stored-TOKEN/files/NAME            the objects of one attempt; no other writer has its token
-    FOLDER/.stored-TOKEN/named-by/OTHER        says that OTHER's manifest names, or is to name, objects of this attempt
+    FOLDER/.stored-TOKEN/named-by/OTHER        means that OTHER's manifest names, or will name, objects of this attempt
 
-Why a folder is whole or not there, for any number of writers: a writer uploads under its own token alone, and then the
-manifest in one request. Whichever manifest is there names one attempt's objects, and those of other folders below.
+Why a folder is complete or missing, with any number of writers: a writer uploads only under its own token, and then the
+manifest in one request. So each manifest names one attempt's objects, and possibly those of other folders (see below).
 
-Why no object goes that a manifest names: a folder that is to name another's objects writes its `named-by` first, and
-looks then whether the manifest that it knows them from still names them. Who removes a folder deletes its manifest
-first, and looks then for `named-by`. So one of the two sees the other. Objects are deleted by whoever removes the last
-manifest that names them. What no manifest names (a killed writer's, or a replaced one's) is deleted by a later writer
-of the folder when its newest object is a day old, so never a live writer's.
+Why no object is deleted that a manifest names: a folder that will name another folder's objects first writes its
+`named-by`, and then checks that the manifest from which it knows them still names them. Whoever removes a folder first
+deletes its manifest, and then looks for `named-by`. So one of the two sees the other. Whoever removes the last manifest
+that names an object deletes the object. Objects that no manifest names (of a killed writer, or of a replaced version)
+are deleted by a later writer of the folder when the newest of the attempt is a day old, so never a live writer's.
 """
 
 from collections.abc import Iterator
@@ -32,30 +32,30 @@ from vlmflow.core.files import remove, sha256_of, unfinished
 NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
 LEFT_AFTER = timedelta(days=1)
 SHARED_FROM = 1 << 20
-"""Bytes from which on a file that lies in storage already is named and not uploaded."""
+"""Files of at least this many bytes that storage already has are named and not uploaded."""
 
 SNAKEMAKES_OWN = ".snakemake_timestamp"
 """Snakemake's mark in a folder that a rule made."""
 
 _retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
-"""What this process, a job's, has from storage: the folder's key and the object's, by bucket, SHA-256 and size."""
+"""What this process of a job has downloaded: the keys of folder and object, by bucket, SHA-256 and size."""
 
 
 class Folder:
-    """A folder of a bucket. bucket: boto3's. key: the folder's, without a slash at its end."""
+    """A folder of a bucket. bucket: boto3's object. key: the folder's key, without a slash at its end."""
 
     def __init__(self, bucket: Any, key: str) -> None:
         self.bucket, self.key, self.address = bucket, key, f"s3://{bucket.name}/{key}"
 
     @property
     def manifest(self) -> Any:
-        """The object that makes the folder valid."""
+        """The manifest's object, which makes the folder valid."""
         return self.bucket.Object(f"{self.key}/{folder_manifest.NAME}")
 
     def entries(self) -> dict[str, Entry] | None:
-        """Give what the manifest names; None where it is not there.
+        """Return what the manifest names; None if it does not exist.
 
-        Raises VlmflowError where it is no manifest.
+        Raises VlmflowError if it is not a manifest.
         """
         try:
             content = self.manifest.get()["Body"].read(folder_manifest.LARGEST + 1)
@@ -66,10 +66,10 @@ class Folder:
         return folder_manifest.load(content, f"{self.address}/{folder_manifest.NAME}", self.key)
 
     def retrieve(self, local: Path) -> None:
-        """Download the folder, which takes the name `local` when every file's SHA-256 is the manifest's.
+        """Download the folder; it gets the name `local` once every file's SHA-256 matches the manifest.
 
-        Raises VlmflowError where the storage does not hold what the manifest says, FileNotFoundError where it is not
-        there.
+        Raises VlmflowError if an object is missing or differs from the manifest, FileNotFoundError if the folder does
+        not exist.
         """
         part = unfinished(local)
         while True:
@@ -83,7 +83,7 @@ class Folder:
                     self._download(name, entry, part / name)
                 break
             except VlmflowError:
-                if self.entries() == entries:  # else another writer has replaced it meanwhile
+                if self.entries() == entries:  # otherwise another writer has replaced it meanwhile
                     raise
         remove(local)
         part.rename(local)
@@ -92,13 +92,13 @@ class Folder:
                 _retrieved[self.bucket.name, entry.sha256, entry.size] = self.key, entry.key
 
     def store(self, local: Path) -> None:
-        """Upload what is not in storage yet, and then the manifest. What another attempt stored stays until then.
+        """Upload what is not in storage yet, and then the manifest. Until then the earlier version stays valid.
 
-        Raises VlmflowError where the storage does not hold what was sent to it.
+        Raises VlmflowError if the storage does not have what was sent.
         """
         attempt, entries = f"{self.key}/.stored-{uuid4().hex}", {}
         contents = {path: (self.bucket.name, sha256_of(path), path.stat().st_size) for path in _files_of(local)}
-        # What is named and not uploaded comes last: a `named-by` counts for a day, until its manifest is there.
+        # Files that are named and not uploaded come last: without its manifest a `named-by` counts for a day only.
         for path, content in sorted(contents.items(), key=lambda item: item[1] in _retrieved):
             name, (_, digest, size) = path.relative_to(local).as_posix(), content
             key = self._key_in_storage(content)
@@ -109,7 +109,7 @@ class Folder:
         sent = {item.key: item.size for item in self._below(attempt)}
         for name, entry in entries.items():
             if entry.attempt == attempt and sent.get(entry.key) != entry.size:
-                raise self._damaged(f"{name}: {sent.get(entry.key)} bytes, but {entry.size} were sent")
+                raise self._damaged(f"{name}: {entry.size} bytes were sent, the storage has {sent.get(entry.key)}")
         self.manifest.put(Body=folder_manifest.dump(entries))
         self._delete_what_killed_writers_left()
 
@@ -144,7 +144,10 @@ class Folder:
             raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
 
     def _key_in_storage(self, content: tuple[str, str, int]) -> str | None:
-        """Give the key of another folder's object with this content, which that one's manifest names, and now ours."""
+        """Return the key of another folder's object with this content, if its manifest still names it; else None.
+
+        Marks the object as named by this folder.
+        """
         _, digest, size = content
         source, key = _retrieved.get(content, (self.key, ""))
         if source == self.key or size < SHARED_FROM or folder_manifest.owner_of(key) == self.key:
@@ -157,13 +160,13 @@ class Folder:
         return key if any((entry.key, entry.sha256) == (key, digest) for entry in entries.values()) else None
 
     def _is_named(self, attempt: str) -> bool:
-        """Tell whether another folder's manifest names an object of an attempt, or is about to."""
+        """Return whether another folder's manifest names an object of an attempt, or is about to."""
         owner, marks, now = folder_manifest.owner_of(attempt), self._marks(attempt), self._now()
         if owner != self.key and self._of(owner)._names(attempt):
             return True
         if any(now - since < LEFT_AFTER or self._of(other)._names(attempt) for other, since in marks.items()):
             return True
-        return self._marks(attempt) != marks  # one that came meanwhile may rely on a manifest that has gone meanwhile
+        return self._marks(attempt) != marks  # a new mark may rely on a manifest that was deleted meanwhile
 
     def _marks(self, attempt: str) -> dict[str, datetime]:
         mark = f"{attempt}/named-by/"
@@ -200,19 +203,19 @@ class Folder:
         return Folder(self.bucket, key)
 
     def _now(self) -> datetime:
-        """Give the storage's own time: it dates its objects by it."""
+        """Return the storage's own time, which also dates its objects."""
         said = self.bucket.meta.client.head_bucket(Bucket=self.bucket.name)
         return parsedate_to_datetime(said["ResponseMetadata"]["HTTPHeaders"]["date"])
 
     def _damaged(self, what: str) -> VlmflowError:
         return VlmflowError(
             f"{self.address} is damaged: {what}",
-            "remove it there and run the same command again: the workflow makes it again",
+            "remove it there and run the same command again: the workflow recreates it",
         )
 
 
 def is_not_there(error: ClientError) -> bool:
-    """Tell whether the storage says that there is no such object or bucket, and nothing else."""
+    """Return whether an error means that the object or bucket does not exist."""
     return error.response["Error"]["Code"] in NOT_THERE
 
 

@@ -1,4 +1,4 @@
-"""Download a folder that a run made in S3: `python -m harness.storage.s3_get s3://BUCKET/merged/RUN FOLDER`."""
+"""Downloads a folder that a run made in S3: `python -m harness.storage.s3_get s3://BUCKET/merged/RUN FOLDER`."""
 
 import os
 import sys
@@ -13,11 +13,12 @@ from vlmflow.core.errors import VlmflowError
 
 
 def main(address: str, local: Path) -> None:
-    """Download the folder and compare every file's SHA-256; `local` takes its name when all are right.
+    """Download the folder and check every file's SHA-256; it gets the name `local` once all match.
 
-    address: s3://BUCKET/FOLDER. Server and keys are those of the storage plugin: SNAKEMAKE_STORAGE_S3_…, or AWS' own.
+    address: s3://BUCKET/FOLDER. Server and keys come from the storage plugin's variables SNAKEMAKE_STORAGE_S3_…, or
+    from those of AWS.
 
-    Raises VlmflowError where it is not what was stored, or no folder, or `local` is there already.
+    Raises VlmflowError if the folder is damaged or missing, or if `local` already exists.
     """
     given = {name: os.environ.get(f"SNAKEMAKE_STORAGE_S3_{name.upper()}") for name in ("access_key", "secret_key")}
     server = boto3.resource(
@@ -27,14 +28,14 @@ def main(address: str, local: Path) -> None:
         aws_secret_access_key=given["secret_key"],
     )
     if local.exists():
-        raise VlmflowError(f"{local} already exists", "name another folder, or remove it")
+        raise VlmflowError(f"{local} already exists", "use another folder, or remove it")
     place = urlparse(address)
     try:
         Folder(server.Bucket(place.netloc), place.path.strip("/")).retrieve(local)
     except (ClientError, BotoCoreError, FileNotFoundError) as error:
         raise VlmflowError(
-            f"{address}: cannot fetch a folder from there ({type(error).__name__}: {error})",
-            "check that the run has made it, and that SNAKEMAKE_STORAGE_S3_… give its server and keys",
+            f"{address}: cannot download the folder ({type(error).__name__}: {error})",
+            "check that the run has made it, and that SNAKEMAKE_STORAGE_S3_… set its server and keys",
         ) from None
 
 

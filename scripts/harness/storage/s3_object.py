@@ -20,19 +20,19 @@ UNFINISHED_UPLOADS = {
         }
     ]
 }
-"""The lifecycle of a bucket that we make: parts of uploads that were killed cost money and are listed nowhere."""
+"""The lifecycle of a bucket that we make: parts of interrupted uploads cost money and are listed nowhere."""
 
 
 class S3Object(StorageObject):
-    """A target in a bucket, in the place of the s3 plugin's own class.
+    """A target in a bucket; replaces the s3 plugin's own class.
 
-    The plugin takes a folder for there as soon as one of its objects is, keeps objects of an earlier folder, makes a
-    bucket where it may not look at one, and deletes one that is empty (snakemake_storage_plugin_s3, `exists`,
+    In the plugin a folder exists as soon as one of its objects does. The plugin also keeps objects of an earlier
+    version, creates a bucket if it may not read it, and deletes an empty one (snakemake_storage_plugin_s3, `exists`,
     `store_object`, `bucket_exists` and `remove`).
     """
 
     async def inventory(self, cache: IOCacheStorageInterface) -> None:
-        """Tell Snakemake whether the target is there, since when, and how large it is."""
+        """Enter into Snakemake's cache whether the target exists, its time and its size."""
         key = self.cache_key()
         if key in cache.exists_in_storage:
             return
@@ -43,29 +43,32 @@ class S3Object(StorageObject):
             cache.size[key] = 0 if self._is_manifest(valid) else valid.content_length
 
     def exists(self) -> bool:
-        """Tell whether the target is there, whole."""
+        """Return whether the complete target exists."""
         return self._what_makes_it_valid() is not None
 
     def mtime(self) -> float:
-        """Give the time, in seconds since 1970 by the storage's clock, at which the target became whole."""
+        """Return when the target was completed, in seconds since 1970 by the storage's clock.
+
+        Raises FileNotFoundError if it does not exist.
+        """
         return float(self._valid().last_modified.timestamp())
 
     def size(self) -> int:
-        """Give the bytes of a file, 0 for a folder."""
+        """Return the bytes of a file, 0 for a folder."""
         valid = self._valid()
         return 0 if self._is_manifest(valid) else int(valid.content_length)
 
     def local_footprint(self) -> int:
-        """Give the bytes that a local copy takes."""
+        """Return the bytes of a local copy."""
         valid = self._valid()
         if self._is_manifest(valid):
             return sum(entry.size for entry in (self._folder.entries() or {}).values())
         return int(valid.content_length)
 
     def retrieve_object(self) -> None:
-        """Download the target to its local path, and compare its content.
+        """Download the target to its local path, and check its content.
 
-        Raises VlmflowError where the storage does not hold what was stored.
+        Raises VlmflowError if the content differs from what was stored.
         """
         valid = self._valid()
         if self._is_manifest(valid):
@@ -74,9 +77,9 @@ class S3Object(StorageObject):
             self._retrieve_file(valid)
 
     def store_object(self) -> None:
-        """Upload the local file or folder. A folder is there again only when all of it is.
+        """Upload the local file or folder. A new version of a folder is valid only when it is complete.
 
-        Raises VlmflowError where the storage does not hold what was sent to it.
+        Raises VlmflowError if the storage does not have what was sent.
         """
         local = self.local_path()
         self._make_bucket()
@@ -86,7 +89,7 @@ class S3Object(StorageObject):
             self.s3obj().upload_file(str(local), ExtraArgs={"Metadata": {"sha256": sha256_of(local)}})
 
     def remove(self) -> None:
-        """Remove the target; the bucket stays, and so do objects of a folder that another folder's manifest names."""
+        """Remove the target, but not the bucket, nor objects of a folder that another folder's manifest names."""
         valid = self._what_makes_it_valid()
         if valid is not None and self._is_manifest(valid):
             self._folder.remove()
@@ -94,9 +97,9 @@ class S3Object(StorageObject):
             valid.delete()
 
     def bucket_exists(self) -> bool:
-        """Tell whether the bucket is there.
+        """Return whether the bucket exists.
 
-        Raises VlmflowError where the storage does not say.
+        Raises VlmflowError if the storage does not show it.
         """
         try:
             self.provider.s3c.meta.client.head_bucket(Bucket=self.bucket)
@@ -104,7 +107,7 @@ class S3Object(StorageObject):
             if is_not_there(error):
                 return False
             raise VlmflowError(
-                f"bucket {self.bucket}: cannot tell whether it exists: {error}",
+                f"bucket {self.bucket}: cannot find out whether it exists: {error}",
                 "check that the credentials may list the bucket (docs/kubernetes.md), then run the same command again",
             ) from None
         return True
@@ -121,15 +124,15 @@ class S3Object(StorageObject):
             if wanted in (None, sha256_of(local)):  # None: stored by an older checkout
                 return
             valid.reload()
-            if valid.e_tag == etag:  # else another writer has replaced it meanwhile
+            if valid.e_tag == etag:  # otherwise another writer has replaced it meanwhile
                 local.unlink()
                 raise VlmflowError(
                     f"{self.query} is damaged: its sha256 is not {wanted}",
-                    "remove it there and run the same command again: the workflow makes it again",
+                    "remove it there and run the same command again: the workflow recreates it",
                 )
 
     def _what_makes_it_valid(self) -> Any:
-        """Give the object that a file is, or a folder's manifest; None where neither is there."""
+        """Return the object of a file, or of a folder's manifest; None if neither exists."""
         for found in (self.s3obj(), self._folder.manifest):
             try:
                 found.load()
@@ -158,4 +161,6 @@ class S3Object(StorageObject):
                     Bucket=self.bucket, LifecycleConfiguration=UNFINISHED_UPLOADS
                 )
             except ClientError as error:  # some servers have no lifecycles
-                self.provider.logger.warning(f"bucket {self.bucket}: cannot set a rule for unfinished uploads: {error}")
+                self.provider.logger.warning(
+                    f"bucket {self.bucket}: cannot set a lifecycle for unfinished uploads: {error}"
+                )

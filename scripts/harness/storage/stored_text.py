@@ -1,4 +1,4 @@
-"""Reading a job's log in the main process, wherever it lies: as data, with a limit, and by no link."""
+"""Reads a job's log in the main process, from any storage: as data, with a size limit, following no link."""
 
 import asyncio
 from pathlib import Path
@@ -10,18 +10,18 @@ from harness.storage.no_links import read_end
 from vlmflow.core.errors import VlmflowError
 
 SHOWN_BYTES = 1 << 20
-"""How much of a log's end is looked at."""
+"""How much of a log's end is read."""
 
 FETCHED_BYTES = 64 << 20
-"""How large a log may be to be fetched from object storage."""
+"""The size limit of a log that is downloaded from object storage."""
 
 
 def text_of(file: Any) -> str:
-    """Give the end of the text of a file of a job, such as its log; nothing where it is not there.
+    """Return the end of a job's text file, such as its log; "" if it does not exist.
 
-    file: as Snakemake lists it (`job.log`): a path here, or a target in storage.
+    file: as Snakemake lists it (`job.log`): a local path, or a target in storage.
 
-    Raises WorkflowError where the storage cannot be reached, VlmflowError where the file is a link or too large.
+    Raises WorkflowError if the storage cannot be reached, VlmflowError if the file is a link or too large.
     """
     if not file.is_storage:
         return _end_of(Path(file)) if Path(file).is_file() else ""
@@ -31,7 +31,10 @@ def text_of(file: Any) -> str:
     if isinstance(target, FsObject):
         return plain(read_end(target.query_path, SHOWN_BYTES).decode(errors="replace"))
     if target.size() > FETCHED_BYTES:
-        raise VlmflowError(f"{target.query} has {target.size():,} bytes, too many for a log", "read it there")
+        raise VlmflowError(
+            f"{target.query} has {target.size():,} bytes; the limit of a log is {FETCHED_BYTES:,}",
+            "read it in the storage",
+        )
     asyncio.run(target.managed_retrieve())
     return _end_of(Path(file))
 

@@ -1,4 +1,4 @@
-"""Files that lie outside the storage of the targets as inputs of a rule: a local data set, a local model."""
+"""Files outside the storage of the targets as inputs of a rule: a local data set, a local model."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def as_inputs(workflow: Any, files: Iterable[Path]) -> list[Any]:
-    """Give local files as inputs of a rule, in Snakemake's form.
+    """Return local files as inputs of a rule, in Snakemake's form.
 
-    Where targets lie in storage, Snakemake would look for each path below the storage's prefix (its path_modifier,
-    `apply_default_storage`). There, absolute paths are taken as they are, for a volume that is mounted here and in the
-    pods; what is not here (a laptop has no such volume) is no input, and the stage says so where it is not in the pod.
+    With targets in storage, Snakemake would look for each path below the storage's prefix (its path_modifier,
+    `apply_default_storage`). Absolute paths are then used unchanged, for a volume that is mounted here and in the pods.
+    A file that does not exist here (a laptop has no such volume) is left out; if the pod lacks it too, the stage fails.
     """
     if workflow.storage_registry.default_storage_provider is None:
         return [str(file) for file in files]

@@ -1,4 +1,4 @@
-"""Puts our storage steps in the place of the storage plugins' own, in the main process and in every pod."""
+"""Replaces the storage plugins' classes by ours, in the main process and in every pod."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from harness.storage.s3_object import S3Object
 
 
 def install(workflow: Any) -> None:
-    """Have every target that is named from now on be stored whole or not at all.
+    """Make Snakemake store every target that is named from now on completely or not at all.
 
-    Call it in the Snakefile before the first rule. A provider takes the class of its objects from its module by name
-    (snakemake_interface_storage_plugins.storage_provider, `get_storage_object_cls`), and the default provider exists
-    already when the Snakefile is read.
+    Call it in the Snakefile before the first rule. A provider looks up its object class by name in its module
+    (snakemake_interface_storage_plugins.storage_provider, `get_storage_object_cls`), and the default provider already
+    exists when the Snakefile is read.
     """
     snakemake_storage_plugin_fs.StorageObject = FsObject
     snakemake_storage_plugin_s3.StorageObject = S3Object

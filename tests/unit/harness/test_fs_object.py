@@ -113,7 +113,7 @@ def test_a_log_is_read_by_no_link_and_from_no_pipe(tmp_path: Path, planted: str)
         place.parent.mkdir(parents=True)
     secret.write_text("secret")
     LOGS[planted](log, secret)
-    with pytest.raises(VlmflowError, match="a job may have put it there"):
+    with pytest.raises(VlmflowError, match="a job may have made it"):
         text_of(SimpleNamespace(is_storage=True, storage_object=make_object(tmp_path, "logs/token")))
 
 
