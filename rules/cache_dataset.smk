@@ -9,7 +9,7 @@
 
 
 rule cache_dataset:
-    """Have ms-swift read all rows and pictures once, without a GPU."""
+    """Let ms-swift read all rows and pictures once, without a GPU."""
     input:
         rows="fitted/{run}",
         pictures=inputs.train_pictures,

@@ -9,7 +9,7 @@
 
 
 rule fit_rows:
-    """Hand on the rows that fit max_length; refuse, leave out or shorten the others."""
+    """Keep the rows that fit max_length; refuse, drop or shorten the others."""
     input:
         train_rows=inputs.data("train.jsonl"),
         val_rows=inputs.data("val.jsonl"),

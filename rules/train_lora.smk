@@ -11,7 +11,7 @@
 
 
 rule train_lora:
-    """Train the adapter to its last step, and hand on the best checkpoint by validation loss."""
+    """Train the adapter to its last step, and keep the best checkpoint by validation loss."""
     input:
         rows="fitted/{run}",
         pictures=inputs.train_pictures,

@@ -9,7 +9,7 @@
 
 
 rule verify_merged:
-    """Prove the merged weights, and keep them with their proof."""
+    """Verify the merged weights, and keep them with the proof."""
     input:
         merged="work/{run}/merged",
         full="checkpoints/{run}/full",

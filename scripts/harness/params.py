@@ -65,7 +65,7 @@ class RuleParams:
         return self._settings.datasets[wildcards.dataset].read_columns
 
     def form_modules(self, wildcards: Any) -> list[str]:
-        """The module of wildcard `dataset`'s raw form, which is loaded without an import statement (see `staleness`)."""
+        """The module of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
         return [module_of(self._settings.datasets[wildcards.dataset].kind)]
 
     def one_prompt(self, wildcards: Any) -> bool:
@@ -132,7 +132,7 @@ class RuleParams:
 
 
 def _block(settings: Settings, keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Return settings as JSON values. keys: settings, with dots for blocks within blocks. renamed: keys by new names."""
+    """Return settings as JSON values. keys: settings, with dots within blocks. renamed: keys by their new names."""
     named = {key.rpartition(".")[2]: key for key in keys} | dict(renamed)
     values = {name: attrgetter(key)(settings) for name, key in named.items()}
     return {name: value.model_dump() if isinstance(value, Settings) else value for name, value in values.items()}
@@ -141,8 +141,8 @@ def _block(settings: Settings, keys: Iterable[str], renamed: Mapping[str, str]) 
 def _state(source: str) -> list[list[int]]:
     """Return bytes and time of a local data file, or of every file of a local model; [] for what does not exist here.
 
-    Snakemake itself reruns only for a newer file, and a file that was moved here may be old. Times are in whole seconds,
-    which every copying tool that keeps times preserves.
+    Snakemake itself reruns only for a newer file, and a file that was moved here may be old. Times are whole seconds:
+    every copying tool that keeps times preserves these.
     """
     place = parse_source(source)
     if not isinstance(place, Path) or not place.exists():

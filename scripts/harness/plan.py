@@ -25,9 +25,10 @@ LOOKING = ("fetch_images", "resolve_images")
 
 
 def install(workflow: Any, settings: Config) -> None:
-    """Wrap Snakemake's own planning, which has no hooks, with our checks; does nothing in jobs, which run Snakemake too.
+    """Add our checks to Snakemake's own planning, which has no hooks.
 
-    The checks end the process, because an exception would print a traceback.
+    The checks end the process, because an exception would print a traceback. Jobs run Snakemake too; there this does
+    nothing.
     """
     if not workflow.is_main_process:
         return
@@ -116,7 +117,7 @@ def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
             for root in settings.datasets[dataset].image_roots:
                 if not Path(root).expanduser().is_dir() and not (workflow.dryrun and root == SHIPPED_ROOT):
                     sys.exit(
-                        f"datasets.{dataset}.image_roots: folder {root} does not exist\n"
+                        f"datasets.{dataset}.image_roots: no folder {root}\n"
                         "  what to do: set the folders below which the rows' picture paths exist"
                     )
 

@@ -1,16 +1,15 @@
-"""One entry for every script: called by its rule, or alone from a shell, with the same names.
+"""The common entry of every script: its rule calls it, or a shell, with the same names.
 
-A script has a keyword-only function `main`; its parameters are the names of the rule's inputs, outputs
-and params, and `threads` where it asks for it:
+A script has a keyword-only function `main`. Its parameters have the names of the rule's inputs, outputs and params;
+`threads` is optional:
 
     if __name__ == "__main__":
         run_stage(main, globals().get("snakemake"))
 
 From a shell each parameter is an option: `python scripts/convert_fire.py --raw FILE --form trajectory …`.
 
-What belongs together is one parameter, a block of settings: a rule hands it over as a dict (`params.dataset("kind",
-"seed")`), a shell as YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it as the model that the parameter
-is annotated with, checked.
+Related settings are one parameter, a block: a rule passes it as a dict (`params.dataset("kind", "seed")`), a shell as
+YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it checked, as the model in the parameter's annotation.
 """
 
 import argparse
@@ -34,26 +33,26 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import descends_from, die_with_parent
 
 FAILURE = "the stage failed: "
-"""Begins the last lines of a log whose stage failed; they are shown again at the very end."""
+"""The start of the last lines of a failed stage's log; Snakemake's process prints these lines again at its end."""
 
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
 
 VERDICT = "VLMFLOW_VERDICT"
 """The environment variable with the file that a pod's stage writes NOT_AGAIN into: the container's termination message,
-which the API server shows in the pod's status. Snakemake, which runs the stage, hands on nothing but exit code 1."""
+which the API server shows in the pod's status. Snakemake, which runs the stage, passes on only exit code 1."""
 
 NOT_AGAIN = {"again": False}
-"""The verdict of a stage whose failure would come again: a closed gate, a refused row or setting."""
+"""The verdict of a stage whose failure would repeat: a closed gate, a refused row or setting."""
 
 PARAMS_FOR_SNAKEMAKE = {"modules", "reads", "revision", "state"}
 """Params that only tell Snakemake what is stale."""
 
 
 def run_stage(main: Callable[..., None], job: Any = None) -> None:
-    """Call `main` with what the rule (`job`, Snakemake's script object) or the command line gives.
+    """Call `main` with the values of the rule (`job`, Snakemake's script object) or of the command line.
 
-    Ends the process with code 1 when the stage fails, with the cause and a next step in the last lines of its log.
+    Ends the process with code 1 if the stage fails, with the cause and a next step in the last lines of its log.
     """
     if job is None:
         values, log = _from_command_line(main)
@@ -85,12 +84,12 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
 
 
 def let_stages_end_with_this_process() -> None:
-    """Tell the stages that this Snakemake starts whose they are."""
+    """Pass this Snakemake's process id to its stages."""
     os.environ[SNAKEMAKE] = str(os.getpid())
 
 
 def _end_with_snakemake() -> None:
-    """A Snakemake that is killed takes its stages with it: no orphan writes beside the next run."""
+    """End this stage when its Snakemake is killed, so that no orphan writes beside the next run."""
     die_with_parent(os.getppid(), signal.SIGTERM)
     if SNAKEMAKE in os.environ and not descends_from(int(os.environ[SNAKEMAKE])):
         sys.exit("Snakemake ended while this stage started")
@@ -105,7 +104,7 @@ def _from_rule(main: Callable[..., None], job: Any) -> tuple[dict[str, Any], Pat
 
 
 def _plain(value: Any) -> Any:
-    """Make Snakemake's lists and annotated strings what they look like."""
+    """Convert Snakemake's lists and annotated strings to plain ones."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, list | tuple):
@@ -114,7 +113,7 @@ def _plain(value: Any) -> Any:
 
 
 def _named(text: str, job: Any) -> str:
-    """Put the names that a rule works for into the keys of a message: the library does not know them."""
+    """Insert the rule's data set and run into the keys of a message: the library does not know their names."""
     names = dict(job.wildcards.items()) if job else {}
     for block, wildcard in (("datasets", "dataset"), ("runs", "run")):
         if wildcard in names:
@@ -128,7 +127,7 @@ def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path 
         description=f"{module.strip()}\n\n{inspect.getdoc(main)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--log", type=Path, help="a file for the log")
+    parser.add_argument("--log", type=Path, help="write a log to this file")
     for name, parameter in inspect.signature(main).parameters.items():
         required = parameter.default is inspect.Parameter.empty
         parser.add_argument(
@@ -144,17 +143,17 @@ def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path 
 
 
 def _keys_of(annotation: Any) -> str | None:
-    """Say what a block of settings holds."""
+    """Return help for a block of settings: its keys."""
     if not (isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)):
         return None
     return f"a YAML block: {{{', '.join(f'{key}: …' for key in annotation.model_fields)}}}"
 
 
 def _reader(annotation: Any) -> Callable[[str], Any]:
-    """Give what reads an option: paths and texts as they are, all else as YAML; one value alone is a list of one."""
+    """Return the parser of an option: paths and texts stay, others are YAML; a list may be a single value."""
     if annotation in (str, Path):
         return str
-    import yaml  # a rule needs none
+    import yaml  # rules do not need it
 
     if get_origin(annotation) is not list:
         read_yaml: Callable[[str], Any] = yaml.safe_load
@@ -168,7 +167,7 @@ def _reader(annotation: Any) -> Callable[[str], Any]:
 
 
 def _log_to(log: Path | None) -> None:
-    """Send the library's messages to the console, and with more detail to the log."""
+    """Send the library's messages to the console, and more detailed ones to the log."""
     logger = logging.getLogger("vlmflow")
     logger.setLevel(logging.DEBUG)
     console = logging.StreamHandler(sys.stderr)
@@ -183,15 +182,15 @@ def _log_to(log: Path | None) -> None:
 
 def _say_not_again() -> None:
     if VERDICT in os.environ:
-        with suppress(OSError):  # it spares attempts, and decides nothing else
+        with suppress(OSError):  # it only saves attempts
             Path(os.environ[VERDICT]).write_text(json.dumps(NOT_AGAIN))
 
 
 def _fail(text: str, log: Path | None, job: Any) -> None:
     """End with code 1 and the cause in the log.
 
-    Snakemake prints the causes of its stages at its end (harness.failures). All others are printed here: those of a
-    script that was called alone, of a pod, and one that the log did not take, since the disk was full.
+    Snakemake prints the causes of its stages at its end (harness.failures). Others are printed here: of a script that
+    was called alone, of a stage in a pod, and of one whose log could not be written (full disk).
     """
     kept = False
     if log is not None:

@@ -76,7 +76,7 @@ def test_a_target_among_the_configuration_files_is_told_from_one(tmp_path: Path)
     done = call(tmp_path, "-n", "--configfile", str(file), "merged/r")
     assert done.returncode == 1
     assert (
-        "--configfile: merged/r is not a file\n  what to do: name a file; put targets after the files and --"
+        "--configfile: merged/r is not a file\n  what to do: give a file; put targets after the files and --"
         in done.stderr
     )
 
@@ -121,11 +121,11 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     ("target", "said"),
     [
         ("merged/qwen3vl-fir", "nearest: merged/qwen3vl-fire"),
-        ("merged/my-run", "those in your own file need --configfile FILE"),
+        ("merged/my-run", "for those in your own file, add --configfile FILE"),
         ("merged/qwen3vl-fire/README.md", "nearest: merged/qwen3vl-fire"),
         ("./reports/data-fyre.html", "nearest: reports/data-fire.html"),
         ("models/qwen3-8B", "nearest: models/qwen3-8b"),
-        ("qwen3vl-fire", "what to do: name one from docs/outputs.md; runs: qwen3vl-fire, "),
+        ("qwen3vl-fire", "what to do: use one from docs/outputs.md; runs: qwen3vl-fire, "),
     ],
 )
 def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path, target: str, said: str) -> None:
@@ -142,7 +142,7 @@ def test_a_rule_that_is_named_in_place_of_a_file_is_refused_with_what_it_makes(t
     done = call(tmp_path, "-n", "--", "merge_lora")
     assert done.returncode == 1
     assert (
-        "merge_lora: this is a rule, not a file\n  what to do: name a file that it makes: work/qwen3vl-fire/merged, "
+        "merge_lora: this is a rule, not a file\n  what to do: use a file that it makes: work/qwen3vl-fire/merged, "
         in done.stderr
     )
     assert "Exception" not in done.stderr
