@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from roads import RUN, make_demo_folder, snakemake
+from workflow_runs import RUN, make_demo_folder, snakemake
 
 # A shell starts background processes with these signals ignored, and our processes would inherit that; tests of Ctrl-C
 # need them.
@@ -41,13 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def road(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def demo_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Return a folder in which the demo ran from the sample to merged weights; nobody writes into it.
 
     The first test process runs the demo, the others wait.
     """
     shared = tmp_path_factory.getbasetemp()
-    folder = (shared if worker_id == "master" else shared.parent) / "road"
+    folder = (shared if worker_id == "master" else shared.parent) / "demo_run"
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / "said.txt").exists():
             folder.mkdir()

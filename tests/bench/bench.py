@@ -1,6 +1,6 @@
 """Measure what docs/benchmarks.md says: each way beside its yardstick, in one run, on an otherwise idle machine.
 
-    python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [lengths] [merge] [road] [change] …
+    python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [lengths] [merge] [workflow] [change] …
 
 Prints a table per part in Markdown; without names, all of them. It takes 14 GB in runs/ for a while.
 """
@@ -19,10 +19,10 @@ from bench_integrity import bench_integrity
 from bench_lengths import bench_lengths
 from bench_merge import bench_merge
 from bench_pictures import bench_pictures
-from bench_road import bench_road
 from bench_rows import bench_rows
 from bench_starts import bench_starts
 from bench_volcano import bench_volcano
+from bench_workflow import bench_workflow
 
 SCRATCH = Path(__file__).resolve().parents[2] / "runs"
 CORES = len(os.sched_getaffinity(0))
@@ -34,7 +34,7 @@ PARTS = {
     "fetch": bench_fetch,
     "lengths": lambda folder: bench_lengths(folder, CORES),
     "merge": lambda folder: bench_merge(folder, CORES),
-    "road": bench_road,
+    "workflow": bench_workflow,
     "change": bench_change,
     "starts": bench_starts,
 }

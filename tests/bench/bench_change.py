@@ -1,4 +1,4 @@
-"""What a changed number of rows costs: which rules run again, and their seconds beside the whole road's.
+"""What a changed number of rows costs: which rules run again, and their seconds next to those of the whole workflow.
 
 Run alone: python tests/bench/bench_change.py
 """
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_road import RUN, demo_command, quietly
+from bench_workflow import RUN, demo_command, quietly
 
 TARGETS = [f"merged/{RUN}", "reports/data-fire.html", "reports/data-fire-timestep.html"]
 OTHER_DATA = "datasets={fire-timestep: {max_samples: 150}}"
@@ -19,7 +19,7 @@ OWN_DATA = "datasets={fire: {max_samples: 150}, fire-timestep: {max_samples: 150
 
 
 def bench_change(folder: Path) -> dict[str, Any]:
-    """Run the demo's road and the pages of two data sets in `folder`, an empty one; then with fewer rows of each.
+    """Run the demo and the pages of two data sets in the empty `folder`; then again with fewer rows of each.
 
     Gives the seconds of the whole, and for each change the rules that ran again, their seconds, and the share of the
     whole that these are: for a data set that the run is not trained on, and for the one that it is.

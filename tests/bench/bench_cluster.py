@@ -90,7 +90,7 @@ class Bench:
         self._cluster = cluster
         self._folder = volumes / "outputs" / "bench"
         shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.copytree(ROOT / "tests" / "bench" / "cluster_road", self._folder)
+        shutil.copytree(ROOT / "tests" / "bench" / "cluster_workflow", self._folder)
         shutil.copytree(ROOT / "scripts", self._folder / "scripts")
         for place in [self._folder, *self._folder.rglob("*")]:
             os.chown(place, PODS_USER, PODS_USER)

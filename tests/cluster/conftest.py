@@ -8,11 +8,11 @@ import pytest
 
 from cluster import everything, machine
 from cluster.cluster import Cluster
-from cluster.cluster_road import THREADS, ClusterRoad
+from cluster.cluster_workflow import THREADS, ClusterWorkflow
 from cluster.deployment import deployed_on_first_node
 from cluster.kubectl import Kubectl
 from cluster.paths import KUBECONFIG, STATE
-from roads import RUN, checkout, copy_folder, make_demo_folder, snakemake
+from workflow_runs import RUN, checkout, copy_folder, make_demo_folder, snakemake
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,17 +55,19 @@ def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo(fresh_demo: Path) -> Path:
-    """Give a demo folder in which the road was walked on this machine."""
+    """Return a demo folder in which the workflow ran on this machine."""
     folder = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
     snakemake(folder, *THREADS, "--", f"merged/{RUN}")  # how many threads add up a sum is seen in its last bits
     return folder
 
 
 @pytest.fixture(scope="session")
-def project(cluster: Cluster, fresh_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRoad]:
+def project(cluster: Cluster, fresh_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorkflow]:
     """Give the project on the cluster, with the demo's sample and model on its cache volume."""
     volumes = STATE / "volumes" / "vlmflow"
     with deployed_on_first_node(cluster, "vlmflow", volumes, images=["data", "train"]):
-        road = ClusterRoad(cluster, "vlmflow", volumes, checkout(tmp_path_factory.mktemp("person") / "checkout"))
-        road.bring(fresh_demo)
-        yield road
+        workflow = ClusterWorkflow(
+            cluster, "vlmflow", volumes, checkout(tmp_path_factory.mktemp("person") / "checkout")
+        )
+        workflow.bring(fresh_demo)
+        yield workflow

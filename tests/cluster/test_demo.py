@@ -1,4 +1,4 @@
-"""The whole road in pods, through the controller: every rule of the demo, from raw rows to verified merged weights."""
+"""The whole demo in pods, through the controller: every rule, from raw rows to verified merged weights."""
 
 import re
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.cluster_road import TWO_CORES, ClusterRoad
+from cluster.cluster_workflow import TWO_CORES, ClusterWorkflow
 from cluster.paths import STATE
 from harness.kubernetes.job_shape import PULL_SECONDS
 from harness.kubernetes.surroundings import quantity
 from harness.resources import LOGS_MB
-from roads import ROOT, RUN
 from vlmflow.core.files import sha256_of
+from workflow_runs import ROOT, RUN
 
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
 ONE_JOB_EACH = {
@@ -24,8 +24,8 @@ ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
 
 
 @pytest.fixture(scope="module")
-def road(project: ClusterRoad) -> ClusterRoad:
-    """The project on the cluster, with the demo's road finished in it."""
+def workflow(project: ClusterWorkflow) -> ClusterWorkflow:
+    """The project on the cluster, with the finished demo."""
     (project.checkout / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
     subprocess.run(project.ask("token"), env=project.environment, check=True)
     # Four GPUs that are none: the pods are placed by them, and train on the CPU inside.
@@ -35,18 +35,18 @@ def road(project: ClusterRoad) -> ClusterRoad:
     return project
 
 
-def test_the_weights_are_the_local_runs(road: ClusterRoad, demo: Path) -> None:
-    here, there = demo / "merged" / RUN, road.targets / "merged" / RUN
+def test_the_weights_are_the_local_runs(workflow: ClusterWorkflow, demo: Path) -> None:
+    here, there = demo / "merged" / RUN, workflow.targets / "merged" / RUN
     names = sorted(path.relative_to(here) for path in here.rglob("*.safetensors"))
     assert names
     assert {name: sha256_of(there / name) for name in names} == {name: sha256_of(here / name) for name in names}
     for split in ("train", "val", "test"):
         rows = Path("data", "fire", f"{split}.jsonl")
-        assert (road.targets / rows).read_bytes() == (demo / rows).read_bytes()
+        assert (workflow.targets / rows).read_bytes() == (demo / rows).read_bytes()
 
 
-def test_every_job_had_a_pod_of_its_own(road: ClusterRoad) -> None:
-    counts = {rule: len(pods) for rule, pods in road.rules().items()}
+def test_every_job_had_a_pod_of_its_own(workflow: ClusterWorkflow) -> None:
+    counts = {rule: len(pods) for rule, pods in workflow.rules().items()}
     assert counts == dict.fromkeys(ONE_JOB_EACH, 1) | dict.fromkeys(ONE_JOB_PER_SPLIT, 2)
 
 
@@ -62,8 +62,8 @@ def declared(rule: str, resource: str) -> int:
     return int(found[1]) if found[1] else int(demo[found[2]])
 
 
-def test_requests_and_limits_are_what_the_rules_declare(road: ClusterRoad) -> None:
-    for rule, pods in road.rules().items():
+def test_requests_and_limits_are_what_the_rules_declare(workflow: ClusterWorkflow) -> None:
+    for rule, pods in workflow.rules().items():
         for pod in pods:
             container = next(each for each in pod["spec"]["containers"] if each["name"] == "snakemake")
             wanted = {
@@ -81,23 +81,23 @@ def test_requests_and_limits_are_what_the_rules_declare(road: ClusterRoad) -> No
             assert container["image"].startswith(f"vlmflow/{image}:"), rule
 
 
-def test_the_token_is_in_no_file_log_or_object(road: ClusterRoad) -> None:
-    fetched = [pod for pod in road.pods.values() if "HF_TOKEN" in str(pod)]
+def test_the_token_is_in_no_file_log_or_object(workflow: ClusterWorkflow) -> None:
+    fetched = [pod for pod in workflow.pods.values() if "HF_TOKEN" in str(pod)]
     assert {pod["metadata"]["labels"]["vlmflow/rule"] for pod in fetched} == {"fetch_fire", "fetch_model"}
-    found = [path for path in road.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    found = [path for path in workflow.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert found == []
     assert TOKEN not in (STATE / "said.txt").read_text()
     objects = ("pods", "jobs", "events", "configmaps", "cronjobs", "deployments")
     for kind in objects:
-        assert TOKEN not in str(road.cluster.get(kind, namespace=road.namespace))
-    assert TOKEN not in str(road.pods)
+        assert TOKEN not in str(workflow.cluster.get(kind, namespace=workflow.namespace))
+    assert TOKEN not in str(workflow.pods)
 
 
-def test_targets_are_brought_here_and_files_are_brought_there(road: ClusterRoad, tmp_path: Path) -> None:
+def test_targets_are_brought_here_and_files_are_brought_there(workflow: ClusterWorkflow, tmp_path: Path) -> None:
     def copy(*words: object) -> None:
-        subprocess.run(road.ask(*map(str, words)), env=road.environment, check=True)
+        subprocess.run(workflow.ask(*map(str, words)), env=workflow.environment, check=True)
 
-    here, there = tmp_path / "merged", road.targets / "merged" / RUN
+    here, there = tmp_path / "merged", workflow.targets / "merged" / RUN
     copy("get", "--", f"merged/{RUN}", here)
     copy("put", "--", here, "/cache/brought")
     copy("get", "--", "/cache/brought", tmp_path / "again")
@@ -108,10 +108,10 @@ def test_targets_are_brought_here_and_files_are_brought_there(road: ClusterRoad,
         }
 
 
-def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(road: ClusterRoad) -> None:
-    road.forget_pods()
-    assert "Nothing to be done" in road.run(*road.words())
-    assert road.pods == {}
+def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(workflow: ClusterWorkflow) -> None:
+    workflow.forget_pods()
+    assert "Nothing to be done" in workflow.run(*workflow.words())
+    assert workflow.pods == {}
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
-    road.run(*road.words("--config", more))
-    assert set(road.rules()) == {"merge_lora", "verify_merged", "publish_merged"}
+    workflow.run(*workflow.words("--config", more))
+    assert set(workflow.rules()) == {"merge_lora", "verify_merged", "publish_merged"}

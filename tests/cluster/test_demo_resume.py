@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from cluster.cluster_road import ClusterRoad
+from cluster.cluster_workflow import ClusterWorkflow
 from cluster.shell import wait_for
-from roads import RUN
+from workflow_runs import RUN
 
 STEPS = 60
 TRAIN = f"max_steps: {STEPS}, checkpoint_steps: 6, evaluation_steps: 6, learning_rate: 5e-3"
@@ -28,19 +28,19 @@ class Training:
     another: str
 
 
-def steps(project: ClusterRoad) -> list[int]:
+def steps(project: ClusterWorkflow) -> list[int]:
     """Give the steps that the trainers of this run have logged so far."""
     files = (project.volumes / "outputs" / "runs" / RUN / "full").glob("*/progress.jsonl")
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
     return [line["step"] for line in lines if line.get("target") == STEPS and "loss" in line]
 
 
-def pods(project: ClusterRoad, selector: str) -> list[dict]:
+def pods(project: ClusterWorkflow, selector: str) -> list[dict]:
     found = project.cluster.get("pods", namespace=project.namespace, labels=selector)["items"]
     return [pod for pod in found if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
 
 
-def trainer(project: ClusterRoad) -> str:
+def trainer(project: ClusterWorkflow) -> str:
     """Wait until a trainer's pod runs and has come some steps further, and give the pod's name."""
     pod = wait_for("train_lora runs", lambda: pods(project, "vlmflow/rule=train_lora"), 240, pause=1)[0]
     begun = len(steps(project))
@@ -49,7 +49,7 @@ def trainer(project: ClusterRoad) -> str:
 
 
 @contextmanager
-def another_trainer(project: ClusterRoad, first: str) -> Iterator[str]:
+def another_trainer(project: ClusterWorkflow, first: str) -> Iterator[str]:
     """Have a second pod do what a trainer's pod does, and give what it says once it has met the first one."""
     in_namespace = f"--namespace={project.namespace}"
     spec = project.cluster.get("pod", first, project.namespace)["spec"]
@@ -70,13 +70,13 @@ def another_trainer(project: ClusterRoad, first: str) -> Iterator[str]:
         project.cluster.kubectl("delete", "pod", "another-trainer", in_namespace)
 
 
-def has_restarted(project: ClusterRoad) -> bool:
+def has_restarted(project: ClusterWorkflow) -> bool:
     status = pods(project, "app.kubernetes.io/name=controller")[0]["status"]["containerStatuses"][0]
     return status["restartCount"] > 0 and status["ready"]
 
 
 @pytest.fixture(scope="module")
-def training(project: ClusterRoad, tmp_path_factory: pytest.TempPathFactory) -> Training:
+def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A training whose pod is deleted, and whose controller is killed later; who follows it sees all of its output."""
     shown = tmp_path_factory.mktemp("shown") / "output"
     in_namespace = f"--namespace={project.namespace}"
@@ -104,7 +104,7 @@ def test_a_second_trainer_keeps_out_of_the_run_folder(training: Training) -> Non
 
 
 def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(
-    training: Training, project: ClusterRoad
+    training: Training, project: ClusterWorkflow
 ) -> None:
     log = (project.targets / "logs" / "train_lora" / f"{RUN}.log").read_text()
     assert re.search(r"resuming from step \d+ of 60", log)
@@ -120,5 +120,5 @@ def test_a_killed_controller_goes_on_with_the_run(training: Training) -> None:
     assert "Error in rule" not in after
 
 
-def test_no_step_was_trained_twice(training: Training, project: ClusterRoad) -> None:
+def test_no_step_was_trained_twice(training: Training, project: ClusterWorkflow) -> None:
     assert steps(project) == list(range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""The whole road in pods, with targets in S3 and Snakemake outside the cluster, as on a laptop."""
+"""The whole demo in pods, with targets in S3 and Snakemake outside the cluster, as on a laptop."""
 
 import json
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cluster.addons import S3, start_s3
-from cluster.cluster_road import DEMO, THREADS, ClusterRoad
-from roads import RUN, checkout
+from cluster.cluster_workflow import DEMO, THREADS, ClusterWorkflow
 from vlmflow.core.files import sha256_of
+from workflow_runs import RUN, checkout
 
 BUCKET = "vlmflow-targets"
 
@@ -42,7 +42,7 @@ class Laptop:
 
 
 @pytest.fixture(scope="module")
-def laptop(project: ClusterRoad, tmp_path_factory: pytest.TempPathFactory) -> Laptop:
+def laptop(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Laptop:
     """A laptop's checkout with the demo's settings, and a bucket."""
     server: S3 = start_s3(project.cluster)
     bucket = server.folder / BUCKET
@@ -59,7 +59,9 @@ def laptop(project: ClusterRoad, tmp_path_factory: pytest.TempPathFactory) -> La
     return Laptop(laptops, bucket, project.environment | keys)
 
 
-def test_the_road_from_a_laptop_gives_the_same_weights(project: ClusterRoad, laptop: Laptop, demo: Path) -> None:
+def test_the_workflow_from_a_laptop_gives_the_same_weights(
+    project: ClusterWorkflow, laptop: Laptop, demo: Path
+) -> None:
     project.forget_pods()
     with project.watched():
         said = laptop.run()
@@ -78,7 +80,7 @@ def test_a_second_call_finds_nothing_to_do(laptop: Laptop) -> None:
     assert "Nothing to be done" in laptop.run()
 
 
-def test_the_storages_keys_are_nowhere(project: ClusterRoad, laptop: Laptop) -> None:
+def test_the_storages_keys_are_nowhere(project: ClusterWorkflow, laptop: Laptop) -> None:
     secret = laptop.environment["SNAKEMAKE_STORAGE_S3_SECRET_KEY"]
     kept = project.cluster.get("secrets", namespace=project.namespace)["items"]
     assert {each["metadata"]["name"] for each in kept} <= {"hf-token"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cluster import Cluster
-from cluster.fault_road import NAMESPACE, Call, FaultRoad, fault_road
+from cluster.fault_workflow import NAMESPACE, Call, FaultWorkflow, fault_workflow
 from cluster.locks import alone
 from cluster.shell import wait_for
 
@@ -20,45 +20,45 @@ TARGETS = (*HEALED, *sorted(FAILED))
 
 
 @pytest.fixture(scope="module")
-def road(cluster: Cluster) -> Iterator[FaultRoad]:
-    with fault_road(cluster) as road:
-        yield road
+def workflow(cluster: Cluster) -> Iterator[FaultWorkflow]:
+    with fault_workflow(cluster) as workflow:
+        yield workflow
 
 
 @pytest.fixture(scope="module")
-def storm(road: FaultRoad, request: pytest.FixtureRequest) -> Call:
+def storm(workflow: FaultWorkflow, request: pytest.FixtureRequest) -> Call:
     """All faults in one call: a Job deleted, a pod evicted or preempted, a kubelet stopped, an API server away."""
-    node, second = road.cluster.node.name, road.cluster.second_node
-    road.cluster.set_capacity(node, {"nvidia.com/gpu": "2"})
-    call = road.call("storm", *(f"{name}.txt" for name in TARGETS))
-    assert road.begun("stranded")["spec"]["nodeName"] == second.name
+    node, second = workflow.cluster.node.name, workflow.cluster.second_node
+    workflow.cluster.set_capacity(node, {"nvidia.com/gpu": "2"})
+    call = workflow.call("storm", *(f"{name}.txt" for name in TARGETS))
+    assert workflow.begun("stranded")["spec"]["nodeName"] == second.name
     second.stop_kubelet()  # its pods go on, unseen
-    deleted = road.begun("deleted")
-    road.cluster.kubectl(
+    deleted = workflow.begun("deleted")
+    workflow.cluster.kubectl(
         f"--namespace={NAMESPACE}", "delete", "job", deleted["metadata"]["labels"]["job-name"], "--wait=false"
     )
-    road.evict(road.begun("evicted"))
-    queued = road.begun("suspended")
-    road.suspend(queued, True)
-    road.begun("preempted")
-    with road.urgent_pod(gpus=2):
+    workflow.evict(workflow.begun("evicted"))
+    queued = workflow.begun("suspended")
+    workflow.suspend(queued, True)
+    workflow.begun("preempted")
+    with workflow.urgent_pod(gpus=2):
         call.wait_for("four_gpus has waited")
         call.wait_for("removed from its node")
-    road.suspend(queued, False)
-    wait_for("another pod makes it elsewhere", (road.targets / "stranded.txt").exists, 180, pause=0.5)
+    workflow.suspend(queued, False)
+    wait_for("another pod makes it elsewhere", (workflow.targets / "stranded.txt").exists, 180, pause=0.5)
     second.start_kubelet()  # it ends what is left of the first pod
-    road.cluster.set_capacity(node, {"nvidia.com/gpu": "4"})
+    workflow.cluster.set_capacity(node, {"nvidia.com/gpu": "4"})
     call.wait_for("healthy: step 1/2")
     with alone("cluster"):  # to others it looks like a cluster that a killed run left
-        road.cluster.stop("kube-apiserver")
+        workflow.cluster.stop("kube-apiserver")
         back = time.monotonic() + AWAY_SECONDS
-        (road.folder / "away").touch()
-        vanished = road.targets / "vanished.txt"
+        (workflow.folder / "away").touch()
+        vanished = workflow.targets / "vanished.txt"
         wait_for("a target that goes again", vanished.exists, 60, pause=0.5)
         vanished.unlink()
         request.getfixturevalue("demo")  # the local run that other tests compare with needs none of the cluster
         time.sleep(max(0.0, back - time.monotonic()))
-        road.cluster.start("kube-apiserver")
+        workflow.cluster.start("kube-apiserver")
     assert call.end(600) == 1, call.said[-4000:]
     return call
 
@@ -72,16 +72,16 @@ def errors_of(call: Call, rule: str) -> list[str]:
     return [part[:3000] for part in parts if part.startswith(f"{rule}:\n    message: {rule}: ")]
 
 
-def test_all_that_can_end_well_does(storm: Call, road: FaultRoad) -> None:
-    made = {name for name in TARGETS if (road.targets / f"{name}.txt").exists()}
+def test_all_that_can_end_well_does(storm: Call, workflow: FaultWorkflow) -> None:
+    made = {name for name in TARGETS if (workflow.targets / f"{name}.txt").exists()}
     assert made == set(HEALED), storm.said[-12_000:]
     assert errors_of(storm, "healthy") == []
 
 
-def test_nothing_is_left_behind(storm: Call, road: FaultRoad) -> None:
+def test_nothing_is_left_behind(storm: Call, workflow: FaultWorkflow) -> None:
     # What has ended goes when the cluster's controllers have seen that the API server is there again.
-    wait_for("the pods of finished Jobs go", lambda: not road.left(), 180)
-    assert list((road.folder.parent / ".pods").iterdir()) == []
+    wait_for("the pods of finished Jobs go", lambda: not workflow.left(), 180)
+    assert list((workflow.folder.parent / ".pods").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -169,17 +169,17 @@ def test_progress_is_shown(storm: Call) -> None:
     assert "healthy: step 1/2 · loss 1.000" in storm.said
 
 
-def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(road: FaultRoad) -> None:
+def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(workflow: FaultWorkflow) -> None:
     """Its local folder lies on another disk than the targets, so that a store takes its time."""
-    target = road.targets / "bulky"
-    call = road.call("bulky", "bulky", remote_job_local_storage_prefix="/scratch/pods")
-    pod = road.running("bulky")
+    target = workflow.targets / "bulky"
+    call = workflow.call("bulky", "bulky", remote_job_local_storage_prefix="/scratch/pods")
+    pod = workflow.running("bulky")
 
     def half() -> list[Path]:
-        return list(road.targets.glob(".bulky.*.part/1"))
+        return list(workflow.targets.glob(".bulky.*.part/1"))
 
     wait_for("the store has begun", half, 120, pause=0.005)
-    road.cluster.kill(pod)
+    workflow.cluster.kill(pod)
     assert not target.exists()
     assert sum(file.stat().st_size for file in half()[0].parent.iterdir()) < 3 * 700 * 2**20
     assert call.end(240) == 0, call.said[-4000:]
@@ -189,87 +189,87 @@ def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(road: Fau
     assert len(half()) == 1  # the killed pod's, which nobody takes for live after a day
 
 
-def begins(road: FaultRoad, pod: dict) -> str:
+def begins(workflow: FaultWorkflow, pod: dict) -> str:
     """Wait until the counting in a pod has begun, and give what it said."""
     name = pod["metadata"]["name"]
 
     def said() -> str:
-        lines = road.cluster.kubectl(f"--namespace={NAMESPACE}", "logs", name).splitlines()
+        lines = workflow.cluster.kubectl(f"--namespace={NAMESPACE}", "logs", name).splitlines()
         return next((line for line in lines if line.startswith("begins at")), "")
 
     return wait_for("the counting begins", said, 120, pause=0.5)
 
 
-def stop(road: FaultRoad, call: Call, signal: str, lost: tuple[str, ...] = ()) -> None:
+def stop(workflow: FaultWorkflow, call: Call, signal: str, lost: tuple[str, ...] = ()) -> None:
     call.signal(signal)
     assert call.end(120) == 1
     assert "Stopping. Ending 1 Job(s); their pods save their work first: counts." in call.said
     if lost:  # beside a pod that cannot go, others are known to have ended, and not waited for until they are gone
-        wait_for("all else goes", lambda: road.left() == list(lost))
+        wait_for("all else goes", lambda: workflow.left() == list(lost))
     else:
-        assert road.left() == []
+        assert workflow.left() == []
 
 
-def saved(road: FaultRoad) -> int:
-    return int((road.folder / "saved").read_text())
+def saved(workflow: FaultWorkflow) -> int:
+    return int((workflow.folder / "saved").read_text())
 
 
-def test_ctrl_c_saves_and_leaves_nothing(road: FaultRoad) -> None:
-    call = road.call("interrupted", "counts.txt")
-    assert begins(road, road.running("counts")).startswith("begins at 0 ")
-    stop(road, call, "INT")
-    assert saved(road) > 0
+def test_ctrl_c_saves_and_leaves_nothing(workflow: FaultWorkflow) -> None:
+    call = workflow.call("interrupted", "counts.txt")
+    assert begins(workflow, workflow.running("counts")).startswith("begins at 0 ")
+    stop(workflow, call, "INT")
+    assert saved(workflow) > 0
 
 
-def test_a_stopped_controller_does_the_same(road: FaultRoad) -> None:
-    before = saved(road)
-    call = road.call("terminated", "counts.txt")
-    assert begins(road, road.running("counts")).startswith(f"begins at {before} ")
-    stop(road, call, "TERM")
-    assert saved(road) > before
+def test_a_stopped_controller_does_the_same(workflow: FaultWorkflow) -> None:
+    before = saved(workflow)
+    call = workflow.call("terminated", "counts.txt")
+    assert begins(workflow, workflow.running("counts")).startswith(f"begins at {before} ")
+    stop(workflow, call, "TERM")
+    assert saved(workflow) > before
 
 
-def test_after_a_kill_the_next_call_ends_the_old_job_and_goes_on(road: FaultRoad) -> None:
-    before = saved(road)
-    call = road.call("killed", "counts.txt")
-    old = road.running("counts")
-    begins(road, old)
+def test_after_a_kill_the_next_call_ends_the_old_job_and_goes_on(workflow: FaultWorkflow) -> None:
+    before = saved(workflow)
+    call = workflow.call("killed", "counts.txt")
+    old = workflow.running("counts")
+    begins(workflow, old)
     call.signal("KILL")
     assert call.end(60) != 0
-    assert [pod["metadata"]["name"] for pod in road.pods("counts")] == [old["metadata"]["name"]]
-    name = road.folder / ".snakemake/auxiliary/kubernetes-owner"
+    assert [pod["metadata"]["name"] for pod in workflow.pods("counts")] == [old["metadata"]["name"]]
+    name = workflow.folder / ".snakemake/auxiliary/kubernetes-owner"
     ours = name.read_text()
     name.write_text("another")
-    stranger = road.call("stranger", "counts.txt")
+    stranger = workflow.call("stranger", "counts.txt")
     assert stranger.end(120) != 0
     assert "1 Job(s) of another working directory make the same targets: counts" in stranger.said
     name.write_text(ours)
-    again = road.call("again", "counts.txt")
+    again = workflow.call("again", "counts.txt")
     again.wait_for("An earlier run left Jobs. Ending 1 Job(s)")
 
     def new() -> list[dict]:
-        return [pod for pod in road.pods("counts") if pod["metadata"]["name"] != old["metadata"]["name"]]
+        return [pod for pod in workflow.pods("counts") if pod["metadata"]["name"] != old["metadata"]["name"]]
 
     pod = wait_for("another pod runs", new, 180, pause=0.5)[0]
-    kept = saved(road)
+    kept = saved(workflow)
     assert kept > before
-    assert begins(road, pod).startswith(f"begins at {kept} ")
-    stop(road, again, "HUP")  # its terminal is closed
+    assert begins(workflow, pod).startswith(f"begins at {kept} ")
+    stop(workflow, again, "HUP")  # its terminal is closed
 
 
-def test_a_lost_nodes_job_runs_on_another(road: FaultRoad, cluster: Cluster) -> None:
+def test_a_lost_nodes_job_runs_on_another(workflow: FaultWorkflow, cluster: Cluster) -> None:
     second = cluster.second_node
     try:
         with cluster.cordoned(cluster.node):
-            call = road.call("lost", "counts.txt")
-            pod = road.running("counts")
+            call = workflow.call("lost", "counts.txt")
+            pod = workflow.running("counts")
             assert pod["spec"]["nodeName"] == second.name
-            begins(road, pod)
+            begins(workflow, pod)
         second.kill()
         call.wait_for("Its Job is recreated in")
         assert "removed from its node, which does not answer" in call.said
-        assert road.running("counts")["spec"]["nodeName"] == cluster.node.name
+        assert workflow.running("counts")["spec"]["nodeName"] == cluster.node.name
         # The API keeps a lost node's pod until the node is deleted; all else is gone.
-        stop(road, call, "TERM", lost=(pod["metadata"]["name"],))
+        stop(workflow, call, "TERM", lost=(pod["metadata"]["name"],))
     finally:
         cluster.remove_node()

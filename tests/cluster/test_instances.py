@@ -12,10 +12,10 @@ import pytest
 
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.cluster_road import ClusterRoad
+from cluster.cluster_workflow import ClusterWorkflow
 from cluster.deployment import PODS_USER, having_given, in_namespace, with_instance
 from cluster.paths import STATE
-from roads import ROOT, checkout
+from workflow_runs import ROOT, checkout
 
 NAMESPACE = "vlmflow-shared"
 TARGET = "raw/mine/rows.jsonl"
@@ -28,19 +28,19 @@ WORDS = [
 
 
 @pytest.fixture(scope="module")
-def roads(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClusterRoad]]:
+def workflows(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClusterWorkflow]]:
     """One person without an instance, then `ann`, each with a file of their own on a cache of their own."""
     volumes = STATE / "volumes" / NAMESPACE
     shutil.rmtree(volumes, ignore_errors=True)
     cluster.carry_in(images.project_image("data"))
     files = checkout(tmp_path_factory.mktemp("person") / "checkout")
-    made = [ClusterRoad(cluster, NAMESPACE, volumes / name, files, name) for name in ("", "ann")]
+    made = [ClusterWorkflow(cluster, NAMESPACE, volumes / name, files, name) for name in ("", "ann")]
     made[0].volumes = volumes / "alone"
-    for road in made:
+    for workflow in made:
         for name in ("cache", "outputs", "controller-state"):
-            (road.volumes / name).mkdir(parents=True)
-        (road.volumes / "cache" / "rows.jsonl").write_text(f'{{"text": "of {road.instance or "nobody"}"}}\n')
-        for place in [*road.volumes.iterdir(), *road.volumes.glob("cache/*")]:
+            (workflow.volumes / name).mkdir(parents=True)
+        (workflow.volumes / "cache" / "rows.jsonl").write_text(f'{{"text": "of {workflow.instance or "nobody"}"}}\n')
+        for place in [*workflow.volumes.iterdir(), *workflow.volumes.glob("cache/*")]:
             os.chown(place, PODS_USER, PODS_USER)
     overlay = with_instance(tmp_path_factory.mktemp("overlay"), "local")
     of_ann = in_namespace(cluster, NAMESPACE, made[1].volumes, overlay=overlay)
@@ -68,13 +68,13 @@ def versions(cluster: Cluster) -> dict[tuple[str, str], int]:
     return found
 
 
-def test_two_runs_side_by_side_keep_to_their_own(roads: list[ClusterRoad]) -> None:
+def test_two_runs_side_by_side_keep_to_their_own(workflows: list[ClusterWorkflow]) -> None:
     with ThreadPoolExecutor() as pool:
-        said = list(pool.map(lambda road: road.run(*WORDS), roads))
-    for road, text in zip(roads, said, strict=True):
+        said = list(pool.map(lambda workflow: workflow.run(*WORDS), workflows))
+    for workflow, text in zip(workflows, said, strict=True):
         assert "of another working directory" not in text
-        assert (road.targets / TARGET).read_bytes() == (road.volumes / "cache" / "rows.jsonl").read_bytes()
-    seen = {name: pod for road in roads for name, pod in road.pods.items()}
+        assert (workflow.targets / TARGET).read_bytes() == (workflow.volumes / "cache" / "rows.jsonl").read_bytes()
+    seen = {name: pod for workflow in workflows for name, pod in workflow.pods.items()}
     claims = {}
     for pod in seen.values():
         instance = pod["metadata"]["labels"].get("app.kubernetes.io/instance", "")
@@ -87,13 +87,16 @@ def test_two_runs_side_by_side_keep_to_their_own(roads: list[ClusterRoad]) -> No
     }
 
 
-def test_each_sees_and_ends_what_is_theirs(roads: list[ClusterRoad]) -> None:
-    for road in roads:
+def test_each_sees_and_ends_what_is_theirs(workflows: list[ClusterWorkflow]) -> None:
+    for workflow in workflows:
         command = [sys.executable, "-m", "harness.kubernetes.status", NAMESPACE]
-        environment = road.environment | {"PYTHONPATH": str(ROOT / "scripts")}
+        environment = workflow.environment | {"PYTHONPATH": str(ROOT / "scripts")}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        status = road.in_controller("python", "/opt/controller/controller.py", "status")
+        status = workflow.in_controller("python", "/opt/controller/controller.py", "status")
         assert TARGET in status
         assert "ended with code 0" in status
-    assert Path(roads[0].volumes, "outputs/targets", TARGET).stat().st_ino != (roads[1].targets / TARGET).stat().st_ino
+    assert (
+        Path(workflows[0].volumes, "outputs/targets", TARGET).stat().st_ino
+        != (workflows[1].targets / TARGET).stat().st_ino
+    )

@@ -11,9 +11,9 @@ import yaml
 from cluster.deployment import K8S, OVERLAYS, rendered, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from harness.kubernetes.apart import refuse_reach
-from roads import VERSION
 from vlmflow.cluster.pod_templates import template_in
 from vlmflow.core.errors import VlmflowError
+from workflow_runs import VERSION
 
 WORKLOADS = {"Deployment", "CronJob"}
 NAMESPACE = "vlmflow-manifests"

@@ -379,7 +379,7 @@ def test_a_bucket_of_which_nothing_is_told_is_not_made(server: Server, tmp_path:
     assert not own.bucket_exists()
 
 
-ROAD = """
+WORKFLOW = """
 rule named:
     input: "work/x"
     output: directory("merged/x")
@@ -396,11 +396,11 @@ rule made:
 def test_snakemake_makes_targets_in_storage(server: Server, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     variables = tuple(server.variables.items())
-    run = StorageRun(tmp_path / "work", "s3://a-road/run", tmp_path / "local", ROAD, "s3", variables)
+    run = StorageRun(tmp_path / "work", "s3://a-workflow/run", tmp_path / "local", WORKFLOW, "s3", variables)
     run.run("--config", "word=first")
     assert "Nothing to be done" in run.run("--config", "word=first")
     run.run("--config", "word=second", "--forcerun", "made", "--", "merged/x")
-    target, temporary = (server.target(tmp_path / "a-road", name) for name in ("merged/x", "work/x"))
+    target, temporary = (server.target(tmp_path / "a-workflow", name) for name in ("merged/x", "work/x"))
     assert keys(target) == {
         "merged/x//files/rows",
         "merged/x/.manifest.json",

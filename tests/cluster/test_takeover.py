@@ -11,13 +11,13 @@ import pytest
 
 from cluster import images, jobs
 from cluster.cluster import Cluster
-from cluster.cluster_road import ClusterRoad
+from cluster.cluster_workflow import ClusterWorkflow
 from cluster.deployment import PODS_USER, deployed
 from cluster.paths import STATE
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.templates import check_all
-from roads import checkout
 from vlmflow.cluster.pod_templates import template_in
+from workflow_runs import checkout
 
 NAMESPACE = "vlmflow-takeover"
 
@@ -67,7 +67,7 @@ print(json.dumps({str(file): hashlib.sha256(file.read_bytes()).hexdigest() for f
 
 
 @pytest.fixture(scope="module")
-def road(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRoad]:
+def workflow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorkflow]:
     """The project on the cluster, its checkout in the controller, after a run that has ended."""
     volumes = STATE / "volumes" / NAMESPACE
     shutil.rmtree(volumes, ignore_errors=True)
@@ -76,20 +76,22 @@ def road(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     cluster.carry_in(images.project_image("data"))
     with deployed(cluster, NAMESPACE, volumes):
         cluster.kubectl(f"--namespace={NAMESPACE}", "rollout", "status", "deployment/controller", "--timeout=240s")
-        road = ClusterRoad(cluster, NAMESPACE, volumes, checkout(tmp_path_factory.mktemp("person") / "checkout"))
-        road.run("--version")
-        road.in_controller("mkdir", "--parents", ".snakemake/metadata", "/outputs/targets/logs", "/outputs/.pods")
-        road.in_controller("touch", ".snakemake/metadata/of-a-target")
-        yield road
+        workflow = ClusterWorkflow(
+            cluster, NAMESPACE, volumes, checkout(tmp_path_factory.mktemp("person") / "checkout")
+        )
+        workflow.run("--version")
+        workflow.in_controller("mkdir", "--parents", ".snakemake/metadata", "/outputs/targets/logs", "/outputs/.pods")
+        workflow.in_controller("touch", ".snakemake/metadata/of-a-target")
+        yield workflow
 
 
-def attack(road: ClusterRoad, template: str) -> dict:
+def attack(workflow: ClusterWorkflow, template: str) -> dict:
     """Run ATTACK in the pod of a job, as the executor shapes it from the template that the cluster has.
 
     In the small image: what a pod can reach is said by its template, and the packages of both come from the image.
     """
     labels = "app.kubernetes.io/part-of=vlmflow"
-    found = list(map(template_in, road.cluster.get("cronjobs", namespace=NAMESPACE, labels=labels)["items"]))
+    found = list(map(template_in, workflow.cluster.get("cronjobs", namespace=NAMESPACE, labels=labels)["items"]))
     for each in found:
         each["template"]["spec"]["containers"][0]["image"] = images.image_name("data")
     command = ["-c", f"python -c {shlex.quote(ATTACK)}"]
@@ -104,54 +106,55 @@ def attack(road: ClusterRoad, template: str) -> dict:
     }
     rule_job = RuleJob("attack", threads=1, mem_mb=500, disk_mb=100)
     made = shape(plugins, check_all(found, NAMESPACE)[template], rule_job, {}, {})
-    return json.loads(jobs.run(road.cluster, made, NAMESPACE).splitlines()[-1])
+    return json.loads(jobs.run(workflow.cluster, made, NAMESPACE).splitlines()[-1])
 
 
-def state_of(road: ClusterRoad) -> dict[str, str]:
+def state_of(workflow: ClusterWorkflow) -> dict[str, str]:
     """Give the sha256 of all that the controller executes, and of what tells it what to execute."""
-    return json.loads(road.in_controller("python", "-c", PRINT_STATE))
+    return json.loads(workflow.in_controller("python", "-c", PRINT_STATE))
 
 
 @pytest.mark.parametrize("template", ["default", "gpu"])
-def test_a_jobs_pod_finds_nothing_of_the_controller(road: ClusterRoad, template: str) -> None:
-    before = state_of(road)
+def test_a_jobs_pod_finds_nothing_of_the_controller(workflow: ClusterWorkflow, template: str) -> None:
+    before = state_of(workflow)
     names = {Path(file).name for file in before}
     assert {"wanted.json", "ended.json", "Snakefile", "controller.py", "of-a-target"} <= names
-    said = attack(road, template)
+    said = attack(workflow, template)
     assert said["found"] == [] or set(said["found"]) <= {
         f"/outputs/controller/{name}" for name in ("run/wanted.json", "vlmflow/Snakefile", "vlmflow/.snakemake")
     }  # what the attack before left there
     assert said["wrote"] == ["/outputs/controller"]  # a folder like any other, which nobody reads
     assert not said["token"]
-    assert state_of(road) == before
+    assert state_of(workflow) == before
 
 
-def test_the_controller_does_its_own_work_and_not_the_attackers(road: ClusterRoad) -> None:
-    attack(road, "default")
-    before = state_of(road)
-    refused = road.run(*WORDS, ends_well=False)
+def test_the_controller_does_its_own_work_and_not_the_attackers(workflow: ClusterWorkflow) -> None:
+    attack(workflow, "default")
+    before = state_of(workflow)
+    refused = workflow.run(*WORDS, ends_well=False)
     assert "/outputs/targets is a link" in refused, refused[-3000:]
-    after = state_of(road)
+    after = state_of(workflow)
     changed = {file for file, digest in before.items() if after.get(file) != digest}
     own = ("/controller/run/", "/controller/vlmflow/.git/")  # the run's own, and the push's
     assert {file for file in changed if not file.startswith(own)} == set()
     assert [file for file in after if "snakemake-workflow-sources" in file] == []
-    assert (road.volumes / "outputs" / "targets").is_symlink()
-    assert not (road.volumes / "outputs" / "taken-over").exists()
+    assert (workflow.volumes / "outputs" / "targets").is_symlink()
+    assert not (workflow.volumes / "outputs" / "taken-over").exists()
 
 
-def test_a_run_goes_on_once_the_link_is_removed(road: ClusterRoad) -> None:
+def test_a_run_goes_on_once_the_link_is_removed(workflow: ClusterWorkflow) -> None:
     for name in ("targets", ".pods"):
-        if (link := road.volumes / "outputs" / name).is_symlink():
+        if (link := workflow.volumes / "outputs" / name).is_symlink():
             link.unlink()
-    left = road.volumes / "outputs" / ".pods" / "a-pod-that-went"
+    left = workflow.volumes / "outputs" / ".pods" / "a-pod-that-went"
     left.mkdir(parents=True, exist_ok=True)
     for place in (left.parent, left):
         os.chown(place, PODS_USER, PODS_USER)
-    assert "Removed the folders of 1 pod(s) that ended while no controller was running: a-pod-that-went" in road.run(
-        *WORDS
+    assert (
+        "Removed the folders of 1 pod(s) that ended while no controller was running: a-pod-that-went"
+        in workflow.run(*WORDS)
     )
     assert list(left.parent.iterdir()) == []
-    assert (road.targets / TARGET).read_text() == ROW
-    commands = [pod["spec"]["containers"][0]["args"][1] for pod in road.rules()["fetch_rows"]]
+    assert (workflow.targets / TARGET).read_text() == ROW
+    commands = [pod["spec"]["containers"][0]["args"][1] for pod in workflow.rules()["fetch_rows"]]
     assert all(" --local-storage-prefix /workdir/.sources && " in command for command in commands)

@@ -1,6 +1,6 @@
 """Train on a disk that fills up; `test_trainer` runs this in its own mount namespace.
 
-unshare --mount --map-root-user python tests/helpers/full_disk.py ROAD_FOLDER
+unshare --mount --map-root-user python tests/helpers/full_disk.py DEMO_FOLDER
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from roads import RUN, command
+from workflow_runs import RUN, command
 
 DISK = "64m"
 

@@ -18,8 +18,8 @@ import huggingface_hub
 import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
-from roads import ROOT
 from vlmflow.web import patience
+from workflow_runs import ROOT
 
 REVISION = "1" * 40
 TOKEN = "hf_tokenThatNobodyMaySee"  # noqa: S105

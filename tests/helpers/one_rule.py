@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from forked_snakemake import called
-from roads import ROOT
+from workflow_runs import ROOT
 
 SNAKEFILE = """
 import sys

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forked_snakemake import called
-from roads import ROOT
+from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
 

@@ -11,8 +11,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from roads import script
 from vlmflow.training.checkpoint import adapter_digests
+from workflow_runs import script
 
 WIDE = (4608, 2048)
 """Rows and columns of the layers of a wide base."""

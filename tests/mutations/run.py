@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
-from roads import clone  # noqa: E402
 from vlmflow.config.yaml_file import read_yaml  # noqa: E402
 from vlmflow.core.progress import clock  # noqa: E402
+from workflow_runs import clone  # noqa: E402
 
 TABLE = Path(__file__).with_name("mutations.yaml")
 LONGEST = 300

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roads import ROOT
+from workflow_runs import ROOT
 
 BENCH = ROOT / "tests" / "bench"
 

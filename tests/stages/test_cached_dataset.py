@@ -8,7 +8,6 @@ import pytest
 from datasets import load_from_disk
 from swift.dataset import LazyLLMDataset, PackingDataset
 
-from roads import RUN, copy_folder, snakemake, speeds
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
@@ -18,6 +17,7 @@ from vlmflow.swift.child_process import progress_line
 from vlmflow.training.cached_dataset import arguments, cache_dataset
 from vlmflow.training.report import report
 from vlmflow.training.train import train
+from workflow_runs import RUN, copy_folder, snakemake, speeds
 
 SETTINGS = TrainSettings(
     max_steps=6,
@@ -33,17 +33,17 @@ SETTINGS = TrainSettings(
 
 
 @pytest.fixture(scope="module")
-def cached(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the road whose run is cached, by the rule."""
-    folder = copy_folder(road, tmp_path_factory.mktemp("cached") / "road")
+def cached(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the demo with a cached run, made by the rule."""
+    folder = copy_folder(demo_run, tmp_path_factory.mktemp("cached") / "demo_run")
     snakemake(folder, f"cached/{RUN}", f"reports/lengths-{RUN}.html")
     return folder
 
 
-def job(road: Path, settings: TrainSettings = SETTINGS) -> TrainJob:
-    manifest = road / "images" / "fire" / "train.jsonl"
-    data = fitted_data(road / "fitted" / RUN, settings.max_length, road / "stores" / "pictures", [manifest])
-    return TrainJob(data, BaseModel(road / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, DDP)
+def job(demo_run: Path, settings: TrainSettings = SETTINGS) -> TrainJob:
+    manifest = demo_run / "images" / "fire" / "train.jsonl"
+    data = fitted_data(demo_run / "fitted" / RUN, settings.max_length, demo_run / "stores" / "pictures", [manifest])
+    return TrainJob(data, BaseModel(demo_run / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, DDP)
 
 
 @pytest.mark.parametrize("swift_args", [{}, pytest.param({"group_by_length": True}, marks=pytest.mark.slow)])
@@ -62,7 +62,7 @@ def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: 
 
 
 def test_every_stage_tells_its_speed(cached: Path) -> None:
-    """Rows per second with the time left, as in test_rows_road.py, from the lengths of all rows on."""
+    """Rows per second with the time left, as in test_rows_workflow.py, from the lengths of all rows on."""
     stages = {
         "measure_lengths": ["token lengths of train.jsonl", "the check of token lengths"],
         "lengths_page": [f"reading lengths/{RUN}/train.jsonl", f"reading lengths/{RUN}/val.jsonl"],

@@ -116,7 +116,7 @@ def test_what_is_not_pinned_is_not_fetched(server: HubServer, place: Place):
 def test_what_is_pinned_otherwise_is_refused_before_the_first_byte(
     server: HubServer, place: Place, changed: dict[str, object], cause: str
 ):
-    """Case 10: a moved revision."""
+    """A moved revision."""
     with pytest.raises(VlmflowError, match=cause):
         place.fetch(**changed)
     assert not server.sent("train.json")
@@ -124,7 +124,7 @@ def test_what_is_pinned_otherwise_is_refused_before_the_first_byte(
 
 
 def test_a_file_outside_lfs_is_held_against_its_pin_too(server: HubServer, place: Place):
-    """Case 10: the hub tells no sha256 of such a file; it is known when the bytes are here."""
+    """The hub tells no sha256 of such a file; it is known when the bytes are here."""
     server.add("datasets/o/d", {"sub/train.json": CONTENT}, plain=("sub/train.json",))
     place.fetch()
     place.raw.unlink()
@@ -134,7 +134,7 @@ def test_a_file_outside_lfs_is_held_against_its_pin_too(server: HubServer, place
 
 
 def test_a_bad_day_on_the_net_is_survived(server: HubServer, place: Place):
-    """Case 10 and case 18: breaks, refusals and an HTML page in one download; nothing secret is told."""
+    """Breaks, refusals and an HTML page in one download; nothing secret is told."""
     server.faults[("head", "sub/train.json")] = [refuses(429, Retry_After="1")]
     server.faults[("bytes", "sub/train.json")] = [breaks(1_500_000, "reset"), html_page(), breaks(1_500_000)]
     done = subprocess.run(place.command(), capture_output=True, text=True, timeout=60)
@@ -160,7 +160,7 @@ def test_a_refusal_ends_with_what_to_do(server: HubServer, place: Place):
 
 
 def test_a_killed_fetch_goes_on_where_it_was(server: HubServer, place: Place):
-    """Case 10: SIGKILL in the middle; nothing is fetched twice and nothing is to be cleaned by hand."""
+    """SIGKILL in the middle; nothing is fetched twice and nothing is to be cleaned by hand."""
     server.pace = 0.02
     part = unfinished(place.stored)
     for least in (500_000, 1_500_000):

@@ -17,7 +17,7 @@ from drawn_pictures import drawn, encoded
 from forked_snakemake import called
 from hub_server import command
 from picture_fetches import pictures_in
-from roads import ROOT, speeds
+from workflow_runs import ROOT, speeds
 
 PICTURES = {f"images/{number}.jpg": Random(number).randbytes(20_000) for number in range(400)}
 NAMES = [f"gqa/{name}" for number, name in enumerate(PICTURES) if number % 4 == 0]

@@ -124,7 +124,7 @@ def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Pla
 
 
 def test_a_killed_fetch_goes_on_file_by_file(server: HubServer, place: Place):
-    """Case 10: SIGKILL in the middle of several files; what was received is not asked for again."""
+    """SIGKILL in the middle of several files; what was received is not asked for again."""
     server.pace = 0.05
     place.pin(revision=REVISION)
     call = command("fetch_model", model=place.model, source=SOURCE, store=place.store, pins=place.pins, threads=2)
@@ -146,7 +146,7 @@ def test_a_killed_fetch_goes_on_file_by_file(server: HubServer, place: Place):
 
 
 def test_one_bad_file_does_not_cost_the_others(server: HubServer, place: Place):
-    """Case 10 and case 18: what a fetch that was given up has received is kept."""
+    """What a fetch that was given up has received is kept."""
     part = unfinished(place.stored / "model-3-of-3.safetensors")
 
     def refused_late(answer: Answer) -> Answer:
@@ -181,7 +181,7 @@ def test_one_bad_file_does_not_cost_the_others(server: HubServer, place: Place):
 def test_another_model_than_the_pinned_one_is_refused(
     server: HubServer, place: Place, pin: dict[str, object], cause: str
 ):
-    """Case 10: a moved revision."""
+    """A moved revision."""
     with pytest.raises(VlmflowError, match=cause):
         place.fetch(**pin)
     assert not place.model.exists()

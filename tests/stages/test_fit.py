@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from fire_rows import fire_row
-from roads import RUN, copy_folder, snakemake
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.model import check_config
 from vlmflow.core.account import read_account
@@ -28,14 +27,15 @@ from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
+from workflow_runs import RUN, copy_folder, snakemake
 
 
 @pytest.fixture(scope="module")
-def timestep(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def timestep(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sample's timestep rows, begun by a system prompt, made by the real rules, and their lengths."""
     folder = tmp_path_factory.mktemp("timestep")
     for name in ("sample", "tiny-model"):
-        (folder / name).symlink_to(road / name)
+        (folder / name).symlink_to(demo_run / name)
     (folder / "quick.yaml").write_text("datasets: {fire-timestep: {system_prompt: Look closely.}}")
     snakemake(folder, "data/fire-timestep/stats.json")
     for split in ("train", "val"):
@@ -100,7 +100,7 @@ def test_rows_that_fit_are_handed_on_byte_by_byte(timestep: Path, tmp_path: Path
 
 
 def test_over_long_rows_are_counted_and_named_before_training(timestep: Path, tmp_path: Path) -> None:
-    """Case 17: by default the run stops, before a GPU is asked for; no row is cut or dropped in silence."""
+    """By default the run stops, before a GPU is asked for; no row is cut or dropped in silence."""
     tokens = tokens_of(timestep)
     longest = max(tokens, key=tokens.__getitem__)
     limit = a_length_within(timestep)
@@ -218,12 +218,12 @@ def test_rows_that_changed_after_fitting_are_refused(timestep: Path, tmp_path: P
         fitted_data(tmp_path / "fitted", longest, pictures, [manifest(timestep)])
 
 
-def test_lengths_of_something_else_are_refused(road: Path, tmp_path: Path) -> None:
+def test_lengths_of_something_else_are_refused(demo_run: Path, tmp_path: Path) -> None:
     """Of other rows, another model, budget or text; or changed since."""
-    folder = copy_folder(road / "lengths" / RUN, tmp_path / "lengths")
-    model = copy_folder(road / "tiny-model", tmp_path / "model")
+    folder = copy_folder(demo_run / "lengths" / RUN, tmp_path / "lengths")
+    model = copy_folder(demo_run / "tiny-model", tmp_path / "model")
     lengths = {split: folder / f"{split}.jsonl" for split in ("train", "val")}
-    stats = read_account(road / "data" / "fire" / "stats.json", Stats)
+    stats = read_account(demo_run / "data" / "fire" / "stats.json", Stats)
 
     def refuse(stats: Stats = stats, budget: int = 64, text_args: dict[str, Any] | None = None) -> None:
         refuse_other_lengths(folder / "summary.json", lengths, stats, model, budget, text_args or {})
@@ -239,7 +239,7 @@ def test_lengths_of_something_else_are_refused(road: Path, tmp_path: Path) -> No
     with pytest.raises(VlmflowError, match=rf"rows: {lengths['val']} has changed since\n") as error:
         refuse()
     assert "snakemake --forcerun measure_lengths" in error.value.next_step
-    shutil.copyfile(road / "lengths" / RUN / "val.jsonl", lengths["val"])
+    shutil.copyfile(demo_run / "lengths" / RUN / "val.jsonl", lengths["val"])
     for name in ("tokenizer.json", "preprocessor_config.json"):
         (model / name).write_text((model / name).read_text() + " ")
     with pytest.raises(VlmflowError, match=r"preprocessor_config\.json is another file; .*/tokenizer\.json"):

@@ -11,13 +11,13 @@ import pytest
 
 from drawn_pictures import drawn, encoded, put
 from fire_rows import write_array
-from roads import ROOT
 from stage_settings import validation
 from vlmflow.config.data_settings import RowChoice
 from vlmflow.core.files import write_json
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
+from workflow_runs import ROOT
 
 NEXT_STEP = "free disk space there, then run the same command again"
 ROWS = [{"text": f"{number} " + "word " * 60} for number in range(10_000)]

@@ -18,10 +18,10 @@ from gpu.plain_trainer import train_plainly
 from gpu.random_model import Shape, write_random_model
 from gpu.table import table
 from gpu.work import Weights
-from roads import ROOT
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import TRAIN_FILE, write_sample
+from workflow_runs import ROOT
 
 TESTS = ROOT / "tests"
 SCRIPTS = TESTS.parent / "scripts"

@@ -1,4 +1,4 @@
-"""A model folder full of traps goes the whole road: it is used as a model, and nothing in it is run or published."""
+"""A model folder full of traps passes the whole workflow as a model; nothing else in it is run or published."""
 
 import json
 import os
@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from forked_snakemake import called
-from roads import ROOT
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
@@ -20,6 +19,7 @@ from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training import launch
 from vlmflow.training.train import train
+from workflow_runs import ROOT
 
 TRAIN = {
     "max_steps": 8,

@@ -12,7 +12,6 @@ from qwen_vl_utils.vision_process import smart_resize
 from swift.arguments.base_args.template_args import TemplateArguments
 
 from make_swift_names import installed_names
-from roads import ROOT, RUN, snakemake
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
 from vlmflow.config.swift_args import names
 from vlmflow.core.errors import VlmflowError
@@ -24,6 +23,7 @@ from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
+from workflow_runs import ROOT, RUN, snakemake
 
 side = st.integers(28, 8_000)
 
@@ -37,8 +37,8 @@ def test_picture_arithmetic_is_qwens_own(width: int, height: int, factor: int, m
 
 
 @pytest.fixture
-def model(road: Path) -> Path:
-    return road / "tiny-model"
+def model(demo_run: Path) -> Path:
+    return demo_run / "tiny-model"
 
 
 def row(*turns: str, images: list[str] | None = None) -> ShareGptRow:
@@ -68,13 +68,13 @@ def test_a_picture_that_the_manifest_lacks_is_named(model: Path) -> None:
         TokenCounter(model, [], 64).count([row("<image>\nWhy?", "So.", images=["p.png"])])
 
 
-def test_lengths_are_the_same_on_any_number_of_cores(road: Path, model: Path) -> None:
-    entries = list(read_picture_manifest(road / "images" / "fire" / "train.jsonl"))
-    rows = road / "data" / "fire" / "train.jsonl"
+def test_lengths_are_the_same_on_any_number_of_cores(demo_run: Path, model: Path) -> None:
+    entries = list(read_picture_manifest(demo_run / "images" / "fire" / "train.jsonl"))
+    rows = demo_run / "data" / "fire" / "train.jsonl"
     counter = TokenCounter(model, entries, 64)
     lengths = list(measure_rows(rows, counter, 1))
     assert lengths == list(measure_rows(rows, counter, 3))
-    assert lengths == list(read_lengths(road / "lengths" / RUN / "train.jsonl"))
+    assert lengths == list(read_lengths(demo_run / "lengths" / RUN / "train.jsonl"))
     content = rows.read_bytes()
     assert [json.loads(content[length.start : length.end])["id"] for length in lengths] == [row.id for row in lengths]
 
@@ -110,11 +110,11 @@ def test_the_check_sees_the_extremes_and_a_draw() -> None:
     assert DRAWN <= len(ids) == len(set(ids)) <= DRAWN + 4
 
 
-def test_a_length_that_ms_swift_does_not_give_is_an_error(road: Path, model: Path) -> None:
+def test_a_length_that_ms_swift_does_not_give_is_an_error(demo_run: Path, model: Path) -> None:
     """The check that every run makes: a model with another chat form or picture rule does not get by."""
-    val = road / "data" / "fire" / "val.jsonl"
-    right = list(read_lengths(road / "lengths" / RUN / "val.jsonl"))[:3]
-    pictures = road / "stores" / "pictures" / "fire"
+    val = demo_run / "data" / "fire" / "val.jsonl"
+    right = list(read_lengths(demo_run / "lengths" / RUN / "val.jsonl"))[:3]
+    pictures = demo_run / "stores" / "pictures" / "fire"
     data, base = TrainingData(val, val, pictures, "digest", False), BaseModel(model, "qwen3_vl", "digest")
     assert check_lengths({val: right}, data, base, 64, {}, 2) == 3
     off = [*right[:2], msgspec.structs.replace(right[2], text_tokens=right[2].text_tokens + 1)]
@@ -124,9 +124,9 @@ def test_a_length_that_ms_swift_does_not_give_is_an_error(road: Path, model: Pat
         check_lengths({val: off}, data, base, 64, {}, 2)
 
 
-def test_ms_swifts_refusal_is_told(road: Path, model: Path, tmp_path: Path) -> None:
-    val = road / "data" / "fire" / "val.jsonl"
-    right = list(read_lengths(road / "lengths" / RUN / "val.jsonl"))[:1]
+def test_ms_swifts_refusal_is_told(demo_run: Path, model: Path, tmp_path: Path) -> None:
+    val = demo_run / "data" / "fire" / "val.jsonl"
+    right = list(read_lengths(demo_run / "lengths" / RUN / "val.jsonl"))[:1]
     data = TrainingData(val, val, tmp_path / "no-pictures", "digest", False)
     with pytest.raises(VlmflowError, match=r"the check of token lengths: \w+Error: "):
         check_lengths({val: right}, data, BaseModel(model, "qwen3_vl", "digest"), 64, {}, 2)
@@ -153,9 +153,9 @@ def test_lengths_are_known_without_a_gpu(rule: str) -> None:
     assert "gpu" not in text.partition("resources:")[2]
 
 
-def test_another_max_length_measures_nothing_again_and_another_picture_budget_does(road: Path) -> None:
+def test_another_max_length_measures_nothing_again_and_another_picture_budget_does(demo_run: Path) -> None:
     def planned(setting: str) -> str:
-        return snakemake(road, "-n", f"fitted/{RUN}", "--config", f"runs={{{RUN}: {{train: {{{setting}}}}}}}")
+        return snakemake(demo_run, "-n", f"fitted/{RUN}", "--config", f"runs={{{RUN}: {{train: {{{setting}}}}}}}")
 
     assert "measure_lengths" not in planned("max_length: 600")
     assert "fit_rows" in planned("max_length: 600")

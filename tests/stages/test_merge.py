@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from roads import ROOT
 from tiny_models import (
     VARIANTS,
     file_names,
@@ -31,6 +30,7 @@ from vlmflow.fetch.model_folder import hash_files, write_manifest
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.safetensors_file import read_header
 from vlmflow.training.checkpoint import adapter_digests
+from workflow_runs import ROOT
 
 
 def merge(base: Path, adapter: Path, merged: Path, threads: int = 2) -> dict[str, torch.Tensor]:
@@ -40,7 +40,7 @@ def merge(base: Path, adapter: Path, merged: Path, threads: int = 2) -> dict[str
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_float32_equals_peft(tmp_path: Path, variant: str) -> None:
-    """Case 28: merged equals base + adapter, to float32's accumulation."""
+    """Merged equals base + adapter, to float32's accumulation."""
     base = write_base(tmp_path / "base", attention_bias=True)
     adapter = write_adapter(base, tmp_path / "adapter", **VARIANTS[variant])
     merged = merge(base, adapter, tmp_path / "merged")
@@ -55,7 +55,7 @@ def test_float32_equals_peft(tmp_path: Path, variant: str) -> None:
 @pytest.mark.parametrize("adapter_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bfloat16_equals_peft(tmp_path: Path, variant: str, adapter_dtype: torch.dtype) -> None:
-    """Case 28: peft and we add in float32 and round once, so that only sums next to a tie differ, by one step.
+    """Peft and we add in float32 and round once, so that only sums next to a tie differ, by one step.
 
     For embeddings peft rounds the update before it adds it, and then the sum: up to half a step of each.
     """
@@ -73,7 +73,7 @@ def test_bfloat16_equals_peft(tmp_path: Path, variant: str, adapter_dtype: torch
 
 
 def test_transposed_layers_equal_peft(tmp_path: Path) -> None:
-    """Case 28: GPT-2's layers store in × out (fan_in_fan_out)."""
+    """GPT-2's layers store in × out (fan_in_fan_out)."""
     base = write_gpt2(tmp_path / "base")
     lora = {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}
     adapter = write_adapter(base, tmp_path / "adapter", **lora)
@@ -87,7 +87,7 @@ def test_transposed_layers_equal_peft(tmp_path: Path) -> None:
 
 
 def test_laid_out_as_the_base(tmp_path: Path) -> None:
-    """Cases 29, 30: the same files, the same headers; what the adapter does not touch, byte for byte."""
+    """The same files, the same headers; what the adapter does not touch, byte for byte."""
     base = write_base(tmp_path / "base", torch.bfloat16)
     (base / "pytorch_model.bin").write_bytes(b"unmerged")
     (base / "extra" / "deep").mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_laid_out_as_the_base(tmp_path: Path) -> None:
 
 
 def test_existing_folder_is_replaced(tmp_path: Path) -> None:
-    """Case 31: neither a folder of that name nor what a killed merge left makes the merge skip or mix."""
+    """Neither a folder of that name nor what a killed merge left makes the merge skip or mix."""
     base = write_base(tmp_path / "base")
     adapter = write_adapter(base, tmp_path / "adapter")
     for folder in (tmp_path / "merged", unfinished(tmp_path / "merged")):
@@ -156,7 +156,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tensors_of_many_blocks(wide: Path) -> None:
-    """Case 28: every row of a tensor that is cut into tasks and blocks, against the sum in float64."""
+    """Every row of a tensor that is cut into tasks and blocks, against the sum in float64."""
     base, adapter = tensors_of(wide / "base"), load_file(wide / "adapter" / "adapter_model.safetensors")
     for name, tensor in tensors_of(wide / "unbroken").items():
         a, b = (adapter[f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight"] for part in "AB")
@@ -215,7 +215,7 @@ print(peak - before)
 
 
 def test_memory_does_not_grow_with_the_model(wide: Path, tmp_path: Path) -> None:
-    """Case 32: merging 226 MB in shards of 75 MB takes less than half a shard, beyond the imports."""
+    """Merging 226 MB in shards of 75 MB takes less than half a shard, beyond the imports."""
     scripts = str(ROOT / "scripts")
     command = [sys.executable, "-c", MEASURE, str(wide / "base"), str(wide / "adapter"), str(tmp_path / "merged")]
     done = subprocess.run(

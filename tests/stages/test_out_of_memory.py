@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roads import ROOT
 from tiny_models import write_text_model
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
@@ -16,6 +15,7 @@ from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.out_of_memory import Mark, OutOfGpuMemoryError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
+from workflow_runs import ROOT
 
 SWIFT_ARGS = yaml.safe_load((ROOT / "config.yaml").read_text())["runs"]["qwen3-alpaca"]["train"]["swift_args"]
 

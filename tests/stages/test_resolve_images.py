@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from drawn_pictures import drawn, encoded, put
-from roads import ROOT
 from vlmflow.core.files import unfinished
+from workflow_runs import ROOT
 
 SCRIPT = ROOT / "scripts/resolve_images.py"
 

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from forked_snakemake import called
-from roads import ROOT
 from tiny_models import write_text_model
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import check_lengths
@@ -19,6 +18,7 @@ from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.reports.provenance import FOLDER, how_to_ask
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
+from workflow_runs import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SWIFT_ARGS = CONFIG["runs"]["qwen3-alpaca"]["train"]["swift_args"]
@@ -69,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_gate_opens_for_rows_without_pictures(trained: Path) -> None:
-    """Case 12: two processes side by side, none of which waits for the other's pictures."""
+    """Two processes side by side, none of which waits for the other's pictures."""
     gate = json.loads((trained / "checkpoints" / "text" / "smoke" / "gate.json").read_text())
     assert gate["passed"]
     assert not (trained / "images").exists()

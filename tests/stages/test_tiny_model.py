@@ -20,12 +20,12 @@ from transformers import (
     AutoTokenizer,
 )
 
-from roads import ROOT
 from vlmflow.demo.sample import write_sample
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.demo.tiny_tokenizer import VOCABULARY_SIZE, fire_texts
 from vlmflow.rows.forms.fire import read_trajectory, trajectory_row
 from vlmflow.rows.rejects import Reject
+from workflow_runs import ROOT
 
 SMALL = TinyShape(hidden_size=32, layers=2, merges=100)
 TEXTS = ["Which shape is red?", "It is a circle."] * 10

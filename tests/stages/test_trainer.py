@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from roads import ROOT, RUN, command, copy_folder, snakemake, words_of
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
@@ -25,6 +24,7 @@ from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training import trainer
 from vlmflow.training.train import train
+from workflow_runs import ROOT, RUN, command, copy_folder, snakemake, words_of
 
 TEMPLATE = """
 import json, sys
@@ -42,13 +42,13 @@ for line in open(rows):
 """
 
 
-def encoded_by_ms_swift(road: Path, home: Path, rows: Path, loss_scale: str) -> list[tuple[int, str]]:
+def encoded_by_ms_swift(demo_run: Path, home: Path, rows: Path, loss_scale: str) -> list[tuple[int, str]]:
     """Give what ms-swift's template makes of rows: tokens in all, and the text that is trained.
 
     home: where it may write.
     """
     done = subprocess.run(
-        [sys.executable, "-c", TEMPLATE, str(road / "tiny-model"), str(rows), loss_scale],
+        [sys.executable, "-c", TEMPLATE, str(demo_run / "tiny-model"), str(rows), loss_scale],
         capture_output=True,
         text=True,
         check=True,
@@ -56,26 +56,26 @@ def encoded_by_ms_swift(road: Path, home: Path, rows: Path, loss_scale: str) -> 
             "HF_HUB_OFFLINE": "1",
             "USE_HF": "1",
             "IMAGE_MAX_TOKEN_NUM": "5",
-            "ROOT_IMAGE_DIR": str(road / "stores" / "pictures" / "fire"),
+            "ROOT_IMAGE_DIR": str(demo_run / "stores" / "pictures" / "fire"),
             "HOME": str(home),
         },
     )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-def test_lengths_are_those_of_the_trainer(road: Path, tmp_path: Path) -> None:
-    """Case 17: text, chat marks and picture tokens after the budget, for every row, to the token."""
-    rows = road / "data" / "fire" / "val.jsonl"
-    entries = read_picture_manifest(road / "images" / "fire" / "train.jsonl")
-    lengths = list(measure_rows(rows, TokenCounter(road / "tiny-model", entries, image_max_tokens=5), processes=2))
-    expected = [tokens for tokens, _ in encoded_by_ms_swift(road, tmp_path, rows, "default")]
+def test_lengths_are_those_of_the_trainer(demo_run: Path, tmp_path: Path) -> None:
+    """Text, chat marks and picture tokens after the budget, for every row, to the token."""
+    rows = demo_run / "data" / "fire" / "val.jsonl"
+    entries = read_picture_manifest(demo_run / "images" / "fire" / "train.jsonl")
+    lengths = list(measure_rows(rows, TokenCounter(demo_run / "tiny-model", entries, image_max_tokens=5), processes=2))
+    expected = [tokens for tokens, _ in encoded_by_ms_swift(demo_run, tmp_path, rows, "default")]
     assert [row.tokens for row in lengths] == expected
     assert len(expected) > 10
 
 
-def test_trained_are_all_answers_or_the_last_alone(road: Path, tmp_path: Path) -> None:
+def test_trained_are_all_answers_or_the_last_alone(demo_run: Path, tmp_path: Path) -> None:
     """The trajectory form trains every answer, the timestep form its target; neither trains a feedback."""
-    with JsonRows(road / "raw" / "fire" / "FIRE-test.json") as raw:
+    with JsonRows(demo_run / "raw" / "fire" / "FIRE-test.json") as raw:
         read = (read_trajectory(row) for row in raw)
         trajectory = next(found for found in read if isinstance(found, Trajectory) and len(found.attempts) == 3)
     answers = [attempt.answer for attempt in trajectory.attempts]
@@ -86,12 +86,12 @@ def test_trained_are_all_answers_or_the_last_alone(road: Path, tmp_path: Path) -
         file.write_text("\n".join(json.dumps({"conversations": turns, "images": rows[0].images}) for turns in lines))
         trained = [
             text.replace("<|im_end|>\n", "\n").strip()
-            for _, text in encoded_by_ms_swift(road, tmp_path, file, loss_scale)
+            for _, text in encoded_by_ms_swift(demo_run, tmp_path, file, loss_scale)
         ]
         assert trained == (["\n".join(answers)] if loss_scale == "default" else answers)
 
 
-def job(road: Path, **settings: Any) -> TrainJob:
+def job(demo_run: Path, **settings: Any) -> TrainJob:
     quick = {
         "max_steps": 2,
         "checkpoint_steps": 1,
@@ -101,11 +101,11 @@ def job(road: Path, **settings: Any) -> TrainJob:
         "dataloader_workers": 0,
     }
     quick |= {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
-    data = road / "data" / "fire"
-    pictures = road / "stores" / "pictures" / "fire"
+    data = demo_run / "data" / "fire"
+    pictures = demo_run / "stores" / "pictures" / "fire"
     return TrainJob(
         TrainingData(data / "val.jsonl", data / "val.jsonl", pictures, "digest", last_answer_only=False),
-        BaseModel(road / "tiny-model", "qwen3_vl", "digest"),
+        BaseModel(demo_run / "tiny-model", "qwen3_vl", "digest"),
         TrainSettings(**quick | settings),
         device="cpu",
         processes=1,
@@ -113,26 +113,26 @@ def job(road: Path, **settings: Any) -> TrainJob:
     )
 
 
-def test_an_over_long_row_stops_the_trainer_and_is_told_in_our_words(road: Path, tmp_path: Path) -> None:
-    """Cases 2 and 17: strict, no row is swapped for another or cut; the error says what to change."""
+def test_an_over_long_row_stops_the_trainer_and_is_told_in_our_words(demo_run: Path, tmp_path: Path) -> None:
+    """Strict, no row is swapped for another or cut; the error says what to change."""
     with pytest.raises(VlmflowError) as error:
-        train(job(road, max_length=40), tmp_path, threads=2, what="train_lora r")
+        train(job(demo_run, max_length=40), tmp_path, threads=2, what="train_lora r")
     assert "max_length" in error.value.cause
     assert error.value.next_step.startswith("raise runs.NAME.train.max_length")
     assert "Traceback" not in str(error.value)
 
 
-def test_a_further_argument_with_a_value_that_ms_swift_refuses_is_named(road: Path, tmp_path: Path) -> None:
+def test_a_further_argument_with_a_value_that_ms_swift_refuses_is_named(demo_run: Path, tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match=r"argument --warmup_steps.*'many'") as error:
-        train(job(road, swift_args={"warmup_steps": "many"}), tmp_path, threads=2, what="train_lora r")
+        train(job(demo_run, swift_args={"warmup_steps": "many"}), tmp_path, threads=2, what="train_lora r")
     assert "swift_args" in error.value.next_step
 
 
-def test_processes_that_do_not_train_together_are_noticed(road: Path, tmp_path: Path) -> None:
+def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_path: Path) -> None:
     """One process started where two are declared: ms-swift itself would train, and end with code 0."""
-    lone = job(road)
+    lone = job(demo_run)
     rows = lone.data.train
-    paths = {"model": road / "tiny-model", "dataset": rows, "val_dataset": rows, "output_dir": tmp_path / "o"}
+    paths = {"model": demo_run / "tiny-model", "dataset": rows, "val_dataset": rows, "output_dir": tmp_path / "o"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", trainer.__name__]
     done = subprocess.run(
@@ -154,9 +154,9 @@ def test_processes_that_do_not_train_together_are_noticed(road: Path, tmp_path: 
     assert not list((tmp_path / "o").glob("checkpoint-*"))
 
 
-def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(road: Path, tmp_path: Path) -> None:
-    """Case 25: the checkpoint that did not fit is not taken for one; steps and losses go on from the one before."""
-    folder = copy_folder(road, tmp_path / "road")
+def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(demo_run: Path, tmp_path: Path) -> None:
+    """The checkpoint that did not fit is not taken for one; steps and losses go on from the one before."""
+    folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     done = subprocess.run(
         [
@@ -175,9 +175,9 @@ def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(road: P
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_training_saves_and_goes_on(road: Path, tmp_path: Path, sent: signal.Signals) -> None:
-    """Case 23: Ctrl-C as a terminal sends it, to the whole group; SIGTERM as a pod's end does, to the stage."""
-    folder = copy_folder(road, tmp_path / "road")
+def test_an_interrupted_training_saves_and_goes_on(demo_run: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    """Ctrl-C as a terminal sends it, to the whole group; SIGTERM as a pod's end does, to the stage."""
+    folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     shutil.rmtree(folder / "stores" / "runs" / RUN / "full")
     words = command(folder, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full")

@@ -17,7 +17,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from roads import ROOT
 from tiny_models import file_names, randomise
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
@@ -25,6 +24,7 @@ from vlmflow.merging.logit_proof import LogitProof
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
+from workflow_runs import ROOT
 
 TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]
 ROW = {
@@ -78,7 +78,7 @@ def verify(folder: Path, merged: Path, rows: list[dict[str, Any]], dtype: str = 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merged_answers_as_base_and_adapter(seeing: Path, dtype: str) -> None:
-    """Case 28: on a row with a picture and a row without."""
+    """On a row with a picture and a row without."""
     proof = verify(seeing, seeing / "merged", [ROW, TEXT_ROW], dtype)
     assert proof.verdict == "agree"
     assert (proof.rows, proof.dtype, proof.device) == (2, dtype, "cpu")
@@ -104,20 +104,20 @@ def changed_copy(folder: Path, to: Path, change: Callable[[str, torch.Tensor, to
 
 
 def test_merged_nothing(reading: Path) -> None:
-    """Case 28: the base itself does not pass as its own merge."""
+    """The base itself does not pass as its own merge."""
     with pytest.raises(VlmflowError, match=r"base: the logits of the merged weights, .*(differ by|show 0\.00 times)"):
         verify(reading, reading / "base", [TEXT_ROW])
 
 
 def test_merged_twice(reading: Path, tmp_path: Path) -> None:
-    """Case 28: the update at twice its scale."""
+    """The update at twice its scale."""
     merged = changed_copy(reading, tmp_path / "m", lambda _, tensor, base: (2 * tensor.float() - base).bfloat16())
     with pytest.raises(VlmflowError, match=r"(differ by|show \S+ times the adapter's effect)"):
         verify(reading, merged, [TEXT_ROW])
 
 
 def test_small_effect_that_was_not_merged(tmp_path: Path) -> None:
-    """Case 28: where rounding would hide it, the effect is looked for by its direction."""
+    """Where rounding would hide it, the effect is looked for by its direction."""
     folder = write_run(tmp_path, vision=False, update=0.006)
     proof = verify(folder, folder / "merged", [TEXT_ROW], "bfloat16")
     assert proof.effect < proof.allowed_deviation
@@ -193,7 +193,7 @@ def test_weights_that_are_nan(reading: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "config.json"])
 def test_missing_file(seeing: Path, tmp_path: Path, name: str) -> None:
-    """Case 29: the folder is used as a person would use it, offline and alone."""
+    """The folder is used as a person would use it, offline and alone."""
     merged = shutil.copytree(seeing / "merged", tmp_path / "m")
     (merged / name).unlink()
     with pytest.raises(VlmflowError, match=f"{merged}: does not load offline with transformers: "):
@@ -201,7 +201,7 @@ def test_missing_file(seeing: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_missing_tensor(reading: Path, tmp_path: Path) -> None:
-    """Case 30: transformers would fill the gap with random numbers."""
+    """Transformers would fill the gap with random numbers."""
     merged = shutil.copytree(reading / "merged", tmp_path / "m")
     index = json.loads((merged / "model.safetensors.index.json").read_text())
     name = "model.layers.1.mlp.gate_proj.weight"
@@ -227,7 +227,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 def test_nobody_is_asked(reading: Path) -> None:
-    """Case 29: loads offline; a hub at hand is not asked, with no switch in the environment."""
+    """Loads offline; a hub at hand is not asked, with no switch in the environment."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
     Thread(target=server.serve_forever, daemon=True).start()
     code = f"""

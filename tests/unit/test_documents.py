@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roads import ROOT
+from workflow_runs import ROOT
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("k8s/*.md"), *ROOT.glob(".github/**/*.md")],

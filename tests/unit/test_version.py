@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import yaml
 
-from roads import ROOT, VERSION
+from workflow_runs import ROOT, VERSION
 
 IMAGE = re.compile(r"\bvlmflow[-/](?:data|train):([\w.-]+)")
 TAG = re.compile(r"newTag: ([\w.-]+)")

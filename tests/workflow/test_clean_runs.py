@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from roads import ROOT, RUN, copy_folder, stale_rules
 from vlmflow.training.run_folder import RunFolder
+from workflow_runs import ROOT, RUN, copy_folder, stale_rules
 
 OTHER = "0123456789abcdef"
 FILES = [str(ROOT / "profiles" / "demo" / "run.yaml"), "quick.yaml"]
@@ -56,9 +56,9 @@ def leave(folder: Path) -> set[Path]:
 
 
 @pytest.fixture
-def folder(road: Path, tmp_path: Path) -> Path:
+def folder(demo_run: Path, tmp_path: Path) -> Path:
     """Give a finished demo folder, in which the checkpoint that is neither the last nor the best is deleted already."""
-    copy = copy_folder(road, tmp_path / "road")
+    copy = copy_folder(demo_run, tmp_path / "demo_run")
     assert clean(copy, "--yes").returncode == 0
     return copy
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roads import checkout
+from workflow_runs import checkout
 
 PATCHES = Path(__file__).parents[1] / "exercises"
 

@@ -8,7 +8,7 @@ import pytest
 
 from forked_snakemake import called
 from harness import stage
-from roads import ROOT
+from workflow_runs import ROOT
 
 CAUSE = "the stage failed: raw/mine/rows.jsonl: the workflow does not read these keys, which change what rows mean:"
 

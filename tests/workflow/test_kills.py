@@ -21,11 +21,11 @@ import pytest
 from bulk_rows import write_fire_rows
 from drawn_pictures import drawn
 from hub_server import HubServer, served_hub
-from roads import RUN, command, copy_folder, snakemake, words_of
 from tiny_models import file_names, write_wide_adapter, write_wide_base
 from vlmflow.core.files import sha256_of
 from vlmflow.fetch.from_disk import write_raw_account
 from vlmflow.fetch.model_folder import hash_files, write_manifest
+from workflow_runs import RUN, command, copy_folder, snakemake, words_of
 
 VICTIMS = ["script", "snakemake", "both", "all"]
 
@@ -221,7 +221,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def merged(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> object:
-    folder = linked(wide, tmp_path_factory.mktemp("merged") / "road")
+    folder = linked(wide, tmp_path_factory.mktemp("merged") / "demo_run")
     snakemake(folder, *MERGE)
     return merged_digests(folder)
 
@@ -243,13 +243,13 @@ def merged_digests(folder: Path) -> object:
 @victims("snakemake", "all")
 def test_merge_is_killed_and_done_again(wide: Path, merged: object, tmp_path: Path, victims: str) -> None:
     begun = grown(f"work/{RUN}/merged.part", 20_000_000)
-    check(Stage(linked(wide, tmp_path / "road"), MERGE, begun, merged_digests), victims, merged)
+    check(Stage(linked(wide, tmp_path / "demo_run"), MERGE, begun, merged_digests), victims, merged)
 
 
 @victims("script", "all")
-def test_training_is_killed_and_goes_on_from_its_checkpoint(road: Path, tmp_path: Path, victims: str) -> None:
-    """Case 23: the same steps, a continuous loss, and the final loss of an unbroken run within float noise."""
-    folder = copy_folder(road, tmp_path / "road")
+def test_training_is_killed_and_goes_on_from_its_checkpoint(demo_run: Path, tmp_path: Path, victims: str) -> None:
+    """The same steps, a continuous loss, and the final loss of an unbroken run within float noise."""
+    folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     shutil.rmtree(folder / "stores" / "runs" / RUN / "full")
 
@@ -265,7 +265,7 @@ def test_training_is_killed_and_goes_on_from_its_checkpoint(road: Path, tmp_path
     kill_in_the_middle(stage, victims)
     said = snakemake(folder, *stage.words)
     assert "resuming from step" in said
-    unbroken, resumed = losses(road), losses(folder)
+    unbroken, resumed = losses(demo_run), losses(folder)
     for key, values in unbroken.items():
         assert [step for step, _ in resumed[key]] == [step for step, _ in values]
         assert [loss for _, loss in resumed[key]] == pytest.approx([loss for _, loss in values], rel=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from forked_snakemake import called
-from roads import ROOT
+from workflow_runs import ROOT
 
 TARGETS = {"rows.jsonl": "data/x/stats.json", "model/model.safetensors": "models/m"}
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forked_snakemake import called
-from roads import ROOT, command, script, snakemake, speeds
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import RECORDS_FOLDER
 from vlmflow.core.pod_shares import items_of, joined_lines
 from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.pictures.resolve import join_picture_manifests, write_picture_manifest
+from workflow_runs import ROOT, command, script, snakemake, speeds
 
 TARGETS = ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl", "data/fire/stats.json"]
 

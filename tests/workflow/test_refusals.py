@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from forked_snakemake import called
-from roads import ROOT
+from workflow_runs import ROOT
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

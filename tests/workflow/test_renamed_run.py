@@ -8,23 +8,23 @@ from pathlib import Path
 import yaml
 
 from forked_snakemake import called
-from roads import ROOT, RUN, copy_folder
 from vlmflow.config.yaml_file import read_layers
+from workflow_runs import ROOT, RUN, copy_folder
 
 NEW = "my-run"
 
 
-def test_a_run_is_found_again_under_another_name_in_another_folder(road: Path, tmp_path: Path) -> None:
+def test_a_run_is_found_again_under_another_name_in_another_folder(demo_run: Path, tmp_path: Path) -> None:
     """Nothing comes along but rows, pictures, the model and the run's folder; nothing is trained."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for name in ("sample", "tiny-model"):
-        copy_folder(road / name, folder / name)
+        copy_folder(demo_run / name, folder / name)
     (folder / "stores" / "runs").mkdir(parents=True)
-    copy_folder(road / "stores" / "runs" / RUN, folder / "stores" / "runs" / NEW)
+    copy_folder(demo_run / "stores" / "runs" / RUN, folder / "stores" / "runs" / NEW)
     logs = {log: log.stat().st_mtime_ns for log in (folder / "stores" / "runs").rglob("trainer.log")}
     demo = ROOT / "profiles" / "demo" / "run.yaml"
-    run = read_layers([ROOT / "config.yaml", demo, road / "quick.yaml"])["runs"][RUN]
+    run = read_layers([ROOT / "config.yaml", demo, demo_run / "quick.yaml"])["runs"][RUN]
     (folder / "renamed.yaml").write_text(yaml.safe_dump({"runs": {NEW: run}}))
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     files = ["--configfile", str(demo), str(folder / "renamed.yaml"), "--cores", "2", "--"]
@@ -36,7 +36,7 @@ def test_a_run_is_found_again_under_another_name_in_another_folder(road: Path, t
     assert {log: log.stat().st_mtime_ns for log in logs} == logs
     before, after = (
         json.loads((place / "merged" / name / "provenance.json").read_text())
-        for place, name in ((road, RUN), (folder, NEW))
+        for place, name in ((demo_run, RUN), (folder, NEW))
     )
     assert after["run"] == NEW
     assert after["training"]["digests"] == before["training"]["digests"]

@@ -16,13 +16,13 @@ import yaml
 from fire_rows import write_array
 from forked_snakemake import called
 from hub_server import REVISION, HubServer, served_hub
-from roads import clone
 from vlmflow.config.data_settings import DatasetSettings, RowChoice
 from vlmflow.config.model import check_config
 from vlmflow.config.source import files_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.choice import left_out
 from vlmflow.raw.split import open_rows
+from workflow_runs import clone
 
 NAMES = [f"data/train-0000{number}-of-00003.parquet" for number in range(3)]
 SHARDS = "hf://datasets/o/d/data/train-*-of-00003.parquet"

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from forked_snakemake import called
-from roads import ROOT
+from workflow_runs import ROOT
 
 
 def readme_block(language: str, number: int = 0) -> str:

@@ -13,9 +13,9 @@ from snakemake.settings.enums import Quietness
 from snakemake.settings.types import ConfigSettings, OutputSettings, ResourceSettings
 
 from harness.plan import LOOKING, TRAINING
-from roads import ROOT
 from vlmflow.config.model import TARGETS
 from vlmflow.doctor.needs import ASKED_BY
+from workflow_runs import ROOT
 
 REUSED = {"fetch_rows": "fetch_fire"}
 """Rules that are another one under a name of their own, with its script."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roads import ROOT, RUN, clone, copy_folder, snakemake, stale_rules
 from vlmflow.pictures.image_manifest import read_picture_manifest
+from workflow_runs import ROOT, RUN, clone, copy_folder, snakemake, stale_rules
 
 PUBLISHING = {"publish_merged"}
 FROM_MERGING = {"merge_lora", "verify_merged", *PUBLISHING}
@@ -29,14 +29,14 @@ class Checkout:
 
 
 @pytest.fixture(scope="module")
-def finished(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def finished(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     base = tmp_path_factory.mktemp("stale")
-    return Checkout(clone(base / "clone"), copy_folder(road, base / "road"))
+    return Checkout(clone(base / "clone"), copy_folder(demo_run, base / "demo_run"))
 
 
 @pytest.fixture
 def checkout(finished: Checkout, tmp_path: Path) -> Checkout:
-    return Checkout(copy_folder(finished.root, tmp_path / "clone"), copy_folder(finished.folder, tmp_path / "road"))
+    return Checkout(copy_folder(finished.root, tmp_path / "clone"), copy_folder(finished.folder, tmp_path / "demo_run"))
 
 
 def edit(name: str, old: str, new: str) -> Callable[[Checkout], None]:

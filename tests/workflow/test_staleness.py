@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from harness.staleness import texts_of
-from roads import ROOT, clone
-from small_road import make_rows, snakemake
+from small_workflow import make_rows, snakemake
+from workflow_runs import ROOT, clone
 
 SHARES = {"val_share": 0.1, "test_share": 0.2}
 

@@ -12,7 +12,7 @@ import pytest
 
 from storage_runs import make_run, other_file_system
 
-ROAD = """
+WORKFLOW = """
 from pathlib import Path
 from harness.storage.volume_inputs import as_inputs
 
@@ -42,7 +42,7 @@ rule merged:
 
 
 def test_inputs_are_links_and_outputs_are_renamed(tmp_path: Path) -> None:
-    run = make_run(tmp_path, ROAD)
+    run = make_run(tmp_path, WORKFLOW)
     source = tmp_path / "cache" / "source.txt"
     source.parent.mkdir()
     source.write_text("first\n")

@@ -19,7 +19,6 @@ import pytest
 
 from drawn_pictures import drawn, encoded, put
 from forked_snakemake import called
-from roads import ROOT, RUN, command, copy_folder, snakemake
 from stage_settings import validation
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import write_json
@@ -27,6 +26,7 @@ from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.training_data import first_rows
 from vlmflow.training.cached_dataset import DIGESTS
+from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
 
 SETTINGS = {
     "max_steps": 6,
@@ -42,9 +42,9 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def finished(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished road with a picture, a model and a cached data set that may be changed."""
-    folder = copy_folder(road, tmp_path_factory.mktemp("swapped") / "road")
+def finished(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished demo with a picture, a model and a cached data set that may be changed."""
+    folder = copy_folder(demo_run, tmp_path_factory.mktemp("swapped") / "demo_run")
     manifest = folder / "models" / "tiny" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"folder": str(folder / "tiny-model")}))
     for name in ("test.jsonl", "train.jsonl"):
@@ -55,7 +55,7 @@ def finished(road: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, whose pictures and model files have been looked at; the working directory."""
-    folder = copy_folder(finished, tmp_path / "road")
+    folder = copy_folder(finished, tmp_path / "demo_run")
     manifest = folder / "models" / "tiny" / "manifest.json"
     manifest.write_text(manifest.read_text().replace(str(finished), str(folder)))
     monkeypatch.chdir(folder)
@@ -174,7 +174,7 @@ def other_file(file: Path) -> None:
 
 def forged_file(file: Path) -> None:
     """Change one byte of a file in its place, and give it its times back."""
-    if file.is_symlink():  # a picture of the road that all tests share
+    if file.is_symlink():  # a picture of the demo that all tests share
         file.write_bytes(shutil.copyfile(file, file.with_name("own")).read_bytes())
     before = file.stat()
     with file.open("r+b") as opened:
@@ -301,7 +301,7 @@ def test_with_integrity_full_forged_times_help_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch, stage: str, forge: Callable[[Path], None], said: str
 ) -> None:
     """A quick look is deceived by size, mtime and inode as they were; docs/decisions.md says so."""
-    if stage == "fit_rows":  # a file of the folder's own in the place of the link to the road's
+    if stage == "fit_rows":  # the folder's own file instead of a link to that of the demo
         shown = picture(place)
         content = shown.read_bytes()
         shown.unlink()
@@ -356,7 +356,7 @@ def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(plac
     source = folder / "sample" / "pictures" / shown.relative_to(folder / "stores" / "pictures" / "fire")
     assert source.read_bytes() == shown.read_bytes()
     shown.unlink()
-    shown.symlink_to(source)  # of the road that all tests share, the store of this copy knows the pictures
+    shown.symlink_to(source)  # this copy's store knows the pictures of the demo that all tests share
     before = found_of_train(folder)
     source.write_bytes(encoded(drawn(97, 61), "JPEG" if source.suffix == ".jpg" else "PNG"))
     again = command(folder, "--forcerun", "fit_rows", "--allowed-rules", "fit_rows", "--", f"fitted/{RUN}")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from roads import ROOT
 from vlmflow.archives.picture_file import BUFFER_BYTES, keep
 from vlmflow.web.missing import Missing
+from workflow_runs import ROOT
 
 
 @pytest.fixture(params=["disk", "memory"])

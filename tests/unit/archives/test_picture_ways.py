@@ -52,7 +52,7 @@ def coco(server: ArchiveServer, **more: Any) -> dict[str, PictureSource]:
 
 
 def test_coco_by_number_one_by_one(server: ArchiveServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Case 9: train2014's names are found in train2017 or val2017, and one picture is fetched once."""
+    """Train2014's names are found in train2017 or val2017, and one picture is fetched once."""
     caplog.set_level(logging.INFO)
     paths = [
         "coco/train2017/000000000001.jpg",

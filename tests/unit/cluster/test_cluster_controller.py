@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from roads import ROOT
 from vlmflow.cluster import checkout, hub_token, unpack
 from vlmflow.core.errors import VlmflowError
+from workflow_runs import ROOT
 
 CONTROLLER = ROOT / "k8s/base/controller.py"
 SNAKEMAKE = """#!/bin/sh

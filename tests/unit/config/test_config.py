@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from roads import ROOT
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.raw_forms import table
@@ -14,6 +13,7 @@ from vlmflow.config.reference import reference_page, with_kinds
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.form_rows import form_rows
+from workflow_runs import ROOT
 
 BASE = {
     "models": {"m": {"source": "hf://Qwen/Qwen3-8B", "model_type": "qwen3"}},

@@ -9,9 +9,9 @@ import pytest
 
 from harness import code_digest
 from harness.params import RuleParams
-from roads import clone
 from vlmflow.config import raw_forms
 from vlmflow.config.raw_forms import form_of, kinds, kinds_with, module_of
+from workflow_runs import clone
 
 FORMS = Path(raw_forms.__file__).parents[1] / "rows" / "forms"
 

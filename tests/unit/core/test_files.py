@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from roads import ROOT
 from vlmflow.core import files
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
 from vlmflow.core.parallel import SLOT_BYTES, ordered_map
 from vlmflow.core.progress import LOG_INTERVAL, Progress, amount, clock
+from workflow_runs import ROOT
 
 SCRIPTS = str(ROOT / "scripts")
 

@@ -12,7 +12,6 @@ from random import Random
 import pytest
 from PIL import Image, ImageOps
 
-from roads import ROOT
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
@@ -22,6 +21,7 @@ from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
 from vlmflow.rows.forms.fire import Trajectory, read_trajectory, trajectory_row
 from vlmflow.rows.rejects import Reject
+from workflow_runs import ROOT
 
 TRAIN_ROWS, TEST_ROWS = 240, 48
 FILES = {"train": "FIRE-train-100K.json", "test": "FIRE-test.json"}

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from harness.planned_jobs import planned_asks
-from roads import ROOT
 from vlmflow.cluster.pod_templates import TemplatesFound, template_in
 from vlmflow.config.model import check_config
 from vlmflow.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
 from vlmflow.doctor.findings import Check
 from vlmflow.doctor.needs import Ask, Need
 from vlmflow.doctor.probe import Answer
+from workflow_runs import ROOT
 
 TEMPLATES = {
     file.stem: template_in(yaml.safe_load(file.read_text()))

@@ -14,8 +14,8 @@ import pytest
 from harness import code_digest, stale_lock
 from harness.inputs import RuleInputs, splits_of
 from harness.params import RuleParams
-from roads import ROOT
 from vlmflow.config.model import check_config
+from workflow_runs import ROOT
 
 STAGE = """
 from pathlib import Path

@@ -2,9 +2,9 @@
 
 import yaml
 
-from roads import ROOT
 from vlmflow.cluster.pod_templates import template_in
 from vlmflow.doctor.objects import STATE_CLAIM
+from workflow_runs import ROOT
 
 K8S = ROOT / "k8s"
 TMP = "/tmp"  # noqa: S108 - in a container

@@ -12,9 +12,9 @@ from forked_snakemake import called
 from harness.kubernetes.job_shape import RuleJob, label_value, shape
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import check, check_all, check_files, choose
-from roads import ROOT, VERSION, clone
 from vlmflow.cluster.pod_templates import template_in
 from vlmflow.core.errors import VlmflowError
+from workflow_runs import ROOT, VERSION, clone
 
 FOLDER = ROOT / "k8s" / "templates"
 

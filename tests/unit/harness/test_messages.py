@@ -11,8 +11,8 @@ import pytest
 from forked_snakemake import called
 from harness.messages import whole_commands
 from harness.told import tell_stages
-from roads import ROOT
 from vlmflow.config.model import Config
+from workflow_runs import ROOT
 
 FILES = [ROOT / "profiles/kubernetes/stores.yaml", Path("/home/ann/my run.yaml")]
 CALL = "--configfile profiles/kubernetes/stores.yaml '/home/ann/my run.yaml'"

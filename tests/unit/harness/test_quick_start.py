@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from harness import code_digest
-from roads import ROOT
+from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
 

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from harness.refuse_relative_stores import refuse_relative_stores, relative_places
-from roads import ROOT
 from vlmflow.config.model import check_config
+from workflow_runs import ROOT
 
 DEFAULTS = yaml.safe_load((ROOT / "config.yaml").read_text())
 ON_CLUSTER = yaml.safe_load((ROOT / "profiles/kubernetes/stores.yaml").read_text())

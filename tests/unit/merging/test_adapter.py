@@ -48,7 +48,7 @@ def change_config(adapter: Path, **values: Any) -> None:
 
 
 def test_every_tensor_has_its_place(base: Path, tmp_path: Path) -> None:
-    """Case 30: every adapter key is used, once."""
+    """Every adapter key is used, once."""
     adapter = write_adapter(base, tmp_path, modules_to_save=["lm_head"], bias="all", use_dora=True)
     updates = plan(base, adapter)
     used = [key for u in updates.values() for key in (u.replacement, u.magnitude, *(u.factors or ())) if key]
@@ -74,7 +74,7 @@ def test_scale_and_shapes(base: Path, tmp_path: Path) -> None:
     ],
 )
 def test_tied_weights_are_refused(tied: Path, tmp_path: Path, lora: dict[str, Any], layer: str, other: str) -> None:
-    """Case 30: one tensor that serves as embedding and as head cannot become two."""
+    """One tensor that serves as embedding and as head cannot become two."""
     adapter = write_adapter(tied, tmp_path, **lora)
     with pytest.raises(VlmflowError, match=f"the adapter changes {layer}, which the base ties to {other}"):
         plan(tied, adapter)
@@ -178,7 +178,7 @@ def replaced(key: str, *shape: int) -> Callable[[Tensors], None]:
 def test_tensor_without_a_place_is_refused(
     base: Path, tmp_path: Path, change: Callable[[Tensors], Any], fault: str
 ) -> None:
-    """Case 30: a tensor of the adapter that cannot be used is an error that names it."""
+    """A tensor of the adapter that cannot be used is an error that names it."""
     adapter = write_adapter(base, tmp_path)
     change_tensors(adapter, change)
     with pytest.raises(VlmflowError, match=fault):
@@ -186,7 +186,7 @@ def test_tensor_without_a_place_is_refused(
 
 
 def test_layer_that_the_base_has_not(base: Path, tmp_path: Path) -> None:
-    """Case 30: another base, or one whose layers have other names on disk."""
+    """Another base, or one whose layers have other names on disk."""
     adapter = write_adapter(base, tmp_path)
     for part in ("lora_A.weight", "lora_B.weight"):
         change_tensors(adapter, renamed(f"{KEY}.{part}", f"{KEY.replace('layers.0', 'layers.7')}.{part}"))
@@ -219,7 +219,7 @@ def test_numbers_that_are_not_finite(base: Path, tmp_path: Path) -> None:
 
 
 def test_truncated_and_missing_adapters(base: Path, tmp_path: Path) -> None:
-    """Case 25: an adapter that a full disk or a kill cut short."""
+    """An adapter that a full disk or a kill cut short."""
     adapter = write_adapter(base, tmp_path)
     path = adapter / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])

@@ -69,7 +69,7 @@ def test_doubled_tensor_is_refused(base: Path) -> None:
 
 
 def test_missing_and_truncated_shards_are_refused(base: Path) -> None:
-    """Case 25: a base that a full disk cut short."""
+    """A base that a full disk cut short."""
     shard = sorted(base.glob("*.safetensors"))[1]
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1])

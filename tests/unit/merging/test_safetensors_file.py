@@ -56,7 +56,7 @@ def test_rows_are_read_and_written_in_place(tmp_path: Path) -> None:
 
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:
-    """Case 25: the header promises more bytes than there are."""
+    """The header promises more bytes than there are."""
     path = tmp_path / "a.safetensors"
     save_file(TENSORS, path)
     whole = path.read_bytes()

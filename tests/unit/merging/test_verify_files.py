@@ -44,7 +44,7 @@ def test_weights_in_other_forms_may_stay_out(base: Path, merged: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"])
 def test_missing_or_changed_file(base: Path, merged: Path, name: str) -> None:
-    """Case 29: a processor's or tokenizer's file that did not come along."""
+    """A processor's or tokenizer's file that did not come along."""
     path = merged / name
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(VlmflowError, match=f"{path}: differs from the base's file"):
@@ -82,7 +82,7 @@ def test_file_that_does_not_belong_there(base: Path, merged: Path) -> None:
     ],
 )
 def test_base_that_cannot_be_used_offline(base: Path, files: list[str], config: dict[str, Any], missing: str) -> None:
-    """Case 29: a base that lacks what every user of it needs."""
+    """A base that lacks what every user of it needs."""
     for name in files:
         (base / name).unlink()
     path = base / "config.json"
@@ -93,7 +93,7 @@ def test_base_that_cannot_be_used_offline(base: Path, files: list[str], config: 
 
 
 def test_truncated_shard(base: Path, merged: Path) -> None:
-    """Case 25: a merged shard that a full disk cut short."""
+    """A merged shard that a full disk cut short."""
     path = min(merged.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(VlmflowError, match=rf"{path.name}: truncated: [\d,]+ bytes, the base has [\d,]+"):
@@ -101,7 +101,7 @@ def test_truncated_shard(base: Path, merged: Path) -> None:
 
 
 def test_renamed_key(base: Path, merged: Path) -> None:
-    """Case 30: a tensor under another name of the same length."""
+    """A tensor under another name of the same length."""
     path = next(path for path in merged.glob("*.safetensors") if "model.norm.weight" in load_file(path))
     path.write_bytes(path.read_bytes().replace(b"model.norm.weight", b"modex.norm.weight"))
     with pytest.raises(VlmflowError, match=r"tensor model\.norm\.weight is missing, in the base \{"):
@@ -120,7 +120,7 @@ def test_renamed_key(base: Path, merged: Path) -> None:
     ],
 )
 def test_changed_header(base: Path, merged: Path, change: Callable[[bytes], bytes], fault: str) -> None:
-    """Case 30: shapes, types and order are the base's."""
+    """Shapes, types and order are the base's."""
     path = min(merged.glob("*.safetensors"))
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(VlmflowError, match=fault):
@@ -128,7 +128,7 @@ def test_changed_header(base: Path, merged: Path, change: Callable[[bytes], byte
 
 
 def test_tensors_in_another_order(base: Path, merged: Path) -> None:
-    """Case 30: the same tensors, packed otherwise."""
+    """The same tensors, packed otherwise."""
     path = next(path for path in sorted(merged.glob("*.safetensors")) if len(load_file(path)) > 1)
     size = path.stat().st_size
     save_file({name: tensor + 0 for name, tensor in load_file(path).items()}, path, {"format": "np"})

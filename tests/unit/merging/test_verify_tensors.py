@@ -42,7 +42,7 @@ def merge_and_verify(base: Path, adapter: Path, merged: Path) -> TensorProof:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_was_merged_passes(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
-    """Case 28: every variant, in every type, within the stated tolerance."""
+    """Every variant, in every type, within the stated tolerance."""
     base = write_base(tmp_path / "base", dtype, attention_bias=True)
     adapter = write_adapter(base, tmp_path / "adapter", **VARIANTS[variant])
     proof = merge_and_verify(base, adapter, tmp_path / "merged")
@@ -108,25 +108,25 @@ def test_unchanged_copy_passes(merge: Path, tmp_path: Path) -> None:
 
 
 def test_one_flipped_bit_in_an_untouched_tensor(merge: Path, tmp_path: Path) -> None:
-    """Case 30: what the adapter does not touch stays as it was."""
+    """What the adapter does not touch stays as it was."""
     with pytest.raises(VlmflowError, match=rf"\.safetensors: tensor {UNTOUCHED} differs from the base's"):
         verify_changed(merge, tmp_path, UNTOUCHED, flipped_bit)
 
 
 def test_one_number_one_step_off(merge: Path, tmp_path: Path) -> None:
-    """Case 28: a touched tensor's last number, rounded to the wrong neighbour."""
+    """A touched tensor's last number, rounded to the wrong neighbour."""
     with pytest.raises(VlmflowError, match=rf"tensor {TOUCHED}, row 47, column 79: is \S+; .* ulps away"):
         verify_changed(merge, tmp_path, TOUCHED, with_step)
 
 
 def test_tensor_that_was_not_merged(merge: Path, tmp_path: Path) -> None:
-    """Case 28: merged nothing."""
+    """Merged nothing."""
     with pytest.raises(VlmflowError, match=rf"tensor {TOUCHED}, row \d+, .*, as in the base: not merged"):
         verify_changed(merge, tmp_path, TOUCHED, lambda _: original(merge, TOUCHED))
 
 
 def test_scale_that_is_off(merge: Path, tmp_path: Path) -> None:
-    """Case 28: the update came in twice."""
+    """The update came in twice."""
     base = original(merge, TOUCHED).float()
     with pytest.raises(VlmflowError, match=f"tensor {TOUCHED}, row"):
         verify_changed(merge, tmp_path, TOUCHED, lambda tensor: (2 * tensor.float() - base).bfloat16())
@@ -138,7 +138,7 @@ def test_nan_is_no_agreement(merge: Path, tmp_path: Path) -> None:
 
 
 def test_another_adapter(merge: Path, tmp_path: Path) -> None:
-    """Case 28: the settings that give the scale are read by peft, not by the merge."""
+    """The settings that give the scale are read by peft, not by the merge."""
     adapter = shutil.copytree(merge / "adapter", tmp_path / "adapter")
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_rslora": True}))
@@ -147,7 +147,7 @@ def test_another_adapter(merge: Path, tmp_path: Path) -> None:
 
 
 def test_tensor_of_the_adapter_without_a_place(merge: Path, tmp_path: Path) -> None:
-    """Case 30: every adapter key is used here as well."""
+    """Every adapter key is used here as well."""
     adapter = shutil.copytree(merge / "adapter", tmp_path / "adapter")
     path = adapter / "adapter_model.safetensors"
     extra: dict[str, Any] = {"base_model.model.elsewhere.lora_A.weight": torch.ones(1)}
@@ -159,7 +159,7 @@ def test_tensor_of_the_adapter_without_a_place(merge: Path, tmp_path: Path) -> N
 
 
 def test_truncated_shard(merge: Path, tmp_path: Path) -> None:
-    """Case 25: found before a tensor is read."""
+    """Found before a tensor is read."""
     merged = shutil.copytree(merge / "merged", tmp_path / "merged")
     path = max(merged.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-2])
@@ -179,7 +179,7 @@ def test_rounding_is_within_half_an_ulp(dtype: torch.dtype, value: float) -> Non
 
 
 def test_reads_views_of_the_file_and_no_copies(merge: Path) -> None:
-    """Case 32: what safetensors hands out is the mapped file, so that memory does not grow with the model."""
+    """What safetensors hands out is the mapped file, so that memory does not grow with the model."""
     path = max((merge / "merged").glob("*.safetensors"))
     with safe_open(path, framework="pt") as file:
         names = list(file.keys())
@@ -189,7 +189,7 @@ def test_reads_views_of_the_file_and_no_copies(merge: Path) -> None:
 
 
 def test_tensors_of_many_blocks(tmp_path: Path) -> None:
-    """Case 28: a wrong number in the last row of a tensor that is cut into tasks and blocks."""
+    """A wrong number in the last row of a tensor that is cut into tasks and blocks."""
     base, adapter = write_wide_base(tmp_path / "base", 1, 1), write_wide_adapter(tmp_path / "adapter", 1)
     assert merge_and_verify(base, adapter, tmp_path / "merged").largest_deviation <= 0.5
     path = next((tmp_path / "merged").glob("*.safetensors"))

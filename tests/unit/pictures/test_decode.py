@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
 from drawn_pictures import drawn, encoded, put
-from roads import ROOT
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.pictures import decode
 from vlmflow.pictures.decode import UPRIGHT, Picture, check_picture
 from vlmflow.pictures.image_manifest import REASONS, Unusable
+from workflow_runs import ROOT
 
 LIMITS = PictureLimits()
 RED = (255, 0, 0)
@@ -54,7 +54,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF"])
 def test_plain_pictures_are_used_as_they_are(format: str):
-    """Case 11: the format is sniffed from the bytes; no name is looked at."""
+    """The format is sniffed from the bytes; no name is looked at."""
     picture, copy = checked(PLAIN[format])
     assert (picture.format, picture.width, picture.height, picture.rewritten) == (format, 64, 48, None)
     assert (picture.mode, picture.bytes, copy) == ("RGB", len(PLAIN[format]), None)
@@ -69,7 +69,7 @@ def test_grey_and_black_and_white_are_plain(mode: str):
 @pytest.mark.parametrize("format", PLAIN)
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_cut_files_are_caught(format: str, share: float, recwarn: pytest.WarningsRecorder):
-    """Case 1: the header of a half of a file is sound, its pixels are not there. Pillow's warnings are silent."""
+    """The header of a half of a file is sound, its pixels are not there. Pillow's warnings are silent."""
     content = PLAIN[format] if format != "MPO" else PLAIN["JPEG"]
     found = check_picture(content[: int(len(content) * share)], LIMITS)
     assert isinstance(found, Unusable)
@@ -78,7 +78,7 @@ def test_cut_files_are_caught(format: str, share: float, recwarn: pytest.Warning
 
 
 def test_damaged_pixels_are_caught():
-    """Case 1: a block of zeros in the middle, as a broken download leaves it."""
+    """A block of zeros in the middle, as a broken download leaves it."""
     for format in ("PNG", "WEBP"):
         content = bytearray(PLAIN[format])
         content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
@@ -90,7 +90,7 @@ OTHERS = [b"", b"<!DOCTYPE html><html>", b"%PDF-1.7", b"RIFF\x00\x00\x00\x00WAVE
 
 @pytest.mark.parametrize("content", [*OTHERS, encoded(drawn(), "PPM"), encoded(drawn(), "ICO")])
 def test_other_formats_are_refused(content: bytes):
-    """Case 11: an error page, a document, a sound, and pictures of formats that are not in the list."""
+    """An error page, a document, a sound, and pictures of formats that are not in the list."""
     assert check_picture(content, LIMITS).reason == "unknown_format"
 
 
@@ -101,7 +101,7 @@ def test_the_detail_is_the_same_in_every_run():
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_decoded():
-    """Case 13: 2.5 billion pixels in a hundred bytes, without a warning of Pillow's."""
+    """2.5 billion pixels in a hundred bytes, without a warning of Pillow's."""
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b""))
     with warnings.catch_warnings(record=True, action="always") as caught:
@@ -112,7 +112,6 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded():
 
 
 def test_the_pixel_limit_is_the_one_of_the_configuration():
-    """Case 13."""
     assert check_picture(PLAIN["PNG"], PictureLimits(max_pixels=64 * 48 - 1)).reason == "too_many_pixels"
     assert checked(PLAIN["PNG"])
 
@@ -128,7 +127,7 @@ def tiled_tiff(side: int) -> bytes:
 
 
 def test_a_tile_is_a_decompression_bomb_too():
-    """Case 13: libtiff decodes a tile whole: 147 MB for a picture of 100 x 100 pixels."""
+    """Libtiff decodes a tile whole: 147 MB for a picture of 100 x 100 pixels."""
     assert checked(tiled_tiff(128))[0].width == 100
     found = check_picture(tiled_tiff(7_000), LIMITS)
     assert found == Unusable("too_many_pixels", "tiles of 7000 x 7000 pixels, the limit is 40000000")
@@ -201,7 +200,7 @@ def test_a_picture_is_made_plain_alike_in_strips_of_any_size(monkeypatch: pytest
 
 
 def test_an_oversized_text_chunk_is_refused():
-    """Case 13: a compressed text of 2 MB in a small PNG."""
+    """A compressed text of 2 MB in a small PNG."""
     text = PngImagePlugin.PngInfo()
     text.add_text("comment", "x" * (2 << 20), zip=True)
     found = check_picture(encoded(drawn(), "PNG", pnginfo=text), LIMITS)
@@ -219,14 +218,14 @@ def test_an_oversized_text_chunk_is_refused():
     ],
 )
 def test_tiny_and_elongated_pictures_are_refused(width: int, height: int, reason: str | None):
-    """Case 14: the limits themselves are allowed."""
+    """The limits themselves are allowed."""
     found = check_picture(encoded(Image.new("L", (width, height)), "PNG"), LIMITS)
     assert getattr(found, "reason", None) == reason
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_are_put_upright(orientation: int):
-    """Case 15: the eight EXIF orientations."""
+    """The eight EXIF orientations."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = encoded(drawn(), "JPEG", quality=95, exif=exif)
@@ -242,7 +241,7 @@ def test_pictures_are_put_upright(orientation: int):
 
 
 def test_orientation_in_a_png_and_in_a_tiff():
-    """Case 15: Pillow turns a TIFF when it loads it, for us as for the trainer."""
+    """Pillow turns a TIFF when it loads it, for us as for the trainer."""
     exif = Image.Exif()
     exif[0x0112] = 6
     picture, copy = checked(encoded(drawn(), "PNG", exif=exif))
@@ -253,7 +252,7 @@ def test_orientation_in_a_png_and_in_a_tiff():
 
 
 def test_a_hostile_exif_block_costs_nothing():
-    """Case 15: no orientation can be read, the trainer would not read it either."""
+    """No orientation can be read, the trainer would not read it either."""
     content = encoded(drawn(), "JPEG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff" + b"\xff" * 60)
     assert checked(content)[0].rewritten is None
 
@@ -268,7 +267,7 @@ def half_transparent(mode: str) -> Image.Image:
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
 def test_white_shines_through_alpha(format: str):
-    """Case 16: RGBA, where `convert("RGB")` alone gives black."""
+    """RGBA, where `convert("RGB")` alone gives black."""
     content = encoded(half_transparent("RGBA"), format, **({"lossless": True} if format == "WEBP" else {}))
     assert checked(content)[0].rewritten == "alpha"
     pixels = rgb(content)
@@ -278,7 +277,6 @@ def test_white_shines_through_alpha(format: str):
 
 
 def test_white_shines_through_grey_with_alpha():
-    """Case 16."""
     pixels = rgb(encoded(half_transparent("LA"), "PNG"))
     assert pixels[15, 15].tolist() == [76, 76, 76]
     assert pixels[15, 75].tolist() == [255, 255, 255]
@@ -289,7 +287,7 @@ def test_white_shines_through_grey_with_alpha():
     [("RGB", (0, 0, 0)), ("L", 0), ("1", 0), ("I;16", 0)],
 )
 def test_white_shines_through_a_colour_that_a_png_calls_transparent(mode: str, key: object):
-    """Case 16: the tRNS chunk, with no alpha in the mode."""
+    """The tRNS chunk, with no alpha in the mode."""
     image = Image.new("L", (60, 30), 255)
     image.paste(0, (30, 0, 60, 30))
     if mode == "I;16":
@@ -303,7 +301,7 @@ def test_white_shines_through_a_colour_that_a_png_calls_transparent(mode: str, k
 
 @pytest.mark.parametrize("format", ["PNG", "GIF"])
 def test_a_palette_with_a_transparent_colour(format: str):
-    """Case 16: bytes of alpha in a PNG, one index in a GIF."""
+    """Bytes of alpha in a PNG, one index in a GIF."""
     image = Image.new("P", (60, 30), 1)
     image.putpalette([0, 0, 255, *RED])
     image.paste(0, (30, 0, 60, 30))
@@ -315,7 +313,6 @@ def test_a_palette_with_a_transparent_colour(format: str):
 
 
 def test_a_palette_becomes_its_colours():
-    """Case 16."""
     image = drawn().quantize(16)
     content = encoded(image, "PNG")
     assert checked(content)[0].rewritten == "palette"
@@ -323,7 +320,7 @@ def test_a_palette_becomes_its_colours():
 
 
 def test_of_an_animation_the_first_frame_is_used():
-    """Case 16: a GIF named .jpg is most often one of these."""
+    """A GIF named .jpg is most often one of these."""
     frames = [Image.new("P", (40, 40), colour) for colour in (1, 0)]
     for frame in frames:
         frame.putpalette([0, 0, 255, *RED])
@@ -334,7 +331,7 @@ def test_of_an_animation_the_first_frame_is_used():
 
 
 def test_cmyk_becomes_rgb():
-    """Case 16: with Adobe's inverted values, which Pillow's JPEG reader knows."""
+    """With Adobe's inverted values, which Pillow's JPEG reader knows."""
     content = encoded(drawn().convert("CMYK"), "JPEG", quality=95, icc_profile=b"a profile of CMYK")
     assert checked(content)[0].rewritten == "cmyk"
     assert np.abs(rgb(content).astype(int) - np.asarray(drawn())).mean() < 3
@@ -343,7 +340,6 @@ def test_cmyk_becomes_rgb():
 
 @pytest.mark.parametrize("mode", ["LAB", "YCbCr"])
 def test_other_colour_spaces_become_rgb(mode: str):
-    """Case 16."""
     grey = Image.new("RGB", (40, 40), (128, 128, 128)).convert("YCbCr")
     image = grey if mode == "YCbCr" else Image.new("LAB", (40, 40), (137, 128, 128))
     content = encoded(image, "TIFF")
@@ -353,7 +349,7 @@ def test_other_colour_spaces_become_rgb(mode: str):
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
 def test_16_bit_grey_is_scaled(format: str):
-    """Case 16: `convert("RGB")` alone gives white for everything above 255."""
+    """`convert("RGB")` alone gives white for everything above 255."""
     levels = np.arange(0, 65_536, 16, dtype=np.uint16).reshape(64, 64)
     levels[-1, -1] = 65_535
     content = encoded(Image.fromarray(levels), format)
@@ -363,7 +359,7 @@ def test_16_bit_grey_is_scaled(format: str):
 
 @pytest.mark.parametrize("type", [np.int32, np.float32])
 def test_32_bit_grey_is_stretched(type: type):
-    """Case 16: such pictures say nothing of their range."""
+    """Such pictures say nothing of their range."""
     levels = np.linspace(-1000, 3_000_000, 4096).reshape(64, 64).astype(type)
     content = encoded(Image.fromarray(levels), "TIFF")
     assert checked(content)[0].rewritten == "32 bit"
@@ -383,7 +379,7 @@ def test_grey_levels_that_are_no_numbers_are_refused():
     st.integers(0, 4000),
 )
 def test_hostile_bytes_raise_nothing(format: str, patches: list[tuple[int, bytes]], end: int):
-    """Case 1: bytes changed anywhere and cut anywhere; the verdict is the same each time."""
+    """Bytes changed anywhere and cut anywhere; the verdict is the same each time."""
     content = bytearray(PLAIN[format])
     for place, patch in patches:
         content[place : place + len(patch)] = patch
@@ -412,7 +408,7 @@ def tiff_12_bit(levels: np.ndarray) -> bytes:
 
 
 def test_a_12_bit_tiff_is_scaled_by_its_own_depth():
-    """Case 16: divided by 256 it was nearly black; a dark one stays dark, since the file says its depth."""
+    """Divided by 256 it was nearly black; a dark one stays dark, since the file says its depth."""
     levels = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
     content = tiff_12_bit(levels)
     assert checked(content)[0].rewritten == "12 bit"
@@ -425,7 +421,7 @@ def test_a_12_bit_tiff_is_scaled_by_its_own_depth():
     ("greatest", "depth"), [(0, 8), (255, 8), (256, 10), (1023, 10), (4095, 12), (4096, 14), (16_384, 16)]
 )
 def test_16_bit_greys_of_a_narrow_range_keep_it(format: str, greatest: int, depth: int):
-    """Case 16: levels in the room of 16 bits that fill fewer, as cameras and microscopes write them."""
+    """Levels in the room of 16 bits that fill fewer, as cameras and microscopes write them."""
     levels = np.linspace(0, greatest, 40 * 40).astype(np.uint16).reshape(40, 40)
     content = encoded(Image.fromarray(levels), format)
     assert checked(content)[0].rewritten == f"{depth} bit"

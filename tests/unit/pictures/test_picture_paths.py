@@ -18,7 +18,7 @@ from vlmflow.pictures.paths import picture_name, spellings
     ],
 )
 def test_a_path_becomes_its_name(path: str, name: str):
-    r"""Case 8: `\` is read as `/`."""
+    r"""`\` is read as `/`."""
     assert picture_name(path) == name
 
 
@@ -39,7 +39,7 @@ def test_a_path_becomes_its_name(path: str, name: str):
     ],
 )
 def test_a_path_that_leads_out_is_refused(path: str):
-    """Case 8: absolute paths, `..` and addresses."""
+    """Absolute paths, `..` and addresses."""
     assert picture_name(path).reason == "path_outside"
 
 
@@ -75,7 +75,7 @@ def test_the_longest_names_are_taken():
 
 
 def test_coco_is_looked_for_by_number():
-    """Case 9: 2014 and 2017 hold the same pictures, with and without the 2014 prefix."""
+    """2014 and 2017 hold the same pictures, with and without the 2014 prefix."""
     wanted = {
         "coco/train2014/000000231338.jpg",
         "coco/train2014/COCO_train2014_000000231338.jpg",

@@ -26,7 +26,7 @@ def test_a_picture_is_found_where_it_lies(tmp_path: Path):
 
 
 def test_letter_case_is_matched_when_one_file_fits(tmp_path: Path):
-    """Case 8: letter case, in folders and files."""
+    """Letter case, in folders and files."""
     file = put(tmp_path / "Coco/Train2017/A.JPG", b"")
     assert rooted(tmp_path).locate("coco/train2017/a.jpg") == Located("coco/train2017/a.jpg", str(file))
     put(tmp_path / "Coco/Train2017/A.jpg", b"")
@@ -60,7 +60,7 @@ def test_the_first_root_wins_and_an_exact_name_wins_in_any(tmp_path: Path):
 
 @pytest.mark.parametrize("lies", ["coco/train2017/000000231338.jpg", "COCO/val2014/COCO_val2014_000000231338.JPG"])
 def test_coco_pictures_are_found_by_number(tmp_path: Path, lies: str):
-    """Case 9: the name stays the row's own, wherever the file lies."""
+    """The name stays the row's own, wherever the file lies."""
     file = put(tmp_path / lies, b"")
     for name in ("coco/train2014/000000231338.jpg", "coco/val2017/000000231338.jpg"):
         assert rooted(tmp_path).locate(name) == Located(name, str(file))
@@ -73,7 +73,7 @@ def test_bare_mathvista_paths_are_found(tmp_path: Path):
 
 
 def test_links_out_of_the_roots_are_refused(tmp_path: Path):
-    """Case 8: links, of files and of folders, also where another letter case leads to them."""
+    """Links, of files and of folders, also where another letter case leads to them."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     put(outside / "secret.jpg", b"")
     put(tmp_path / "root-twin/secret.jpg", b"")

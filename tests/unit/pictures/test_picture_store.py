@@ -34,7 +34,7 @@ def test_a_plain_picture_is_a_link_to_its_file(tmp_path: Path):
 
 
 def test_another_picture_is_a_link_to_its_copy(tmp_path: Path):
-    """Case 16: the copy is what the trainer then sees."""
+    """The copy is what the trainer then sees."""
     file = put(tmp_path / "root/a.png", ALPHA)
     name = add(PictureStore(tmp_path / "store", "fire"), "chartqa/a.png", file)
     assert name == "chartqa/a.png.rgb.png"

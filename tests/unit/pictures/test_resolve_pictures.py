@@ -36,7 +36,7 @@ def resolve(folder: Path, paths: list[str], processes: int = 1, **limits: Any) -
 
 
 def test_paths_are_counted_in_order_of_appearance(tmp_path: Path):
-    """Case 19: a row without a picture, or that is no row, names none; the others are all there."""
+    """A row without a picture, or that is no row, names none; the others are all there."""
     rows = ['{"image": "b"}', '{"image": "a"}', '{"image": "b", "x": [1]}', "7", "{}", '{"image": null}']
     rows += ['{"image": ["a"]}', '{"image": ""}', '{"images": [""]}', '"a"', '{"question": {"image": "c"}}']
     raw = put(tmp_path / "raw.json", f"[{','.join(rows)}]".encode())
@@ -44,7 +44,7 @@ def test_paths_are_counted_in_order_of_appearance(tmp_path: Path):
 
 
 def test_broken_rows_name_nothing(tmp_path: Path):
-    """Case 19: bad bytes, half a surrogate pair, nesting without end."""
+    """Bad bytes, half a surrogate pair, nesting without end."""
     rows = [
         b'{"image": "\xff"}',
         b'{"image": "\\ud800"}',
@@ -55,7 +55,7 @@ def test_broken_rows_name_nothing(tmp_path: Path):
 
 
 def test_every_path_gets_an_entry(tmp_path: Path):
-    """Cases 1, 8, 11: what can be used has a name and a digest, what cannot has a reason."""
+    """What can be used has a name and a digest, what cannot has a reason."""
     put(tmp_path / "root/coco/train2017/000000000009.jpg", JPEG)
     put(tmp_path / "root/cut.jpg", JPEG[: len(JPEG) // 2])
     put(tmp_path / "root/png.jpg", encoded(drawn(), "PNG"))
@@ -84,7 +84,7 @@ def test_every_path_gets_an_entry(tmp_path: Path):
 
 
 def test_one_picture_has_one_digest_under_all_its_names(tmp_path: Path):
-    """Case 20: the leak check compares digests."""
+    """The leak check compares digests."""
     put(tmp_path / "root/coco/train2017/000000000009.jpg", JPEG)
     put(tmp_path / "root/copy.jpg", JPEG)
     entries = resolve(tmp_path, ["coco/val2014/000000000009.jpg", "copy.jpg"])
@@ -111,7 +111,7 @@ def test_a_file_is_read_once_under_all_its_names(tmp_path: Path):
 
 
 def test_the_trainer_sees_what_the_manifest_says(tmp_path: Path):
-    """Cases 15, 16: every usable picture opens as RGB, upright, in the size of its entry."""
+    """Every usable picture opens as RGB, upright, in the size of its entry."""
     exif = Image.Exif()
     exif[0x0112] = 6
     grey = np.arange(64 * 48, dtype=np.uint16).reshape(48, 64) * 21
@@ -147,7 +147,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path):
 
 
 def test_limits_apply(tmp_path: Path):
-    """Cases 13, 14: the limits are the configuration's."""
+    """The limits are the configuration's."""
     put(tmp_path / "root/a.jpg", JPEG)
     assert resolve(tmp_path, ["a.jpg"])[0].reason is None
     assert resolve(tmp_path, ["a.jpg"], max_bytes=len(JPEG) - 1)[0].reason == "too_many_bytes"
@@ -164,7 +164,7 @@ def test_pictures_added_later_are_found(tmp_path: Path):
 
 
 def test_every_line_of_the_manifest_has_the_same_keys(tmp_path: Path):
-    """Case 7: readers that take the columns from the first line."""
+    """Readers that take the columns from the first line."""
     put(tmp_path / "root/a.jpg", JPEG)
     write_picture_manifest(tmp_path / "train.jsonl", resolve(tmp_path, ["a.jpg", "é\u2028.jpg"]))
     lines = (tmp_path / "train.jsonl").read_bytes().splitlines()
@@ -176,7 +176,6 @@ def test_every_line_of_the_manifest_has_the_same_keys(tmp_path: Path):
 
 
 def test_what_is_missing_is_said_by_source(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Case 11."""
     put(tmp_path / "root/a.jpg", JPEG)
     entries = resolve(tmp_path, ["a.jpg", "vg/1.jpg", "vg/2.jpg", "gqa/1.jpg"])
     with caplog.at_level(logging.INFO):

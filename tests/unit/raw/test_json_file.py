@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulk_rows import write_volcano_rows
-from roads import ROOT
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.json_file import JsonRows
+from workflow_runs import ROOT
 
 
 def rows_of(tmp_path: Path, content: bytes) -> list[bytes]:
@@ -45,13 +45,13 @@ def test_json_lines_are_read_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_row_costs_nothing_but_itself(tmp_path: Path, broken: bytes, left: bytes) -> None:
-    """Case 19: NaN, NUL, a lone surrogate, single quotes, a depth of 10,000: one row each, none lost around it."""
+    """NaN, NUL, a lone surrogate, single quotes, a depth of 10,000: one row each, none lost around it."""
     assert rows_of(tmp_path, b'[{"x": 1}, ' + broken + b' ,{"y": "]"}]') == [b'{"x": 1}', left, b'{"y": "]"}']
 
 
 @pytest.mark.parametrize("broken", [b'{"x": [2', b'{"x": {"y": 2', b'{"x": 2', b'{"x": "2'])
 def test_a_row_that_is_not_closed_takes_none_along(tmp_path: Path, broken: bytes) -> None:
-    """Case 19: by its brackets it would reach to the end of the file."""
+    """By its brackets it would reach to the end of the file."""
     behind = [b'{"x": %d}' % number for number in range(3, 7)]
     rows = [b'{"x": 1}', broken, *behind]
     assert rows_of(tmp_path, b"[" + b", ".join(rows) + b"]") == rows
@@ -66,7 +66,7 @@ def test_a_row_that_is_not_closed_takes_none_along(tmp_path: Path, broken: bytes
     indent=st.sampled_from([None, 0, 2]),
 )
 def test_broken_rows_cost_no_sound_one(tmp_path_factory, damages: dict[int, str], indent: int | None) -> None:
-    """Case 19: quotes and brackets too many or too few, in several rows of one file."""
+    """Quotes and brackets too many or too few, in several rows of one file."""
     turn = {"role": "a", "value": 'x [1], {2} "'}
     sound = [json.dumps({"image": f"{number}.jpg", "turns": [turn, turn]}, indent=indent) for number in range(10)]
     rows = [damaged(row, damages.get(number)) for number, row in enumerate(sound)]
@@ -107,7 +107,7 @@ STRAY = ['"x', "{", "}", "[", "]", '{"turns": [{"role": "a"', '{"image": "x, "tu
 def test_a_broken_row_costs_none_that_begins_otherwise(
     tmp_path_factory, ways: list[tuple[str, ...]], stray: dict[int, str], turns: int
 ) -> None:
-    """Case 19: rows whose keys stand in another order than those before the damage are found behind it."""
+    """Rows whose keys stand in another order than those before the damage are found behind it."""
     sound = []
     for number, keys in enumerate(ways):
         row = {"id": number, "image": f"{number}.jpg", "turns": [{"role": "a", "value": "x"}] * turns}
@@ -158,13 +158,13 @@ def test_a_line_of_blanks_is_no_row(tmp_path: Path, name: str) -> None:
 
 
 def test_a_byte_order_mark_and_crlf_are_no_rows(tmp_path: Path) -> None:
-    """Case 19: BOM and CRLF."""
+    """BOM and CRLF."""
     assert rows_of(tmp_path, b'\xef\xbb\xbf[\r\n{"a": 1},\r\n{"a": 2}\r\n]\r\n') == [b'{"a": 1}', b'{"a": 2}']
 
 
 @pytest.mark.parametrize("keep", [1, 2, 12, 21, 25])
 def test_a_cut_array_says_where_it_is_cut(tmp_path: Path, keep: int) -> None:
-    """Case 10: a file cut in the middle names the row and the byte, and gives no rows."""
+    """A file cut in the middle names the row and the byte, and gives no rows."""
     with pytest.raises(VlmflowError, match=r"row \d+, which begins at byte \d+, has no end"):
         rows_of(tmp_path, b'[{"a": "x"}, {"b": "y,]"}, 3]'[:keep])
 
@@ -185,7 +185,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
 
 @pytest.mark.parametrize("last", ["a row", "a string of 20 MB"])
 def test_a_large_array_that_is_cut_in_the_middle_is_told_in_bounded_memory(tmp_path: Path, last: str) -> None:
-    """Case 10, at 60 MB of Volcano's form: the row and its byte, in 20 MB of memory and 5 s of one core."""
+    """Names the row and its byte in 60 MB of Volcano's form, in 20 MB of memory and 5 s of one core."""
     write_volcano_rows(tmp_path / "some.json", 2_000, seed=1)
     rows = (tmp_path / "some.json").read_bytes()[2:-3]
     times = 22 if last == "a row" else 14
@@ -219,7 +219,7 @@ def test_a_large_array_that_is_cut_in_the_middle_is_told_in_bounded_memory(tmp_p
     ],
 )
 def test_another_file_than_an_array_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
-    """Case 10: an HTML page, an empty file, more than one array."""
+    """An HTML page, an empty file, more than one array."""
     with pytest.raises(VlmflowError, match=said):
         rows_of(tmp_path, content)
 

@@ -40,7 +40,7 @@ def test_a_sound_row_is_understood() -> None:
 
 
 def test_tags_in_the_question_are_stripped_and_one_stands_in_front() -> None:
-    """Case 4: tags anywhere in the first question are stripped, and one is put in front."""
+    """Tags anywhere in the first question are stripped, and one is put in front."""
     trajectory = read(fire_row(question="What <image> is it?\n<image>"))
     row = trajectory_row("id", trajectory)
     assert row.conversations[0].value == "<image>\nWhat  is it?"
@@ -106,7 +106,7 @@ def test_optional_keys_may_be_missing() -> None:
     ],
 )
 def test_what_cannot_be_used_is_rejected_with_its_reason(row: Any, expected: str | None) -> None:
-    """Cases 3, 5, 6, 12, 19: wrong types, wrong roles, odd turns, no picture, bad JSON, empty turns."""
+    """Wrong types, wrong roles, odd turns, no picture, bad JSON, empty turns."""
     if expected is None:
         assert isinstance(read(row), Trajectory)
     else:

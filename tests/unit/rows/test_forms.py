@@ -121,7 +121,6 @@ def test_what_cannot_be_used_is_rejected_with_its_reason(kind: str, row: dict[st
     ],
 )
 def test_rows_of_another_modality_are_told_apart(row: dict[str, Any], reason: str) -> None:
-    """Case 12."""
     found = made("volcano", row, "image")
     assert isinstance(found, Reject)
     assert found.reason == reason

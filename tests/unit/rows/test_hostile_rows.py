@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roads import ROOT
 from vlmflow.config.data_settings import DatasetSettings, RowChoice, RowLimits
 from vlmflow.config.raw_forms import form_of
 from vlmflow.core.errors import VlmflowError
@@ -29,6 +28,7 @@ from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows, refuse_columns
 from vlmflow.rows.rejects import REASONS
 from vlmflow.rows.row_check import CheckedRows, Grouping
+from workflow_runs import ROOT
 
 GOOD = [{"prompt": f"q{n}", "completion": f"a{n}"} for n in range(3)]
 
@@ -85,7 +85,7 @@ JSON_FAULTS = {
 @pytest.mark.parametrize("write", [as_array, as_lines])
 @pytest.mark.parametrize("fault", JSON_FAULTS)
 def test_a_hostile_json_row_costs_itself(tmp_path: Path, write: Callable, fault: str) -> None:
-    """Case 19: with a BOM and CRLF around it, in an array and in lines; first, in the middle and last."""
+    """With a BOM and CRLF around it, in an array and in lines; first, in the middle and last."""
     row, reason = JSON_FAULTS[fault]
     good = [json.dumps(row).encode() for row in GOOD]
     rows = [good[0], row, good[1], good[2], row] if len(row) > 1e6 else [row, good[0], row, good[1], good[2], row]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roads import ROOT
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.rows.sharegpt import MARKS, ShareGptRow, first_fault, json_schema, may_hold_marks
+from workflow_runs import ROOT
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 SOUND = {
@@ -84,7 +84,7 @@ def test_rows_without_pictures_scores_or_with_a_system_turn_are_sound(changes: d
     ],
 )
 def test_rules_that_no_schema_says(changes: dict[str, Any], reason: str) -> None:
-    """Cases 3, 4, 6: tags and pictures, stray tags and special tokens, alternation; and limits on size."""
+    """Tags and pictures, stray tags and special tokens, alternation; and limits on size."""
     assert found(**changes) == reason
 
 

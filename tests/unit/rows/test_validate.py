@@ -51,7 +51,7 @@ TEST = some_rows(3, first=900)
 
 
 def test_rows_in_are_rows_kept_and_rejects_by_reason(tmp_path: Path) -> None:
-    """Case 2: every raw row is counted once, and every reject is in the quarantine with its place and itself."""
+    """Every raw row is counted once, and every reject is in the quarantine with its place and itself."""
     train = [*some_rows(10), b'{"bad": NaN}', fire_row(picture(50)), fire_row(picture(51), conversations=[])]
     stats = run(tmp_path, train, TEST, pictures={picture(50): {"reason": "missing", "detail": "nowhere"}})
     rejected = {"bad_json": 1, "picture_missing": 1, "unbalanced_turns": 1}
@@ -82,7 +82,7 @@ def test_what_a_row_puts_into_a_detail_is_cut(tmp_path: Path) -> None:
 
 
 def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
-    """Case 20: the same bytes under another name; the train row goes, and it does not count as a fault."""
+    """The same bytes under another name; the train row goes, and it does not count as a fault."""
     train = [*some_rows(5), fire_row("coco/copy.jpg", "another question")]
     stats = run(
         tmp_path,
@@ -96,7 +96,7 @@ def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
 
 
 def test_duplicates_are_dropped(tmp_path: Path) -> None:
-    """Case 19: same picture bytes and same canonical conversation; white space and tags make no difference."""
+    """Same picture bytes and same canonical conversation; white space and tags make no difference."""
     again = fire_row("other/name.jpg", "<image>question 0 \r\n")
     stats = run(
         tmp_path,
@@ -135,7 +135,7 @@ def test_one_unusable_attempt_rejects_all_rows_of_the_trajectory(tmp_path: Path)
     assert all(row["images"] != [picture(7)] for row in lines(tmp_path / "out" / "train.jsonl"))
 
 
-def test_too_many_rejects_stop_the_road(tmp_path: Path) -> None:
+def test_too_many_rejects_stop_the_workflow(tmp_path: Path) -> None:
     """The error says how many, why and where; the quarantine is left to look at, and no data file is."""
     train = [*some_rows(3), *[fire_row(picture(60 + n), conversations=[]) for n in range(4)]]
     with pytest.raises(
@@ -152,7 +152,7 @@ def test_too_many_rejects_stop_the_road(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("empty", ["train", "test"])
 def test_zero_kept_rows_is_an_error(tmp_path: Path, empty: str) -> None:
-    """Case 6: a whole file that gives nothing."""
+    """A whole file that gives nothing."""
     rows = {"train": some_rows(3), "test": TEST} | {empty: [fire_row(conversations=[])]}
     with pytest.raises(VlmflowError, match="none of the 1 rows is left"):
         run(tmp_path, rows["train"], rows["test"], SplitRules(0.2, 1, 1.0, RowLimits()))
@@ -262,7 +262,7 @@ def test_where_the_prompt_is_always_the_same_the_answer_decides(tmp_path: Path) 
 
 
 def test_rows_with_and_without_pictures_are_never_in_one_file(tmp_path: Path) -> None:
-    """Case 12, whatever the converter wrote."""
+    """Whatever the converter wrote."""
     files = text_files(tmp_path / "in", ["a", "b"], ["c", "d"])
     with pytest.raises(
         VlmflowError, match=r"schema: row 0 \(line 1, byte 0\): 0 pictures in a data set of modality image"

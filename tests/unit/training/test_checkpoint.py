@@ -21,7 +21,7 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*FILES, "rng_state_1.pth"])
 @pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
 def test_a_checkpoint_that_does_not_open_is_none(tmp_path: Path, name: str, damage: str) -> None:
-    """Case 25: after a kill or a full disk the one before is resumed; the broken one is put away."""
+    """After a kill or a full disk the one before is resumed; the broken one is put away."""
     checkpoint(tmp_path, 10)
     broken = checkpoint(tmp_path, 20)
     content = (broken / name).read_bytes()

@@ -76,7 +76,7 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
-    """Case 26: a loss that is no number, or does not fall, is seen in minutes, not days."""
+    """A loss that is no number, or does not fall, is seen in minutes, not days."""
     gate = judge(report([5, 4, 3, 2]) | changes, CHOSEN, LENGTHS, VAL, job(max_steps=10))
     assert check in failed(gate)
     assert not gate["passed"]
@@ -87,7 +87,7 @@ def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], chec
 
 
 def test_the_longest_rows_are_trained_on_first(tmp_path: Path) -> None:
-    """Case 21: a run that survives its longest rows does not run out of memory on one of them later."""
+    """A run that survives its longest rows does not run out of memory on one of them later."""
     full, smoke = job(seed=1), SmokeSettings(steps=4, longest=3, sample=5)
     chosen = choose_rows(LENGTHS, VAL, full, smoke)
     assert [row.tokens for row in chosen.train[:3]] == [149, 148, 147]
@@ -99,7 +99,7 @@ def test_the_longest_rows_are_trained_on_first(tmp_path: Path) -> None:
 
 
 def test_every_chosen_row_is_trained_on() -> None:
-    """Case 21: the sample gives way to the longest rows; steps that do not reach these are refused."""
+    """The sample gives way to the longest rows; steps that do not reach these are refused."""
     small = job(processes=1, per_device_batch_size=1, gradient_accumulation_steps=2)
     assert len(choose_rows(LENGTHS, VAL, small, SmokeSettings(steps=10, longest=16, sample=48)).train) == 20
     with pytest.raises(VlmflowError, match="to 8 or more"):

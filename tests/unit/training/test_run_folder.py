@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from roads import ROOT
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.training.run_folder import RunFolder
+from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
 

@@ -30,7 +30,7 @@ def value(arguments: list[str], name: str) -> str | None:
 
 
 def test_the_trainer_is_strict_and_asks_nobody() -> None:
-    """Case 2: broken and over-long rows stop ms-swift instead of being swapped for others; no network."""
+    """Broken and over-long rows stop ms-swift instead of being swapped for others; no network."""
     arguments = job().arguments()
     assert value(arguments, "strict") == "true"
     assert value(arguments, "check_model") == "false"
@@ -181,7 +181,7 @@ def test_a_text_that_looks_like_an_argument_stays_a_value(name: str, text: str) 
 
 
 def test_a_slow_torch_is_refused() -> None:
-    """Case 27: Qwen3-VL's vision tower on torch 2.9."""
+    """Qwen3-VL's vision tower on torch 2.9."""
     refuse_slow_torch("2.13.0")
     refuse_slow_torch("2.90.0")
     with pytest.raises(VlmflowError, match=r"torch 2\.9\.1"):
@@ -189,7 +189,7 @@ def test_a_slow_torch_is_refused() -> None:
 
 
 def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    """Case 24: two batches per loader, each with the pixels of a picture as the processor gives them."""
+    """Two batches per loader, each with the pixels of a picture as the processor gives them."""
     settings = TrainSettings(dataloader_workers=4, image_max_tokens=1024)
     assert shared_memory_needed(settings, 4) == 4 * 4 * 2 * (4096 * 1536 * 4)
     with pytest.raises(VlmflowError, match="dataloader_workers to 0"):
@@ -203,7 +203,7 @@ def test_progress_says_speed_and_time_left_of_this_session() -> None:
 
 
 def test_a_line_of_progress_that_a_full_disk_cut_is_written_anew(tmp_path: Path) -> None:
-    """Case 25: else the next session would write on behind the stump, and no report could be made any more."""
+    """Else the next session would write on behind the stump, and no report could be made any more."""
     progress = tmp_path / "progress.jsonl"
     assert end_of_whole_lines(progress) == 0
     progress.write_text('{"event": "begin"}\n{"event": "lo')

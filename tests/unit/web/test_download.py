@@ -70,7 +70,7 @@ def test_the_token_goes_to_the_hub_and_not_to_its_storage(server: HubServer, tmp
 
 @pytest.mark.parametrize("end", ["close", "reset", "stall"])
 def test_a_break_is_resumed(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str):
-    """Case 10: an incomplete download. Case 18: time-outs. Nothing is fetched twice."""
+    """An incomplete download. Time-outs too. Nothing is fetched twice."""
     if end == "stall":
         monkeypatch.setattr(patience, "READ_TIMEOUT", 1)
     server.faults[("bytes", "big.json")] = [breaks(HALF, end), breaks(1000, end)]
@@ -112,7 +112,7 @@ def of_another_size(answer: Answer) -> Answer:
 def test_answers_that_are_no_file_cost_nothing(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, reason: str, resumed: bool
 ):
-    """Case 10 and case 18: such an answer is told and asked for again; what is here stays."""
+    """Such an answer is told and asked for again; what is here stays."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [breaks(HALF)] * resumed + [fault]
     assert receive(tmp_path / "big.json") == sha256(CONTENT)
@@ -137,7 +137,7 @@ def test_answers_that_are_no_file_cost_nothing(
 def test_wrong_pieces_are_noticed(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, reason: str
 ):
-    """Case 10: a second half that is not of the first one's file; the file is the right one in the end."""
+    """A second half that is not of the first one's file; the file is the right one in the end."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [breaks(HALF), fault]
     assert receive(tmp_path / "big.json") == sha256(CONTENT)
@@ -155,7 +155,7 @@ def test_bytes_beyond_the_end_are_not_taken(server: HubServer, tmp_path: Path):
 
 
 def test_a_server_that_never_takes_a_range_is_asked_for_the_whole(server: HubServer, tmp_path: Path):
-    """Case 10: 416 to whatever begins in the middle."""
+    """416 to whatever begins in the middle."""
     no_range = refuses(416)
     server.faults[("bytes", "big.json")] = [
         breaks(HALF),
@@ -182,7 +182,7 @@ def test_a_server_that_never_takes_a_range_is_asked_for_the_whole(server: HubSer
 def test_faults_that_stay_are_told(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, cause: str
 ):
-    """Case 10 and case 18: an HTML page in place of a file, refusals without end."""
+    """An HTML page in place of a file, refusals without end."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [fault] * 400
     with pytest.raises(VlmflowError) as raised:
@@ -205,7 +205,7 @@ def test_attempts_count_anew_only_after_progress(server: HubServer, tmp_path: Pa
 
 
 def test_other_bytes_than_the_hub_tells_are_refused(server: HubServer, tmp_path: Path):
-    """Case 10: a corrupt download."""
+    """A corrupt download."""
     wrong = CONTENT[:-1] + b"?"
     server.faults[("bytes", "big.json")] = [lambda answer: Answer(200, answer.headers, wrong)] * 9
     with pytest.raises(VlmflowError, match=f"sha256 {sha256(wrong)}.*{sha256(CONTENT)}"):
@@ -215,7 +215,7 @@ def test_other_bytes_than_the_hub_tells_are_refused(server: HubServer, tmp_path:
 
 
 def test_a_file_that_changes_on_the_hub_meanwhile_is_refused(server: HubServer, tmp_path: Path):
-    """Case 10: the hub gives another file for the same commit."""
+    """The hub gives another file for the same commit."""
     server.faults[("head", "big.json")] = [
         lambda answer: answer,
         lambda answer: answer,
@@ -227,7 +227,7 @@ def test_a_file_that_changes_on_the_hub_meanwhile_is_refused(server: HubServer, 
 
 
 def test_an_unfinished_file_is_resumed_whatever_it_holds(server: HubServer, tmp_path: Path):
-    """Case 10: a part of an earlier run is continued; one that does not fit is noticed and dropped."""
+    """A part of an earlier run is continued; one that does not fit is noticed and dropped."""
     target = tmp_path / "big.json"
     for part, ranges in [
         (CONTENT[:HALF], [f"bytes={HALF}-"]),

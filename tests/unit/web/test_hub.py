@@ -80,7 +80,7 @@ def look_up_again(kind: str) -> None:
     ],
 )
 def test_refusals_say_what_to_do(server: HubServer, kind: str, fault, cause: str, next_step: str):
-    """Case 18: what the hub refuses for good is told at once, what it refuses for a moment is tried again."""
+    """What the hub refuses for good is told at once, what it refuses for a moment is tried again."""
     server.faults = {("head", "big.json"): [fault], ("api", "o/m"): [fault]}
     with pytest.raises(VlmflowError) as raised:
         look_up_again(kind)
@@ -97,7 +97,7 @@ def test_a_wrong_token_is_refused(server: HubServer, monkeypatch: pytest.MonkeyP
 
 
 def test_another_commit_than_asked_for_is_refused(server: HubServer):
-    """Case 10: a moved revision."""
+    """A moved revision."""
     server.faults[("head", "big.json")] = [with_headers(X_Repo_Commit="2" * 40)]
     with pytest.raises(VlmflowError, match=f"commit {'2' * 40} in place of {REVISION}"):
         hub.look_up(DATA, REVISION, "big.json")
@@ -140,7 +140,7 @@ def test_offline_mode_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch
 
 
 def test_passing_faults_are_tried_again(server: HubServer, caplog: pytest.LogCaptureFixture):
-    """Case 18: rate limits, server errors and time-outs."""
+    """Rate limits, server errors and time-outs."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("api", "o/m")] = [refuses(500), refuses(503), refuses(429), refuses(504)]
     assert hub.describe(MODEL)[0] == REVISION
@@ -154,7 +154,7 @@ def test_passing_faults_are_tried_again(server: HubServer, caplog: pytest.LogCap
 
 
 def test_attempts_are_bounded(server: HubServer, monkeypatch: pytest.MonkeyPatch):
-    """Case 18: bounded patience."""
+    """Bounded patience."""
     server.faults[("api", "o/m")] = [refuses(503)] * 100
     with pytest.raises(VlmflowError, match="answers 503, 8 times in a row"):
         hub.describe(MODEL)
@@ -170,7 +170,7 @@ def test_a_hub_that_is_not_there_is_told(server: HubServer, monkeypatch: pytest.
 
 
 def test_the_wait_that_a_server_asks_for_is_obeyed():
-    """Case 18: Retry-After, in both of its forms, and the hub's own RateLimit."""
+    """Retry-After, in both of its forms, and the hub's own RateLimit."""
     assert asked_wait({"retry-after": "7"}) == 7
     assert asked_wait({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}) == 55
     assert asked_wait({"ratelimit": '"api";r=3;t=55'}) is None

@@ -16,11 +16,11 @@ import pytest
 
 from archive_server import ArchiveServer, served_archives
 from faulty_server import breaks, refuses
-from roads import ROOT
 from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.web.missing import Refused
 from vlmflow.web.patience import PassingFault
 from vlmflow.web.transport import CONNECTIONS, Answer, Stopped, Transport
+from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from roads import RUN, snakemake, stale_rules
 from vlmflow.core.files import sha256_of
 from vlmflow.reports.summary import summary
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
+from workflow_runs import RUN, snakemake, stale_rules
 
 
 def read(path: Path) -> Any:
@@ -23,24 +23,24 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_every_raw_row_is_accounted_for(road: Path) -> None:
-    """Case 2: rows in = kept + rejected, per raw split; the files hold what the account says."""
-    stats = read(road / "data" / "fire" / "stats.json")
+def test_every_raw_row_is_accounted_for(demo_run: Path) -> None:
+    """Rows in = kept + rejected, per raw split; the files hold what the account says."""
+    stats = read(demo_run / "data" / "fire" / "stats.json")
     for split, rows in (("train", 240), ("test", 48)):
         counts = stats[split]
         assert counts["rows_in"] == rows == counts["kept"] + sum(counts["rejected"].values())
-    files = {name: len(lines(road / "data" / "fire" / f"{name}.jsonl")) for name in ("train", "val", "test")}
+    files = {name: len(lines(demo_run / "data" / "fire" / f"{name}.jsonl")) for name in ("train", "val", "test")}
     assert files == stats["examples"]
     assert files["train"] + files["val"] == stats["train"]["kept"]
     assert files["test"] == stats["test"]["kept"]
     assert min(files.values()) > 0
 
 
-def test_every_fault_of_the_sample_ends_as_it_should(road: Path) -> None:
+def test_every_fault_of_the_sample_ends_as_it_should(demo_run: Path) -> None:
     """The quarantine holds exactly the rows whose fault is to be rejected."""
-    faults = read(road / "sample" / "faults.json")
+    faults = read(demo_run / "sample" / "faults.json")
     expected = {(fault["split"], fault["row"]) for fault in faults if fault["expected"] == "rejected"}
-    quarantine = lines(road / "data" / "fire" / "quarantine.jsonl")
+    quarantine = lines(demo_run / "data" / "fire" / "quarantine.jsonl")
     assert {(row["split"], row["row"]) for row in quarantine} == expected
     assert {row["reason"] for row in quarantine} >= HARMLESS - LEFT_OUT - {
         "near_test_picture",
@@ -48,12 +48,12 @@ def test_every_fault_of_the_sample_ends_as_it_should(road: Path) -> None:
     }  # drop off
 
 
-def test_no_picture_is_in_two_splits(road: Path) -> None:
-    """Case 20, and val by picture: by the bytes of the pictures, not their names."""
+def test_no_picture_is_in_two_splits(demo_run: Path) -> None:
+    """By the bytes of the pictures, not their names; val too is drawn by picture."""
     digests = {
         split: {
-            hashlib.sha256((road / "stores" / "pictures" / "fire" / row["images"][0]).read_bytes()).digest()
-            for row in lines(road / "data" / "fire" / f"{split}.jsonl")
+            hashlib.sha256((demo_run / "stores" / "pictures" / "fire" / row["images"][0]).read_bytes()).digest()
+            for row in lines(demo_run / "data" / "fire" / f"{split}.jsonl")
         }
         for split in ("train", "val", "test")
     }
@@ -62,28 +62,30 @@ def test_no_picture_is_in_two_splits(road: Path) -> None:
     assert not digests["val"] & digests["test"]
 
 
-def test_every_row_was_measured_and_what_was_trained_on_is_told(road: Path) -> None:
-    """Case 17: lengths of all rows before training; the longest are named; page, gate and model card tell the same."""
-    lengths = {split: lines(road / "lengths" / RUN / f"{split}.jsonl") for split in ("train", "val")}
+def test_every_row_was_measured_and_what_was_trained_on_is_told(demo_run: Path) -> None:
+    """Lengths of all rows before training; the longest are named; page, gate and model card tell the same."""
+    lengths = {split: lines(demo_run / "lengths" / RUN / f"{split}.jsonl") for split in ("train", "val")}
     for split, rows in lengths.items():
-        assert [row["id"] for row in rows] == [row["id"] for row in lines(road / "data" / "fire" / f"{split}.jsonl")]
-        assert [row["id"] for row in rows] == [row["id"] for row in lines(road / "fitted" / RUN / f"{split}.jsonl")]
-    summary = read(road / "lengths" / RUN / "summary.json")
+        assert [row["id"] for row in rows] == [
+            row["id"] for row in lines(demo_run / "data" / "fire" / f"{split}.jsonl")
+        ]
+        assert [row["id"] for row in rows] == [row["id"] for row in lines(demo_run / "fitted" / RUN / f"{split}.jsonl")]
+    summary = read(demo_run / "lengths" / RUN / "summary.json")
     by_length = sorted(lengths["train"], key=lambda row: -row["text_tokens"] - row["picture_tokens"])
     longest = [row["id"] for row in summary["train"]["longest"]]
     assert longest == [row["id"] for row in by_length[: len(longest)]]
-    gate = read(road / "checkpoints" / RUN / "smoke" / "gate.json")
+    gate = read(demo_run / "checkpoints" / RUN / "smoke" / "gate.json")
     assert gate["lengths"] == summary["train"]
-    assert longest[0] in (road / "checkpoints" / RUN / "smoke" / "gate.html").read_text()
-    card = (road / "merged" / RUN / "README.md").read_text()
+    assert longest[0] in (demo_run / "checkpoints" / RUN / "smoke" / "gate.html").read_text()
+    card = (demo_run / "merged" / RUN / "README.md").read_text()
     assert (
         f"Training rows: {len(by_length)} train, {len(lengths['val'])} val; of the over-long ones 0 were left" in card
     )
     assert f"{summary['train']['tokens']:,} tokens" in card
 
 
-def test_the_gate_is_open_with_its_figures(road: Path) -> None:
-    gate = read(road / "checkpoints" / RUN / "smoke" / "gate.json")
+def test_the_gate_is_open_with_its_figures(demo_run: Path) -> None:
+    gate = read(demo_run / "checkpoints" / RUN / "smoke" / "gate.json")
     assert gate["passed"]
     assert gate["tokens_per_second"] > 0
     assert all(peak > 100_000_000 for peak in gate["peak_memory"])
@@ -92,8 +94,8 @@ def test_the_gate_is_open_with_its_figures(road: Path) -> None:
     assert gate["full_run"]["seconds"] > 0
 
 
-def test_training_was_distributed_and_the_validation_loss_fell(road: Path) -> None:
-    report = read(road / "checkpoints" / RUN / "full" / "report.json")
+def test_training_was_distributed_and_the_validation_loss_fell(demo_run: Path) -> None:
+    report = read(demo_run / "checkpoints" / RUN / "full" / "report.json")
     assert (report["world_size"], report["parallel_mode"], report["steps"]) == (2, "DISTRIBUTED", 18)
     evals = dict(report["eval_losses"])
     assert sorted(evals) == [6, 12, 18]
@@ -102,26 +104,26 @@ def test_training_was_distributed_and_the_validation_loss_fell(road: Path) -> No
     assert report["tokens"] > 18 * 2 * 50
 
 
-def test_merged_weights_load_offline_and_know_where_they_come_from(road: Path) -> None:
-    """Case 29: plain transformers; provenance holds the digests of every input."""
-    merged = road / "merged" / RUN
+def test_merged_weights_load_offline_and_know_where_they_come_from(demo_run: Path) -> None:
+    """Plain transformers; provenance holds the digests of every input."""
+    merged = demo_run / "merged" / RUN
     AutoProcessor.from_pretrained(merged, local_files_only=True)
     AutoModelForImageTextToText.from_pretrained(merged, local_files_only=True)
     facts = read(merged / "provenance.json")
-    assert facts["data"]["raw"]["train"][0]["sha256"] == sha256_of(road / "sample" / "FIRE-train-100K.json")
-    assert facts["data"]["digests"]["train.jsonl"] == sha256_of(road / "data" / "fire" / "train.jsonl")
-    assert facts["base_model"]["files"]["config.json"] == sha256_of(road / "tiny-model" / "config.json")
-    adapter = road / "checkpoints" / RUN / "full" / "adapter_model.safetensors"
+    assert facts["data"]["raw"]["train"][0]["sha256"] == sha256_of(demo_run / "sample" / "FIRE-train-100K.json")
+    assert facts["data"]["digests"]["train.jsonl"] == sha256_of(demo_run / "data" / "fire" / "train.jsonl")
+    assert facts["base_model"]["files"]["config.json"] == sha256_of(demo_run / "tiny-model" / "config.json")
+    adapter = demo_run / "checkpoints" / RUN / "full" / "adapter_model.safetensors"
     assert facts["training"]["digests"]["adapter"] == sha256_of(adapter)
     assert {name: sha256_of(merged / name) for name in facts["merged"]} == facts["merged"]
     assert {"config.json", "tokenizer.json", "preprocessor_config.json"} < facts["merged"].keys()
     assert facts["verification"]["logits"] is not None
     assert (merged / "README.md").read_text().startswith("---\nlibrary_name: transformers\n")
-    assert not (road / "work" / RUN / "merged").exists()
+    assert not (demo_run / "work" / RUN / "merged").exists()
 
 
-def test_published_weights_are_the_proven_ones_and_take_no_more_disk(road: Path) -> None:
-    verified, merged = road / "verified" / RUN, road / "merged" / RUN
+def test_published_weights_are_the_proven_ones_and_take_no_more_disk(demo_run: Path) -> None:
+    verified, merged = demo_run / "verified" / RUN, demo_run / "merged" / RUN
     proof = read(verified / "proof.json")
     weights = {name for name in proof["files"] if name.endswith(".safetensors")}
     assert weights
@@ -130,20 +132,20 @@ def test_published_weights_are_the_proven_ones_and_take_no_more_disk(road: Path)
     assert names == {*proof["files"], "README.md", "provenance.json"}
 
 
-def test_the_summary_says_where_everything_is(road: Path) -> None:
-    said = summary(road, RUN)
+def test_the_summary_says_where_everything_is(demo_run: Path) -> None:
+    said = summary(demo_run, RUN)
     for word in said.split():
-        if word.startswith(str(road)):
+        if word.startswith(str(demo_run)):
             assert Path(word.rstrip(";")).exists(), word
 
 
-def test_a_second_run_has_nothing_to_do(road: Path) -> None:
-    assert stale_rules(road) == set()
+def test_a_second_run_has_nothing_to_do(demo_run: Path) -> None:
+    assert stale_rules(demo_run) == set()
 
 
-def test_the_report_holds_counts_curve_and_gate(road: Path, tmp_path: Path) -> None:
+def test_the_report_holds_counts_curve_and_gate(demo_run: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
-    snakemake(road, "--report", str(report), f"merged/{RUN}")
+    snakemake(demo_run, "--report", str(report), f"merged/{RUN}")
     text = report.read_text()
     results = {
         "data/fire/counts.html",
@@ -152,12 +154,12 @@ def test_the_report_holds_counts_curve_and_gate(road: Path, tmp_path: Path) -> N
         f"checkpoints/{RUN}/full/loss.png",
     }
     for result in results:
-        assert base64.b64encode((road / result).read_bytes()).decode() in text, result
+        assert base64.b64encode((demo_run / result).read_bytes()).decode() in text, result
 
 
 @pytest.mark.parametrize("name", ["train", "val", "test"])
-def test_rows_name_pictures_in_the_store_and_nothing_of_this_machine(road: Path, name: str) -> None:
-    for row in lines(road / "data" / "fire" / f"{name}.jsonl"):
-        picture = road / "stores" / "pictures" / "fire" / row["images"][0]
+def test_rows_name_pictures_in_the_store_and_nothing_of_this_machine(demo_run: Path, name: str) -> None:
+    for row in lines(demo_run / "data" / "fire" / f"{name}.jsonl"):
+        picture = demo_run / "stores" / "pictures" / "fire" / row["images"][0]
         assert picture.is_file()
-        assert str(road) not in json.dumps(row)
+        assert str(demo_run) not in json.dumps(row)

@@ -1,6 +1,6 @@
 """What the workflow costs beside the work: the demo's wall time, and how much of it no script was running.
 
-Run alone: python tests/bench/bench_road.py
+Run alone: python tests/bench/bench_workflow.py
 """
 
 import json
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = "qwen3vl-fire"
 
 
-def bench_road(folder: Path) -> dict[str, Any]:
-    """Run the demo's road in `folder`, an empty one.
+def bench_workflow(folder: Path) -> dict[str, Any]:
+    """Run the demo in the empty `folder`.
 
     Gives its wall time, the time in which at least one script ran (Snakemake's benchmark files say how long each
     took, and when it ended), and the share of the rest, of which 0.25 is allowed.
@@ -72,4 +72,4 @@ def quietly(command: list[str]) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(dir=".") as scratch:
-        print(json.dumps(bench_road(Path(scratch).resolve()), indent=1))
+        print(json.dumps(bench_workflow(Path(scratch).resolve()), indent=1))

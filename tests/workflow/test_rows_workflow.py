@@ -15,8 +15,8 @@ import yaml
 
 from fire_rows import fire_row, write_array, write_picture
 from forked_snakemake import called
-from roads import ROOT, SPEED, speeds
 from vlmflow.rows.sharegpt import json_schema
+from workflow_runs import ROOT, SPEED, speeds
 
 PICTURES = [f"gqa/images/{number}.png" for number in range(30)]
 DATASETS: dict[str, dict[str, Any]] = {
@@ -136,7 +136,7 @@ def test_rows_in_are_rows_kept_and_rejects_and_every_row_fits_the_schema(done: P
 
 
 def test_volcano_gives_its_rows_with_and_without_pictures_apart(done: Path) -> None:
-    """Case 12: never mixed in one file; each side counts the other as left out."""
+    """Never mixed in one file; each side counts the other as left out."""
     assert stats_of(done, "volcano")["train"] == {
         "rows_in": 50,
         "kept": 29,

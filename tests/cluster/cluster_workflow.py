@@ -1,4 +1,4 @@
-"""The demo's road on the tests' cluster, asked for as a person does, and every pod that it had."""
+"""The demo on the tests' cluster, called as a person would, and every pod that it had."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from cluster.binaries import binary
 from cluster.cluster import Cluster
 from cluster.deployment import PODS_USER
 from cluster.shell import wait_for
-from roads import QUICK, ROOT, RUN, copy_folder
+from workflow_runs import QUICK, ROOT, RUN, copy_folder
 
 DEMO = "/cache/demo"
 """Where the pods find sample and tiny model."""
@@ -32,7 +32,7 @@ THREADS = ["--max-threads", "2", "--set-threads", *(f"{rule}=1" for rule in ONE_
 
 
 @dataclass
-class ClusterRoad:
+class ClusterWorkflow:
     """A namespace with the project in it.
 
     volumes: the folder of its volumes, as this machine sees them; checkout: a person's, from which they ask; instance:
@@ -53,7 +53,7 @@ class ClusterRoad:
         return self.volumes / "outputs" / "targets"
 
     def bring(self, demo: Path) -> None:
-        """Put a demo folder (roads.make_demo_folder) onto the cache volume, and its settings beside it."""
+        """Put a demo folder (workflow_runs.make_demo_folder) onto the cache volume, and its settings beside it."""
         place = self.volumes / "cache" / "demo"
         copy_folder(demo, place)
         settings = yaml.safe_load((ROOT / "profiles" / "demo" / "run.yaml").read_text())

@@ -15,8 +15,8 @@ from cluster.jobs import job
 from cluster.node import Node
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from roads import ROOT
 from vlmflow.cluster.pod_templates import template_in
+from workflow_runs import ROOT
 
 NAMESPACE = "vlmflow-faults"
 PLACE = "/outputs/faults"
@@ -48,12 +48,12 @@ exec setsid --fork sh -c 'sh -c '"'"'echo $$ > "$0.pid"; exec snakemake "$@"'"'"
 class Call:
     """One call of Snakemake in the controller."""
 
-    def __init__(self, road: "FaultRoad", name: str, targets: tuple[str, ...], options: dict[str, str]) -> None:
-        self.road = road
-        self._file = road.folder / name
+    def __init__(self, workflow: "FaultWorkflow", name: str, targets: tuple[str, ...], options: dict[str, str]) -> None:
+        self.workflow = workflow
+        self._file = workflow.folder / name
         options = [word for key, value in (OPTIONS | options).items() for word in (f"--{key}", value)]
         words = ["env", "--unset=SNAKEMAKE_PROFILE", "sh", "-c", DETACHED, PLACE, name, *options, "--keep-going"]
-        road.in_controller(*words, "--", *targets)
+        workflow.in_controller(*words, "--", *targets)
 
     @property
     def said(self) -> str:
@@ -67,7 +67,7 @@ class Call:
     def signal(self, name: str) -> None:
         """Send a signal to Snakemake in the controller."""
         number = self._file.with_suffix(".pid").read_text().strip()
-        self.road.in_controller("sh", "-c", f"kill -{name} {number}")
+        self.workflow.in_controller("sh", "-c", f"kill -{name} {number}")
 
     def end(self, limit: float) -> int:
         """Wait until it has ended, and give its exit code."""
@@ -76,7 +76,7 @@ class Call:
         return int(code.read_text())
 
 
-class FaultRoad:
+class FaultWorkflow:
     """The namespace. folder: PLACE, as this machine sees it."""
 
     def __init__(self, cluster: Cluster, volumes: Path) -> None:
@@ -142,7 +142,7 @@ class FaultRoad:
 
 
 @contextmanager
-def fault_road(cluster: Cluster) -> Iterator[FaultRoad]:
+def fault_workflow(cluster: Cluster) -> Iterator[FaultWorkflow]:
     """Make the namespace with the project's objects and the small workflow, and take it away in the end.
 
     One template is a PodTemplate, as older overlays have them; a test asks for the executor's words on it.
@@ -154,12 +154,12 @@ def fault_road(cluster: Cluster) -> Iterator[FaultRoad]:
         default = next(found for found in objects if found["metadata"]["name"] == "default")
         unpulled = _of_an_older_overlay(_with_image(default, "unpulled", "none.invalid/vlmflow/data:0"))
         cluster.apply([unpulled, _soon_given_up(_rather_on(_renamed(default, "second-node"), cluster.second_node))])
-        road = FaultRoad(cluster, volumes)
-        shutil.rmtree(road.folder, ignore_errors=True)
-        shutil.copytree(Path(__file__).parent / "faults", road.folder)
-        shutil.copytree(ROOT / "scripts", road.folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-        subprocess.run(["chown", "-R", f"{PODS_USER}:{PODS_USER}", road.folder], check=True)
-        yield road
+        workflow = FaultWorkflow(cluster, volumes)
+        shutil.rmtree(workflow.folder, ignore_errors=True)
+        shutil.copytree(Path(__file__).parent / "faults", workflow.folder)
+        shutil.copytree(ROOT / "scripts", workflow.folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run(["chown", "-R", f"{PODS_USER}:{PODS_USER}", workflow.folder], check=True)
+        yield workflow
 
 
 def _pod_of(template: dict) -> dict:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from forked_snakemake import called
-from roads import ROOT
+from workflow_runs import ROOT
 
 
 def make_rows(folder: Path) -> Path:
