@@ -22,10 +22,9 @@ rule cache_dataset:
         "benchmarks/cache_dataset/{run}.tsv"
     params:
         settings=params.run(
-            *("train.max_length", "train.image_max_tokens", "train.seed", "train.dtype"),
-            swift_args="train.text_args",
+            *("train.max_length", "train.image_max_tokens", "train.seed", "train.dtype", "train.text_args"),
+            "model.model_type",
         ),
-        model_type=params.model_type,
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

@@ -25,10 +25,7 @@ rule convert_fire:
         dataset=names.fire_datasets(),
     params:
         split="{split}",
-        form=lookup(dpath="datasets/{dataset}/form", within=config),
-        max_history_rounds=lookup(dpath="datasets/{dataset}/max_history_rounds", within=config),
-        row_limits=lookup(dpath="datasets/{dataset}/row_limits", within=config),
-        system_prompt=lookup(dpath="datasets/{dataset}/system_prompt", within=config),
+        settings=params.dataset("form", "max_history_rounds", "row_limits", "system_prompt"),
         choice=params.row_choice,
     threads: 4
     resources:

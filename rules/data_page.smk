@@ -29,8 +29,7 @@ rule data_page:
     params:
         reads="vlmflow/reports/templates",
         picture_store=lookup(dpath="stores/pictures", within=config),
-        picture_limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
-        near_duplicates=lookup(dpath="datasets/{dataset}/near_duplicates", within=config),
+        settings=params.dataset("picture_limits", "near_duplicates"),
     threads: 1
     resources:
         mem_mb=4_000,  # one picture of the largest max_pixels at a time

@@ -24,9 +24,8 @@ rule fetch_images:
         "benchmarks/fetch_images/{dataset}.{split}.tsv"
     params:
         dataset="{dataset}",
-        roots=lookup(dpath="datasets/{dataset}/image_roots", within=config),
+        settings=params.dataset("image_roots", "picture_limits.max_bytes"),
         store=lookup(dpath="stores/fetched_pictures", within=config),
-        limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
         sources=lookup(dpath="picture_sources", within=config),
         revision=params.picture_revisions,
         choice=params.row_choice,

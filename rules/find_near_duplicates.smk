@@ -24,8 +24,7 @@ rule find_near_duplicates:
     benchmark:
         "benchmarks/find_near_duplicates/{dataset}.tsv"
     params:
-        one_prompt=params.one_prompt,
-        picture_distance=lookup(dpath="datasets/{dataset}/near_duplicates/picture_distance", within=config),
+        settings=params.dataset("near_duplicates.picture_distance", "one_prompt"),
     threads: 1
     resources:
         mem_mb=4_000,

@@ -26,8 +26,9 @@ rule fit_rows:
     benchmark:
         "benchmarks/fit_rows/{run}.tsv"
     params:
-        settings=params.run("train.max_length", "over_long", "train.image_max_tokens", "train.text_args"),
-        model_type=params.model_type,
+        settings=params.run(
+            *("model.model_type", "train.image_max_tokens", "train.text_args", "train.max_length", "over_long"),
+        ),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:

@@ -26,9 +26,7 @@ rule measure_lengths:
     benchmark:
         "benchmarks/measure_lengths/{run}.tsv"
     params:
-        image_max_tokens=lookup(dpath="runs/{run}/train/image_max_tokens", within=config),
-        model_type=params.model_type,
-        text_args=params.text_args,
+        settings=params.run("model.model_type", "train.image_max_tokens", "train.text_args"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

@@ -24,9 +24,7 @@ rule publish_merged:
     benchmark:
         "benchmarks/publish_merged/{run}.tsv"
     params:
-        data_sources=params.data_sources,
-        licence=params.licence,
-        source_licences=params.source_licences,
+        settings=params.run("dataset.all_addresses", "dataset.licence", "dataset.source_licences"),
         picture_licences=params.picture_licences,
     threads: 1
     resources:

@@ -27,12 +27,7 @@ rule train_smoke:
     benchmark:
         "benchmarks/train_smoke/{run}.tsv"
     params:
-        settings=lookup(dpath="runs/{run}/train", within=config),
-        smoke_settings=lookup(dpath="runs/{run}/smoke", within=config),
-        device=lookup(dpath="runs/{run}/device", within=config),
-        processes=lookup(dpath="runs/{run}/processes", within=config),
-        strategy=lookup(dpath="runs/{run}/strategy", within=config),
-        model_type=params.model_type,
+        settings=params.run("train", "device", "processes", "strategy", "model.model_type", "smoke"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads

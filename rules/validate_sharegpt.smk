@@ -41,10 +41,9 @@ rule validate_sharegpt:
     params:
         settings=params.dataset(
             *("kind", "one_prompt", "form", "max_history_rounds", "modality", "skip_images"),
-            *("test_share", "val_share", "seed", "max_reject_share", "row_limits"),
+            *("test_share", "val_share", "seed", "max_reject_share", "row_limits", "read_columns"),
+            near_duplicates="near_duplicates_to_drop",
         ),
-        near_duplicates=params.near_duplicates_to_drop,
-        read_columns=params.read_columns,
     threads: 4
     resources:
         mem_mb=4_000,

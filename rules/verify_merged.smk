@@ -23,8 +23,7 @@ rule verify_merged:
     benchmark:
         "benchmarks/verify_merged/{run}.tsv"
     params:
-        verify=lookup(dpath="runs/{run}/verify", within=config),
-        compute=params.run("device", "train.dtype", "train.image_max_tokens"),
+        settings=params.run("verify", "device", "train.dtype", "train.image_max_tokens"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

@@ -3,12 +3,20 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.run_blocks import LengthBlock, TrainBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.files import whole_folder
-from vlmflow.lengths.fitted import fitted_data
-from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.cached_dataset import cache_dataset
+from vlmflow.training.train_job import train_job
+
+
+class RunBlock(LengthBlock):
+    """What this stage takes of a run's settings; see docs/config.md."""
+
+    max_length: int
+    seed: int
+    dtype: str
 
 
 def main(
@@ -16,8 +24,7 @@ def main(
     rows: Path,
     model: Path,
     cached: Path,
-    settings: TrainSettings,
-    model_type: str,
+    settings: RunBlock,
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
@@ -26,13 +33,13 @@ def main(
 
     rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     cached: the folder to write (cached/RUN).
-    settings: those of the run's that decide what is cached; of swift_args those that change the text.
-    model_type: see docs/config.md.
-    picture_store: the folder that holds all picture stores.
+    settings: those of the run that decide what is cached. picture_store: the folder that holds all picture stores.
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
-    data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
-    job = TrainJob(data, BaseModel.read(model, model_type), settings, device="cpu", processes=1, strategy=DDP)
+    named = settings.model_dump(exclude={"model_type", "text_args"})
+    train = TrainSettings(**named, swift_args=settings.text_args)
+    block = TrainBlock(train=train, device="cpu", processes=1, strategy=DDP.name, model_type=settings.model_type)
+    job = train_job(block, rows, model, picture_store, pictures or [])
     with whole_folder(cached) as folder:
         cache_dataset(job, rows, folder, threads, f"cache_dataset {cached.name}")
 

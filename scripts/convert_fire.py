@@ -4,11 +4,21 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.row_settings import RowChoice, RowLimits
+from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.fire_rows import fire_rows, training_form
+
+
+class DatasetBlock(Settings):
+    """What this stage takes of a data set's settings; see docs/config.md."""
+
+    form: str
+    max_history_rounds: int | None
+    row_limits: RowLimits
+    system_prompt: str | None = None
 
 
 def main(
@@ -18,10 +28,7 @@ def main(
     rejects: Path,
     unread: Path,
     split: str,
-    form: str,
-    max_history_rounds: int | None,
-    row_limits: RowLimits,
-    system_prompt: str | None = None,
+    settings: DatasetBlock,
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
@@ -34,14 +41,12 @@ def main(
     rejects: JSON lines to write, one for each raw row that cannot be used or is left out.
     unread: the account of what of the rows was not read, to write, with the digests of the other two.
     split: train or test.
-    form: trajectory or timestep.
-    max_history_rounds: timestep form: earlier attempts in an example's state; null for all.
-    row_limits: what a whole trajectory may be; see docs/config.md.
-    system_prompt: begins every conversation; null for none.
-    choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
+    settings: those of the data set. choice: which rows are used. mended: files of edited rows.
+    raw_accounts: what was fetched, file by file.
     """
     refuse_changed_raw(raw, raw_accounts)
-    make = fire_rows(training_form(form, max_history_rounds), row_limits, system_prompt)
+    form = training_form(settings.form, settings.max_history_rounds)
+    make = fire_rows(form, settings.row_limits, settings.system_prompt)
     with open_rows(raw, split, mended) as rows:
         found = convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)
     write_account(unread, found)

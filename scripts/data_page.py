@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.row_settings import NearDuplicates, PictureLimits
+from vlmflow.config.settings import Settings
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
@@ -12,13 +13,19 @@ from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.reports.data_page import data_page
 
 
+class DatasetBlock(Settings):
+    """What this page takes of a data set's settings; see docs/config.md."""
+
+    picture_limits: PictureLimits
+    near_duplicates: NearDuplicates
+
+
 def main(
     *,
     stats: Path,
     page: Path,
     picture_store: Path,
-    picture_limits: PictureLimits,
-    near_duplicates: NearDuplicates,
+    settings: DatasetBlock,
     pictures: list[Path] | None = None,
 ) -> None:
     """Write it.
@@ -26,14 +33,14 @@ def main(
     stats: the data set's account; its rows, its quarantine and its near-duplicates lie beside it.
     pictures: the image manifest of every raw split, named after the split; none where no pictures were looked at.
     page: the HTML file to write. picture_store: the folder that holds all picture stores.
-    picture_limits: those by which they were checked. near_duplicates: how they were looked for, see docs/config.md.
+    settings: those of the data set, by which its pictures were checked and near-duplicates were looked for.
     """
     manifests = {file.stem: file for file in pictures or []}
     store = picture_store / stats.parent.name
     refuse_other_rows(stats)
     shown = chain.from_iterable(map(read_picture_manifest, manifests.values()))
     refuse_changed_pictures(store, (entry for entry in shown if entry.reason is None))
-    html = data_page(stats.parent, manifests, store, picture_limits, near_duplicates)
+    html = data_page(stats.parent, manifests, store, settings.picture_limits, settings.near_duplicates)
     with whole_file(page, "w") as file:
         file.write(html)
 

@@ -6,11 +6,20 @@ from harness.stage import run_stage
 from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.config.picture_sources import PICTURE_SOURCES, PictureSource, read_sources
 from vlmflow.config.pins import PINS, read_pins
-from vlmflow.config.row_settings import PictureLimits, RowChoice
+from vlmflow.config.row_settings import RowChoice
+from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.pictures.roots import PictureRoots
+
+
+class DatasetBlock(Settings):
+    """What this stage takes of a data set's settings; see docs/config.md."""
+
+    image_roots: list[str]
+    max_bytes: int
+    """Of one picture."""
 
 
 def main(
@@ -18,9 +27,8 @@ def main(
     raw: list[Path],
     account: Path,
     dataset: str,
-    roots: list[str],
+    settings: DatasetBlock,
     store: Path,
-    limits: PictureLimits,
     sources: dict[str, PictureSource],
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
@@ -33,9 +41,8 @@ def main(
     raw: the files of the split's raw rows.
     account: the JSON file to write: of every source the pictures had, fetched and missing, and the bytes.
     dataset: the data set's name in the configuration.
-    roots: folders that hold pictures already.
+    settings: those of the data set; its roots hold pictures already.
     store: the folder to fetch into, under the paths that the rows name; a root like the others.
-    limits: what a picture may be.
     sources: the configuration's own sources, laid over those of the table.
     choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
     table: the sources that are known.
@@ -43,10 +50,10 @@ def main(
     """
     refuse_changed_raw(raw, raw_accounts)
     store.mkdir(parents=True, exist_ok=True)
-    picture_roots = PictureRoots([*roots, str(store)], f"datasets.{dataset}.image_roots")
+    picture_roots = PictureRoots([*settings.image_roots, str(store)], f"datasets.{dataset}.image_roots")
     split = account.name.partition(".")[0]
     what = f"fetch_images {dataset}/{split}"
-    fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, limits.max_bytes, what)
+    fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, settings.max_bytes, what)
     wanted = named_paths(raw, split, choice, mended)
     write_account(account, fetch.fetch(wanted, picture_roots))
 

@@ -4,10 +4,19 @@ import logging
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.settings import Settings
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
 
 log = logging.getLogger("vlmflow")
+
+
+class DatasetBlock(Settings):
+    """What this stage takes of a data set's settings; see docs/config.md."""
+
+    picture_distance: int
+    one_prompt: bool
+    """All rows have the same prompt: without a picture, they are compared by prompt and answer."""
 
 
 def main(
@@ -17,8 +26,7 @@ def main(
     stats: Path,
     unread: Path,
     pairs: Path,
-    picture_distance: int,
-    one_prompt: bool = False,
+    settings: DatasetBlock,
     pictures: list[Path] | None = None,
     hashes: list[Path] | None = None,
 ) -> None:
@@ -28,14 +36,12 @@ def main(
     stats, unread: the accounts that vouch for them.
     pictures: the image manifests of the raw splits, train first. hashes: their picture hashes. None where there are no
     such.
-    pairs: JSON lines to write. picture_distance: see docs/config.md.
-    one_prompt: all rows have the same prompt: without a picture, they are compared by prompt and answer.
+    pairs: JSON lines to write. settings: those of the data set.
     """
     refuse_other_rows(stats, [test_rows])
     refuse_other_rows(unread, [train_rows])
-    found = find_near_duplicates(
-        train_rows, test_rows, pictures or [], hashes or [], picture_distance, pairs, one_prompt
-    )
+    distance, one_prompt = settings.picture_distance, settings.one_prompt
+    found = find_near_duplicates(train_rows, test_rows, pictures or [], hashes or [], distance, pairs, one_prompt)
     log.info("near-duplicates of the test split: %d pictures, %d rows without a picture", found.pictures, found.rows)
 
 

@@ -3,10 +3,9 @@
 import logging
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from harness.stage import run_stage
-from vlmflow.config.settings import Settings
+from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
 from vlmflow.lengths.chat_form import ChatForm
@@ -19,14 +18,11 @@ from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
 
 
-class RunBlock(Settings):
+class RunBlock(LengthBlock):
     """What this stage takes of a run's settings; see docs/config.md."""
 
     max_length: int
     over_long: OverLong
-    image_max_tokens: int
-    text_args: dict[str, Any]
-    """Those of swift_args that change the text."""
 
 
 def main(
@@ -40,7 +36,6 @@ def main(
     summary: Path,
     fitted: Path,
     settings: RunBlock,
-    model_type: str,
     picture_store: Path,
     pictures: list[Path] | None = None,
 ) -> None:
@@ -49,12 +44,12 @@ def main(
     train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split, none where
     rows have no pictures.
     model: folder with the base model's manifest. train_lengths, val_lengths, summary: what measure_lengths wrote.
-    fitted: the folder to write (fitted/RUN). settings: the run's. model_type: see docs/config.md.
+    fitted: the folder to write (fitted/RUN). settings: those of the run.
     picture_store: the folder that holds all picture stores.
     """
     account = read_account(stats, Stats)
     lengths = {"train": train_lengths, "val": val_lengths}
-    base = BaseModel.read(model, model_type)
+    base = BaseModel.read(model, settings.model_type)
     refuse_other_lengths(summary, lengths, account, base.folder, settings.image_max_tokens, settings.text_args)
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
 

@@ -3,9 +3,9 @@
 import logging
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from harness.stage import run_stage
+from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
@@ -24,9 +24,7 @@ def main(
     train: Path,
     val: Path,
     summary: Path,
-    image_max_tokens: int,
-    model_type: str,
-    text_args: dict[str, Any],
+    settings: LengthBlock,
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
@@ -37,16 +35,16 @@ def main(
     rows have no pictures.
     model: folder with the base model's manifest.
     train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.
-    image_max_tokens, model_type: see docs/config.md. text_args: those of swift_args that change the text.
+    settings: those of the run that decide over lengths.
     picture_store: the folder that holds all picture stores.
     """
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
-    base = BaseModel.read(model, model_type)
+    base = BaseModel.read(model, settings.model_type)
     entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
-    form = ChatForm.of(text_args, data.last_answer_only)
-    counter = TokenCounter(base.folder, entries, image_max_tokens, form)
+    form = ChatForm.of(settings.text_args, data.last_answer_only)
+    counter = TokenCounter(base.folder, entries, settings.image_max_tokens, form)
     files = {"train": train, "val": val}
-    account = measure_lengths(data, files, counter, base, image_max_tokens, text_args, threads)
+    account = measure_lengths(data, files, counter, base, settings.image_max_tokens, settings.text_args, threads)
     write_account(summary, account)
     logging.getLogger("vlmflow").info(f"{summary.parent.name}: {in_words(account)}")
 

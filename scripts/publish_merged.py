@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account
 from vlmflow.core.files import read_json, remove, whole_folder, write_json
 from vlmflow.core.integrity import refuse_other_rows
@@ -14,6 +15,16 @@ from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.rows.stats import Stats
 
 
+class DatasetBlock(Settings):
+    """What this stage takes of the settings of the run's data set; see docs/config.md."""
+
+    all_addresses: list[str]
+    """Where it came from."""
+
+    licence: str | None
+    source_licences: dict[str, str]
+
+
 def main(
     *,
     verified: Path,
@@ -23,9 +34,7 @@ def main(
     rows: Path,
     stats: Path,
     published: Path,
-    data_sources: list[str],
-    licence: str | None,
-    source_licences: dict[str, str],
+    settings: DatasetBlock,
     picture_licences: dict[str, str],
 ) -> None:
     """Publish one run's proven weights.
@@ -33,13 +42,14 @@ def main(
     verified: the proven folder (verified/RUN), whose files `published` (merged/RUN) shares by hard links.
     full, smoke: the training's folders. model: folder with the base model's manifest.
     rows: the run's rows that fit (fitted/RUN). stats: of the data set.
-    data_sources: where the data set came from. licence, source_licences: see docs/config.md.
+    settings: those of the data set.
     picture_licences: those of picture_sources, by the beginnings of the pictures' paths.
     """
     refuse_other_rows(rows / ACCOUNT)
     base, proof = read_manifest(model), read_proof(verified)
     dataset = read_account(stats, Stats).dataset
-    stated = rights(dataset, data_sources, licence, source_licences, picture_licences, rows / "train.jsonl")
+    addresses, licence, of_sources = settings.all_addresses, settings.licence, settings.source_licences
+    stated = rights(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
     with whole_folder(published) as folder:
         take_over(verified, folder)
         for ours in (PROOF, ".snakemake_timestamp", "README.md"):  # the base's README is not this model's card

@@ -3,16 +3,15 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import strategy_of
+from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.core.files import read_json, whole_folder, write_json
-from vlmflow.lengths.fitted import fitted_data
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import TrainJob
 from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.checkpoint import copy_adapter
 from vlmflow.training.gate import refuse_failed
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.train import train
+from vlmflow.training.train_job import train_job
 
 
 def main(
@@ -22,11 +21,7 @@ def main(
     smoke: Path,
     cached: list[Path],
     full: Path,
-    settings: TrainSettings,
-    device: str,
-    processes: int,
-    strategy: str,
-    model_type: str,
+    settings: TrainBlock,
     picture_store: Path,
     run_store: Path,
     pictures: list[Path] | None = None,
@@ -38,20 +33,16 @@ def main(
     smoke: the smoke stage's folder, whose gate must be open.
     cached: the cached data set's folder (cached/RUN), or none: [].
     full: the folder to write (checkpoints/RUN/full): the best adapter, the report, the loss curve.
-    settings, device, processes, strategy, model_type: see docs/config.md.
-    picture_store, run_store: the folders that hold all picture stores and all run folders.
+    settings: the run's. picture_store, run_store: the folders that hold all picture stores and all run folders.
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
     run = full.parent.name
     refuse_failed(read_json(smoke / "gate.json"), run)
 
     def look() -> TrainJob:
-        data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
         for folder in cached:
             refuse_changed_cache(folder)
-        base = BaseModel.read(model, model_type)
-        shared = strategy_of(strategy)
-        return TrainJob(data, base, settings, device, processes, shared, cached=cached[0] if cached else None)
+        return train_job(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
 
     job = look()
     trained = train(job, run_store / run / "full", threads, f"train_lora {run}")

@@ -6,21 +6,27 @@ from pathlib import Path
 import msgspec
 
 from harness.stage import run_stage
-from vlmflow.config.run_settings import SmokeSettings, TrainSettings
-from vlmflow.config.strategies import strategy_of
+from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.files import whole_folder, write_json
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.lengths.count import read_lengths
-from vlmflow.lengths.fitted import fitted_data, fitted_rows
+from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
-from vlmflow.swift.arguments import BaseModel, TrainJob
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import capped, choose_rows, smoke_job
 from vlmflow.training.train import train
+from vlmflow.training.train_job import train_job
 
 log = logging.getLogger("vlmflow")
+
+
+class RunBlock(TrainBlock):
+    """What this stage takes of a run's settings; see docs/config.md."""
+
+    smoke: SmokeSettings
 
 
 def main(
@@ -28,12 +34,7 @@ def main(
     rows: Path,
     model: Path,
     smoke: Path,
-    settings: TrainSettings,
-    smoke_settings: SmokeSettings,
-    device: str,
-    processes: int,
-    strategy: str,
-    model_type: str,
+    settings: RunBlock,
     picture_store: Path,
     run_store: Path,
     pictures: list[Path] | None = None,
@@ -43,17 +44,15 @@ def main(
 
     rows: the run's rows that fit, with their lengths (fitted/RUN). model: folder with the base model's manifest.
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
-    settings, smoke_settings, device, processes, strategy, model_type: see docs/config.md.
-    picture_store, run_store: the folders that hold all picture stores and all run folders.
+    settings: the run's. picture_store, run_store: the folders that hold all picture stores and all run folders.
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
     run = smoke.parent.name
-    data = fitted_data(rows, settings.max_length, picture_store, pictures or [])
-    full = TrainJob(data, BaseModel.read(model, model_type), settings, device, processes, strategy_of(strategy))
+    full = train_job(settings, rows, model, picture_store, pictures or [])
     train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 
     folder = run_store / run / "smoke"
-    smoke_settings = capped(smoke_settings, full, len(train_lengths))
+    smoke_settings = capped(settings.smoke, full, len(train_lengths))
     chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
     job = smoke_job(full, chosen, smoke_settings, folder)
     trained = train(job, folder, threads, f"train_smoke {run}", resumes=False)

@@ -33,6 +33,11 @@ class DatasetBlock(Settings):
     seed: int
     max_reject_share: float
     row_limits: RowLimits
+    near_duplicates: NearDuplicates
+    """Whether those of the test split are left out, and then how near pictures are."""
+
+    read_columns: list[str] | None = None
+    """Those that are read where the raw rows are parquet; null for all."""
 
 
 def main(
@@ -44,13 +49,11 @@ def main(
     stats: Path,
     counts: Path,
     settings: DatasetBlock,
-    near_duplicates: NearDuplicates,
     raw_test: list[Path] = [],  # noqa: B006
     pictures: list[Path] | None = None,
     mended: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
     hashes: list[Path] | None = None,
-    read_columns: list[str] | None = None,
     threads: int = 1,
 ) -> None:
     """Validate one data set.
@@ -63,9 +66,7 @@ def main(
     stats: the account to write; train, val, test and quarantine JSON lines are written beside it.
     counts: the account as an HTML page, to write.
     settings: the data set's; form, max_history_rounds and skip_images only for stats.json.
-    near_duplicates: whether those of the test split are left out, and then how near pictures are. hashes: of the
-    pictures of every raw split, where they are.
-    read_columns: those that are read where the raw rows are parquet; null for all.
+    hashes: of the pictures of every raw split, where near-duplicates are left out.
     """
     refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
     raw = [files for files in (raw_train, raw_test) if files]
@@ -82,10 +83,10 @@ def main(
         settings.test_share,
         settings.modality,
         whole_rows=settings.one_prompt,
-        drop_near_questions=near_duplicates.drop,
+        drop_near_questions=settings.near_duplicates.drop,
     )
-    near_test = _near_test(hashes or [], near_duplicates.picture_distance)
-    counted = validate(files, stats.parent, rules, threads, mended, near_test, read_columns)
+    near_test = _near_test(hashes or [], settings.near_duplicates.picture_distance)
+    counted = validate(files, stats.parent, rules, threads, mended, near_test, settings.read_columns)
     account = Stats(
         dataset=stats.parent.name,
         kind=settings.kind,
@@ -93,7 +94,7 @@ def main(
         skip_images=settings.skip_images,
         form=settings.form,
         mended=[EditedFile(str(file), sha256_of(file)) for file in mended],
-        settings=_rules_used(settings, near_duplicates),
+        settings=_rules_used(settings),
         **msgspec.structs.asdict(counted),
     )
     write_account(stats, account)
@@ -101,7 +102,8 @@ def main(
         page.write(counts_page(account))
 
 
-def _rules_used(settings: DatasetBlock, near_duplicates: NearDuplicates) -> RulesUsed:
+def _rules_used(settings: DatasetBlock) -> RulesUsed:
+    near_duplicates = settings.near_duplicates
     return RulesUsed(
         max_history_rounds=settings.max_history_rounds,
         val_share=settings.val_share,

@@ -21,9 +21,10 @@ from vlmflow.training.checkpoint import refuse_changed_adapter
 log = logging.getLogger("vlmflow")
 
 
-class ComputeBlock(Settings):
-    """How logits are computed; see docs/config.md."""
+class RunBlock(Settings):
+    """What this stage takes of a run's settings; see docs/config.md."""
 
+    verify: VerifySettings
     device: str
     dtype: str
     image_max_tokens: int
@@ -36,8 +37,7 @@ def main(
     model: Path,
     rows: Path,
     verified: Path,
-    verify: VerifySettings,
-    compute: ComputeBlock,
+    settings: RunBlock,
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
@@ -47,23 +47,23 @@ def main(
     merged: the merged folder, whose files `verified` takes over. full: the folder with the adapter.
     model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN).
     verified: the folder to make (verified/RUN): the same files, and proof.json.
-    verify: what is compared, see docs/config.md. compute: how.
-    picture_store: the folder that holds all picture stores. pictures: the image manifest of the train split, none
-    where rows have no pictures.
+    settings: those of the run. picture_store: the folder that holds all picture stores.
+    pictures: the image manifest of the train split, none where rows have no pictures.
     """
     base = read_manifest(model)
     refuse_changed_adapter(full)
     refuse_other_rows(rows / ACCOUNT)
-    compared, store = first_rows(rows / "val.jsonl", verify.rows), pictures_of(rows, picture_store)
+    compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)
     named = {name for row in compared for name in row["images"]}
     refuse_changed_pictures(store, entries_named(named, pictures or []).values())
     remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
     checks = {"tensors": asdict(verify_tensors(base.folder, full, merged, base.files, threads)), "logits": None}
-    if verify.logits:
+    if settings.verify.logits:
         log.info(
-            f"comparing logits of base + adapter and of the merged weights on {verify.rows} rows ({compute.device})"
+            f"comparing logits of base + adapter and of the merged weights on {len(compared)} rows ({settings.device})"
         )
-        checks["logits"] = asdict(verify_logits(base.folder, full, merged, compared, store, **compute.model_dump()))
+        how = settings.model_dump(exclude={"verify"})
+        checks["logits"] = asdict(verify_logits(base.folder, full, merged, compared, store, **how))
     log.info("writing proof.json: digests of all files")
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary

@@ -6,10 +6,10 @@ Params that are a single key of the configuration need none: `lookup` gives them
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness.inputs import raw_source
-from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.model import Config
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.pins import revision_of
@@ -33,8 +33,8 @@ class RuleParams:
         return lambda wildcards: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
 
     def run(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """The same for wildcard `run` (`device`, `train.seed`)."""
-        return lambda wildcards: _block(self._settings.runs[wildcards.run], keys, renamed)
+        """The same for wildcard `run` (`train.seed`), its data set (`dataset.licence`) and model (`model.source`)."""
+        return lambda wildcards: _block(self._run_with_what_it_names(wildcards.run), keys, renamed)
 
     def raw_source(self, wildcards: Any) -> str:
         """The source of the raw file of wildcards `dataset` and `file`."""
@@ -60,25 +60,9 @@ class RuleParams:
         """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
         return self._settings.datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
 
-    def read_columns(self, wildcards: Any) -> list[str] | None:
-        """The columns that are read of wildcard `dataset`, if it is parquet; null for all."""
-        return self._settings.datasets[wildcards.dataset].read_columns
-
     def form_modules(self, wildcards: Any) -> list[str]:
         """The module of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
         return [module_of(self._settings.datasets[wildcards.dataset].kind)]
-
-    def one_prompt(self, wildcards: Any) -> bool:
-        """Whether all rows of wildcard `dataset` have the same prompt."""
-        return self._settings.datasets[wildcards.dataset].one_prompt
-
-    def near_duplicates_to_drop(self, wildcards: Any) -> dict[str, Any]:
-        """How near-duplicates of wildcard `dataset` are dropped; distance 0 if none are.
-
-        So a new distance makes nothing stale in a data set that drops none.
-        """
-        near = self._settings.datasets[wildcards.dataset].near_duplicates
-        return near.model_dump() | ({} if near.drop else {"picture_distance": 0})
 
     def picture_roots(self, wildcards: Any) -> list[str]:
         """The picture roots of wildcard `dataset`; with fetch_images the store of fetched pictures comes last."""
@@ -96,42 +80,23 @@ class RuleParams:
         """The number of wildcard `part` and the number of parts (see `pod_shares.Part`); [1, …] without it."""
         return [int(wildcards.get("part", 1)), self._settings.cluster.pods_per_stage]
 
-    def model_type(self, wildcards: Any) -> str:
-        """ms-swift's name for the architecture of wildcard `run`'s model."""
-        return self._settings.models[self._settings.runs[wildcards.run].model].model_type
-
-    def text_args(self, wildcards: Any) -> dict[str, Any]:
-        """The swift_args of wildcard `run` that change the text of its rows."""
-        return self._settings.runs[wildcards.run].train.text_args
-
-    def data_sources(self, wildcards: Any) -> list[str]:
-        """The sources of the data set of wildcard `run`, as in the configuration."""
-        dataset = self._dataset_of(wildcards)
-        return [address for split in ("train", "test") for address in dataset.addresses(split)]
-
-    def licence(self, wildcards: Any) -> str | None:
-        """The stated licence of the data set of wildcard `run`."""
-        return self._dataset_of(wildcards).licence
-
-    def source_licences(self, wildcards: Any) -> dict[str, str]:
-        """The stated licences of single sources of that data set."""
-        return self._dataset_of(wildcards).source_licences
-
     def picture_licences(self, wildcards: Any) -> dict[str, str]:
         """The licences of known picture sources, by the first parts of their pictures' paths.
 
         {} if the data set of wildcard `run` has no pictures.
         """
-        if self._dataset_of(wildcards).modality == "text":
+        if self._settings.datasets[self._settings.runs[wildcards.run].dataset].modality == "text":
             return {}
         sources = read_sources(self._settings.picture_sources).values()
         return {beginning: one.licence for one in sources if one.licence for beginning in one.members or {}}
 
-    def _dataset_of(self, wildcards: Any) -> DatasetSettings:
-        return self._settings.datasets[self._settings.runs[wildcards.run].dataset]
+    def _run_with_what_it_names(self, name: str) -> SimpleNamespace:
+        run = self._settings.runs[name]
+        named = {"dataset": self._settings.datasets[run.dataset], "model": self._settings.models[run.model]}
+        return SimpleNamespace(**(dict(run) | named))
 
 
-def _block(settings: Settings, keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, Any]:
+def _block(settings: object, keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, Any]:
     """Return settings as JSON values. keys: settings, with dots within blocks. renamed: keys by their new names."""
     named = {key.rpartition(".")[2]: key for key in keys} | dict(renamed)
     values = {name: attrgetter(key)(settings) for name, key in named.items()}

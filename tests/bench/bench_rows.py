@@ -96,13 +96,13 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
     unread, data = folder / "unread.json", folder / "data"
     return {
         "convert_fire": script(
-            "convert_fire", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train", **FORM,
-            row_limits="{}", threads=cores,
+            "convert_fire", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train",
+            settings=json.dumps({**FORM, "row_limits": {}}), threads=cores,
         ),
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",
             unread=f"[{unread}]", pictures=f"[{folder / 'images.jsonl'}]", stats=data / "stats.json",
-            counts=data / "counts.html", near_duplicates="{}", threads=cores,
+            counts=data / "counts.html", threads=cores,
             settings=json.dumps(validation(val_share=0.02, max_reject_share=0.05, **FORM)),
         ),
     }  # fmt: skip

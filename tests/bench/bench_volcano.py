@@ -77,7 +77,7 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",
             unread=f"[{unread}]", pictures=f"[{folder / 'train.jsonl'}]", stats=data / "stats.json",
-            counts=data / "counts.html", near_duplicates="{}", threads=cores,
+            counts=data / "counts.html", threads=cores,
             settings=json.dumps(validation(kind="volcano", val_share=0.02, test_share=0.02, max_reject_share=0.05)),
         ),
     }  # fmt: skip

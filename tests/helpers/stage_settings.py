@@ -17,5 +17,6 @@ def validation(**changed: Any) -> dict[str, Any]:
         "seed": 1,
         "max_reject_share": 0.5,
         "row_limits": {},
+        "near_duplicates": {},
         **changed,
     }

@@ -80,8 +80,7 @@ def test_while_rows_are_validated(tmp_path: Path, size: str, named: str) -> None
     given = {("raw_train" if name == "raw" else name): file for name, file in files.items()}
     made = {"stats": disk / "stats.json", "counts": disk / "counts.html"}
     settings = json.dumps(validation(max_reject_share=0, kind="text", one_prompt=True, modality="text"))
-    how = {"settings": settings, "near_duplicates": "{}", "threads": 2}
-    said = on_a_full_disk(disk, size, "validate_sharegpt.py", **given, **made, **how)
+    said = on_a_full_disk(disk, size, "validate_sharegpt.py", **given, **made, settings=settings, threads=2)
     assert f"No space left on device: '{disk}{named}'\n  what to do: {NEXT_STEP}" in said
 
 

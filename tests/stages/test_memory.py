@@ -82,9 +82,9 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
         stats=data / "stats.json",
         counts=folder / "counts.html",
         settings=validation(max_reject_share=0, **what),
-        near_duplicates={},
     )
     measure_rows(folder)
+    length = {"model_type": "qwen3", "image_max_tokens": 64, "text_args": {}}
     found["fit_rows"] = peak(
         folder,
         "fit_rows",
@@ -96,8 +96,7 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
         val_lengths=lengths / "val.jsonl",
         summary=lengths / "summary.json",
         fitted=folder / "fitted",
-        settings={"max_length": 150, "over_long": "leave_out", "image_max_tokens": 64, "text_args": {}},
-        model_type="qwen3",
+        settings={**length, "max_length": 150, "over_long": "leave_out"},
         picture_store=folder / "store",
     )
     assert sum(1 for _ in (folder / "fitted" / "over_long.jsonl").open()) == pytest.approx(count * 7 / 8, abs=2)

@@ -1,18 +1,14 @@
 """A stage has one name everywhere, and what it makes is known wherever targets are listed."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from snakemake.api import SnakemakeApi
 from snakemake.io import strip_wildcard_constraints
-from snakemake.settings.enums import Quietness
-from snakemake.settings.types import ConfigSettings, OutputSettings, ResourceSettings
 
 from harness.plan import LOOKING, TRAINING
+from rules import read_rules
 from vlmflow.config.model import TARGETS
 from vlmflow.doctor.needs import ASKED_BY
 from workflow_runs import ROOT
@@ -24,15 +20,7 @@ REUSED = {"fetch_rows": "fetch_fire"}
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Every rule of the workflow but `all`, as Snakemake reads them; with those that join the parts of several pods."""
-    ours = patch.dict(os.environ)  # the Snakefile tells stages of the call there
-    with ours, SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
-        workflow = api.workflow(
-            ResourceSettings(cores=1),
-            ConfigSettings(config={"cluster": {"pods_per_stage": 2}}),
-            snakefile=ROOT / "Snakefile",
-            workdir=tmp_path_factory.mktemp("empty"),
-        )
-        return [rule for rule in workflow._workflow.rules if rule.name != "all"]
+    return read_rules(tmp_path_factory.mktemp("empty"), cluster={"pods_per_stage": 2})
 
 
 def folders(rules: list[Any]) -> set[str]:

@@ -68,17 +68,25 @@ def run(stage: str, **changed: Any) -> None:
     """Call a stage's script as its rule does, in the working directory."""
     pictures = {"pictures": ["images/fire/train.jsonl"], "picture_store": "stores/pictures"}
     data = {f"{name}_rows": f"data/fire/{name}.jsonl" for name in ("train", "val")} | {"stats": "data/fire/stats.json"}
-    length = {"image_max_tokens": 64, "model_type": "qwen3_vl", "text_args": {}, "model": "models/tiny"}
+    length = {"image_max_tokens": 64, "model_type": "qwen3_vl", "text_args": {}}
     rows = {"rows": f"fitted/{RUN}", "model": "models/tiny"}
     trained = {"full": f"checkpoints/{RUN}/full", "smoke": f"checkpoints/{RUN}/smoke"}
-    how = {"device": "cpu", "processes": 1, "strategy": "ddp", "model_type": "qwen3_vl", "run_store": "out/runs"}
+    how = {"device": "cpu", "processes": 1, "strategy": "ddp", "model_type": "qwen3_vl", "train": SETTINGS}
+    runs = {"run_store": "out/runs"}
     lengths = {f"{name}_lengths": f"lengths/{RUN}/{name}.jsonl" for name in ("train", "val")}
     raw = {"raw": [RAW], "raw_accounts": ["raw/fire/.fetched/FIRE-train-100K.json.json"]}
-    form = {"form": "trajectory", "max_history_rounds": None, "row_limits": {}}
+    form = {"settings": {"form": "trajectory", "max_history_rounds": None, "row_limits": {}}}
     roots = {"dataset": "fire", "roots": ["sample/pictures"], "limits": {}}
     made = {"converted": ["converted/fire/train.jsonl"], "rejects": ["converted/fire/train.rejects.jsonl"]}
     arguments: dict[str, dict[str, Any]] = {
-        "fetch_images": {**raw, **roots, "account": "out/train.fetched.json", "store": "out/fetched", "sources": {}},
+        "fetch_images": {
+            **raw,
+            "dataset": "fire",
+            "settings": {"image_roots": ["sample/pictures"], "max_bytes": 100_000_000},
+            "account": "out/train.fetched.json",
+            "store": "out/fetched",
+            "sources": {},
+        },
         "resolve_images": {**raw, **roots, "manifest": "out/train.jsonl", "store": "out/pictures"},
         "convert_fire": {
             **(raw | form | {name: f"out/{name}" for name in ("converted", "rejects", "unread")}),
@@ -87,7 +95,6 @@ def run(stage: str, **changed: Any) -> None:
         "validate_sharegpt": {
             **(made | {"unread": ["converted/fire/train.unread.json"]}),
             "settings": validation(),
-            "near_duplicates": {},
             "raw_train": raw["raw"],
             "raw_accounts": raw["raw_accounts"],
             "pictures": pictures["pictures"],
@@ -100,7 +107,7 @@ def run(stage: str, **changed: Any) -> None:
             "stats": "data/fire/stats.json",
             "unread": "converted/fire/train.unread.json",
             "pairs": "out/pairs",
-            "picture_distance": 4,
+            "settings": {"picture_distance": 4, "one_prompt": False},
         },
         "hash_pictures": {
             "manifest": pictures["pictures"][0],
@@ -111,44 +118,40 @@ def run(stage: str, **changed: Any) -> None:
         "data_page": {
             "stats": "data/fire/stats.json",
             "page": "out/page.html",
-            "picture_limits": {},
-            "near_duplicates": {},
+            "settings": {"picture_limits": {}, "near_duplicates": {}},
             **pictures,
         },
         "measure_lengths": {
-            **(data | length | pictures),
+            **(data | pictures | {"model": "models/tiny", "settings": length}),
             **{name: f"out/{name}" for name in ("train", "val", "summary")},
         },
         "fit_rows": {
-            **(data | pictures | lengths | {"model": "models/tiny", "model_type": "qwen3_vl"}),
+            **(data | pictures | lengths | {"model": "models/tiny"}),
             "summary": f"lengths/{RUN}/summary.json",
             "fitted": "out/f",
-            "settings": {"max_length": 512, "over_long": "refuse", "image_max_tokens": 64, "text_args": {}},
+            "settings": {**length, "max_length": 512, "over_long": "refuse"},
         },
         "cache_dataset": {
-            **(rows | pictures | {"model_type": "qwen3_vl", "cached": "out/cached"}),
-            "settings": {"max_length": 512, "image_max_tokens": 64, "seed": 42, "dtype": "float32"},
+            **(rows | pictures | {"cached": "out/cached"}),
+            "settings": {**length, "max_length": 512, "seed": 42, "dtype": "float32"},
         },
         "train_smoke": {
-            **(rows | pictures | how | {"smoke": "out/smoke", "settings": SETTINGS}),
-            "smoke_settings": {"steps": 6, "longest": 4, "sample": 4},
+            **(rows | pictures | runs | {"smoke": "out/smoke"}),
+            "settings": {**how, "smoke": {"steps": 6, "longest": 4, "sample": 4}},
         },
         "train_lora": {
-            **(rows | pictures | how | {"settings": SETTINGS, "cached": []}),
+            **(rows | pictures | runs | {"settings": how, "cached": []}),
             **(trained | {"full": "out/run/full"}),
         },
         "merge_lora": {"model": "models/tiny", "adapter": trained["full"], "merged": "out/merged"},
         "verify_merged": {
             **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": "out/verified"}),
-            "verify": {"rows": 2},
-            "compute": {"device": "cpu", "dtype": "float32", "image_max_tokens": 64},
+            "settings": {"verify": {"rows": 2}, "device": "cpu", "dtype": "float32", "image_max_tokens": 64},
         },
         "publish_merged": {
             **(rows | trained | {"stats": "data/fire/stats.json", "verified": f"verified/{RUN}"}),
             "published": "out/published",
-            "data_sources": [],
-            "licence": None,
-            "source_licences": {},
+            "settings": {"all_addresses": [], "licence": None, "source_licences": {}},
             "picture_licences": {},
         },
     }
@@ -409,6 +412,5 @@ def test_converted_rows_that_changed_are_not_validated(
             stats="data/x/stats.json",
             counts="data/x/counts.html",
             settings=validation(**what),
-            near_duplicates={},
         )
     assert not (tmp_path / "data").exists()

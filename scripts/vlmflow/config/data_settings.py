@@ -149,6 +149,11 @@ class DatasetSettings(Settings):
         return [file for address in self._named(split) for file in files_of(split_sample(address)[0])]
 
     @property
+    def all_addresses(self) -> list[str]:
+        """The addresses of both raw splits."""
+        return [*self.addresses("train"), *self.addresses("test")]
+
+    @property
     def mended_files(self) -> list[str]:
         """The edited copies of quarantine.jsonl, the last of which wins."""
         return self._named("mended")
@@ -178,6 +183,15 @@ class DatasetSettings(Settings):
         """
         form = form_of(self.kind)
         return None if form.fixed else [*self._names.values(), *form.meanings_of_rows(self._names)]
+
+    @property
+    def near_duplicates_to_drop(self) -> NearDuplicates:
+        """How near-duplicates are dropped; distance 0 if none are.
+
+        So a new distance makes nothing stale in a data set that drops none.
+        """
+        near = self.near_duplicates
+        return near if near.drop else near.model_copy(update={"picture_distance": 0})
 
     @property
     def one_prompt(self) -> bool:

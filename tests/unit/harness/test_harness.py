@@ -275,7 +275,8 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     named = SimpleNamespace(config_settings=SimpleNamespace(overwrite_config={"stores": {}}))
     inputs = RuleInputs(named, settings)
     assert inputs.hashes_to_drop_by(wildcards) == expected
-    assert RuleParams(settings).near_duplicates_to_drop(wildcards)["picture_distance"] == distance
+    given = RuleParams(settings).dataset(near_duplicates="near_duplicates_to_drop")(wildcards)
+    assert given["near_duplicates"]["picture_distance"] == distance
     pages = ["reports/data-fire.html", "reports/lengths-r.html", "reports/lengths-s.html"]
     assert inputs.everything() == ["merged/r", "merged/s", *pages]
     named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}

@@ -244,8 +244,9 @@ def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | Non
     """Convert a sound row and this one; give the bytes that were written, and the rejects."""
     raw = write_array(folder / "raw.json", [fire_row(), row])
     made, rejects = folder / "made.jsonl", folder / "rejects.jsonl"
-    settings = {"split": "train", "form": form, "max_history_rounds": history, "row_limits": RowLimits()}
-    convert_fire.main(raw=[raw], converted=made, rejects=rejects, unread=folder / "unread.json", **settings)
+    settings = convert_fire.DatasetBlock(form=form, max_history_rounds=history, row_limits=RowLimits())
+    files = {"raw": [raw], "converted": made, "rejects": rejects, "unread": folder / "unread.json"}
+    convert_fire.main(**files, split="train", settings=settings)
     return made.stat().st_size, list(map(json.loads, rejects.read_bytes().splitlines()))
 
 

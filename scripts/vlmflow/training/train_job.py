@@ -1,0 +1,31 @@
+"""A training, built of a run's settings and of what earlier stages made for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.strategies import strategy_of
+from vlmflow.lengths.fitted import fitted_data
+from vlmflow.swift.arguments import BaseModel, TrainJob
+
+
+def train_job(
+    settings: TrainBlock,
+    rows: Path,
+    model: Path,
+    picture_store: Path,
+    manifests: Sequence[Path],
+    cached: Path | None = None,
+) -> TrainJob:
+    """Build the training of a run.
+
+    rows: those that fit (fitted/RUN). model: folder with the base model's manifest.
+    picture_store: the folder that holds all picture stores. manifests: the image manifests of the rows' pictures; none
+    where rows have no pictures. cached: the cached data set's folder.
+
+    Raises VlmflowError where rows, pictures or model have changed, or rows were fitted to more tokens.
+    """
+    data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
+    base = BaseModel.read(model, settings.model_type)
+    strategy = strategy_of(settings.strategy)
+    return TrainJob(data, base, settings.train, settings.device, settings.processes, strategy, cached)

@@ -1,0 +1,138 @@
+"""What rules tell their scripts: just the settings that these use, so that any other makes nothing stale."""
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snakemake.iocontainers import Wildcards
+
+from harness.staleness import texts_of
+from rules import read_rules
+from vlmflow.config.settings import Settings
+
+COMMIT = "0" * 40
+BASE: dict[str, Any] = {
+    "models": {"m": {"source": f"hf://a/b@{COMMIT}", "model_type": "qwen3_vl"}},
+    "datasets": {
+        "fire": {"kind": "fire", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
+        "volcano": {"kind": "volcano", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
+        "text": {"kind": "text", "modality": "text", "prompt": "Go on.", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
+    },
+    "runs": {name: {"model": "m", "dataset": name} for name in ("fire", "volcano", "text")},
+}
+"""A data set of each sort, and a run of the same name on it."""
+
+LOOKING = {"fetch_images", "resolve_images"}
+MEASURED = {"measure_lengths", "fit_rows", "cache_dataset"}
+TRAINED = {"train_smoke", "train_lora"}
+
+CHANGES: dict[str, tuple[Any, set[str]]] = {
+    "datasets.fire.form": ("timestep", {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.max_history_rounds": (3, {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.row_limits.max_turns": (8, {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.row_limits.max_turn_chars": (9, {"convert_fire", "validate_sharegpt"}),
+    "datasets.volcano.row_limits.max_turns": (8, {"validate_sharegpt"}),
+    "datasets.fire.system_prompt": ("Be brief.", {"convert_fire"}),
+    "datasets.volcano.system_prompt": ("Be brief.", {"convert_rows"}),
+    "datasets.text.prompt": ("Continue.", {"convert_rows"}),
+    "datasets.volcano.columns": ({"image": "pic"}, {"convert_rows", "validate_sharegpt", *LOOKING}),
+    "datasets.volcano.ignore_keys": (["system"], {"convert_rows"}),
+    "datasets.fire.sources": (["gqa"], {"convert_fire", *LOOKING}),
+    "datasets.volcano.max_samples": (9, {"convert_rows", *LOOKING}),
+    "datasets.fire.seed": (7, {"validate_sharegpt"}),
+    "datasets.fire.val_share": (0.3, {"validate_sharegpt"}),
+    "datasets.fire.test_share": (0.3, {"validate_sharegpt"}),
+    "datasets.fire.max_reject_share": (0.3, {"validate_sharegpt"}),
+    "datasets.fire.skip_images": (True, {"validate_sharegpt"}),
+    "datasets.fire.image_roots": (["elsewhere"], LOOKING),
+    "datasets.fire.fetch_images": (True, {"resolve_images"}),
+    "datasets.fire.picture_limits.max_bytes": (9, {*LOOKING, "data_page"}),
+    "datasets.fire.picture_limits.min_side": (29, {"resolve_images", "data_page"}),
+    "datasets.fire.near_duplicates.drop": (True, {"validate_sharegpt", "data_page"}),
+    "datasets.fire.near_duplicates.picture_distance": (6, {"find_near_duplicates", "data_page"}),
+    "datasets.fire.licence": ("mit", {"publish_merged"}),
+    "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
+    "picture_sources.coco-train2017.licence": ("mit", {"fetch_images", "publish_merged"}),
+    "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED}),
+    "runs.fire.train.learning_rate": (0.5, TRAINED),
+    "runs.fire.train.lora.rank": (8, TRAINED),
+    "runs.fire.train.seed": (7, {"cache_dataset", *TRAINED}),
+    "runs.fire.train.dtype": ("float32", {"cache_dataset", "verify_merged", *TRAINED}),
+    "runs.fire.train.max_length": (400, {"fit_rows", "cache_dataset", "lengths_page", *TRAINED}),
+    "runs.fire.train.image_max_tokens": (32, {"verify_merged", *MEASURED, *TRAINED}),
+    "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*MEASURED, *TRAINED}),
+    "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, TRAINED),
+    "runs.fire.smoke.steps": (30, {"train_smoke"}),
+    "runs.fire.device": ("cpu", {"verify_merged", *TRAINED}),
+    "runs.fire.processes": (3, TRAINED),
+    "runs.fire.strategy": ("zero2", TRAINED),
+    "runs.fire.over_long": ("leave_out", {"fit_rows"}),
+    "runs.fire.cached_dataset": (True, set()),
+    "runs.fire.verify.rows": (9, {"verify_merged"}),
+    "runs.fire.verify.logits": (False, {"verify_merged"}),
+    "runs.fire.resources.weights_mb": (9_000, set()),
+    "integrity": ("full", set()),
+}
+"""A setting, another value for it, and the rules that have it among their params. Stages behind these are stale too,
+by their files."""
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """Give BASE with another value of a key."""
+    first, _, rest = key.partition(".")
+    return _merged(BASE, {first: _nested(rest, value) if rest else value})
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    first, _, rest = key.partition(".")
+    return {first: _nested(rest, value) if rest else value}
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = below.keys() & above.keys()
+    return below | above | {key: _merged(below[key], above[key]) for key in both if isinstance(above[key], dict)}
+
+
+def params_of(rule: Any, name: str) -> dict[str, Any]:
+    """Give a rule's params for the run and the data set of a name."""
+    wildcards = Wildcards(
+        fromdict={"dataset": name, "run": name, "split": "train", "model": "m", "file": "t.json"},
+    )
+    return {key: value(wildcards) if callable(value) else value for key, value in rule.params.items()}
+
+
+def texts(folder: Path, name: str, **settings: Any) -> dict[str, set[str]]:
+    """Give what Snakemake would record of each rule's params for a data set and its run."""
+    other_kind = {"convert_rows", "fetch_rows"} if name == "fire" else {"convert_fire", "fetch_fire"}
+    rules = [rule for rule in read_rules(folder, **settings) if rule.name not in other_kind]
+    return {rule.name: set(texts_of(params_of(rule, name))) for rule in rules}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[str]]]:
+    return {name: texts(tmp_path_factory.mktemp(name), name, **BASE) for name in BASE["runs"]}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_setting_is_recorded_by_just_the_rules_that_use_it(
+    recorded: dict[str, dict[str, set[str]]], key: str, tmp_path: Path
+) -> None:
+    value, expected = CHANGES[key]
+    name = key.split(".")[1] if key.startswith(("datasets.", "runs.")) else "fire"
+    before, now = recorded[name], texts(tmp_path, name, **changed(key, value))
+    assert {rule for rule in now if now[rule] != before[rule]} == expected
+
+
+def test_a_script_gets_just_the_settings_that_its_block_has(tmp_path: Path) -> None:
+    looked = set()
+    for rule in read_rules(tmp_path, **BASE):
+        main = importlib.import_module(Path(rule.script).stem).main
+        block = inspect.get_annotations(main).get("settings")
+        if block is not None:
+            given = params_of(rule, "text" if rule.name == "convert_rows" else "fire")["settings"]
+            assert given.keys() == block.model_fields.keys(), rule.name
+            assert isinstance(block(**given), Settings)
+            looked.add(rule.name)
+    assert looked >= {"convert_fire", "convert_rows", "train_smoke", "train_lora", "publish_merged"}
