@@ -1,4 +1,4 @@
-"""Anonymous memory (RssAnon) of a process and all below it: what a mapped file is not part of."""
+"""Anonymous memory (RssAnon) of a process and all in it: what a mapped file is not part of."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ INTERVAL = 0.05
 
 
 def peak_anonymous(process: subprocess.Popen, interval: float = INTERVAL) -> int:
-    """Look at a running process until it ends; gives the peak in bytes.
+    """Look at a running process until it ends; returns the peak in bytes.
 
     interval: seconds between two looks.
 
@@ -23,7 +23,7 @@ def peak_anonymous(process: subprocess.Popen, interval: float = INTERVAL) -> int
 
 
 def anonymous(process: int) -> int:
-    """Give the anonymous memory of a process and all below it now, in bytes; 0 where it has ended."""
+    """Return the anonymous memory of a process and all in it now, in bytes; 0 if it has ended."""
     here = Path(f"/proc/{process}")
     try:
         found = re.search(r"RssAnon:\s+(\d+) kB", (here / "status").read_text())

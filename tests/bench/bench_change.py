@@ -37,7 +37,7 @@ def bench_change(folder: Path) -> dict[str, Any]:
 
 
 def planned(command: list[str]) -> list[str]:
-    """Give the rules of a dry run, with the number of their jobs where there are several."""
+    """Return the rules of a dry run, with the number of their jobs if there are several."""
     said = quietly(command)
     jobs = re.findall(r"^(\w+) +(\d+)$", said[said.index("Job stats:") :], re.MULTILINE)
     return [rule if count == "1" else f"{count} {rule}" for rule, count in dict(jobs).items() if rule != "total"]

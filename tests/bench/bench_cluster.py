@@ -96,7 +96,7 @@ class Bench:
             os.chown(place, PODS_USER, PODS_USER)
 
     def snakemake(self, name: str, ours: bool, target: str, *more: str) -> tuple[float, float]:
-        """Run Snakemake in the controller; gives seconds until its first pod ran, and until its end."""
+        """Run Snakemake in the controller; returns seconds until its first pod ran, and until its end."""
         options = SETTINGS | {"default-storage-prefix": f"{PLACE}/{name}", "config": f"ours={int(ours)}"}
         flags = [word for key, value in (options | (OURS if ours else {})).items() for word in (f"--{key}", value)]
         script = f'mkdir -p {PLACE}/in-{name} && cd {PLACE}/in-{name} && cp ../Snakefile . && exec snakemake "$@"'
@@ -110,7 +110,7 @@ class Bench:
         return first.at - begun, ended - begun
 
     def bare_job(self, number: int) -> float:
-        """Create a Job of the same command and resources, as kubectl does; gives seconds until it is complete."""
+        """Create a Job of the same command and resources, as kubectl does; returns seconds until it is complete."""
         resources = {"cpu": "900m", "memory": "600M"}
         made = job(f"bare-{number}", ["/bin/sh", "-c", "date"], image_name("data"), resources)
         begun = time.monotonic()
@@ -126,7 +126,7 @@ class Bench:
         self._cluster.kubectl(f"--namespace={NAMESPACE}", *words)
 
     def written(self, rule: str) -> int:
-        """Give the bytes that a rule's pod, which was kept, has written altogether."""
+        """Return the bytes that a rule's pod, which was kept, has written altogether."""
         log = self._cluster.kubectl(f"--namespace={NAMESPACE}", "logs", f"--selector=vlmflow/rule={rule}", "--tail=5")
         words = next(line for line in log.splitlines() if line.startswith("IO ")).split()
         return int(words[words.index("wchar:") + 1])
@@ -140,7 +140,7 @@ class Bench:
 
 
 def pod_costs(bench: Bench, say: Callable[[str], None]) -> dict[str, float]:
-    """Measure start and cost per pod in turns; gives medians over the rounds, in seconds."""
+    """Measure start and cost per pod in turns; returns medians over the rounds, in seconds."""
     found: dict[str, list[float]] = {}
     for number in range(ROUNDS):
         for name, ours in (("ours", True), ("plain", False)):
@@ -157,7 +157,7 @@ def pod_costs(bench: Bench, say: Callable[[str], None]) -> dict[str, float]:
 
 
 def copied_bytes(bench: Bench) -> dict[str, float]:
-    """Give the bytes that pods write beyond what their rule writes, for much and for little data."""
+    """Return the bytes that pods write beyond what their rule writes, for much and for little data."""
     bench.count_io()
     extra = {}
     for size in (MUCH, LITTLE):

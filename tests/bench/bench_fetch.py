@@ -36,7 +36,7 @@ from vlmflow.web import patience
 from vlmflow.web.transport import CONNECTIONS
 
 WANTED = 12_000
-"""Members of 118,287, scattered: 2.0 GB; a tenth, since FIRE's 81,000 pictures lie in a dozen archives."""
+"""Members of 118,287, scattered: 2.0 GB; a tenth, since FIRE's 81,000 pictures are in a dozen archives."""
 
 LATENCY = 0.005
 FAULTS = 0.01
@@ -73,7 +73,7 @@ def bench_fetch(folder: Path) -> dict[str, float]:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    """Run the server in a process of its own; gives its address, with a slash at the end."""
+    """Run the server in a process of its own; returns its address, with a slash at the end."""
     program = Path(__file__).with_name("range_server.py")
     server = subprocess.Popen(
         [sys.executable, str(program), str(LATENCY), str(FAULTS)], stdout=subprocess.PIPE, text=True
@@ -91,7 +91,7 @@ def _ranges(archive: VirtualZip, wanted: list[str]) -> list[Request]:
 
 
 def _compare(folder: Path, address: str, requests: list[Request], wanted: list[str], source: PictureSource) -> dict:
-    """Measure both clients in turns; gives the figures of one way."""
+    """Measure both clients in turns; returns the figures of one way."""
     asked = sum(request.end - request.start for request in requests)
     bare, dropping, ours, accounts = [], [], [], []
     for _ in range(ROUNDS):
@@ -113,7 +113,7 @@ def _compare(folder: Path, address: str, requests: list[Request], wanted: list[s
 
 
 def _seconds(folder: Path, work: Callable[[Path], object]) -> float:
-    """Give the seconds of some work in an empty folder, on a disk that has nothing else to write.
+    """Return the seconds of some work in an empty folder, on a disk that has nothing else to write.
 
     What it wrote stays for now: ext4 makes new files slowly where many were removed within the last 35 seconds.
     """
@@ -150,7 +150,7 @@ def _bare(address: str, requests: list[Request], store: Path | None) -> None:
 
 
 def _ours(store: Path, source: PictureSource, wanted: list[str]) -> FetchedPictures:
-    """Fetch, directory and all; every picture checked and on the disk. Gives the account."""
+    """Fetch, directory and all; every picture checked and on the disk. Returns the account."""
     paths = {f"coco/{name}": 1 for name in wanted}
     fetch = PictureFetch({"coco": source}, {}, store, 100_000_000, "fetch")
     account = fetch.fetch(paths, PictureRoots([str(store)], "roots"))

@@ -87,7 +87,7 @@ def _run(way: str, folder: Path, *words: object) -> list[str]:
 
 
 def _said(command: list[str], folder: Path) -> Any:
-    """Run one of the two ways in a process of its own, and give what it says in its last line: JSON."""
+    """Run one of the two ways in a process of its own, and return what it says in its last line: JSON."""
     env = environment(folder / "store" / "bench", IMAGE_MAX_TOKENS, folder / "cache", 1)
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
@@ -121,7 +121,7 @@ def _counter(folder: Path) -> TokenCounter:
 
 
 def _peak(folder: Path, name: str, processes: int) -> int:
-    """Give the peak of anonymous memory in MB above that of a process which has only loaded what it needs."""
+    """Return the peak of anonymous memory in MB above that of a process which has only loaded what it needs."""
     with subprocess.Popen(_run("idle", folder), stdout=subprocess.PIPE) as idle:
         idle.stdout.readline()
         before = anonymous(idle.pid)

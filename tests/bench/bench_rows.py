@@ -91,7 +91,7 @@ def resolve(folder: Path, cores: int) -> None:
 
 
 def stages(folder: Path, cores: int) -> dict[str, list[str]]:
-    """Give the command lines of the two stages, as their rules call them."""
+    """Return the command lines of the two stages, as their rules call them."""
     raw, converted, rejects = (folder / name for name in ("train.json", "converted.jsonl", "rejects.jsonl"))
     unread, data = folder / "unread.json", folder / "data"
     return {
@@ -109,13 +109,13 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
 
 
 def script(name: str, **values: Any) -> list[str]:
-    """Give the command line that runs a stage's script and says how long its work took."""
+    """Return the command line that runs a stage's script and says how long its work took."""
     options = [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     return [sys.executable, __file__, name, *options]
 
 
 def seconds(command: list[str]) -> tuple[float, float]:
-    """Run a command of `script`; gives the seconds of its work, and of all the rest: start, imports, end."""
+    """Run a command of `script`; returns the seconds of its work, and of all the rest: start, imports, end."""
     begun = time.perf_counter()
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     work = float(said)
@@ -140,7 +140,7 @@ def peak(command: list[str]) -> int:
 
 
 def idle_memory(name: str) -> int:
-    """Give the anonymous memory of an interpreter that has the script's modules loaded and does nothing."""
+    """Return the anonymous memory of an interpreter that has the script's modules loaded and does nothing."""
     program = f"import sys, time; sys.path[0] = 'scripts'; import {name}; print(flush=True); time.sleep(9)"
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as idle:
         idle.stdout.readline()

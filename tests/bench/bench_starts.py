@@ -76,7 +76,7 @@ def prepare(folder: Path, rows: int) -> Path:
 
 
 def seconds(command: list[str]) -> tuple[float, float]:
-    """Run a command; gives how long it took, and the processor time of all its processes. Ends where it fails."""
+    """Run a command; returns how long it took, and the processor time of all its processes. Ends if it fails."""
     before = os.times()
     begun = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

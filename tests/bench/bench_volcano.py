@@ -66,7 +66,7 @@ def bench_volcano(folder: Path, cores: int, rows: int = ROWS) -> dict[str, Any]:
 
 
 def stages(folder: Path, cores: int) -> dict[str, list[str]]:
-    """Give the command lines of the two stages, as their rules call them."""
+    """Return the command lines of the two stages, as their rules call them."""
     raw, converted, rejects = (folder / name for name in ("train.json", "converted.jsonl", "rejects.jsonl"))
     unread, data = folder / "unread.json", folder / "data"
     return {

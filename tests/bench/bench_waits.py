@@ -2,7 +2,7 @@
 
     python tests/bench/bench_waits.py
 
-bench_cluster.py prints the same figures. A look in which nodes, pods and events are read anew is the dearest.
+bench_cluster.py prints the same figures. A look in which nodes, pods and events are read again is the most expensive.
 """
 
 import os
@@ -31,7 +31,7 @@ LABELS = {INVOCATION: "bench"}
 
 
 def busy_node(number: int) -> dict:
-    """Give a node as large as real ones are in the API: kubelets list the images that they hold."""
+    """Return a node as large as real ones are in the API: kubelets list the images that they hold."""
     node = fake_node(f"wait-{number}", {GPU: "8"})
     images = [{"names": [f"r.io/group/image-{n}@sha256:{'0' * 64}"], "sizeBytes": 10**9} for n in range(40)]
     node["status"]["images"] = images
@@ -39,14 +39,14 @@ def busy_node(number: int) -> dict:
 
 
 def busy_pod(number: int) -> dict:
-    """Give a pod of somebody else's, which holds four of a node's GPUs."""
+    """Return a pod of somebody else's, which holds four of a node's GPUs."""
     made = job(f"other-{number}", ["true"], "none", {GPU: "4", "cpu": "4", "memory": "16Gi"})
     spec = made["spec"]["template"]["spec"] | {"nodeName": f"wait-{number % NODES}"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"], "spec": spec}
 
 
 def waiting_job(number: int) -> dict:
-    """Give a Job whose pod asks for more GPUs than any node has free."""
+    """Return a Job whose pod asks for more GPUs than any node has free."""
     made = job(f"waits-{number}", ["true"], "none", {GPU: "8"})
     made["metadata"]["labels"] = LABELS
     made["spec"]["template"]["metadata"] = {"labels": LABELS}

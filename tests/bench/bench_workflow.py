@@ -34,7 +34,7 @@ def bench_workflow(folder: Path) -> dict[str, Any]:
 
 
 def demo_command(folder: Path) -> list[str]:
-    """Put sample and tiny model into `folder`, and give the command line of the demo there, without targets."""
+    """Put sample and tiny model into `folder`, and return the command line of the demo there, without targets."""
     python("make_sample.py", "--folder", str(folder / "sample"))
     text = json.dumps([str(folder / "sample" / "FIRE-train-100K.json")])
     python("make_tiny_model.py", "--folder", str(folder / "tiny-model"), "--text", text)
@@ -42,14 +42,14 @@ def demo_command(folder: Path) -> list[str]:
 
 
 def script_interval(benchmark: Path) -> tuple[float, float]:
-    """Give when a rule's script began and ended, by its benchmark file."""
+    """Return when a rule's script began and ended, by its benchmark file."""
     head, values = (line.split("\t") for line in benchmark.read_text().splitlines())
     ended = benchmark.stat().st_mtime
     return ended - float(values[head.index("s")]), ended
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:
-    """Give the time that intervals, which may overlap, cover together."""
+    """Return the time that intervals, which may overlap, cover together."""
     total, reached = 0.0, 0.0
     for begun, ended in sorted(intervals):
         total += max(0.0, ended - max(begun, reached))

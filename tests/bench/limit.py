@@ -33,7 +33,7 @@ ROWS_OF = {"fire": RawRow, "volcano": VolcanoRow}
 
 
 def command(form: str, folder: Path, cores: int) -> list[str]:
-    """Give the command line that measures FORM on the rows of `folder`/train.json."""
+    """Return the command line that measures FORM on the rows of `folder`/train.json."""
     return [sys.executable, __file__, form, str(folder), str(cores)]
 
 

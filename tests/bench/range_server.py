@@ -53,7 +53,7 @@ class Server:
                     return
 
     def _answer(self, connection: socket.socket, head: bytes) -> bool:
-        """Answer one request; gives whether the connection can take another."""
+        """Answer one request; returns whether the connection can take another."""
         fault = self._chance.choice(["reset", "cut", "503"]) if self._chance.random() < self._faults else None
         if fault == "503":
             connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 0\r\n\r\n")

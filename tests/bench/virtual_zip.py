@@ -56,11 +56,11 @@ class VirtualZip:
         return self._directory_start + len(self._directory)
 
     def content(self, name: str) -> memoryview:
-        """Give the content of a member."""
+        """Return the content of a member."""
         return self._contents[name]
 
     def pieces(self, start: int, end: int) -> list[memoryview]:
-        """Give the bytes from `start` up to `end` (exclusive), in pieces."""
+        """Return the bytes from `start` up to `end` (exclusive), in pieces."""
         found = []
         number = max(0, bisect.bisect_right(self._starts, start) - 1)
         while start < min(end, self._directory_start):

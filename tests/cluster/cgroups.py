@@ -13,7 +13,7 @@ UNIFIED = (MOUNT / "cgroup.controllers").exists()
 
 
 def root_of(node: str) -> str:
-    """Give the cgroup below which the kubelet of a node puts its pods."""
+    """Return the cgroup below which the kubelet of a node puts its pods."""
     return f"/{PARENT}/{node}"
 
 
@@ -52,7 +52,7 @@ def _hierarchies() -> list[Path]:
 
 
 def _hand_down_controllers(group: Path) -> None:
-    """Let the groups below use every controller that this one has (cgroup v2; beside v1 that is of no use)."""
+    """Let the groups below use every controller that this one has (cgroup v2; beside v1 that is useless)."""
     if not UNIFIED:
         return
     wanted = " ".join(f"+{name}" for name in (group / "cgroup.controllers").read_text().split())

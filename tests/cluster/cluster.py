@@ -30,9 +30,9 @@ class Cluster(Kubectl):
         return self.node.running() and pid_of("node-a.kube-apiserver") is not None
 
     def up(self) -> None:
-        """Start the control plane and the first node, and give back when pods can run; nothing where it is there.
+        """Start the control plane and the first node, and wait until pods can run; do nothing if it runs.
 
-        Builds and installs what the machine lacks (minutes, once). Raises VlmflowError where the machine cannot run it.
+        Builds and installs what the machine lacks (minutes, once). Raises VlmflowError if the machine cannot run it.
         """
         machine.prepare()
         for component in COMPONENTS:
@@ -63,7 +63,7 @@ class Cluster(Kubectl):
             self._down()
 
     def add_node(self) -> Node:
-        """Start the second node, and give it when pods can run on it; nothing where it is there."""
+        """Start the second node, and return it when pods can run on it; nothing if it is there."""
         with alone("cluster"):
             if not self.second_node.running():
                 self.second_node.stop()
@@ -75,7 +75,7 @@ class Cluster(Kubectl):
         return self.second_node
 
     def remove_node(self) -> None:
-        """End the second node in order and delete its Node object; nothing where it is not there."""
+        """End the second node in order and delete its Node object; nothing if it is not there."""
         with alone("cluster"):
             self.second_node.stop()
         name = self.second_node.name
@@ -113,7 +113,7 @@ class Cluster(Kubectl):
             wait_for("the API server is ready", control_plane.ready)
 
     def stop(self, part: str) -> None:
-        """End a part of the control plane (control_plane.PARTS); the others go on."""
+        """End a part of the control plane (control_plane.PARTS); the others continue."""
         self.node.stop_part(part)
 
     def _forget(self, names: list[str]) -> None:

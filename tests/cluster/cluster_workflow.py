@@ -67,12 +67,12 @@ class ClusterWorkflow:
             os.chown(file, PODS_USER, PODS_USER, follow_symlinks=False)
 
     def words(self, *more: str) -> list[str]:
-        """Give Snakemake's arguments for the demo, with its settings."""
+        """Return Snakemake's arguments for the demo, with its settings."""
         files = ["profiles/kubernetes/stores.yaml", f"{DEMO}/run.yaml", f"{DEMO}/quick.yaml"]
         return ["--configfile", *files, *THREADS, *more, "--", f"merged/{RUN}"]
 
     def ask(self, *action: str) -> list[str]:
-        """Give the command line of scripts/cluster_controller.py, which `make cluster-run` calls."""
+        """Return the command line of scripts/cluster_controller.py, which `make cluster-run` calls."""
         script = self.checkout / "scripts/cluster_controller.py"
         return [sys.executable, str(script), "--namespace", self.namespace, *action]
 
@@ -83,9 +83,9 @@ class ClusterWorkflow:
         return os.environ | own | {"VLMFLOW_INSTANCE": self.instance}
 
     def run(self, *words: str, ends_well: bool = True) -> str:
-        """Run Snakemake in the controller to its end, from outside, and give what it said.
+        """Run Snakemake in the controller to its end, from outside, and return what it said.
 
-        Raises AssertionError with that where it ends otherwise than told.
+        Raises AssertionError with that if it ends differently than expected.
         """
         with self.watched():
             done = subprocess.run(
@@ -122,7 +122,7 @@ class ClusterWorkflow:
         self.pods.clear()
 
     def rules(self) -> dict[str, list[dict]]:
-        """Give the pods that were seen, by their rule."""
+        """Return the pods that were seen, by their rule."""
         found: dict[str, list[dict]] = {}
         for pod in self.pods.values():
             found.setdefault(pod["metadata"]["labels"]["vlmflow/rule"], []).append(pod)
@@ -130,7 +130,7 @@ class ClusterWorkflow:
 
 
 def whole_objects(text: str) -> Iterator[dict]:
-    """Give the JSON objects that follow one another in a text; its end may be cut off in the middle of one."""
+    """Return the JSON objects that follow one another in a text; its end may be cut off in the middle of one."""
     decoder = json.JSONDecoder()
     with suppress(json.JSONDecodeError):
         while text := text.lstrip():

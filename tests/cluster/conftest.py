@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Give the tests' own cluster, for tests that stop parts of it; one that ran before is left running."""
+    """Return the tests' own cluster, for tests that stop parts of it; one that ran before is left running."""
     if reason := machine.why_not():
         # Where CI decides over a change, a cluster that is not tested is a failure.
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
@@ -40,7 +40,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def any_cluster(request: pytest.FixtureRequest) -> Kubectl:
-    """Give the cluster of KUBECONFIG, or the tests' own where that is not set."""
+    """Return the cluster of KUBECONFIG, or the tests' own if that is not set."""
     given = os.environ.get("KUBECONFIG")
     if given and Path(given) != KUBECONFIG:
         return Kubectl(Path(given))
@@ -49,7 +49,7 @@ def any_cluster(request: pytest.FixtureRequest) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a demo folder in which nothing has run."""
+    """Return a demo folder in which nothing has run."""
     return make_demo_folder(tmp_path_factory.mktemp("demo") / "fresh")
 
 
@@ -63,7 +63,7 @@ def demo(fresh_demo: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def project(cluster: Cluster, fresh_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorkflow]:
-    """Give the project on the cluster, with the demo's sample and model on its cache volume."""
+    """Return the project on the cluster, with the demo's sample and model on its cache volume."""
     volumes = STATE / "volumes" / "vlmflow"
     with deployed_on_first_node(cluster, "vlmflow", volumes, images=["data", "train"]):
         workflow = ClusterWorkflow(

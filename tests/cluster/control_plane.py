@@ -18,7 +18,7 @@ SECONDS_TO_NOTICE_A_LOST_NODE = 8
 
 
 def command(part: str) -> list[object]:
-    """Give the command line of one of PARTS."""
+    """Return the command line of one of PARTS."""
     flags = {
         "etcd": _etcd,
         "kube-apiserver": _apiserver,

@@ -20,7 +20,7 @@ PODS_USER = 1000
 
 
 def rendered(folder: Path) -> list[dict]:
-    """Give the objects that a kustomization makes."""
+    """Return the objects that a kustomization makes."""
     return list(yaml.safe_load_all(_text(folder)))
 
 
@@ -30,7 +30,7 @@ def _text(folder: Path) -> str:
 
 
 def with_instance(folder: Path, overlay: str) -> Path:
-    """Write an overlay that makes another one an instance of its own, `ann`, and give its folder."""
+    """Write an overlay that makes another one an instance of its own, `ann`, and return its folder."""
     names = {"resources": f"overlays/{overlay}", "components": "components/instance"}
     folder.mkdir(parents=True, exist_ok=True)
     kustomization = {key: [os.path.relpath(K8S / name, folder)] for key, name in names.items()}
@@ -39,7 +39,7 @@ def with_instance(folder: Path, overlay: str) -> Path:
 
 
 def in_namespace(cluster: Kubectl, namespace: str, volumes: Path, overlay: Path = K8S / "overlays/local") -> list[dict]:
-    """Give the objects of overlays/local, or of one upon it, for another namespace.
+    """Return the objects of overlays/local, or of one upon it, for another namespace.
 
     volumes: a folder, in which this machine's cluster gets one for each claim; another cluster uses its default
     storage class.
@@ -70,7 +70,7 @@ def in_namespace(cluster: Kubectl, namespace: str, volumes: Path, overlay: Path 
 def having_given(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[dict]]:
     """Have what belongs to no namespace, and the namespace, as a cluster's administrator gives them.
 
-    volumes: as `in_namespace` takes it. Gives the objects that belong into the namespace.
+    volumes: as `in_namespace` takes it. Returns the objects that belong into the namespace.
     """
     for name in ("cache", "outputs", "controller-state"):
         (volumes / name).mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def having_given(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[li
 
 @contextmanager
 def deployed(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[dict]]:
-    """Make the objects of overlays/local in a namespace, and take them away in the end. Gives those within it.
+    """Make the objects of overlays/local in a namespace, and take them away at the end. Returns those within it.
 
     volumes: as `in_namespace` takes it.
     """
@@ -95,7 +95,7 @@ def deployed(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[d
 def deployed_on_first_node(cluster: Cluster, namespace: str, volumes: Path, images: list[str]) -> Iterator[list[dict]]:
     """Do the same with two nodes: the controller runs on the first one, and the second one's cores are for rules.
 
-    images: the Dockerfile's targets that the nodes get. Gives the objects once the controller runs.
+    images: the Dockerfile's targets that the nodes get. Returns the objects once the controller runs.
     """
     second = cluster.add_node()
     for target in images:

@@ -7,7 +7,7 @@ from cluster.binaries import PROGRAMS, binary
 
 
 def build() -> None:
-    """Build programs and images that the cache lacks; a second where it lacks none.
+    """Build programs and images that the cache lacks; a second if it lacks none.
 
     Compilers keep the cores busy while the images' builds wait for downloads and the disk.
     """

@@ -61,7 +61,7 @@ class Call:
         return self._file.with_suffix(".log").read_text(errors="replace")
 
     def wait_for(self, words: str, limit: float = 180.0) -> None:
-        """Wait until it has said something. Raises VlmflowError where it has not."""
+        """Wait until it has said something. Raises VlmflowError if it has not."""
         wait_for(f"{self._file.name} says {words!r}", lambda: words in self.said, limit, pause=0.5)
 
     def signal(self, name: str) -> None:
@@ -70,7 +70,7 @@ class Call:
         self.workflow.in_controller("sh", "-c", f"kill -{name} {number}")
 
     def end(self, limit: float) -> int:
-        """Wait until it has ended, and give its exit code."""
+        """Wait until it has ended, and return its exit code."""
         code = self._file.with_suffix(".rc")
         wait_for(f"{self._file.name} ends", lambda: code.read_text().strip(), limit, pause=0.5)
         return int(code.read_text())
@@ -93,21 +93,21 @@ class FaultWorkflow:
         return Call(self, name, targets, {key.replace("_", "-"): value for key, value in options.items()})
 
     def pods(self, rule: str, phase: str = "Running") -> list[dict]:
-        """Give a rule's pods of a phase that are not told to end."""
+        """Return a rule's pods of a phase that are not told to end."""
         found = self.cluster.get("pods", namespace=NAMESPACE, labels=f"vlmflow/rule={rule}")["items"]
         return [pod for pod in found if pod["status"]["phase"] == phase and "deletionTimestamp" not in pod["metadata"]]
 
     def running(self, rule: str, limit: float = 180.0) -> dict:
-        """Wait until a rule's pod runs, and give it."""
+        """Wait until a rule's pod runs, and return it."""
         return wait_for(f"{rule} runs", lambda: self.pods(rule), limit, pause=0.5)[0]
 
     def begun(self, rule: str) -> dict:
-        """Wait until a rule's pod has left its mark that it waits for its fault, and give the pod."""
+        """Wait until a rule's pod has left its mark that it waits for its fault, and return the pod."""
         wait_for(f"{rule} leaves its mark", (self.folder / f"{rule}.begun").exists, 180, pause=0.5)
         return self.running(rule)
 
     def left(self) -> list[str]:
-        """Give the names of all Jobs, their pods, and Secrets."""
+        """Return the names of all Jobs, their pods, and Secrets."""
         pods = self.cluster.get("pods", namespace=NAMESPACE, labels="vlmflow/rule")["items"]
         others = [self.cluster.get(kind, namespace=NAMESPACE)["items"] for kind in ("jobs", "secrets")]
         return [each["metadata"]["name"] for found in (pods, *others) for each in found]
@@ -129,7 +129,7 @@ class FaultWorkflow:
             self.cluster.kubectl("delete", "priorityclass", "urgent")
 
     def suspend(self, pod: dict, is_to_wait: bool) -> None:
-        """Suspend a pod's Job, as a queue does, or let it go on."""
+        """Suspend a pod's Job, as a queue does, or let it continue."""
         name, patch = pod["metadata"]["labels"]["job-name"], json.dumps({"spec": {"suspend": is_to_wait}})
         self.cluster.kubectl(f"--namespace={NAMESPACE}", "patch", "job", name, "--type=merge", f"--patch={patch}")
 
@@ -143,7 +143,7 @@ class FaultWorkflow:
 
 @contextmanager
 def fault_workflow(cluster: Cluster) -> Iterator[FaultWorkflow]:
-    """Make the namespace with the project's objects and the small workflow, and take it away in the end.
+    """Make the namespace with the project's objects and the small workflow, and take it away at the end.
 
     One template is a PodTemplate, as older overlays have them; a test asks for the executor's words on it.
     """
@@ -163,7 +163,7 @@ def fault_workflow(cluster: Cluster) -> Iterator[FaultWorkflow]:
 
 
 def _pod_of(template: dict) -> dict:
-    """Give the spec of the pods that a CronJob would make."""
+    """Return the spec of the pods that a CronJob would make."""
     return template["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
@@ -176,7 +176,7 @@ def _quick(template: dict) -> dict:
 
 
 def _soon_given_up(template: dict) -> dict:
-    """Give a lost node less time than on a real cluster; the first node is not to lose its pods while it is slow."""
+    """Give up a lost node sooner than a real cluster does; the first node must not lose its pods while it is slow."""
     for toleration in _pod_of(template)["tolerations"]:
         if "tolerationSeconds" in toleration:
             toleration["tolerationSeconds"] = 5

@@ -22,7 +22,7 @@ from vlmflow.core.errors import VlmflowError
 
 
 def carry_image(node: Node, name: str) -> None:
-    """Bring an image of buildah's store into a node's; nothing where that very image is there.
+    """Bring an image of buildah's store into a node's; nothing if that very image is there.
 
     Layers that only an earlier image of this name had are removed, as soon as no pod is left that was made of them.
     """
@@ -49,17 +49,17 @@ def carry_image(node: Node, name: str) -> None:
 
 
 def layers_in(node: Node) -> set[str]:
-    """Give the names of the layers that a node has, whoever uses them."""
+    """Return the names of the layers that a node has, whoever uses them."""
     return set(re.findall(r"^sha256:\S+", node.ctr("snapshots", "list"), re.MULTILINE))
 
 
 def _record(node: Node, name: str) -> Path:
-    """Give the file that says which image a node has under a name, and of which snapshots it is made."""
+    """Return the file that says which image a node has under a name, and of which snapshots it is made."""
     return node.image_store / f"carried-{name.replace('/', '-')}.json"
 
 
 def _remove_stale(node: Node, stale: list[str]) -> list[str]:
-    """Remove snapshots, and give those that something still needs: an image, or a pod that is still recorded."""
+    """Remove snapshots, and return those that something still needs: an image, or a pod that is still recorded."""
     used = {
         chain for path in node.image_store.glob("carried-*.json") for chain in json.loads(path.read_text())["chains"]
     }

@@ -15,12 +15,12 @@ ARCHIVES = CACHE / "archives"
 
 
 def pause_archive() -> Path:
-    """Give the archive of the image that holds a pod's namespaces."""
+    """Return the archive of the image that holds a pod's namespaces."""
     return program_archive(PAUSE_IMAGE, binary("pause"))
 
 
 def program_archive(image: str, program: Path) -> Path:
-    """Give a docker-archive of an image that holds one static program, run as its entry point by user 65534.
+    """Return a docker-archive of an image that holds one static program, run as its entry point by user 65534.
 
     Written once per program: its folder's name in the cache carries its sources' digest.
     """
@@ -49,7 +49,7 @@ def program_archive(image: str, program: Path) -> Path:
 
 
 def carry_in(node: Node, archive: Path) -> None:
-    """Bring an archive's image into a node's store; nothing where that very archive was brought before."""
+    """Bring an archive's image into a node's store; do nothing if that archive was imported before."""
     seen = node.image_store / f"carried-{archive.stem}"
     if seen.exists():
         return

@@ -1,4 +1,4 @@
-"""The project's images, built from its Dockerfile with buildah, anew only when what they are made of changes."""
+"""The project's images, built from its Dockerfile with buildah, again only when what they are made of changes."""
 
 import hashlib
 import json
@@ -24,37 +24,37 @@ class Layer:
 
 
 def image_name(target: str) -> str:
-    """Give the name by which manifests call the image of a Dockerfile target: vlmflow/TARGET:VERSION."""
+    """Return the name by which manifests call the image of a Dockerfile target: vlmflow/TARGET:VERSION."""
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     return f"vlmflow/{target}:{version}"
 
 
 def project_image(target: str) -> str:
-    """Give the name of the image of a Dockerfile target, built where its sources have changed.
+    """Return the name of the image of a Dockerfile target, built where its sources have changed.
 
-    Raises VlmflowError with the end of the build's log where a step fails.
+    Raises VlmflowError with the end of the build's log if a step fails.
     """
     with alone("images"):
         return _build_if_changed(target, image_name(target))
 
 
 def stored_name(name: str) -> str:
-    """Give the full name that a short one stands for: kubelet and containerd look for that."""
+    """Return the full name that a short one stands for: kubelet and containerd look for that."""
     return f"docker.io/{name}"
 
 
 def image_id(name: str) -> str:
-    """Give the digest of an image's configuration: it changes when anything of the image does."""
+    """Return the digest of an image's configuration: it changes when anything of the image does."""
     return json.loads(buildah("inspect", "--type", "image", stored_name(name)))["FromImageID"]
 
 
 def configuration(name: str) -> dict:
-    """Give an image's configuration as OCI's image specification has it."""
+    """Return an image's configuration as OCI's image specification has it."""
     return json.loads(buildah("inspect", "--type", "image", stored_name(name)))["OCIv1"]
 
 
 def layers(name: str) -> list[Layer]:
-    """Give an image's layers from the lowest up (containers/storage keeps each layer's files in overlay/ID/diff)."""
+    """Return an image's layers from the lowest up (containers/storage keeps each layer's files in overlay/ID/diff)."""
     store = CACHE / "buildah" / "root"
     images = json.loads((store / "overlay-images" / "images.json").read_text())
     known = {layer["id"]: layer for layer in json.loads((store / "overlay-layers" / "layers.json").read_text())}
@@ -102,7 +102,7 @@ LOCKS = [PROJECT / "envs" / f"{name}.lock" for name in ("uv", "data", "train")]
 
 
 def _sources() -> str:
-    """Give the digest of all that .dockerignore lets into a build, the Dockerfile, and the base's recipe."""
+    """Return the digest of all that .dockerignore lets into a build, the Dockerfile, and the base's recipe."""
     digest = hashlib.sha256(base_image.recipe().encode())
     for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *LOCKS]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

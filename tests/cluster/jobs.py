@@ -20,7 +20,7 @@ RESTRICTED = {
 
 
 def job(name: str, command: list[str], image: str, resources: dict[str, str] | None = None, **pod: object) -> dict:
-    """Give a Job of one pod and no retry that runs a command in an image of the node's store.
+    """Return a Job of one pod and no retry that runs a command in an image of the node's store.
 
     resources: requests, and limits alike; pod: fields laid over the pod's spec.
     """
@@ -42,7 +42,7 @@ def job(name: str, command: list[str], image: str, resources: dict[str, str] | N
 
 
 def with_volume(made: dict, claim: str, path: str) -> dict:
-    """Mount a claim at a path of a Job's container, and give the Job."""
+    """Mount a claim at a path of a Job's container, and return the Job."""
     spec = made["spec"]["template"]["spec"]
     spec.setdefault("volumes", []).append({"name": claim, "persistentVolumeClaim": {"claimName": claim}})
     spec["containers"][0].setdefault("volumeMounts", []).append({"name": claim, "mountPath": path})
@@ -50,9 +50,9 @@ def with_volume(made: dict, claim: str, path: str) -> dict:
 
 
 def run(cluster: Kubectl, made: dict, namespace: str = "default", limit: float = 180.0) -> str:
-    """Create a Job, wait for its end, and give its pod's log.
+    """Create a Job, wait for its end, and return its pod's log.
 
-    Raises VlmflowError with the pod's status and log where it fails or takes longer than limit seconds.
+    Raises VlmflowError with the pod's status and log if it fails or takes longer than limit seconds.
     """
     cluster.apply(made, namespace)
     name = made["metadata"]["name"]
@@ -70,7 +70,7 @@ def run(cluster: Kubectl, made: dict, namespace: str = "default", limit: float =
 
 
 def pod_of(cluster: Kubectl, name: str, namespace: str = "default") -> dict:
-    """Give the newest pod of a Job, waiting some seconds for it to be made."""
+    """Return the newest pod of a Job, waiting some seconds for it to be made."""
 
     def newest() -> dict | None:
         pods = cluster.get("pods", namespace=namespace, labels=f"batch.kubernetes.io/job-name={name}")["items"]
@@ -80,12 +80,12 @@ def pod_of(cluster: Kubectl, name: str, namespace: str = "default") -> dict:
 
 
 def phase(cluster: Kubectl, pod: str, namespace: str = "default") -> str:
-    """Give a pod's phase: Pending, Running, Succeeded, Failed or Unknown."""
+    """Return a pod's phase: Pending, Running, Succeeded, Failed or Unknown."""
     return cluster.get("pod", pod, namespace)["status"]["phase"]
 
 
 def shared_volume(claim: str, folder: Path, namespace: str = "default", size: str = "10Gi") -> list[dict]:
-    """Give a ReadWriteMany claim and the volume that it is bound to: a folder of this machine, on every node.
+    """Return a ReadWriteMany claim and the volume that it is bound to: a folder of this machine, on every node.
 
     The folder is made, owned by USER: a kubelet never applies fsGroup to a hostPath.
     """

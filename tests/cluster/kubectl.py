@@ -17,12 +17,12 @@ from vlmflow.core.errors import VlmflowError
 
 
 def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:
-    """Give a namespace as an object."""
+    """Return a namespace as an object."""
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
 
 
 def client_of(kubeconfig: Path) -> kubernetes.client.ApiClient:
-    """Give the executor's own client of the cluster that a kubeconfig names."""
+    """Return the executor's own client of the cluster that a kubeconfig names."""
     settings = kubernetes.client.Configuration()
     kubernetes.config.load_kube_config(str(kubeconfig), client_configuration=settings)
     return client.client_of(settings, print, patience=60)
@@ -36,15 +36,15 @@ class Kubectl:
 
     @functools.cached_property
     def program(self) -> str | Path:
-        """The kubectl to run: for another's cluster the machine's own, where it has one, to build nothing for it."""
+        """The kubectl to run: for another's cluster the machine's own, if it has one, to build nothing for it."""
         return (None if self.kubeconfig == KUBECONFIG else shutil.which("kubectl")) or binary("kubectl")
 
     def kubectl(self, *argv: object, input: str | None = None) -> str:
-        """Run kubectl and give its standard output. Raises VlmflowError with what it said where it fails."""
+        """Run kubectl and give its standard output. Raises VlmflowError with what it said if it fails."""
         return run(self.program, f"--kubeconfig={self.kubeconfig}", *argv, input=input)
 
     def get(self, kind: str, name: str | None = None, namespace: str | None = None, labels: str = "") -> dict:
-        """Give an object, or without a name the list of a kind's objects, as the API has it.
+        """Return an object, or without a name the list of a kind's objects, as the API has it.
 
         namespace: None for the context's own, "*" for all. labels: a selector.
         """
@@ -69,7 +69,7 @@ class Kubectl:
     def having(self, *objects: dict) -> Iterator[None]:
         """Have objects that belong to no namespace, or namespaces themselves, while the block runs.
 
-        They are made anew, and deleted in the end without waiting for it: a namespace with pods takes 16 s.
+        They are made again, and deleted at the end without waiting for it: a namespace with pods takes 16 s.
         """
         names = [f"{one['kind']}/{one['metadata']['name']}" for one in objects]
         self.kubectl("delete", *names, "--ignore-not-found")  # what an earlier call left, or what still ends of it

@@ -1,4 +1,4 @@
-"""What the tests' cluster asks of the machine, and the Debian packages it installs where they are missing."""
+"""What the tests' cluster asks of the machine, and the Debian packages it installs if they are missing."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ LONGEST_SOCKET_PATH = 107  # unix(7)
 
 
 def why_not() -> str | None:
-    """Say in one line why the cluster cannot run on this machine, None where it can."""
+    """Say in one line why the cluster cannot run on this machine, None if it can."""
     release = Path("/etc/os-release")
     if not release.exists() or "ID=debian" not in release.read_text().splitlines():
         return "the tests' cluster needs a Debian machine (or set KUBECONFIG to a cluster of your own)"
@@ -41,7 +41,7 @@ def why_not() -> str | None:
 
 
 def prepare() -> None:
-    """Install the Debian packages that are missing. Raises VlmflowError where the cluster cannot run here."""
+    """Install the Debian packages that are missing. Raises VlmflowError if the cluster cannot run here."""
     if reason := why_not():
         raise VlmflowError(reason, "run it as root on Debian, or on a cluster of your own through KUBECONFIG")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -24,7 +24,7 @@ CHANGING_SYSCTLS = ("compact_memory", "drop_caches", "stat_refresh")
 
 
 def machine_state() -> dict[str, object]:
-    """Give processes, mounts, links, routes, firewall rules, cgroups, sysctls and folders."""
+    """Return processes, mounts, links, routes, firewall rules, cgroups, sysctls and folders."""
     return {
         "processes": sorted(_processes()),
         "mounts": sorted(Path("/proc/self/mounts").read_text().splitlines()),
@@ -40,7 +40,7 @@ def machine_state() -> dict[str, object]:
 
 
 def _processes() -> list[str]:
-    """Give the command lines of what a cluster runs: its own parts, and pods in PID namespaces of theirs."""
+    """Return the command lines of what a cluster runs: its own parts, and pods in PID namespaces of theirs."""
     own, found = os.readlink("/proc/self/ns/pid"), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -25,7 +25,7 @@ HARDWARE_ADDRESSES = {"node-a": "02:00:0a:e7:00:01", "node-b": "02:00:0a:e7:00:0
 
 
 def refuse_taken_addresses() -> None:
-    """Raise VlmflowError where the machine has a route or link that the cluster's would shadow."""
+    """Raise VlmflowError if the machine has a route or link that the cluster's would shadow."""
     for route in json.loads(run("ip", "-j", "route")):
         if route["dst"].startswith(("10.231.0.", "10.232.0.")):
             raise VlmflowError(
@@ -59,7 +59,7 @@ def connect(node: str, pid: int, first_pid: int) -> None:
 
 
 def disconnect() -> None:
-    """Remove the machine's link, nothing where it is gone.
+    """Remove the machine's link, nothing if it is gone.
 
     The kernel takes it away with the last namespace it leads to, but some time after that one's last process ended
     (network_namespaces(7) promises no moment): the next test, or cluster, would still find it.

@@ -31,7 +31,7 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """The id of the node's process 1 on the machine. Raises VlmflowError where the node is down."""
+        """The id of the node's process 1 on the machine. Raises VlmflowError if the node is down."""
         holder = pid_of(f"{self.name}.node")
         inside = children(holder) if holder else []
         if not inside:
@@ -43,7 +43,7 @@ class Node:
         return pid_of(f"{self.name}.node") is not None
 
     def enter(self, *argv: object) -> list[object]:
-        """Give the command line that runs `argv` as a process of the node."""
+        """Return the command line that runs `argv` as a process of the node."""
         return ["nsenter", "--target", self.pid, "--mount", "--net", "--ipc", "--pid", "--", *argv]
 
     def boot(self, first: "Node") -> None:
@@ -102,7 +102,7 @@ class Node:
         self.start_part("kubelet", binary("kubelet"), *(f"--{key}={value}" for key, value in flags.items()))
 
     def stop_kubelet(self) -> None:
-        """End the kubelet; pods go on, as on a node that answers no more."""
+        """End the kubelet; pods continue, as on a node that answers no more."""
         self.stop_part("kubelet")
 
     def kill(self) -> None:
@@ -121,7 +121,7 @@ class Node:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ctr(self, *argv: object) -> str:
-        """Run containerd's ctr in the namespace that the kubelet uses, and give what it prints."""
+        """Run containerd's ctr in the namespace that the kubelet uses, and return what it prints."""
         return run(*self.enter("ctr", "--address", self.folder / "containerd.sock", "--namespace", "k8s.io", *argv))
 
     def _forget_containers(self) -> None:

@@ -9,7 +9,7 @@ PAUSE_IMAGE = "localhost/vlmflow/pause:1"
 
 
 def containerd_config(folder: Path, image_store: Path) -> str:
-    """Give containerd's configuration (containerd-config.toml(5), version 2).
+    """Return containerd's configuration (containerd-config.toml(5), version 2).
 
     folder: sockets and state, lost with the node; image_store: what it keeps from one start to the next.
     """
@@ -47,7 +47,7 @@ SystemdCgroup = false
 
 
 def kubelet_config(node: str, folder: Path, pki: Path) -> dict:
-    """Give the kubelet's configuration (kubelet.config.k8s.io/v1beta1)."""
+    """Return the kubelet's configuration (kubelet.config.k8s.io/v1beta1)."""
     never = {"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%"}
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -85,7 +85,7 @@ def kubelet_config(node: str, folder: Path, pki: Path) -> dict:
 
 
 def kube_proxy_config(node: str) -> dict:
-    """Give kube-proxy's configuration (kubeproxy.config.k8s.io/v1alpha1)."""
+    """Return kube-proxy's configuration (kubeproxy.config.k8s.io/v1alpha1)."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

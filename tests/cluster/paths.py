@@ -11,7 +11,7 @@ STATE = CACHE / "state"
 """What lives only while the cluster runs: keys, logs, sockets, etcd's and the kubelets' folders."""
 KUBECONFIG = STATE / "admin.kubeconfig"
 
-# The machine reaches nodes and pods over one link of its own; all else lies in the nodes' network namespaces.
+# The machine reaches nodes and pods over one link of its own; all else is in the nodes' network namespaces.
 LINK = "vlmflow0"
 MACHINE_ADDRESS = "10.231.0.254"
 NODE_ADDRESSES = {"node-a": "10.231.0.1", "node-b": "10.231.0.2"}

@@ -12,7 +12,7 @@ from cluster.paths import STATE
 
 
 def children(pid: int) -> list[int]:
-    """Give the ids of a process's children (proc(5): the fourth field of stat is the parent)."""
+    """Return the ids of a process's children (proc(5): the fourth field of stat is the parent)."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -22,7 +22,7 @@ def children(pid: int) -> list[int]:
 
 
 def _birth(pid: int) -> str | None:
-    """Give the tick at which a process started, None where it is gone or a zombie: an id alone may be reused."""
+    """Return the tick at which a process started, None if it is gone or a zombie: an id alone may be reused."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -54,7 +54,7 @@ def spawn(name: str, argv: list[object], env: dict[str, str] | None = None) -> i
 
 
 def pid_of(name: str) -> int | None:
-    """Give the id of a process started by spawn, None where it runs no more."""
+    """Return the id of a process started by spawn, None if it runs no more."""
     try:
         known = json.loads(_record(name).read_text())
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def pid_of(name: str) -> int | None:
 
 
 def stop(name: str, number: int = signal.SIGTERM, limit: float = 15.0) -> None:
-    """End a process started by spawn, by SIGKILL where it is still there after limit seconds.
+    """End a process started by spawn, by SIGKILL if it is still there after limit seconds.
 
     A process started in a node's namespaces is the child of the nsenter that spawn started: the child gets the signal.
     """

@@ -12,7 +12,7 @@ def run(*argv: object, input: str | None = None, log: Path | None = None, **opti
     """Run a command to its end and give its standard output.
 
     log: a file that gets all output as it comes, for commands that take minutes.
-    Raises VlmflowError with the end of what the command printed where it fails.
+    Raises VlmflowError with the end of what the command printed if it fails.
     """
     words = [str(word) for word in argv]
     if log is not None:
@@ -29,7 +29,7 @@ def run(*argv: object, input: str | None = None, log: Path | None = None, **opti
 
 
 def wait_for(what: str, check: Callable[[], object], limit: float = 60.0, pause: float = 0.05) -> object:
-    """Call check until it gives something true, and give that; an exception in it means not yet.
+    """Call check until it gives something true, and return that; an exception in it means not yet.
 
     limit, pause: seconds. Raises VlmflowError after the limit, with the last exception.
     """

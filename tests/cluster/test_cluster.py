@@ -28,7 +28,7 @@ def namespace(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def second_node(cluster: Cluster) -> Iterator[Node]:
-    """Give a second node, gone after the test where it was not there before."""
+    """Return a second node, gone after the test if it was not there before."""
     there = cluster.second_node.running()
     node = cluster.add_node()
     cluster.carry_in(images.project_image("data"))

@@ -1,4 +1,4 @@
-"""A training in a pod meets another trainer, is told to end, and loses its controller: it goes on, each time."""
+"""A training in a pod meets another trainer, is told to end, and loses its controller: it continues, each time."""
 
 import json
 import re
@@ -29,7 +29,7 @@ class Training:
 
 
 def steps(project: ClusterWorkflow) -> list[int]:
-    """Give the steps that the trainers of this run have logged so far."""
+    """Return the steps that the trainers of this run have logged so far."""
     files = (project.volumes / "outputs" / "runs" / RUN / "full").glob("*/progress.jsonl")
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
     return [line["step"] for line in lines if line.get("target") == STEPS and "loss" in line]
@@ -41,7 +41,7 @@ def pods(project: ClusterWorkflow, selector: str) -> list[dict]:
 
 
 def trainer(project: ClusterWorkflow) -> str:
-    """Wait until a trainer's pod runs and has come some steps further, and give the pod's name."""
+    """Wait until a trainer's pod runs and has come some steps further, and return the pod's name."""
     pod = wait_for("train_lora runs", lambda: pods(project, "vlmflow/rule=train_lora"), 240, pause=1)[0]
     begun = len(steps(project))
     wait_for("it trains", lambda: len(steps(project)) > begun + 4, 240, pause=0.5)
@@ -50,7 +50,7 @@ def trainer(project: ClusterWorkflow) -> str:
 
 @contextmanager
 def another_trainer(project: ClusterWorkflow, first: str) -> Iterator[str]:
-    """Have a second pod do what a trainer's pod does, and give what it says once it has met the first one."""
+    """Have a second pod do what a trainer's pod does, and return what it says once it has met the first one."""
     in_namespace = f"--namespace={project.namespace}"
     spec = project.cluster.get("pod", first, project.namespace)["spec"]
     kept = {key: value for key, value in spec.items() if key not in ("nodeName", "tolerations")}

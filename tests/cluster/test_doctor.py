@@ -66,13 +66,13 @@ def controller_stands(cluster: Kubectl, namespace: str) -> None:
 
 
 def without_podtemplates(found: dict) -> dict:
-    """Give an object, in a Role without the right that ClusterRole `admin` may not grant, as overlays/nautilus."""
+    """Return an object; a Role without the right that ClusterRole `admin` may not grant, as in overlays/nautilus."""
     rules = [rule for rule in found.get("rules", []) if rule["resources"] != ["podtemplates"]]
     return found | {"rules": rules} if found["kind"] == "Role" else found
 
 
 def doctor(cluster: Kubectl, *options: object, namespace: str = NAMESPACE) -> tuple[int, dict[str, dict]]:
-    """Run the doctor; gives its exit code, and its checks by what they are of."""
+    """Run the doctor; returns its exit code, and its checks by what they are of."""
     command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", namespace, "--json", *map(str, options)]
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -32,7 +32,7 @@ def storm(workflow: FaultWorkflow, request: pytest.FixtureRequest) -> Call:
     workflow.cluster.set_capacity(node, {"nvidia.com/gpu": "2"})
     call = workflow.call("storm", *(f"{name}.txt" for name in TARGETS))
     assert workflow.begun("stranded")["spec"]["nodeName"] == second.name
-    second.stop_kubelet()  # its pods go on, unseen
+    second.stop_kubelet()  # its pods continue, unseen
     deleted = workflow.begun("deleted")
     workflow.cluster.kubectl(
         f"--namespace={NAMESPACE}", "delete", "job", deleted["metadata"]["labels"]["job-name"], "--wait=false"
@@ -64,7 +64,7 @@ def storm(workflow: FaultWorkflow, request: pytest.FixtureRequest) -> Call:
 
 
 def errors_of(call: Call, rule: str) -> list[str]:
-    """Give the executor's error reports of a rule, each with the lines that follow it.
+    """Return the executor's error reports of a rule, each with the lines that follow it.
 
     The end of a pod's log, which they hold, may have reports of the pod's own Snakemake in it.
     """
@@ -170,7 +170,7 @@ def test_progress_is_shown(storm: Call) -> None:
 
 
 def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(workflow: FaultWorkflow) -> None:
-    """Its local folder lies on another disk than the targets, so that a store takes its time."""
+    """Its local folder is on another disk than the targets, so that a store takes its time."""
     target = workflow.targets / "bulky"
     call = workflow.call("bulky", "bulky", remote_job_local_storage_prefix="/scratch/pods")
     pod = workflow.running("bulky")
@@ -190,7 +190,7 @@ def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(workflow:
 
 
 def begins(workflow: FaultWorkflow, pod: dict) -> str:
-    """Wait until the counting in a pod has begun, and give what it said."""
+    """Wait until the counting in a pod has begun, and return what it said."""
     name = pod["metadata"]["name"]
 
     def said() -> str:

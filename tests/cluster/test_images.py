@@ -20,7 +20,7 @@ LEFT_BY_BUILDS = ("/root/*", "/tmp/*", "/var/cache/apt/*", "/var/lib/apt/lists/*
 
 
 def contents(layer: images.Layer, pattern: str) -> list[str]:
-    """Give a layer's files and filled folders that match; a whiteout stands for something that was taken away."""
+    """Return a layer's files and filled folders that match; a whiteout stands for something that was removed."""
     found = []
     for path in layer.files.glob(pattern.lstrip("/")):
         status = path.lstat()
@@ -74,7 +74,7 @@ print(json.dumps({
 
 
 def locked(path: Path) -> dict[str, str]:
-    """Give the pins of a lock file that hold for this machine (every line names one package)."""
+    """Return the pins of a lock file that hold for this machine (every line names one package)."""
     pins = {}
     for line in path.read_text().splitlines():
         requirement = line.split(" ;")[0].split(" \\")[0].strip()

@@ -60,7 +60,7 @@ def workflows(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def versions(cluster: Cluster) -> dict[tuple[str, str], int]:
-    """Give how often each object of ours was changed in what it says."""
+    """Return how often each object of ours was changed in what it says."""
     found = {}
     for kind in ("deployments", "persistentvolumeclaims", "cronjobs", "networkpolicies", "roles", "rolebindings"):
         for one in cluster.get(kind, namespace=NAMESPACE, labels="app.kubernetes.io/part-of=vlmflow")["items"]:

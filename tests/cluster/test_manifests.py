@@ -28,7 +28,7 @@ def namespace(any_cluster: Kubectl) -> Iterator[str]:
 
 
 def pod_of(workload: dict) -> dict:
-    """Give the pod of a workload, as an object of its own."""
+    """Return the pod of a workload, as an object of its own."""
     template = (template_in(workload) if workload["kind"] == "CronJob" else workload["spec"])["template"]
     name = f"{workload['kind']}-{workload['metadata']['name']}".lower()
     spec = template["spec"] | {"restartPolicy": "Never"}
@@ -36,7 +36,7 @@ def pod_of(workload: dict) -> dict:
 
 
 def dry_run(cluster: Kubectl, objects: list[dict], namespace: str) -> str:
-    """Have the API server check objects as if it made them; gives what it says."""
+    """Have the API server check objects as if it made them; returns what it says."""
     whole = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PersistentVolume"}
     for one in objects:
         if one["kind"] not in whole:
@@ -104,7 +104,7 @@ def test_a_shared_clusters_overlay_makes_what_a_namespaces_administrator_may(any
 
 
 def granted(role: dict) -> set[tuple[str, str]]:
-    """Give what a role grants, as (verb, resource)."""
+    """Return what a role grants, as (verb, resource)."""
     return {(verb, name) for rule in role["rules"] for verb in rule["verbs"] for name in rule.get("resources", [])}
 
 
@@ -134,7 +134,7 @@ def test_an_overlay_is_whole(overlay: str) -> None:
 
 
 def claims_of(spec: dict) -> dict[str, str]:
-    """Give the claims of a pod, by the path at which its containers have them."""
+    """Return the claims of a pod, by the path at which its containers have them."""
     volumes = {volume["name"]: volume.get("persistentVolumeClaim", {}).get("claimName") for volume in spec["volumes"]}
     mounts = [mount for container in spec["containers"] for mount in container["volumeMounts"]]
     return {mount["mountPath"]: volumes[mount["name"]] for mount in mounts if volumes[mount["name"]]}
@@ -178,7 +178,7 @@ def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, component:
 
 
 def folders_of(objects: list[dict]) -> set[str]:
-    """Give the folders of a node that volumes are."""
+    """Return the folders of a node that volumes are."""
     return {one["spec"]["hostPath"]["path"] for one in objects if one["kind"] == "PersistentVolume"}
 
 

@@ -82,7 +82,7 @@ def rendered_templates() -> list[dict]:
 
 
 def gpu_pod(name: str, template: Template) -> dict:
-    """Give the pod of a Job as the executor creates it; without the Job, since kwok would let that complete."""
+    """Return the pod of a Job as the executor creates it; without the Job, since kwok would let that complete."""
     container = {"name": "snakemake", "image": "none", "command": ["/bin/sh"], "args": ["-c", "true"]}
     plugins = {
         "apiVersion": "batch/v1",
@@ -105,7 +105,7 @@ def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
     cluster.apply([gpu_pod(name, template) for name in names], NAMESPACE)
 
     def placed() -> list[dict]:
-        """Give the pods when all for which there is room are placed: at first their claims may not be bound yet."""
+        """Return the pods when all for which there is room are placed: at first their claims may not be bound yet."""
         pods = cluster.get("pods", namespace=NAMESPACE)["items"]
         settled = [pod for pod in pods if pod["spec"].get("nodeName") or pod["status"].get("conditions")]
         full = sum("nodeName" in pod["spec"] for pod in pods) >= sum(room.values())

@@ -1,4 +1,4 @@
-"""Least rights: the controller's account with its Role, with each verb taken away, and jobs' account without any."""
+"""Least rights: the controller's account with its Role, with each verb removed, and jobs' account without any."""
 
 from collections.abc import Callable, Iterator
 

@@ -44,7 +44,7 @@ class Server:
         return own | {"no_proxy": "127.0.0.1"}
 
     def target(self, local: Path, name: str, bucket: str | None = None) -> S3Object:
-        """Give a target in a bucket, by default of its own; its local path is below `local`."""
+        """Return a target in a bucket, by default of its own; its local path is below `local`."""
         settings = snakemake_storage_plugin_s3.StorageProviderSettings(
             endpoint_url=self.endpoint_url, access_key=self.access_key, secret_key=self.secret_key
         )
@@ -56,7 +56,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give an S3 server on a free port of the loopback interface."""
+    """Return an S3 server on a free port of the loopback interface."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -81,7 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def merged(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Object:
-    """Give a folder in storage, with three files."""
+    """Return a folder in storage, with three files."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     target = server.target(tmp_path, "merged/x")
     write(target, {"README.md": b"card", "inner/weights": b"w" * 100, "empty": b"", ".snakemake_timestamp": b""})
@@ -97,7 +97,7 @@ def write(target: S3Object, files: dict[str, bytes]) -> None:
 
 
 def read(target: S3Object) -> dict[str, bytes]:
-    """Retrieve a folder anew, and give its files."""
+    """Retrieve a folder again, and return its files."""
     shutil.rmtree(target.local_path())
     target.retrieve_object()
     local = target.local_path()
@@ -105,13 +105,13 @@ def read(target: S3Object) -> dict[str, bytes]:
 
 
 def keys(target: S3Object) -> set[str]:
-    """Give the keys in the bucket; those of a folder's attempts without their tokens."""
+    """Return the keys in the bucket; those of a folder's attempts without their tokens."""
     found = (item.key.removeprefix("run/") for item in target.s3bucket().objects.all())
     return {re.sub(r"/\.stored-[0-9a-f]{32}/", "//", key) for key in found}
 
 
 def object_of(target: S3Object, name: str) -> Any:
-    """Give the object that holds a file of a folder."""
+    """Return the object that holds a file of a folder."""
     return target.s3bucket().Object(target._folder.entries()[name].key)
 
 
@@ -235,7 +235,7 @@ MERGED = {"weights": VERIFIED["weights"], "README.md": b"card"}
 
 @pytest.fixture
 def published(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[S3Object, S3Object]:
-    """Give verified/x, and merged/x made of what this process has retrieved of it."""
+    """Return verified/x, and merged/x made of what this process has retrieved of it."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(s3_folder, "SHARED_FROM", 100)
     verified, merged = server.target(tmp_path, "verified/x"), server.target(tmp_path, "merged/x")
@@ -290,11 +290,11 @@ class EveryOrder:
     bucket: str
 
     def target(self, place: str, name: str, bucket: str | None = None) -> S3Object:
-        """Give a target of the bucket for a process of its own, whose local path is below `place`."""
+        """Return a target of the bucket for a process of its own, whose local path is below `place`."""
         return self.server.target(self.tmp_path / "places" / place, name, bucket or self.bucket)
 
     def explore(self, make: Callable[[], list[Process]], wholes: list[dict], before: Any) -> list[Any]:
-        """Give the outcomes. merged/x is at every moment one of `wholes`, or what it was `before` the first success.
+        """Return the outcomes. merged/x is at every moment one of `wholes`, or what it was `before` the first success.
 
         And a later writer can make it, and leaves nothing of the killed ones.
         """

@@ -110,7 +110,7 @@ def attack(workflow: ClusterWorkflow, template: str) -> dict:
 
 
 def state_of(workflow: ClusterWorkflow) -> dict[str, str]:
-    """Give the sha256 of all that the controller executes, and of what tells it what to execute."""
+    """Return the sha256 of all that the controller executes, and of what tells it what to execute."""
     return json.loads(workflow.in_controller("python", "-c", PRINT_STATE))
 
 

@@ -1,4 +1,4 @@
-"""The sample's sound rows, and the batches of them that a model reads."""
+"""The sample's valid rows, and the batches of them that a model reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,13 +51,13 @@ class Batch:
         return self.inputs["input_ids"].numel()
 
     def to(self, device: str) -> Self:
-        """Give the same batch on a device."""
+        """Return the same batch on a device."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, before=self.before.to(device), targets=self.targets.to(device))
 
 
 def sound_rows(sample: Path) -> list[ShareGptRow]:
-    """Give the train rows of a generated sample in the trajectory form, without those broken on purpose."""
+    """Return the train rows of a generated sample in the trajectory form, without those broken on purpose."""
     broken = {fault["row"] for fault in read_json(sample / FAULTS_FILE) if fault["split"] == "train"}
     rows = []
     with JsonRows(sample / TRAIN_FILE) as raw:
@@ -69,7 +69,7 @@ def sound_rows(sample: Path) -> list[ShareGptRow]:
 
 
 def batches(rows: Sequence[ShareGptRow], sample: Path, model: Path, size: int) -> list[Batch]:
-    """Cut rows into batches of `size`, with the processor that lies in `model`; the last may be smaller."""
+    """Cut rows into batches of `size`, with the processor that is in `model`; the last may be smaller."""
     processor = AutoProcessor.from_pretrained(model)
     return [_batch(rows[first : first + size], sample / PICTURES, processor) for first in range(0, len(rows), size)]
 

@@ -67,12 +67,12 @@ QUICK = Scale(SMALL, matmul=512, warm_up=2, steps=6, batch=1, passes=4, disk=100
 
 
 def check(folder: Path, device: str, small: bool, trainer: str | None, batch: int | None) -> dict[str, Any]:
-    """Run the check in an empty folder, and give its figures: bytes, seconds, operations, as JSON values.
+    """Run the check in an empty folder, and return its figures: bytes, seconds, operations, as JSON values.
 
-    device: cuda or cpu. small: a tiny model. trainer: ms-swift, plain, or None for ms-swift where it is installed.
+    device: cuda or cpu. small: a tiny model. trainer: ms-swift, plain, or None for ms-swift if it is installed.
     batch: rows per pass; None for what the scale says.
 
-    Raises VlmflowError where the device cannot do it, the loss does not fall, or a proof fails.
+    Raises VlmflowError if the device cannot do it, the loss does not fall, or a proof fails.
     """
     begun = now("cpu")
     refuse_slow_torch(torch.__version__)

@@ -22,7 +22,7 @@ def main() -> None:
         sys.exit(f"gpu-check: Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}")
     options = _options()
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
-    # In place of this folder, whose modules are found as gpu.NAME.
+    # instead of this folder, whose modules are found as gpu.NAME.
     sys.path[0:1] = [str(TESTS), str(TESTS.parent / "scripts")]
     from gpu.needs import what_is_missing
 

@@ -33,7 +33,7 @@ OF_THE_MACHINE = ("torch", "torchvision")
 
 
 def what_is_missing() -> list[str]:
-    """Give a line for each module that does not import or is too old, with what to do; none where all is well."""
+    """Return a line for each module that does not import or is too old, with what to do; none where all is well."""
     pins = _pins()
     lines, wanted = [], []
     for module, purpose in NEEDED.items():
@@ -66,7 +66,7 @@ def _fault(module: str) -> str | None:
 
 
 def _pins() -> dict[str, str]:
-    """Give what the project itself installs, by name: {"msgspec": "msgspec==…"}."""
+    """Return what the project itself installs, by name: {"msgspec": "msgspec==…"}."""
     groups = tomllib.loads(PROJECT.read_text())["dependency-groups"]
     requirements = [entry for group in groups.values() for entry in group if isinstance(entry, str)]
     return {re.split("[=><]", requirement)[0]: requirement for requirement in requirements}

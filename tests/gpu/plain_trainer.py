@@ -102,7 +102,7 @@ def _step(model: PeftModel, optimizer: torch.optim.Optimizer, passes: Sequence[B
 
 
 def _loss(model: PeftModel, batch: Batch) -> torch.Tensor:
-    """Give the sum of the losses of a batch's trained tokens."""
+    """Return the sum of the losses of a batch's trained tokens."""
     plain = model.get_base_model()
     states = plain.model(**batch.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
     logits = plain.lm_head(states.index_select(0, batch.before))

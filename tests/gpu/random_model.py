@@ -1,4 +1,4 @@
-"""A Qwen3-VL of a real one's size with random weights, made where it is to compute."""
+"""A Qwen3-VL of a real one's size with random weights, made if it is to compute."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,7 +6,7 @@ from vlmflow.core.progress import clock
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Give the figures of `check.check` as lines of two columns."""
+    """Return the figures of `check.check` as lines of two columns."""
     machine, weights, rows = figures["machine"], figures["weights"], figures["rows"]
     training, peak, settings = figures["training"], figures["peak"], figures["settings"]
     merge, tensors, logits = figures["merge"], figures["tensors"], figures["logits"]

@@ -68,7 +68,7 @@ class Weights:
         )
 
     def flops(self, row: RowSize) -> float:
-        """Give the operations of one row, forward and backward."""
+        """Return the operations of one row, forward and backward."""
         return (
             (4 * self.decoder + 6 * self.adapter) * row.tokens
             + 6 * self.attention * row.tokens**2
@@ -80,13 +80,13 @@ class Weights:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Give the shape of every tensor in a folder's files, by name."""
+    """Return the shape of every tensor in a folder's files, by name."""
     headers = [read_header(file) for file in folder.glob("*.safetensors")]
     return {name: entry.shape for header in headers for name, entry in header.tensors.items()}
 
 
 def measured_peak(device: str, size: int) -> float:
-    """Give the operations per second of a dense bfloat16 product of two square matrices: the best of some rounds."""
+    """Return the operations per second of a dense bfloat16 product of two square matrices: the best of some rounds."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(WARM_UPS):
         left @ right
@@ -100,7 +100,7 @@ def measured_peak(device: str, size: int) -> float:
 
 
 def now(device: str) -> float:
-    """Give the time in seconds, once the device has done all that it was asked."""
+    """Return the time in seconds, once the device has done all that it was asked."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

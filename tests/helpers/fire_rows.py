@@ -81,7 +81,7 @@ def split_files(folder: Path, split: str, rows: list[Any], form: str = "trajecto
 
 
 def digest(text: str) -> str:
-    """Return 64 hexadecimal digits, in place of a picture's digest."""
+    """Return 64 hexadecimal digits, instead of a picture's digest."""
     import hashlib
 
     return hashlib.sha256(text.encode()).hexdigest()

@@ -274,7 +274,7 @@ def _follow(
 
 @contextmanager
 def copied(folder: Path) -> Iterator[Path]:
-    """Give a copy of a folder, to continue from a state as if all processes had been killed."""
+    """Return a copy of a folder, to continue from a state as if all processes had been killed."""
     copy = folder.with_name(folder.name + "-copy")
     with suppress(FileNotFoundError):
         shutil.rmtree(copy)

@@ -81,7 +81,7 @@ class StorageRun:
 
 @contextmanager
 def other_file_system(folder: Path) -> Iterator[Path]:
-    """Give a folder in memory, on another file system than `folder`."""
+    """Return a folder in memory, on another file system than `folder`."""
     other = Path(tempfile.mkdtemp(prefix="vlmflow-storage-", dir=Path("/", "dev", "shm")))
     try:
         assert other.stat().st_dev != folder.stat().st_dev

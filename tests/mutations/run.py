@@ -44,7 +44,7 @@ class Mutation:
     """A place where the code is broken.
 
     kind: "reverted", the code was so before it was fixed; or "feared". file: the module. text: what stands there, once;
-    becomes: what is put in its place. why: what goes wrong then. test: the pytest node id that must fail.
+    becomes: what is put instead. why: what goes wrong then. test: the pytest node id that must fail.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Mutation:
 
 
 def read_table() -> dict[str, Mutation]:
-    """Give the mutations by name."""
+    """Return the mutations by name."""
     return {
         name: Mutation(name, kind, **values)
         for kind, mutations in read_yaml(TABLE).items()
@@ -108,7 +108,7 @@ def run_tests(copy: Path, tests: Sequence[str], *words: str) -> dict[str, tuple[
 
 
 def environment() -> dict[str, str]:
-    """Give the environment of the copy's tests.
+    """Return the environment of the copy's tests.
 
     Without files of bytecode: a broken module may be as long, and in the same second, as the one before. Without
     PYTHONPATH: another checkout would be in the way. With long lines: pytest cuts what it says.

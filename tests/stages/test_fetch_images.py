@@ -88,7 +88,7 @@ def test_killed_in_the_middle_and_started_again(server: ArchiveServer, tmp_path:
 
 
 def test_on_a_full_disk(server: ArchiveServer, tmp_path: Path) -> None:
-    """The disk fills up; the stage says so; with room made, the same command goes on."""
+    """The disk fills up; the stage says so; with room made, the same command continues."""
     (tmp_path / "store").mkdir()
     words = stage(tmp_path, server)
     script = f"""

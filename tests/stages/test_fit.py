@@ -79,7 +79,7 @@ def tokens_of(timestep: Path) -> dict[str, int]:
 
 
 def a_length_within(timestep: Path) -> int:
-    """Give a max_length that some of the rows do not fit, and each split has rows that do."""
+    """Return a max_length that some of the rows do not fit, and each split has rows that do."""
     tokens = sorted(tokens_of(timestep).values())
     return tokens[len(tokens) * 4 // 5]
 
@@ -100,7 +100,7 @@ def test_rows_that_fit_are_handed_on_byte_by_byte(timestep: Path, tmp_path: Path
 
 
 def test_over_long_rows_are_counted_and_named_before_training(timestep: Path, tmp_path: Path) -> None:
-    """By default the run stops, before a GPU is asked for; no row is cut or dropped in silence."""
+    """By default the run stops, before a GPU is asked for; no row is cut or dropped silently."""
     tokens = tokens_of(timestep)
     longest = max(tokens, key=tokens.__getitem__)
     limit = a_length_within(timestep)

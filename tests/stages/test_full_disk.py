@@ -74,7 +74,7 @@ def test_while_rows_are_converted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "named"), [("1m", ""), ("6m", "/train.jsonl.part")])
 def test_while_rows_are_validated(tmp_path: Path, size: str, named: str) -> None:
-    """First the verdicts do not fit, which lie in a file without a name; then the rows do not."""
+    """First the verdicts do not fit, which are in a file without a name; then the rows do not."""
     files = prepared(tmp_path)
     disk = tmp_path / "disk"
     given = {("raw_train" if name == "raw" else name): file for name, file in files.items()}

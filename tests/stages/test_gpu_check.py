@@ -1,4 +1,4 @@
-"""`make gpu-check` where there is no GPU: the same code on the CPU with a tiny model, and what it says beforehand."""
+"""`make gpu-check` without a GPU: the same code on the CPU with a tiny model, and what it says beforehand."""
 
 import ast
 import json

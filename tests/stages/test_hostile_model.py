@@ -141,7 +141,7 @@ def test_stages_see_links_to_a_models_files_alone(hostile: Path) -> None:
 
 
 def test_the_trainer_never_trusts_remote_code(hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ms-swift says true at each of these calls; what transformers is told is false."""
+    """ms-swift passes true to each of these calls; transformers gets false."""
     monkeypatch.setattr(launch, "trainer", SimpleNamespace(__name__="recording_worker"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
     monkeypatch.setenv("RECORD", str(tmp_path / "record"))

@@ -133,7 +133,7 @@ def test_ms_swifts_refusal_is_told(demo_run: Path, model: Path, tmp_path: Path) 
 
 
 def test_swift_args_that_change_the_text_are_known() -> None:
-    """All of ms-swift's template arguments, but for those that the workflow sets and those that change no length."""
+    """All of ms-swift's template arguments, except those that the workflow sets and those that change no length."""
     ours = {"max_length", "loss_scale"}
     others = {"truncation_strategy", "padding_side", "padding_free", "sequence_parallel_size", "is_binary_loss_scale"}
     assert set(TEXT_ARGS) == {field.name for field in dataclasses.fields(TemplateArguments)} - ours - others

@@ -1,4 +1,4 @@
-"""Memory does not grow with the rows, but for the few bytes of each that docs/decisions.md names."""
+"""Memory does not grow with the rows, except for the few bytes per row that docs/decisions.md names."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def peak(folder: Path, stage: str, **values: object) -> int:
 
 
 def peaks(folder: Path, count: int) -> dict[str, int]:
-    """Convert, validate and fit `count` rows, each stage in a process of its own, and give what they took."""
+    """Convert, validate and fit `count` rows, each stage in a process of its own, and return what they took."""
     folder.mkdir()
     make_rows(folder, count)
     raw, data, lengths = folder / "raw.jsonl", folder / "data", folder / "lengths"

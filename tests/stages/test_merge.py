@@ -171,7 +171,7 @@ def merge_command(folder: Path, merged: Path) -> list[str]:
 
 
 def test_killed_and_run_again_gives_the_same_bytes(wide: Path, tmp_path: Path) -> None:
-    """SIGKILL at three moments, the same command after each: in the end the bytes of one thread unbroken."""
+    """SIGKILL at three moments, the same command after each: at the end the bytes of one thread unbroken."""
     merged = tmp_path / "merged"
     for size in (1, 60_000_000, 130_000_000):
         process = subprocess.Popen(merge_command(wide, merged), stderr=subprocess.DEVNULL)

@@ -37,7 +37,7 @@ if "vlmflow.training.trainer" in sys.orig_argv and "torch.distributed.run" not i
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
-    """Give a training of four steps on a text model of 60,000 weights, with a checkpoint after the second."""
+    """Return a training of four steps on a text model of 60,000 weights, with a checkpoint after the second."""
     folder = tmp_path_factory.mktemp("memory")
     write_text_model(folder)
     turns = [{"from": "human", "value": "Say one."}, {"from": "gpt", "value": "It is one."}]

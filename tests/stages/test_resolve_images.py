@@ -46,7 +46,7 @@ def command(data: Path, split: str, out: str, roots: str | None = None) -> list[
 
 
 def everything(folder: Path) -> dict[str, str | bytes]:
-    """Give what lies below a folder: links with their targets, files with their bytes."""
+    """Return the content of a folder: links with their targets, files with their bytes."""
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
         for path in folder.rglob("*")

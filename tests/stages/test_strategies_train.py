@@ -89,7 +89,7 @@ def test_it_trains_saves_whole_checkpoints_and_resumes(
 
 
 def handed_on(trained: Trained, folder: Path) -> bytes:
-    """Give the weights of the last checkpoint's adapter, none of which is empty."""
+    """Return the weights of the last checkpoint's adapter, none of which is empty."""
     folder.mkdir()
     copy_adapter(trained.last, folder)
     tensors = load_file(folder / "adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""What the real trainer does with our rows, and how its refusals are told."""
+"""What the real trainer does with our rows, and how its refusals are reported."""
 
 import json
 import os
@@ -43,7 +43,7 @@ for line in open(rows):
 
 
 def encoded_by_ms_swift(demo_run: Path, home: Path, rows: Path, loss_scale: str) -> list[tuple[int, str]]:
-    """Give what ms-swift's template makes of rows: tokens in all, and the text that is trained.
+    """Return what ms-swift's template makes of rows: tokens in all, and the text that is trained.
 
     home: where it may write.
     """
@@ -155,7 +155,7 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
 
 
 def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(demo_run: Path, tmp_path: Path) -> None:
-    """The checkpoint that did not fit is not taken for one; steps and losses go on from the one before."""
+    """The checkpoint that did not fit is not taken for one; steps and losses continue from the one before."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     done = subprocess.run(

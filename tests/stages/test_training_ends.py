@@ -49,7 +49,7 @@ def job(folder: Path, rows: int, val_rows: int, processes: int, **settings: Any)
 
 
 def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It was taken for an interruption, for ever: "run the same command again"."""
+    """It counted as an interruption, each time: "run the same command again"."""
     stalling = job(tmp_path, 8, 2, 1, max_steps=8, learning_rate=1e-12, early_stop_after=2)
     with caplog.at_level("INFO", "vlmflow"):
         trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
@@ -106,7 +106,7 @@ def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_
 
 
 def logged(progress: Path, key: str) -> list[int]:
-    """Give the steps of which a trainer logged a value."""
+    """Return the steps of which a trainer logged a value."""
     lines = progress.read_text().splitlines(keepends=True) if progress.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("\n")]
     return [event["step"] for event in events if key in event]

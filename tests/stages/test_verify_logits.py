@@ -143,7 +143,7 @@ def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_short_run_whose_effect_rounding_hides_is_inconclusive(short: tuple[Path, str]) -> None:
-    """A sound merge of 4 steps at 1e-4 was refused: rounding explains what is missing, and the tensors decide."""
+    """A valid merge of 4 steps at 1e-4 was refused: rounding explains what is missing, and the tensors decide."""
     folder, dtype = short
     verify_tensors(folder / "base", folder / "adapter", folder / "merged", file_names(folder / "base"), 2)
     proof = verify(folder, folder / "merged", [TEXT_ROW], dtype)

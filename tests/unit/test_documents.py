@@ -21,7 +21,7 @@ NAMED = re.compile(r"((?:docs/[a-z-]+|k8s/README)\.md)(?:, ([A-Z][\w ]+))?")
 
 
 def anchors(page: Path) -> set[str]:
-    """Give the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = HEADING.findall(FENCE.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -67,7 +67,7 @@ def test_every_file_that_a_page_names_is_there() -> None:
 
 
 def texts_of_the_code() -> str:
-    """Give all strings of the code, one per line; f-strings fall apart at their values."""
+    """Return all strings of the code, one per line; f-strings fall apart at their values."""
     files = [*ROOT.glob("scripts/**/*.py"), ROOT / "k8s" / "base" / "controller.py"]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

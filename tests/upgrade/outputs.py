@@ -1,4 +1,4 @@
-"""Two folders of outputs, compared byte for byte, but for what no two runs have in common."""
+"""Two folders of outputs, compared byte for byte, except what no two runs have in common."""
 
 import json
 import re
@@ -26,7 +26,7 @@ FIGURES = re.compile(rb"\b[0-9a-f]{7,40}\b|\d+([.,:]\d+)*")
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:
-    """Give a line for each difference between two folders of outputs: the file, and for JSON the key and both values.
+    """Return a line for each difference between two folders of outputs: the file, and for JSON the key and both values.
 
     JSON files are compared value by value without the keys of DIFFERENT, pages and cards without FIGURES, all others
     byte by byte.
@@ -59,7 +59,7 @@ def _files_of(folder: Path) -> list[str]:
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the values of a JSON document that hold no others, each with the path of its keys (`a.b.0`)."""
+    """Return the values of a JSON document that hold no others, each with the path of its keys (`a.b.0`)."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, below in inner:
         yield from _leaves(below, f"{key}.{name}" if key else str(name))

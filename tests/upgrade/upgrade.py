@@ -3,7 +3,7 @@
     python tests/upgrade/upgrade.py FROM TO
 
 In a clone of this repository: `make demo` at FROM; at TO, which rules a dry run would run again, and whether anything
-is left to do after `snakemake --touch`; then the demo made anew at TO, and every output compared with that of FROM.
+is left to do after `snakemake --touch`; then the demo made again at TO, and every output compared with that of FROM.
 Prints what it finds, and ends with 1 where `--touch` leaves something to do or an output differs. Takes ten minutes.
 """
 
@@ -23,7 +23,7 @@ TARGETS = ["merged/qwen3vl-fire", "reports/data-fire.html", "reports/lengths-qwe
 
 
 def main() -> int:
-    """Upgrade a demo, say what became of it, and give the exit status."""
+    """Upgrade a demo, say what became of it, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", metavar="FROM")
     parser.add_argument("after", metavar="TO")
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _plan(clone: Path) -> str:
-    """Give the rules that Snakemake would run, with their numbers; "" where nothing is to be done."""
+    """Return the rules that Snakemake would run, with their numbers; "" if nothing is to be done."""
     said = _snakemake(clone, "-n", *TARGETS)
     return "" if "Nothing to be done" in said else said[said.rindex("Job stats:") :].split("\n\n")[0]
 

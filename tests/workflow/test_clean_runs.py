@@ -30,7 +30,7 @@ def digest_of(folder: Path, stage: str) -> str:
 
 
 def leave(folder: Path) -> set[Path]:
-    """Leave in a finished folder what trials and kills leave; gives what is to be deleted."""
+    """Leave in a finished folder what trials and kills leave; returns what is to be deleted."""
     trainings = folder / "stores" / "runs" / RUN
     full = trainings / "full" / digest_of(folder, "full")
     model = folder / "stores" / "models"
@@ -57,7 +57,7 @@ def leave(folder: Path) -> set[Path]:
 
 @pytest.fixture
 def folder(demo_run: Path, tmp_path: Path) -> Path:
-    """Give a finished demo folder, in which the checkpoint that is neither the last nor the best is deleted already."""
+    """Return a finished demo folder, whose checkpoint that is neither the last nor the best is already deleted."""
     copy = copy_folder(demo_run, tmp_path / "demo_run")
     assert clean(copy, "--yes").returncode == 0
     return copy

@@ -1,6 +1,6 @@
 """How much of the project a newcomer must touch: real additions that the product does not get, as patches.
 
-Each is laid over a clone of the working tree, what `make docs` writes is written anew, and its own tests run there.
+Each is laid over a clone of the working tree, what `make docs` writes is written again, and its own tests run there.
 """
 
 import os
@@ -51,5 +51,5 @@ def test_an_addition_touches_few_files_and_works(tmp_path: Path, exercise: str) 
 
 
 def _plain() -> dict[str, str]:
-    """Give the environment without what this run of pytest has put there, nor a path to this tree's modules."""
+    """Return the environment without what this run of pytest has put there, nor a path to this tree's modules."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}

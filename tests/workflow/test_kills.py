@@ -82,7 +82,7 @@ RAW_ACCOUNT = "raw/fire/.fetched/FIRE-train-100K.json.json"
 
 
 def only(rule: str, target: str) -> list[str]:
-    """Ask for one target, made by one rule from what lies there."""
+    """Ask for one target, made by one rule from what is there."""
     return ["--allowed-rules", rule, "--", target]
 
 

@@ -28,7 +28,7 @@ def shared(parts: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Give the finished folders of one, two and three pods."""
+    """Return the finished folders of one, two and three pods."""
     folders = {}
     for parts in (1, 2, 3):
         folder = folders[parts] = tmp_path_factory.mktemp(f"parts-{parts}")
@@ -39,7 +39,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 def everything(folder: Path) -> dict[str, str | bytes]:
-    """Give what lies below a folder: links with their targets below it, files with their bytes.
+    """Return the content of a folder: links with their targets in it, files with their bytes.
 
     Without the records of how pictures looked, which hold times and inodes.
     """
@@ -85,7 +85,7 @@ def test_a_setting_of_the_pictures_makes_every_part_again(done: dict[int, Path])
 
 
 def test_a_part_that_failed_is_made_again_alone(done: dict[int, Path], tmp_path: Path) -> None:
-    """Something that is no link has the name of one picture in the store."""
+    """Something that is not a link has the name of one picture in the store."""
     shutil.copytree(done[1] / "sample", tmp_path / "sample")
     (tmp_path / "quick.yaml").write_text("{}")
     entries = enumerate(read_picture_manifest(done[1] / "images/fire/train.jsonl"))

@@ -43,7 +43,7 @@ def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Pa
 BOMB = "a: &a [x]\n" + "".join(
     f"{key}: &{key} [{','.join(['*' + before] * 30)}]\n" for before, key in pairwise("abcdefg")
 )
-"""A list of which 30⁶ stand in the last line."""
+"""A list of which 30⁶ are in the last line."""
 
 WRONG_FILES = [
     ("runs:\n  r: {model: m\n  b: [\n", ", line 3, column 4: expected ',' or '}'", "; the line is: b: ["),
@@ -177,7 +177,7 @@ def test_more_trainers_than_cores_are_not_planned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_work", [True, False])
 def test_a_plan_beside_a_running_snakemake_holds_no_error(tmp_path: Path, at_work: bool) -> None:
-    """Nor beside the lock that a killed one left; and it leaves the lock where it is."""
+    """Nor next to the lock of a killed Snakemake; and the plan leaves the lock alone."""
     (tmp_path / "t.json").write_text("[]")
     lock = tmp_path / ".snakemake" / "locks" / "0.output.lock"
     lock.parent.mkdir(parents=True)
@@ -304,7 +304,7 @@ onstart:
 
 @pytest.mark.parametrize(("gpus", "together"), [(2, False), (4, True)])
 def test_runs_wait_for_each_others_gpus(tmp_path: Path, gpus: int, together: bool) -> None:
-    """Snakemake itself would begin both at once on the same GPUs; the driver's list stands in for the cards."""
+    """Snakemake itself would start both at once on the same GPUs; the driver's list replaces real cards."""
     (tmp_path / "Snakefile").write_text(TWO_JOBS)
     driver = tmp_path / "bin" / "nvidia-smi"
     driver.parent.mkdir()

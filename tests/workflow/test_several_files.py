@@ -1,4 +1,4 @@
-"""A raw split of several files: as one file with all of its rows, but for the place of each row."""
+"""A raw split of several files: as one file with all of its rows, except the place of each row."""
 
 import json
 import sys

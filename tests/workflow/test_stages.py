@@ -24,7 +24,7 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def folders(rules: list[Any]) -> set[str]:
-    """Give the first folders of all that the rules write."""
+    """Return the first folders of all that the rules write."""
     written = [str(file) for rule in rules for file in (*rule.output, *rule.log, rule.benchmark)]
     return {name.partition("/")[0] for name in written}
 

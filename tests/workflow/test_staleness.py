@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changes(folder: Path, root: Path = ROOT, **settings: Any) -> list[tuple[str, str]]:
-    """Give the params that a plan says have changed, before and now, of each job."""
+    """Return the params that a plan says have changed, before and now, of each job."""
     said = snakemake(folder, "data/x/stats.json", "-n", root=root, **(SHARES | settings))
     return re.findall(r"before: (.*?) now: (.*?) *$", said, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Snakemake on targets that lie in a storage: as one process, and as a pod."""
+"""Snakemake on targets that are in a storage: as one process, and as a pod."""
 
 import os
 import shutil

@@ -159,7 +159,7 @@ def run(stage: str, **changed: Any) -> None:
 
 
 def validated(stage: str) -> Callable[..., None]:
-    """Give what a stage's script does, with its arguments checked as `run_stage` does."""
+    """Return what a stage's script does, with its arguments checked as `run_stage` does."""
     main = importlib.import_module(stage).main
     return pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)
 
@@ -176,7 +176,7 @@ def other_file(file: Path) -> None:
 
 
 def forged_file(file: Path) -> None:
-    """Change one byte of a file in its place, and give it its times back."""
+    """Change one byte of a file in place, and restore its times."""
     if file.is_symlink():  # a picture of the demo that all tests share
         file.write_bytes(shutil.copyfile(file, file.with_name("own")).read_bytes())
     before = file.stat()
@@ -189,7 +189,7 @@ def forged_file(file: Path) -> None:
 
 
 def picture(folder: Path, rewritten: bool = False) -> Path:
-    """Give the place in the store of the first val row's picture; or of one of train that was rewritten."""
+    """Return the place in the store of the first val row's picture; or of one of train that was rewritten."""
     (row,) = first_rows(folder / "fitted" / RUN / "val.jsonl", 1)
     if not rewritten:
         return folder / "stores" / "pictures" / "fire" / row["images"][0]

@@ -206,7 +206,7 @@ def test_another_size_than_configured(server: ArchiveServer, tmp_path: Path, cap
 def test_servers_that_are_not_there_are_waited_for_together(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wait begins when all sources wait: one after the other they would wait for ever."""
+    """Each wait begins when all sources wait: one after the other they would wait forever."""
     together = threading.Barrier(5, timeout=120)
     monkeypatch.setattr(Transport, "pause", lambda *_: together.wait())
     sources = {

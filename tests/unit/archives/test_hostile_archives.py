@@ -32,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
 def fetch_from(
     server: ArchiveServer, tmp_path: Path, content: bytes, paths: list[str] = WANTED
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Give what is there afterwards, and what is missing by reason."""
+    """Return what is there afterwards, and what is missing by reason."""
     server.files["x.zip"] = content
     source = PictureSource(members={"x/": "p/{rest}"}, archive=f"{server.base}/x.zip")
     account = fetch(tmp_path / "store", {"x": source}, paths)
@@ -88,7 +88,7 @@ BROKEN_64: dict[str, Callable[[bytearray], object]] = {
 
 
 def zip_of_many(monkeypatch: pytest.MonkeyPatch) -> bytearray:
-    """Give a zip with zip64's record and locator, to which the old end record defers, as where members are many."""
+    """Return a zip with zip64's record and locator, to which the old end record defers, as where members are many."""
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 10)
     content = bytearray(zip_of(PICTURES))
     struct.pack_into("<HHII", content, end_record(content) + 8, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
@@ -107,7 +107,7 @@ def test_a_broken_zip64_directory(
     content = zip_of_many(monkeypatch)
     change(content)
     found, missing = fetch_from(server, tmp_path, bytes(content))
-    if found:  # the record stands before the locator: it is read there, wherever that one points
+    if found:  # the record is before the locator: it is read there, wherever that one points
         assert found == {path: PICTURES[f"p/{path[2:]}"] for path in WANTED}
         assert change in (BROKEN_64["locator beyond the end"], BROKEN_64["locator to another place"])
         return

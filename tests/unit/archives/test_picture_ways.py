@@ -88,7 +88,7 @@ def test_single_pictures_through_faults(
 
 
 def test_a_single_picture_that_changes_in_its_middle(server: ArchiveServer, tmp_path: Path) -> None:
-    """It is read anew from its first byte."""
+    """It is read again from its first byte."""
     name = "train2017/000000000001.jpg"
     server.faults[name] = [server.change(name, TRAIN[name][::-1], 2_000)]
     fetch(tmp_path / "store", coco(server), [f"coco/{name}"])

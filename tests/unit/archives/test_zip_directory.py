@@ -1,4 +1,4 @@
-"""A zip's directory: what was packed is found where it is, and what cannot be right is refused."""
+"""A zip's directory: packed members are found, and impossible values are refused."""
 
 import io
 import struct
@@ -22,7 +22,7 @@ MEMBERS = st.dictionaries(NAMES, st.tuples(st.binary(max_size=200), st.booleans(
 
 
 def zip_of(members: dict[str, tuple[bytes, bool, bytes]], comment: bytes, before: bytes) -> bytes:
-    """Give a zip; members: content, whether it is deflated, and what stands in its extra field."""
+    """Return a zip; members: content, whether it is deflated, and what is in its extra field."""
     file = io.BytesIO(before)
     file.seek(len(before))
     with zipfile.ZipFile(file, "w") as archive:
@@ -40,7 +40,7 @@ def found_in(content: bytes) -> dict[str, Member]:
 
 
 def contents(archive: bytes, members: dict[str, Member]) -> dict[str, bytes]:
-    """Give what the bytes of each member unpack to."""
+    """Return what the bytes of each member unpack to."""
     return {name: bytes(content_of(memoryview(archive)[one.start : one.end], one)) for name, one in members.items()}
 
 
@@ -70,7 +70,7 @@ def test_a_directory_with_wrong_bytes_is_read_or_refused(members: dict, data: st
 
 
 def zip64(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Give a zip of which every size and place is larger than the old fields hold, as Python sees it."""
+    """Return a zip of which every size and place is larger than the old fields hold, as Python sees it."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 5)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     return zip_of({f"{number}.jpg": (bytes(number), True, b"") for number in range(10, 20)}, b"comment", b"")

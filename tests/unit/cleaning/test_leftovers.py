@@ -1,4 +1,4 @@
-"""What clean-runs never lists: what lies in a shared store, behind a link, or elsewhere."""
+"""What clean-runs never lists: what is in a shared store, behind a link, or elsewhere."""
 
 import fcntl
 from pathlib import Path
@@ -16,7 +16,7 @@ def settings_with(**stores: str) -> Config:
 
 
 def listed(folder: Path, settings: Config, stores: bool = True) -> list[str]:
-    """Give what is listed, by its path in the folder."""
+    """Return what is listed, by its path in the folder."""
     found, _ = find_leftovers(folder, settings, {}, stores)
     return sorted(str(one.path.relative_to(folder)) for one in found)
 

@@ -36,7 +36,7 @@ sys.exit(1)
 
 @pytest.fixture
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in the place of the cluster's volumes."""
+    """A folder instead of the cluster's volumes."""
     folder = tmp_path / "volume"
     folder.mkdir()
     monkeypatch.setattr(copying, "VOLUMES", (str(folder),))
@@ -46,7 +46,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kubectl(folder: Path, limits: tuple[int, ...] = ()) -> Kubectl:
-    """Give a kubectl whose pods are this machine; its n-th connection breaks after limits[n] bytes."""
+    """Return a kubectl whose pods are this machine; its n-th connection breaks after limits[n] bytes."""
     program = folder / "kubectl"
     program.write_text(KUBECTL.format(python=sys.executable, count=str(folder / "count"), limits=limits))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

@@ -20,7 +20,7 @@ def old_template(name: str) -> dict:
 
 
 def listing(cron_jobs: list[dict] | Refused, old: list[dict] | Refused) -> Callable[[str], list[dict]]:
-    """Give the objects of each kind, or refuse to."""
+    """Return a function that lists the objects of a kind, or refuses to."""
 
     def objects(kind: str) -> list[dict]:
         found = {CRON_JOBS: cron_jobs, POD_TEMPLATES: old}[kind]

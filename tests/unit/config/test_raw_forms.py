@@ -18,7 +18,7 @@ FORMS = Path(raw_forms.__file__).parents[1] / "rows" / "forms"
 
 @pytest.fixture
 def own_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of forms, empty as yet, in place of the product's."""
+    """A package of forms, empty as yet, instead of the product's."""
     package = tmp_path / "own_forms"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""YAML that people edit: what is wrong in it is told by file, line and column."""
+"""YAML that people edit: what is wrong in it is reported by file, line and column."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", '{"a": 1,\n"b": 2,\n"a": 3}'])
 def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path: Path, text: str) -> None:
-    """YAML's own loader takes the last one in silence."""
+    """YAML's own loader takes the last one silently."""
     file = written(tmp_path, text)
     with pytest.raises(VlmflowError, match=f"^{file}, line 3, column 1: .*'a'.* line 1; .*; the line is: "):
         read_yaml(file)

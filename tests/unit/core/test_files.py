@@ -89,7 +89,7 @@ def test_two_writers_of_one_name_do_not_mix(
 
 
 def test_items_are_taken_no_faster_than_results() -> None:
-    """What lies in memory is bounded, however many items there are."""
+    """What is in memory is bounded, however many items there are."""
     taken = []
     results = ordered_map(abs, (taken.append(number) or number for number in range(1000)), 2)
     next(results)

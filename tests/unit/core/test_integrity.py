@@ -27,12 +27,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def look(folder: Path, files: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Give what is gone and what changed."""
+    """Return what is gone and what changed."""
     return compare("files", folder / "files", files, "kind/name")
 
 
 def read_files(capsys: pytest.CaptureFixture[str]) -> str:
-    """Give how many files were read since the last call ("" for none), by what was said of it."""
+    """Return how many files were read since the last call ("" for none), by what was said of it."""
     said = capsys.readouterr().err
     return said.split(": ")[1].split(" ")[0] if said else ""
 
@@ -48,7 +48,7 @@ def swap(file: Path, content: str) -> None:
 
 
 def forge(file: Path, content: str) -> None:
-    """Write other bytes of the same number into a file, and give it its times back."""
+    """Write as many other bytes into a file, and restore its times."""
     before = file.stat()
     with file.open("r+") as opened:
         opened.write(content)

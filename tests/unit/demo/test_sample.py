@@ -1,4 +1,4 @@
-"""The demo's data: sound rows are sound, faulty ones are faulty in the way that faults.json says."""
+"""The demo's data: valid rows are valid, and each faulty row has the fault that faults.json gives it."""
 
 import hashlib
 import io
@@ -46,7 +46,7 @@ def record(folder):
 
 
 def understood(row: dict) -> Trajectory | Reject:
-    """Give what the workflow makes of a row by its text alone."""
+    """Return what the workflow makes of a row by its text alone."""
     trajectory = read_trajectory(json.dumps(row).encode())
     if isinstance(trajectory, Reject):
         return trajectory

@@ -136,7 +136,7 @@ def test_empty_values_are_filled_in(server: HubServer, table: Path, caplog: pyte
 
 
 def test_a_pin_is_moved_only_on_purpose(server: HubServer, table: Path):
-    """A moved revision is told, and the table keeps what it holds until somebody empties the row."""
+    """A moved revision is reported, and the table keeps what it holds until somebody empties the row."""
     for wrong in ({"size": 7}, {"sha256": "0" * 64}, {"revision": "2" * 40}):
         row = {"revision": REVISION, "size": 3, "sha256": sha256(b"[1]"), **wrong}
         table.write_text(yaml.safe_dump({DATA: row}))

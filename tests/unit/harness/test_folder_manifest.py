@@ -102,7 +102,7 @@ def test_a_name_that_is_no_pods_removes_nothing(tmp_path: Path, name: str) -> No
 
 
 def test_when_the_controller_starts_the_folders_of_pods_that_went_are_removed(tmp_path: Path) -> None:
-    cut_off = [f".discarded.{since:016x}-{'0' * 12}.gone" for since in (0, time.time_ns())]  # the second may go on
+    cut_off = [f".discarded.{since:016x}-{'0' * 12}.gone" for since in (0, time.time_ns())]  # the second may continue
     for name in ("lost-pod-x1", "living-x2", "late-x3", "No-pods", ".hidden", *cut_off):
         (tmp_path / ".pods" / name / "fs").mkdir(parents=True)
     prefix = tmp_path / ".pods" / "$VLMFLOW_POD"

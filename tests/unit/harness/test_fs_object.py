@@ -1,4 +1,4 @@
-"""A stored target by itself, and what a job may have put in its place."""
+"""A stored target by itself, and what a job may have put instead."""
 
 import os
 import time
@@ -70,7 +70,7 @@ def test_what_is_not_there_cannot_be_retrieved(tmp_path: Path) -> None:
 
 
 def test_no_link_that_a_job_planted_leads_the_controller_elsewhere(tmp_path: Path) -> None:
-    """Neither in the place of a folder on the way nor of the target itself."""
+    """Neither in place of a folder on the way nor of the target itself."""
     state, archive = tmp_path / "state", tmp_path / "sources.tar.xz"
     for name in ("sources", "merged"):
         (state / name).mkdir(parents=True)
@@ -107,7 +107,7 @@ LOGS = {
 
 @pytest.mark.parametrize("planted", LOGS)
 def test_a_log_is_read_by_no_link_and_from_no_pipe(tmp_path: Path, planted: str) -> None:
-    """The controller would show its own token, or wait for ever."""
+    """The controller would show its own token, or wait forever."""
     log, secret = tmp_path / "targets" / "logs" / "token", tmp_path / "secrets" / "token"
     for place in (log, secret):
         place.parent.mkdir(parents=True)

@@ -29,7 +29,7 @@ def test_what_the_controller_executes_lies_on_its_claim_or_in_its_config_map() -
 
 
 def test_nothing_is_written_into_an_images_files() -> None:
-    """What a container writes for itself goes to an emptyDir: HOME, with the caches below it, and temporary files."""
+    """What a container writes for itself goes to an emptyDir: HOME, with the caches in it, and temporary files."""
     files = [K8S / "base/controller.yaml", *(K8S / "templates").glob("[!k]*.yaml")]
     assert len(files) == 5
     for file in files:

@@ -39,7 +39,7 @@ def cluster(server: BadMinutes, said: list[str]) -> Namespace:
 
 @pytest.fixture
 def sight(cluster: Namespace, said: list[str]) -> PatientWatch:
-    """Give a look at one Job."""
+    """Return a look at one Job."""
     watch = Watch(cluster, "", said.append)
     watch.follow("j", RuleJob("train_lora", {}), None)
     return PatientWatch(watch, said.append)
@@ -100,7 +100,7 @@ TAKEN = Outcome("failed", "p", "preempted", disrupted=True)
 
 @pytest.fixture
 def disruptions(cluster: Namespace, said: list[str]) -> Disruptions:
-    """Give the budget of one Job, which has been created, and whose pauses are over at once."""
+    """Return the budget of one Job, which has been created, and whose pauses are over at once."""
     disruptions = Disruptions(cluster, Watch(cluster, "", said.append), clock=lambda: 0.0)
     disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)
     return disruptions

@@ -166,7 +166,7 @@ def test_a_pod_that_fails_as_it_is_deleted_by_hand_was_disrupted(message: str) -
 
 
 def suspended(is_now: bool, at: str = "2026-11-21T11:30:00Z") -> dict:
-    """Give a Job that a queue has suspended, or has let go on again."""
+    """Return a Job that a queue has suspended, or has let continue again."""
     condition = {"type": "Suspended", "status": str(is_now), "lastTransitionTime": at}
     return {"metadata": {"name": "j"}, "spec": {"suspend": is_now}, "status": {"conditions": [condition]}}
 

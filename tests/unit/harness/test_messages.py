@@ -69,7 +69,7 @@ def test_of_a_pod_that_a_laptop_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_controller_takes_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What make hands to it is a call of Snakemake that checks the pictures anew, with the first call's options."""
+    """What make hands to it is a call of Snakemake that checks the pictures again, with the first call's options."""
     mine = tmp_path / "my run.yaml"
     mine.write_text(f"datasets: {{fire: {{image_roots: ['{tmp_path}']}}}}")
     told(monkeypatch, "/outputs/targets", [FILES[0], mine], ['models={"a": {"source": "/m", "model_type": "qwen3"}}'])

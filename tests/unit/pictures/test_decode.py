@@ -35,7 +35,7 @@ def checked(content: bytes) -> tuple[Picture, Image.Image | None]:
 
 
 def rgb(content: bytes) -> np.ndarray:
-    """Give the pixels of the rewritten copy, as an array of shape (height, width, 3)."""
+    """Return the pixels of the rewritten copy, as an array of shape (height, width, 3)."""
     copy = checked(content)[1]
     assert copy.mode == "RGB"
     return np.asarray(copy)
@@ -117,7 +117,7 @@ def test_the_pixel_limit_is_the_one_of_the_configuration():
 
 
 def tiled_tiff(side: int) -> bytes:
-    """Give a TIFF of 100 x 100 pixels, cut out of one tile of side x side."""
+    """Return a TIFF of 100 x 100 pixels, cut out of a tile of `side` x `side`."""
     tile = zlib.compressobj(9)
     content = b"".join(tile.compress(bytes(3 * side)) for _ in range(side)) + tile.flush()
     fields = {256: 100, 257: 100, 258: 8, 259: 8, 262: 2, 277: 3, 322: side, 323: side, 324: 200, 325: len(content)}
@@ -398,7 +398,7 @@ def png_chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def tiff_12_bit(levels: np.ndarray) -> bytes:
-    """Give a TIFF of grey levels of 12 bits, packed, two in three bytes; the width is even."""
+    """Return a TIFF of grey levels of 12 bits, packed, two in three bytes; the width is even."""
     high, low = levels[:, ::2].astype(np.uint32), levels[:, 1::2].astype(np.uint32)
     packed = np.stack([high >> 4, (high & 15) << 4 | low >> 8, low & 255], axis=-1).astype(np.uint8).tobytes()
     height, width = levels.shape

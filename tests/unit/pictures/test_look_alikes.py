@@ -20,7 +20,7 @@ from vlmflow.pictures.perceptual_hash import perceptual_hash
 
 
 def scene(seed: int, width: int = 480, height: int = 360) -> Image.Image:
-    """Give a picture of soft shapes, others for every seed."""
+    """Return a picture of soft shapes, which the seed decides."""
     random = np.random.default_rng(seed)
     return Image.fromarray(random.integers(0, 255, (7, 9, 3), np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC

@@ -19,7 +19,7 @@ JPEG = encoded(drawn(), "JPEG")
 
 
 def add(store: PictureStore, name: str, file: Path) -> str:
-    """Check a file and add it, as the stage does; gives the name that rows carry."""
+    """Check a file and add it, as the stage does; returns the name that rows carry."""
     picture, rgb = check_picture(file.read_bytes(), PictureLimits())
     located = Located(name, str(file))
     store.add(located, picture, rgb)
@@ -69,7 +69,7 @@ def test_a_link_follows_its_file_to_another_root(tmp_path: Path):
 
 
 def test_nothing_but_links_is_ever_replaced(tmp_path: Path):
-    """A person's own files or folders in the place of the store stay."""
+    """A person's own files or folders instead of the store stay."""
     own = put(tmp_path / "store/fire/a.jpg", b"own")
     (tmp_path / "store/fire/b.jpg").mkdir()
     file = put(tmp_path / "root/a.jpg", JPEG)
@@ -127,7 +127,7 @@ def add_all(pictures: Path, files: list[Path], plain: Path) -> None:
 
 @pytest.mark.parametrize("content", [ALPHA, JPEG], ids=["copy", "plain"])
 def test_a_picture_that_changed_in_the_store_is_refused(tmp_path: Path, content: bytes):
-    """A copy's digest stands in its own name: that of the bytes it was made from says nothing of it."""
+    """A copy's digest is in its own name: that of the bytes it was made from says nothing of it."""
     file = put(tmp_path / "root/a", content)
     name = add(PictureStore(tmp_path / "store", "fire"), "a", file)
     picture, _ = check_picture(content, PictureLimits())

@@ -21,7 +21,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def converted(path: Path, **settings: Any) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Give the rows made of a file of LLaVA's form, and by row number why a row gave none."""
+    """Return the rows made of a file of LLaVA's form, and by row number why a row gave none."""
     dataset = DatasetSettings(kind="volcano", train=str(path), **settings)
     good, bad = path.with_name("good"), path.with_name("bad")
     make = form_rows("volcano", dataset.modality, dataset.columns, None, None)

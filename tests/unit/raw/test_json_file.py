@@ -107,7 +107,7 @@ STRAY = ['"x', "{", "}", "[", "]", '{"turns": [{"role": "a"', '{"image": "x, "tu
 def test_a_broken_row_costs_none_that_begins_otherwise(
     tmp_path_factory, ways: list[tuple[str, ...]], stray: dict[int, str], turns: int
 ) -> None:
-    """Rows whose keys stand in another order than those before the damage are found behind it."""
+    """Rows whose keys are in another order than those before the damage are found behind it."""
     sound = []
     for number, keys in enumerate(ways):
         row = {"id": number, "image": f"{number}.jpg", "turns": [{"role": "a", "value": "x"}] * turns}

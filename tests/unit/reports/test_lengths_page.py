@@ -21,7 +21,7 @@ HOSTILE = "<script>document.title='taken'</script>"
 
 
 def row(folder: Path, split: str, name: str, text_tokens: int, picture_tokens: int = 0) -> RowLength:
-    """Write a row, and give its length."""
+    """Write a row, and return its length."""
     turns = [("system", "Be brief."), ("human", f"<image>\nWhat\n is {name}? " + "x" * 200), ("gpt", "a thing")]
     talk = [{"from": speaker, "value": value} for speaker, value in turns]
     line = json.dumps({"id": name, "source": "s<b>", "conversations": talk, "images": ["a.jpg"]}).encode()

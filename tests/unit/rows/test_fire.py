@@ -241,7 +241,7 @@ def test_a_system_prompt_begins_every_conversation(form: str) -> None:
 
 
 def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | None) -> tuple[int, list[dict[str, Any]]]:
-    """Convert a sound row and this one; give the bytes that were written, and the rejects."""
+    """Convert a valid row and this one; give the bytes that were written, and the rejects."""
     raw = write_array(folder / "raw.json", [fire_row(), row])
     made, rejects = folder / "made.jsonl", folder / "rejects.jsonl"
     settings = convert_fire.DatasetBlock(form=form, max_history_rounds=history, row_limits=RowLimits())
@@ -267,5 +267,5 @@ def test_ten_thousand_turns_are_one_reject_and_not_ten_thousand_examples(
     assert size < 10_000
     assert [reject["reason"] for reject in rejects] == ["turn_too_long"]
     last = fire_row(rounds=2)
-    last["conversations"][-1]["value"] += "x" * 30_000  # nobody answers it: it stands in no example
+    last["conversations"][-1]["value"] += "x" * 30_000  # nobody answers it: it is in no example
     assert convert_one(tmp_path, last, form, history)[1] == []

@@ -115,7 +115,7 @@ def test_a_row_with_nothing_in_it_is_rejected(tmp_path: Path, kind: str) -> None
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_file_without_rows_is_refused_by_name(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    if name == "rows.jsonl" and b"[" in content:  # lines that are no rows cost themselves
+    if name == "rows.jsonl" and b"[" in content:  # lines that are not rows cost themselves
         assert set(outcome(tmp_path / name).values()) <= {"bad_json", "bad_shape"}
         return
     with pytest.raises(VlmflowError, match=f"{name}: has no rows") as raised:
@@ -163,7 +163,7 @@ def test_a_csv_file_that_is_cut_says_where(tmp_path: Path) -> None:
 
 
 def faults_of(path: Path, content: bytes) -> tuple[int, dict[int, bytes]]:
-    """Give the number of rows, and by number the bytes of those that cannot be read."""
+    """Return the number of rows, and by number the bytes of those that cannot be read."""
     path.write_bytes(content)
     with open_rows([path], "train") as rows:
         return len(rows), {number: content[slice(*rows.place(number)[2:])] for number in rows.faults}
@@ -411,7 +411,7 @@ def test_rows_are_drawn_by_the_seed_from_those_of_the_sources(tmp_path: Path) ->
 
 @pytest.mark.parametrize("source", [None, 1, 1.0, True, ["a"], {"a": 1}, "", "b"])
 def test_a_row_without_a_text_as_source_is_of_no_chosen_source(tmp_path: Path, source: Any) -> None:
-    """A row that is not a JSON object is used, to be rejected with its own reason."""
+    """A row that is not a JSON object is used, and rejected with its own reason."""
     rows = [{"prompt": "q", "completion": "a", "source": name} for name in ("a", source, "a")]
     path = as_lines(tmp_path, [json.dumps(row).encode() for row in rows] + [b"broken", b'["a"]', b"{}"])
     with open_rows([path], "train") as found:
@@ -455,7 +455,7 @@ def test_mended_rows_that_are_none_of_the_file_are_refused(tmp_path: Path, lines
 
 
 def test_mended_rows_stand_in_their_places(tmp_path: Path) -> None:
-    """A row that was no JSON stands in the quarantine as a text; one that was too large as null, and stays."""
+    """A row that was no JSON is in the quarantine as a text; one that was too large as null, and stays."""
     raw = [b"{}", b"{bad", b'{"c": 3}', b'{"d": 4}']
     path = as_lines(tmp_path, raw)
     mended = [(0, {"a": 1}, "train"), (1, '{"b": 2}', "train"), (2, None, "train"), (3, {}, "test")]

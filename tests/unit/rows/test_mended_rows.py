@@ -51,7 +51,7 @@ def texts(folder: Path) -> str:
 
 
 def test_rows_are_mended_one_after_the_other(tmp_path: Path) -> None:
-    """The quarantine of the second run, mended in its turn, does not undo what the first one mended."""
+    """The quarantine of the second run, fixed in its turn, does not undo what the first one fixed."""
     raw = write_lines(
         tmp_path / "rows.jsonl", [{"prompt": f"q{n}", "completion": "a" if n > 1 else ""} for n in range(9)]
     )

@@ -1,4 +1,4 @@
-"""Near-duplicates between train and test: found, told, and left out where that is wanted."""
+"""Near-duplicates between train and test: found, reported, and dropped on request."""
 
 import json
 from dataclasses import replace
@@ -134,7 +134,7 @@ ASKED = [
 @pytest.mark.parametrize(
     ("kind", "test", "reported"),
     [
-        ("alpaca", ["who are you", "why", "!?"], [0, 2, 5, 6]),  # 1 stands in test to the letter
+        ("alpaca", ["who are you", "why", "!?"], [0, 2, 5, 6]),  # 1 is in test verbatim
         ("alpaca", None, None),
         ("text", ["WHO ARE YOU", "?"], [0, 1, 2]),
     ],

@@ -1,4 +1,4 @@
-"""What a person is told where too many rows are lost: the way out of the reason that leads, and where the rows are."""
+"""The advice if too many rows are rejected: how to fix the main reason, and where the rows are."""
 
 import json
 from pathlib import Path

@@ -31,7 +31,7 @@ TOOL = {"name": "clock", "parameters": {"type": "object", "properties": {}}}
 
 
 def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
-    """Give a conversation; the changes are laid over its turns, from the last one on."""
+    """Return a conversation; the changes are laid over its turns, from the last one on."""
     talk = [dict(turn) for turn in (CHAT if of == "messages" else TALK)]
     for turn, change in zip(reversed(talk), changes, strict=False):
         turn.update(change)
@@ -90,7 +90,7 @@ STOPS = [
 def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
     tmp_path: Path, kind: str, row: dict[str, Any], key: str
 ) -> None:
-    """With the rows that have it, the first of them, its value, and the line that goes on without; then that line."""
+    """With the rows that have it, the first of them, its value, and the line that continues without; then that line."""
     sound = {name: value for name, value in row.items() if name != key}
     if "messages" in row or "conversations" in row:
         sound |= turns(of="messages" if "messages" in row else "conversations")

@@ -71,7 +71,7 @@ def test_rows_in_are_rows_kept_and_rejects_by_reason(tmp_path: Path) -> None:
 
 
 def test_what_a_row_puts_into_a_detail_is_cut(tmp_path: Path) -> None:
-    """A path of megabytes would stand in the quarantine twice, and on the data page."""
+    """A path of megabytes would be in the quarantine twice, and on the data page."""
     long = "x" * 1_000_000
     train = [*some_rows(9), fire_row(long)]
     run(tmp_path, train, TEST, pictures={long: {"reason": "path_invalid", "detail": "longer than 500 bytes"}})
@@ -182,7 +182,7 @@ def test_the_score_field_that_differs_is_counted_and_kept(tmp_path: Path) -> Non
 
 
 def test_a_picture_with_its_own_name_takes_the_quick_way_to_the_same_line() -> None:
-    """Converted lines are cut where the picture keeps its name; encoded anew where it does not, or in another order."""
+    """Converted lines are copied if the picture keeps its name; encoded again if it does not, or in another order."""
     fields = {"id": "train-0", "source": "s", "images": ["a.jpg"], "attempts": [1], "scores": [5]}
     turns = [{"from": "human", "value": '<image>\nWhat? ,"raw_row":7,'}, {"from": "gpt", "value": 'x\n"y"'}]
     own = {"raw_row": 3, "score_field_differs": False}

@@ -75,7 +75,7 @@ def test_a_checkpoint_that_a_kill_cut_off_is_removed(tmp_path: Path) -> None:
 def test_a_training_ends_early_or_at_its_evaluated_last_step(
     losses: list[float | None], early_stop_after: int | None, ended: bool, early: bool
 ) -> None:
-    """The losses stand in the checkpoint: what a resumed training counts on."""
+    """The losses are in the checkpoint: what a resumed training counts on."""
     history = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses, 1) if loss is not None]
     found = Checkpoint(Path("checkpoint"), len(losses), 5, {"log_history": [{"step": 1, "loss": 4.0}, *history]}, DDP)
     assert (found.ended(early_stop_after), found.ended_early(early_stop_after)) == (ended, early)

@@ -76,7 +76,7 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
-    """A loss that is no number, or does not fall, is seen in minutes, not days."""
+    """A loss that is not a number, or does not fall, is seen in minutes, not days."""
     gate = judge(report([5, 4, 3, 2]) | changes, CHOSEN, LENGTHS, VAL, job(max_steps=10))
     assert check in failed(gate)
     assert not gate["passed"]
@@ -134,7 +134,7 @@ def test_a_smoke_run_is_no_longer_than_the_full_one(caplog: pytest.LogCaptureFix
 
 
 def test_few_steps_are_judged_by_the_validation_loss() -> None:
-    """Their single steps differ by their rows: a sound run of 4 steps was refused."""
+    """Their single steps differ by their rows: a valid run of 4 steps was refused."""
     rising = {"losses": [[1, 12.79], [2, 12.9], [3, 12.9], [4, 13.0]]}
     assert judge(report([]) | rising, CHOSEN, LENGTHS, VAL, job(max_steps=4))["passed"]
     worse = rising | {"eval_losses": [[2, 3.0], [4, 3.1]]}

@@ -36,7 +36,7 @@ Start = Callable[..., subprocess.Popen]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Give a folder in memory: a holder that waits for a slow disk does not count."""
+    """Return a folder in memory: a holder that waits for a slow disk does not count."""
     with other_file_system(tmp_path) as other:
         yield other
 
@@ -69,7 +69,7 @@ def start(folder: Path) -> Iterator[Start]:
 
 
 def holds(holder: subprocess.Popen) -> int:
-    """Wait until it holds the lease; gives the process id of its child."""
+    """Wait until it holds the lease; returns the process id of its child."""
     return int(holder.stdout.readline())
 
 

@@ -112,7 +112,7 @@ def of_another_size(answer: Answer) -> Answer:
 def test_answers_that_are_no_file_cost_nothing(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, reason: str, resumed: bool
 ):
-    """Such an answer is told and asked for again; what is here stays."""
+    """Such an answer is reported and asked for again; what is here stays."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [breaks(HALF)] * resumed + [fault]
     assert receive(tmp_path / "big.json") == sha256(CONTENT)
@@ -137,7 +137,7 @@ def test_answers_that_are_no_file_cost_nothing(
 def test_wrong_pieces_are_noticed(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, reason: str
 ):
-    """A second half that is not of the first one's file; the file is the right one in the end."""
+    """A second half that is not of the first one's file; the file is the right one at the end."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [breaks(HALF), fault]
     assert receive(tmp_path / "big.json") == sha256(CONTENT)
@@ -182,7 +182,7 @@ def test_a_server_that_never_takes_a_range_is_asked_for_the_whole(server: HubSer
 def test_faults_that_stay_are_told(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, cause: str
 ):
-    """An HTML page in place of a file, refusals without end."""
+    """An HTML page instead of a file, refusals without end."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [fault] * 400
     with pytest.raises(VlmflowError) as raised:

@@ -1,4 +1,4 @@
-"""What the hub says, and how its refusals are told."""
+"""What the hub says, and how its refusals are reported."""
 
 import logging
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ def look_up_again(kind: str) -> None:
     ],
 )
 def test_refusals_say_what_to_do(server: HubServer, kind: str, fault, cause: str, next_step: str):
-    """What the hub refuses for good is told at once, what it refuses for a moment is tried again."""
+    """What the hub refuses for good is reported at once, what it refuses for a moment is tried again."""
     server.faults = {("head", "big.json"): [fault], ("api", "o/m"): [fault]}
     with pytest.raises(VlmflowError) as raised:
         look_up_again(kind)

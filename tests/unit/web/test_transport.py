@@ -184,7 +184,7 @@ def test_a_suite_in_the_background_may_interrupt_what_it_starts() -> None:
 
 @contextmanager
 def running(handler: type, certificate: Path | None = None) -> Iterator[int]:
-    """Serve on a free port of loopback; gives it. certificate: a file with it and its key."""
+    """Serve on a free port of loopback; returns it. certificate: a file with it and its key."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
