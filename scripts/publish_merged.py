@@ -10,7 +10,7 @@ from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_manifest
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.merging.proof import PROOF, read_proof, take_over
-from vlmflow.reports.licences import rights
+from vlmflow.reports.licences import stated_licences
 from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.rows.stats import Stats
 
@@ -49,7 +49,7 @@ def main(
     base, proof = read_manifest(model), read_proof(verified)
     dataset = read_account(stats, Stats).dataset
     addresses, licence, of_sources = settings.all_addresses, settings.licence, settings.source_licences
-    stated = rights(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
+    stated = stated_licences(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
     with whole_folder(published) as folder:
         take_over(verified, folder)
         for ours in (PROOF, ".snakemake_timestamp", "README.md"):  # the base's README is not this model's card

@@ -15,7 +15,7 @@ SHOWN = 40
 """Sources of a kind that the model card lists, the largest first."""
 
 
-class SourceRights(msgspec.Struct):
+class LicenceOfSource(msgspec.Struct):
     """The training rows that come from a source, and its licence; one source may have several licences."""
 
     source: str
@@ -23,7 +23,7 @@ class SourceRights(msgspec.Struct):
     licence: str
 
 
-class Rights(msgspec.Struct):
+class StatedLicences(msgspec.Struct):
     """What is stated of the data that a run was trained on, in `provenance.json`; UNKNOWN where nothing is."""
 
     dataset: str
@@ -34,21 +34,21 @@ class Rights(msgspec.Struct):
     licence: str
     """Of the data set."""
 
-    questions: list[SourceRights]
+    questions: list[LicenceOfSource]
     """By the rows' source, that with the most rows first."""
 
-    pictures: list[SourceRights]
+    pictures: list[LicenceOfSource]
     """By the first folder of the pictures' paths, likewise."""
 
 
-def rights(
+def stated_licences(
     dataset: str,
     addresses: Iterable[str],
     licence: str | None,
     source_licences: Mapping[str, str],
     picture_licences: Mapping[str, str],
     rows: Path,
-) -> Rights:
+) -> StatedLicences:
     """Gather what is stated of the data that a run was trained on.
 
     addresses: the data set's sources in the configuration. licence, source_licences: see docs/config.md.
@@ -69,7 +69,7 @@ def rights(
         questions[row.source, source_licences.get(row.source) or UNKNOWN] += 1
         pictures.update(set(map(of_picture, row.images)))
     sources = [_public(address) for address in addresses]
-    return Rights(dataset, sources, licence or UNKNOWN, _listed(questions), _listed(pictures))
+    return StatedLicences(dataset, sources, licence or UNKNOWN, _listed(questions), _listed(pictures))
 
 
 def _stated(name: str, beginnings: list[tuple[str, str]]) -> str:
@@ -87,21 +87,21 @@ def _public(address: str) -> str:
     return str(source) if isinstance(source, HubSource) else source.name
 
 
-def _listed(counts: Counter[tuple[str, str]]) -> list[SourceRights]:
+def _listed(counts: Counter[tuple[str, str]]) -> list[LicenceOfSource]:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [SourceRights(name, count, licence) for (name, licence), count in ranked]
+    return [LicenceOfSource(name, count, licence) for (name, licence), count in ranked]
 
 
-def rights_section(rights: Rights) -> str:
-    """Write the model card's section of what `rights` gave, as Markdown."""
+def licence_section(stated: StatedLicences) -> str:
+    """Write the model card's section of what `stated_licences` gave, as Markdown."""
     head = "| what | training rows | licence |\n|---|---:|---|"
-    lines = [f"| data set {_code(rights.dataset)} | | {_cell(rights.licence)} |"]
-    for listed, what in ((rights.questions, "questions from"), (rights.pictures, "pictures of")):
+    lines = [f"| data set {_code(stated.dataset)} | | {_cell(stated.licence)} |"]
+    for listed, what in ((stated.questions, "questions from"), (stated.pictures, "pictures of")):
         for one in listed[:SHOWN]:
             lines.append(f"| {what} {_code(one.source)} | {one.rows:,} | {_cell(one.licence)} |")
         if rest := listed[SHOWN:]:
             lines.append(f"| {what} {len(rest):,} more | {sum(one.rows for one in rest):,} | see provenance.json |")
-    sources = ", ".join(map(_code, rights.sources))
+    sources = ", ".join(map(_code, stated.sources))
     return f"""The data set was made from {sources}. Where the configuration gives no licence, it is {UNKNOWN}: that is
 not a permission. The base model has its own licence.
 
@@ -109,9 +109,9 @@ not a permission. The base model has its own licence.
 """ + "\n".join(lines)
 
 
-def hub_datasets(rights: Rights) -> list[str]:
+def hub_datasets(stated: StatedLicences) -> list[str]:
     """Give the hub's names of the data sets, for a model card's metadata."""
-    sources = (parse_source(source) for source in rights.sources)
+    sources = (parse_source(source) for source in stated.sources)
     return sorted({source.repo for source in sources if isinstance(source, HubSource)})
 
 

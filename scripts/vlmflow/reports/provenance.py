@@ -10,7 +10,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.files import read_json
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
-from vlmflow.reports.licences import Rights, hub_datasets, rights_section
+from vlmflow.reports.licences import StatedLicences, hub_datasets, licence_section
 from vlmflow.rows.stats import Stats
 
 FOLDER = "PATH OF THIS FOLDER"
@@ -24,13 +24,13 @@ def provenance(
     smoke: Path,
     full: Path,
     proof: dict[str, Any],
-    stated: Rights,
+    stated: StatedLicences,
     sees_pictures: bool,
 ) -> dict[str, Any]:
     """Gather what the stages left, into the content of `provenance.json`.
 
     stats: the data set's account. manifest: of the base model. smoke, full: the training's folders.
-    proof: what `proof.read_proof` gave. stated: what `rights.rights` gave.
+    proof: what `proof.read_proof` gave. stated: what `stated_licences` gave.
     sees_pictures: the merged model has a processor for them. Each stage wrote its own settings into what it left.
     """
     report = read_json(full / "report.json")
@@ -70,8 +70,8 @@ def model_card(facts: dict[str, Any]) -> str:
         "- " + in_words(facts["verification"][name]) for in_words, name in proofs if facts["verification"][name]
     )
     base_line = f"base_model: {json.dumps(base['source'].removeprefix('hf://'))}\n" if base["revision"] else ""
-    rights = msgspec.convert(facts["rights"], Rights)
-    datasets = hub_datasets(rights)
+    stated = msgspec.convert(facts["rights"], StatedLicences)
+    datasets = hub_datasets(stated)
     data_line = f"datasets: {json.dumps(datasets)}\n" if datasets else ""
     return f"""---
 library_name: transformers
@@ -92,7 +92,7 @@ into the weights and verified. `provenance.json` lists every digest.
 
 ## Rights
 
-{rights_section(rights)}
+{licence_section(stated)}
 
 ## Training
 

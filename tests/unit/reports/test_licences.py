@@ -10,7 +10,7 @@ from drawn_pictures import put
 from harness.params import RuleParams
 from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
-from vlmflow.reports.licences import SourceRights, hub_datasets, rights, rights_section
+from vlmflow.reports.licences import LicenceOfSource, hub_datasets, licence_section, stated_licences
 
 HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
 
@@ -28,7 +28,7 @@ def rows(tmp_path: Path) -> Path:
 
 def test_what_is_stated_is_listed_and_what_is_not_is_unknown(rows: Path) -> None:
     licences = {"gqa": "cc-by-4.0", "llava": "mit"}
-    stated = rights("fire", [HUB, "/home/me/FIRE-test.json"], "cc-by-4.0", licences, {}, rows)
+    stated = stated_licences("fire", [HUB, "/home/me/FIRE-test.json"], "cc-by-4.0", licences, {}, rows)
     assert stated.sources == [HUB, "FIRE-test.json"]  # no path of this machine
     assert stated.licence == "cc-by-4.0"
     assert {(one.source, one.rows, one.licence) for one in stated.pictures} == {
@@ -36,7 +36,7 @@ def test_what_is_stated_is_listed_and_what_is_not_is_unknown(rows: Path) -> None
         ("gqa", 1, "cc-by-4.0"),
         (".", 1, "unknown"),
     }
-    assert stated.questions[0] == SourceRights("vqav2", 2, "unknown")
+    assert stated.questions[0] == LicenceOfSource("vqav2", 2, "unknown")
     assert {one.source: one.licence for one in stated.questions}["llava"] == "mit"
     assert hub_datasets(stated) == ["PengxiangLi/FIRE"]
 
@@ -59,7 +59,7 @@ def test_the_licence_of_a_picture_source_reaches_the_card(tmp_path: Path) -> Non
     names = ["chartqa/train/1.png", "chartqa/2.png.rgb.png", "chartqa/own/3.png", "gqa/images/4.jpg", "sam/5.jpg"]
     names.append("coco/train2014/COCO_train2014_000000000009.jpg.rgb.png")
     lines = b"".join(json.dumps(row("s", name)).encode() + b"\n" for name in names)
-    found = rights("d", [HUB], None, {"gqa": "b"}, stated, put(tmp_path / "train.jsonl", lines))
+    found = stated_licences("d", [HUB], None, {"gqa": "b"}, stated, put(tmp_path / "train.jsonl", lines))
     assert [(one.source, one.rows, one.licence) for one in found.pictures] == [
         ("chartqa", 2, "cc-by-nc-4.0"),
         ("chartqa", 1, "mine"),
@@ -67,7 +67,7 @@ def test_the_licence_of_a_picture_source_reaches_the_card(tmp_path: Path) -> Non
         ("gqa", 1, "b"),
         ("sam", 1, "unknown"),
     ]
-    assert "| pictures of `chartqa` | 2 | cc-by-nc-4.0 |" in rights_section(found)
+    assert "| pictures of `chartqa` | 2 | cc-by-nc-4.0 |" in licence_section(found)
 
 
 def test_rows_without_pictures_wait_for_no_picture_licence() -> None:
@@ -75,7 +75,7 @@ def test_rows_without_pictures_wait_for_no_picture_licence() -> None:
 
 
 def test_the_section_is_a_table_whatever_the_sources_are_called(rows: Path) -> None:
-    section = rights_section(rights("fire", [HUB], None, {}, {}, rows))
+    section = licence_section(stated_licences("fire", [HUB], None, {}, {}, rows))
     table = [line for line in section.splitlines() if line.startswith("|")]
     assert "| data set `fire` | | unknown |" in table
     assert "| pictures of `coco` | 2 | unknown |" in table
@@ -85,10 +85,10 @@ def test_the_section_is_a_table_whatever_the_sources_are_called(rows: Path) -> N
 
 def test_a_long_list_ends_with_a_sum(tmp_path: Path) -> None:
     lines = b"".join(json.dumps(row(f"s{number:03}")).encode() + b"\n" for number in range(50))
-    section = rights_section(rights("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", lines)))
+    section = licence_section(stated_licences("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", lines)))
     assert "| questions from 10 more | 10 | see provenance.json |" in section
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match=r"t\.jsonl, line 1: "):
-        rights("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", b"{"))
+        stated_licences("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", b"{"))
