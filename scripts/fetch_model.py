@@ -7,7 +7,7 @@ from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
-from vlmflow.fetch.model_folder import hash_files, link_files, write_manifest
+from vlmflow.fetch.model_folder import hash_files, link_files, write_model_manifest
 
 
 def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:
@@ -35,7 +35,7 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
     log_left_out(source, left_out)
     view = link_files(store, model.name, folder, files)
     with whole_folder(model) as unfinished_folder:
-        write_manifest(unfinished_folder, model.name, source, revision, view, files, left_out)
+        write_model_manifest(unfinished_folder, model.name, source, revision, view, files, left_out)
 
 
 if __name__ == "__main__":

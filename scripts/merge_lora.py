@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.training.checkpoint import refuse_changed_adapter
 
@@ -17,7 +17,7 @@ def main(*, model: Path, adapter: Path, merged: Path, threads: int = 1) -> None:
     threads: how many cores compute.
     """
     refuse_changed_adapter(adapter)
-    manifest = read_manifest(model)
+    manifest = read_model_manifest(model)
     merge_adapter(manifest.folder, adapter, merged, manifest.files, threads)
 
 

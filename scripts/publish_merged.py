@@ -7,7 +7,7 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account
 from vlmflow.core.files import read_json, remove, whole_folder, write_json
 from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.merging.proof import PROOF, read_proof, take_over
 from vlmflow.reports.licences import stated_licences
@@ -46,7 +46,7 @@ def main(
     picture_licences: those of picture_sources, by the beginnings of the pictures' paths.
     """
     refuse_other_rows(rows / ACCOUNT)
-    base, proof = read_manifest(model), read_proof(verified)
+    base, proof = read_model_manifest(model), read_proof(verified)
     dataset = read_account(stats, Stats).dataset
     addresses, licence, of_sources = settings.all_addresses, settings.licence, settings.source_licences
     stated = stated_licences(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")

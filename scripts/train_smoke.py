@@ -9,7 +9,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.files import whole_folder, write_json
-from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.merge_plan import plan_merge
@@ -57,7 +57,7 @@ def main(
     job = smoke_job(full, chosen, smoke_settings, folder)
     trained = train(job, folder, threads, f"train_smoke {run}", resumes=False)
     account = report(job, trained)
-    base = read_manifest(model)
+    base = read_model_manifest(model)
     merge = plan_merge(base.folder, trained.best.folder, base.files).describe()  # refuses what the merge would refuse
     gate = judge(account, chosen, train_lengths, val_lengths, full) | {
         "fitted": msgspec.to_builtins(fitted_rows(rows).splits),

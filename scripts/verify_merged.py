@@ -9,7 +9,7 @@ from vlmflow.config.run_settings import VerifySettings
 from vlmflow.config.settings import Settings
 from vlmflow.core.files import remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT, pictures_of
 from vlmflow.merging.proof import remember_proven, take_over, write_proof
 from vlmflow.merging.verify_logits import verify_logits
@@ -50,7 +50,7 @@ def main(
     settings: those of the run. picture_store: the folder that holds all picture stores.
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
-    base = read_manifest(model)
+    base = read_model_manifest(model)
     refuse_changed_adapter(full)
     refuse_other_rows(rows / ACCOUNT)
     compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)

@@ -21,7 +21,7 @@ from one_rule import one_rule
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_files import list_files
-from vlmflow.fetch.model_folder import FileRecord, digest_of, read_manifest
+from vlmflow.fetch.model_folder import FileRecord, digest_of, read_model_manifest
 
 SOURCE = "hf://o/m"
 PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", "LICENSE": b"free"}
@@ -103,7 +103,7 @@ def test_a_model_is_fetched_with_all_its_files(server: HubServer, place: Place):
     assert place.seen == {name: place.stored / name for name in MODEL}
     assert not any(server.sent(name) for name in OTHERS)
     assert all((place.stored / name).read_bytes() == content for name, content in MODEL.items())
-    assert read_manifest(place.model).digest == digest(MODEL)
+    assert read_model_manifest(place.model).digest == digest(MODEL)
     assert not server.leaked
 
 
@@ -120,7 +120,7 @@ def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Pla
     place.fetch(size=SIZE, sha256=digest(MODEL))
     assert place.manifest == first
     assert [server.sent(f"model-{part}-of-3.safetensors") // 800_000 for part in (1, 2, 3)] == [1, 2, 1]
-    assert read_manifest(place.model).files.keys() == MODEL.keys()
+    assert read_model_manifest(place.model).files.keys() == MODEL.keys()
 
 
 def test_a_killed_fetch_goes_on_file_by_file(server: HubServer, place: Place):
@@ -231,9 +231,9 @@ def test_what_stages_see_is_made_once_and_holds_nothing_else(place: Place, local
     assert Path(place.manifest["folder"]).stat().st_ino == inode, "a stage that runs kept its folder"
     (seen / "args.json").write_text("{}")
     with pytest.raises(VlmflowError, match=r"holds args\.json, which vlmflow did not put there\n.*remove it, because"):
-        read_manifest(place.model)
+        read_model_manifest(place.model)
     place.fetch(local)
-    assert read_manifest(place.model).folder == seen
+    assert read_model_manifest(place.model).folder == seen
     (seen / "config.json").unlink()
     (seen / "config.json").symlink_to(tmp_path / "another")
     place.fetch(local)
@@ -254,22 +254,22 @@ def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_
     manifest = (place.model / "manifest.json").read_text()
     (local / "config.json").write_bytes(b"{} ")
     with pytest.raises(VlmflowError, match=r"config\.json has 3 bytes; it had 2 when it was fetched\n.*remove"):
-        read_manifest(place.model)
+        read_model_manifest(place.model)
     (local / "config.json").unlink()
     with pytest.raises(VlmflowError, match=r"config\.json is missing"):
-        read_manifest(place.model)
+        read_model_manifest(place.model)
     local.rename(tmp_path / "elsewhere")
     with pytest.raises(VlmflowError, match=r"local/LICENSE is missing"):
-        read_manifest(place.model)
+        read_model_manifest(place.model)
     shutil.rmtree(place.store)
     with pytest.raises(VlmflowError, match=r"its folder .* is missing"):
-        read_manifest(place.model)
+        read_model_manifest(place.model)
     (place.model / "manifest.json").write_text(manifest.replace('"digest"', '"digset"'))
     with pytest.raises(VlmflowError, match=r"manifest\.json: .*\n.*remove"):
-        read_manifest(place.model)
+        read_model_manifest(place.model)
     (place.model / "manifest.json").unlink()
     with pytest.raises(VlmflowError, match=r"manifest\.json"):
-        read_manifest(place.model)
+        read_model_manifest(place.model)
 
 
 def test_the_digest_depends_on_names_and_bytes_alone():
@@ -286,7 +286,7 @@ def test_the_rule_takes_a_local_folder_as_its_input(local: Path, tmp_path: Path)
 
     assert "models.missing.source: no folder nowhere" in snakemake("models/missing", "-n")
     assert "1 of 1 steps" in snakemake("models/tiny")
-    assert read_manifest(tmp_path / "models" / "tiny").digest == digest(MODEL)
+    assert read_model_manifest(tmp_path / "models" / "tiny").digest == digest(MODEL)
     (local / "README.md").write_bytes(b"another page")
     assert "Nothing to be done" in snakemake("models/tiny", "-n")
     (local / "config.json").write_bytes(b"{ }")

@@ -11,7 +11,7 @@ from bench.anonymous_memory import peak_anonymous
 from hub_server import command
 from stage_settings import validation
 from vlmflow.core.files import sha256_of, write_json
-from vlmflow.fetch.model_folder import hash_files, write_manifest
+from vlmflow.fetch.model_folder import hash_files, write_model_manifest
 from vlmflow.lengths.count import RowLength
 
 ROWS = (32_000, 96_000)
@@ -34,7 +34,7 @@ def make_rows(folder: Path, count: int) -> None:
     (folder / "files").mkdir()
     for name in names:
         (folder / "files" / name).write_text("{}")
-    write_manifest(folder / "model", "m", "/m", None, folder / "files", hash_files(folder / "files", names, 1))
+    write_model_manifest(folder / "model", "m", "/m", None, folder / "files", hash_files(folder / "files", names, 1))
 
 
 def measure_rows(folder: Path) -> None:

@@ -24,7 +24,7 @@ from hub_server import HubServer, served_hub
 from tiny_models import file_names, write_wide_adapter, write_wide_base
 from vlmflow.core.files import sha256_of
 from vlmflow.fetch.from_disk import write_raw_account
-from vlmflow.fetch.model_folder import hash_files, write_manifest
+from vlmflow.fetch.model_folder import hash_files, write_model_manifest
 from workflow_runs import RUN, command, copy_folder, snakemake, words_of
 
 VICTIMS = ["script", "snakemake", "both", "all"]
@@ -214,7 +214,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "checkpoints" / RUN).mkdir(parents=True)
     write_wide_adapter(folder / "checkpoints" / RUN / "full", layers=8)
     files = hash_files(base, file_names(base), 2)
-    write_manifest(folder / "models" / "tiny", "tiny", "base", None, base, files)
+    write_model_manifest(folder / "models" / "tiny", "tiny", "base", None, base, files)
     (folder / "quick.yaml").write_text("{}")
     return folder
 

@@ -79,7 +79,7 @@ def link_files(store: Path, model: str, folder: Path, files: Mapping[str, FileRe
     return view.resolve()
 
 
-def write_manifest(
+def write_model_manifest(
     model: Path,
     name: str,
     source: str,
@@ -101,7 +101,7 @@ def write_manifest(
     write_json(model / MANIFEST, manifest.model_dump(mode="json"))
 
 
-def read_manifest(model: Path) -> ModelManifest:
+def read_model_manifest(model: Path) -> ModelManifest:
     """Read what `fetch_model` left in `models/NAME`.
 
     Raises VlmflowError where the folder is gone or holds other files, or a file is no more the one that it was.

@@ -8,7 +8,7 @@ from typing import Self
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import Strategy
-from vlmflow.fetch.model_folder import read_manifest
+from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.rows.training_data import TrainingData
 
 DDP_TIMEOUT = 1800
@@ -32,7 +32,7 @@ class BaseModel:
 
         Raises VlmflowError where its files changed.
         """
-        manifest = read_manifest(model)
+        manifest = read_model_manifest(model)
         return cls(manifest.folder, model_type, manifest.digest)
 
 

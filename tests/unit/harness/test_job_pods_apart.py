@@ -1,4 +1,4 @@
-"""Jobs' pods and the controller, in the files of k8s/ as they are; overlays: tests/cluster/test_manifests.py."""
+"""Jobs' pods and the controller, in the files of k8s/ as they are; overlays: tests/cluster/test_objects.py."""
 
 import yaml
 

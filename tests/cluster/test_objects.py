@@ -16,7 +16,7 @@ from vlmflow.core.errors import VlmflowError
 from workflow_runs import VERSION
 
 WORKLOADS = {"Deployment", "CronJob"}
-NAMESPACE = "vlmflow-manifests"
+NAMESPACE = "vlmflow-objects"
 
 
 @pytest.fixture(scope="module")
