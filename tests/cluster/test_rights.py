@@ -105,7 +105,7 @@ def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: l
 
 def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-job")
-    assert rbac.check_job_account(Api(client, NAMESPACE)).state == "ok"
+    assert rbac.check_job_service_account(Api(client, NAMESPACE)).state == "ok"
     assert all(refused(call, client) for call in (CALLS | CALLS_WITH_S3).values())
 
 

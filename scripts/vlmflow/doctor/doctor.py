@@ -61,7 +61,7 @@ class Doctor:
             return
         executor = (*rbac.EXECUTOR, *rbac.STORAGE_KEYS)
         yield from self._try("rights", lambda: rbac.check_rights(self._api, "yours", executor))
-        yield from self._try("rights of accounts", self._rights_of_accounts)
+        yield from self._try("rights of accounts", self._rights_of_service_accounts)
         for claim in inside.FOLDERS:
             yield from self._try(f"claim {claim}", partial(self._claims, [claim]))
         yield from self._try("pod templates", self._read_templates)
@@ -87,11 +87,11 @@ class Doctor:
             namespace = None
         return [objects.check_namespace(namespace, self._api.namespace)]
 
-    def _rights_of_accounts(self) -> list[Check]:
+    def _rights_of_service_accounts(self) -> list[Check]:
         checks = []
         if self._api.get("serviceaccounts", named("vlmflow-controller")):
             checks += rbac.check_rights(self._as("vlmflow-controller"), "controller", rbac.EXECUTOR)
-        return [*checks, rbac.check_job_account(self._as("vlmflow-job"))]
+        return [*checks, rbac.check_job_service_account(self._as("vlmflow-job"))]
 
     def _as(self, name: str) -> Api:
         client = self._client()

@@ -7,15 +7,15 @@ from packaging.markers import Marker
 
 from vlmflow.doctor.findings import Check
 
-PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\\]+))?", re.MULTILINE)
+LOCKED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\\]+))?", re.MULTILINE)
 
 
-def pins_of(lock: Path, python: str) -> dict[str, str]:
+def locked_versions(lock: Path, python: str) -> dict[str, str]:
     """Return name and version of every package that a lock file pins for a version of Python ("3.12.1")."""
     environment = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2])}
     return {
         _canonical(name): version
-        for name, version, marker in PIN.findall(lock.read_text())
+        for name, version, marker in LOCKED.findall(lock.read_text())
         if not marker or Marker(marker.strip()).evaluate(environment)
     }
 
@@ -23,10 +23,10 @@ def pins_of(lock: Path, python: str) -> dict[str, str]:
 def check_image(image: str, python: str, packages: dict[str, str], lock: Path) -> Check:
     """Check the packages of an image against a lock file. packages: versions by name, as its pod reported them."""
     present = {_canonical(name): version for name, version in packages.items()}
-    pins = pins_of(lock, python)
+    locked = locked_versions(lock, python)
     wrong = [
         f"{name} {present.get(name, 'missing')} instead of {version}"
-        for name, version in pins.items()
+        for name, version in locked.items()
         if present.get(name) != version
     ]
     what = f"image {lock.stem}"
@@ -34,7 +34,7 @@ def check_image(image: str, python: str, packages: dict[str, str], lock: Path) -
         few = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         step = f"rebuild the image (docker build --target {lock.stem}) with a new tag, and set it in the overlay"
         return Check(what, "fail", f"{image} was built from another envs/{lock.name}: {few}", step)
-    return Check(what, "ok", f"{image}: its {len(pins)} packages match envs/{lock.name}")
+    return Check(what, "ok", f"{image}: its {len(locked)} packages match envs/{lock.name}")
 
 
 def _canonical(name: str) -> str:

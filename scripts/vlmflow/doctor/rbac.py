@@ -63,7 +63,7 @@ def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Check]:
     return [Check(f"rights, {who}", "ok", found)]
 
 
-def check_job_account(api: Api) -> Check:
+def check_job_service_account(api: Api) -> Check:
     """Check that jobs' pods have none of the rights. api: calls with their account."""
     present = [right for right in (*EXECUTOR, *STORAGE_KEYS, POD_TEMPLATES) if _may(api, right)]
     if present:

@@ -181,7 +181,7 @@ def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
     assert image_packages.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
     found = image_packages.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
     assert found.endswith("a-b 1.1 instead of 1.0, c missing instead of 2.0")
-    assert len(image_packages.pins_of(ROOT / "envs/data.lock", "3.11.2")) > 80
+    assert len(image_packages.locked_versions(ROOT / "envs/data.lock", "3.11.2")) > 80
 
 
 def in_a_pod(*words: object) -> dict:
