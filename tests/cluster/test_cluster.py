@@ -42,7 +42,7 @@ def conditions(cluster: Cluster, pod: str) -> dict[str, str]:
     return {each["type"]: each.get("message", "") for each in status.get("conditions", ())}
 
 
-def test_it_stands_in_ten_seconds_and_is_the_version_that_was_asked_for(cluster: Cluster) -> None:
+def test_it_starts_in_ten_seconds_and_has_the_pinned_version(cluster: Cluster) -> None:
     begun = time.monotonic()
     cluster.up()
     assert time.monotonic() - begun < 10
@@ -55,7 +55,7 @@ def test_a_job_runs_as_the_images_user_within_the_restricted_standard(cluster: C
     assert said == "1000\n"
 
 
-def test_a_job_that_fails_is_said_to_with_its_log(cluster: Cluster) -> None:
+def test_a_failed_job_is_reported_with_its_log(cluster: Cluster) -> None:
     with pytest.raises(VlmflowError, match="no such luck"):
         jobs.run(cluster, jobs.job("fails", ["sh", "-c", "echo no such luck; exit 3"], IMAGE), NAMESPACE)
 
@@ -144,7 +144,7 @@ def test_fake_nodes_take_pods_by_product_and_taint(cluster: Cluster) -> None:
         cluster.kubectl("delete", "nodes", *names)
 
 
-def test_the_api_server_comes_back_with_what_it_knew(cluster: Cluster) -> None:
+def test_the_api_server_keeps_its_objects_over_a_restart(cluster: Cluster) -> None:
     cluster.stop("kube-apiserver")
     with pytest.raises(VlmflowError, match=r"refused|connect"):
         cluster.get("nodes")

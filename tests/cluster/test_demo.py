@@ -93,7 +93,7 @@ def test_the_token_is_in_no_file_log_or_object(workflow: ClusterWorkflow) -> Non
     assert TOKEN not in str(workflow.pods)
 
 
-def test_targets_are_brought_here_and_files_are_brought_there(workflow: ClusterWorkflow, tmp_path: Path) -> None:
+def test_targets_are_downloaded_and_files_are_uploaded(workflow: ClusterWorkflow, tmp_path: Path) -> None:
     def copy(*words: object) -> None:
         subprocess.run(workflow.ask(*map(str, words)), env=workflow.environment, check=True)
 

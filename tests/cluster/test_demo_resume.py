@@ -103,7 +103,7 @@ def test_a_second_trainer_keeps_out_of_the_run_folder(training: Training) -> Non
     assert re.search(rf"waiting for process \d+ on {training.first} to end its training", training.another)
 
 
-def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(
+def test_a_pod_that_must_end_saves_a_checkpoint_and_the_next_resumes(
     training: Training, project: ClusterWorkflow
 ) -> None:
     log = (project.targets / "logs" / "train_lora" / f"{RUN}.log").read_text()
@@ -111,7 +111,7 @@ def test_a_pod_that_is_told_to_end_saves_its_work_and_the_next_goes_on(
     assert "its Job" not in training.said.partition("The controller came back")[0].split("Error in rule")[0]
 
 
-def test_a_killed_controller_goes_on_with_the_run(training: Training) -> None:
+def test_a_killed_controller_continues_the_run(training: Training) -> None:
     before, back, after = training.said.partition("The controller came back: the run continues.")
     assert back
     assert "deleted by hand. Its Job is recreated in" in before

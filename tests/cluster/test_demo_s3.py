@@ -80,7 +80,7 @@ def test_a_second_call_finds_nothing_to_do(laptop: Laptop) -> None:
     assert "Nothing to be done" in laptop.run()
 
 
-def test_the_storages_keys_are_nowhere(project: ClusterWorkflow, laptop: Laptop) -> None:
+def test_the_storage_keys_are_stored_nowhere(project: ClusterWorkflow, laptop: Laptop) -> None:
     secret = laptop.environment["SNAKEMAKE_STORAGE_S3_SECRET_KEY"]
     kept = project.cluster.get("secrets", namespace=project.namespace)["items"]
     assert {each["metadata"]["name"] for each in kept} <= {"hf-token"}

@@ -97,7 +97,7 @@ def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volum
     assert [job for job in left if "deletionTimestamp" not in job["metadata"]] == []
 
 
-def test_who_administers_the_namespace_alone_is_ready_too(
+def test_a_namespace_administrator_is_ready_too(
     any_cluster: Kubectl, cpu_run: Path, volumes: Path, tmp_path: Path
 ) -> None:
     """With Kubernetes' own ClusterRole `admin` there, without a right to nodes or PodTemplates."""

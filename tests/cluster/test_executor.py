@@ -93,19 +93,19 @@ def test_nothing_is_left_behind(storm: Call, workflow: FaultWorkflow) -> None:
         ("stranded", "removed from its node, which does not answer"),
     ],
 )
-def test_what_is_taken_away_is_made_again_and_uses_up_no_retry(storm: Call, rule: str, why: str) -> None:
+def test_removed_jobs_are_created_again_and_use_up_no_retry(storm: Call, rule: str, why: str) -> None:
     """These rules have no retry."""
     assert errors_of(storm, rule) == []
     again = f"^{rule}: {why}.* Its Job is recreated in [345] s .disruption 1 of at most 20 in a row; this uses no retry"
     assert len(re.findall(again, storm.said, re.MULTILINE)) == 1, storm.said[-8_000:]
 
 
-def test_a_suspended_job_waits_and_goes_on_in_another_pod(storm: Call) -> None:
+def test_a_suspended_job_waits_and_continues_in_another_pod(storm: Call) -> None:
     assert errors_of(storm, "suspended") == []
     assert not re.search("^suspended: .* Its Job is made again", storm.said, re.MULTILINE)
 
 
-def test_what_a_stage_calls_a_failure_is_not_tried_again(storm: Call) -> None:
+def test_a_failure_that_a_stage_reports_is_not_retried(storm: Call) -> None:
     reports = errors_of(storm, "closed")
     assert len(reports) == 1
     assert "ended with exit code 1" in reports[0]
@@ -229,7 +229,7 @@ def test_a_stopped_controller_does_the_same(workflow: FaultWorkflow) -> None:
     assert saved(workflow) > before
 
 
-def test_after_a_kill_the_next_call_ends_the_old_job_and_goes_on(workflow: FaultWorkflow) -> None:
+def test_after_a_kill_the_next_call_ends_the_old_job_and_continues(workflow: FaultWorkflow) -> None:
     before = saved(workflow)
     call = workflow.call("killed", "counts.txt")
     old = workflow.running("counts")

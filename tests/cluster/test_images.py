@@ -39,7 +39,7 @@ def test_a_build_leaves_no_caches_and_nothing_of_the_machine_that_built(cluster:
 
 
 @TARGETS
-def test_an_image_says_its_user_its_revision_and_that_tini_hands_on_signals(cluster: Cluster, target: str) -> None:
+def test_an_image_has_its_user_its_revision_and_tini_for_signals(cluster: Cluster, target: str) -> None:
     configuration = images.configuration(images.project_image(target))["config"]
     assert configuration["User"] == "1000"
     assert configuration["Entrypoint"] == ["/usr/bin/tini", "-g", "--"]
@@ -98,7 +98,7 @@ def test_what_is_carried_in_is_what_was_built_and_only_once(cluster: Cluster) ->
     assert built.st_ino in carried, "a copy, where a link would do"
 
 
-def test_an_image_is_built_anew_only_when_what_it_is_made_of_changes(
+def test_an_image_is_built_again_only_when_its_sources_change(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = images.project_image("data")

@@ -47,7 +47,7 @@ def dry_run(cluster: Kubectl, objects: list[dict], namespace: str) -> str:
 
 
 @pytest.mark.parametrize("overlay", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
-def test_the_api_server_takes_every_object(any_cluster: Kubectl, namespace: str, overlay: str) -> None:
+def test_the_api_server_accepts_every_object(any_cluster: Kubectl, namespace: str, overlay: str) -> None:
     objects = rendered(K8S / overlay)
     for one in objects:
         if "namespace" not in one["metadata"]:
@@ -109,7 +109,7 @@ def granted(role: dict) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_is_whole(overlay: str) -> None:
+def test_an_overlay_is_complete(overlay: str) -> None:
     objects = rendered(K8S / "overlays" / overlay)
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     assert {("CronJob", name) for name in ("default", "fetch", "train", "gpu")} <= names

@@ -73,7 +73,7 @@ def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiCl
     return False
 
 
-def test_the_role_suffices_for_all_that_the_executor_does(any_cluster: Kubectl, account: list[dict]) -> None:
+def test_the_role_is_enough_for_the_executor(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-controller")
     # The API server learns of roles as everybody does, a moment after they were made.
     wait_for("all rights are there", lambda: rbac.missing(Api(client, NAMESPACE), EXECUTOR) == [])
@@ -87,7 +87,7 @@ def test_the_controller_has_no_right_to_secrets(any_cluster: Kubectl, account: l
 
 
 @pytest.mark.parametrize("right", EXECUTOR, ids=str)
-def test_each_verb_that_is_taken_away_is_missed(any_cluster: Kubectl, account: list[dict], right: Right) -> None:
+def test_each_removed_verb_is_missed(any_cluster: Kubectl, account: list[dict], right: Right) -> None:
     role = next(one for one in account if one["kind"] == "Role")
     rules = [
         {"apiGroups": [other.group], "resources": [other.resource], "verbs": [other.verb]}
@@ -109,7 +109,7 @@ def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> N
     assert all(refused(call, client) for call in (CALLS | CALLS_WITH_S3).values())
 
 
-def test_the_rights_are_all_that_the_executors_code_asks_for() -> None:
+def test_the_rights_are_exactly_those_that_the_executor_uses() -> None:
     """The executor calls the API through these methods alone: a new one is a new line in CALLS and in the Role."""
     methods = {name for name in vars(Namespace) if not name.startswith("_")}
     listing, changing = (

@@ -368,7 +368,7 @@ def test_a_proven_folder_that_goes_while_it_is_published(
     assert all(end == ["ok", "ok"] for end in ends)
 
 
-def test_a_bucket_of_which_nothing_is_told_is_not_made(server: Server, tmp_path: Path) -> None:
+def test_a_bucket_is_not_created_if_its_existence_is_unknown(server: Server, tmp_path: Path) -> None:
     strange = replace(server, secret_key="wrong")  # noqa: S106
     stranger = strange.target(tmp_path, "data/rows.jsonl")
     stranger.local_path().parent.mkdir(parents=True)

@@ -142,7 +142,7 @@ def test_the_controller_does_its_own_work_and_not_the_attackers(workflow: Cluste
     assert not (workflow.volumes / "outputs" / "taken-over").exists()
 
 
-def test_a_run_goes_on_once_the_link_is_removed(workflow: ClusterWorkflow) -> None:
+def test_a_run_continues_once_the_link_is_removed(workflow: ClusterWorkflow) -> None:
     for name in ("targets", ".pods"):
         if (link := workflow.volumes / "outputs" / name).is_symlink():
             link.unlink()

@@ -61,7 +61,7 @@ def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: 
     assert "Map" not in log, "ms-swift measured rows again"
 
 
-def test_every_stage_tells_its_speed(cached: Path) -> None:
+def test_every_stage_reports_its_speed(cached: Path) -> None:
     """Rows per second with the time left, as in test_rows_workflow.py, from the lengths of all rows on."""
     stages = {
         "measure_lengths": ["token lengths of train.jsonl", "the check of token lengths"],
@@ -80,7 +80,7 @@ def test_train_lora_takes_the_cache_where_the_run_has_one(cached: Path) -> None:
     assert f"cached/{RUN}" in planned
 
 
-def test_packs_are_made_of_the_cached_lengths_alone(cached: Path) -> None:
+def test_packs_are_made_only_from_the_cached_lengths(cached: Path) -> None:
     """No row is read or encoded for it. (To train on packs takes flash attention, and with it a GPU.)"""
     rows = load_from_disk(str(cached / "cached" / RUN / "train"))
 

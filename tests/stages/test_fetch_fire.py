@@ -70,7 +70,7 @@ def test_a_pinned_file_is_fetched_once(server: HubServer, place: Place):
     assert len(server.requests) == asked
 
 
-def test_a_revision_alone_is_enough(server: HubServer, place: Place):
+def test_a_revision_is_enough(server: HubServer, place: Place):
     """The hub's own digest is checked then; what is in the store has passed that check."""
     for _ in range(2):
         place.fetch(size=None, sha256=None)
@@ -89,14 +89,14 @@ def test_an_address_may_name_its_commit_itself(server: HubServer, place: Place):
     assert place.raw.read_bytes() == CONTENT[::-1]
 
 
-def test_a_store_that_rots_is_mended(server: HubServer, place: Place):
+def test_a_damaged_store_is_repaired(server: HubServer, place: Place):
     place.fetch()
     place.stored.write_bytes(bytes(len(CONTENT)))
     place.fetch()
     assert place.raw.read_bytes() == CONTENT
 
 
-def test_what_is_not_pinned_is_not_fetched(server: HubServer, place: Place):
+def test_unpinned_sources_are_not_fetched(server: HubServer, place: Place):
     with pytest.raises(VlmflowError, match=r"pins\.yaml: hf://.*/train\.json has no revision\n.*`make pins`"):
         place.fetch(revision=None)
     with pytest.raises(VlmflowError, match=r"is not in pins\.yaml\n.*add a line 'hf://.*`make pins`"):
@@ -113,7 +113,7 @@ def test_what_is_not_pinned_is_not_fetched(server: HubServer, place: Place):
         ({"sha256": "0" * 64}, f"sha256 is {sha256(CONTENT)} on the hub, {'0' * 64} in pins.yaml"),
     ],
 )
-def test_what_is_pinned_otherwise_is_refused_before_the_first_byte(
+def test_other_pins_are_refused_before_the_first_byte(
     server: HubServer, place: Place, changed: dict[str, object], cause: str
 ):
     """A moved revision."""
@@ -123,7 +123,7 @@ def test_what_is_pinned_otherwise_is_refused_before_the_first_byte(
     assert not place.raw.exists()
 
 
-def test_a_file_outside_lfs_is_held_against_its_pin_too(server: HubServer, place: Place):
+def test_a_file_outside_lfs_is_compared_with_its_pin_too(server: HubServer, place: Place):
     """The hub tells no sha256 of such a file; it is known when the bytes are here."""
     server.add("datasets/o/d", {"sub/train.json": CONTENT}, plain=("sub/train.json",))
     place.fetch()
@@ -159,7 +159,7 @@ def test_a_refusal_ends_with_what_to_do(server: HubServer, place: Place):
     assert TOKEN not in said
 
 
-def test_a_killed_fetch_goes_on_where_it_was(server: HubServer, place: Place):
+def test_a_killed_fetch_resumes_where_it_was(server: HubServer, place: Place):
     """SIGKILL in the middle; nothing is fetched twice and nothing is to be cleaned by hand."""
     server.pace = 0.02
     part = unfinished(place.stored)
@@ -202,7 +202,7 @@ def test_a_local_file_is_copied(place: Place, tmp_path: Path, caplog: pytest.Log
     assert json.loads(place.account.read_text()) == {"bytes": len(CONTENT), "sha256": sha256(CONTENT)}
 
 
-def test_a_local_file_that_is_none_is_told(place: Place, tmp_path: Path):
+def test_a_local_path_that_is_not_a_file_is_reported(place: Place, tmp_path: Path):
     with pytest.raises(VlmflowError, match=r"nowhere\.json does not exist"):
         place.fetch(f"{tmp_path}/nowhere.json")
     with pytest.raises(VlmflowError, match=f"{tmp_path} is not a file"):
@@ -221,7 +221,7 @@ def test_another_disk_gets_a_copy(tmp_path: Path):
         assert Path(folder, "raw").read_bytes() == CONTENT
 
 
-def test_the_rule_plans_without_a_net_and_sees_what_is_stale(server: HubServer, tmp_path: Path):
+def test_the_rule_plans_without_a_network_and_sees_what_is_stale(server: HubServer, tmp_path: Path):
     (tmp_path / "local.json").write_bytes(b"[]")
     datasets = {
         "a": {"kind": "fire", "train": SOURCE, "test": "local.json"},

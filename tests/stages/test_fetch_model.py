@@ -123,7 +123,7 @@ def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Pla
     assert read_model_manifest(place.model).files.keys() == MODEL.keys()
 
 
-def test_a_killed_fetch_goes_on_file_by_file(server: HubServer, place: Place):
+def test_a_killed_fetch_resumes_file_by_file(server: HubServer, place: Place):
     """SIGKILL in the middle of several files; what was received is not asked for again."""
     server.pace = 0.05
     place.pin(revision=REVISION)
@@ -197,7 +197,7 @@ def test_a_model_without_safetensors_is_refused_by_name(server: HubServer, place
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
-def test_a_local_folder_is_described_where_it_lies(place: Place, local: Path, form: str):
+def test_a_local_folder_is_described_in_place(place: Place, local: Path, form: str):
     place.fetch(form.format(local))
     assert place.seen == {name: local / name for name in MODEL}
     assert place.manifest["revision"] is None
@@ -249,7 +249,7 @@ def test_a_hub_model_that_names_code_is_refused_before_its_weights_are_fetched(s
     assert not any(server.sent(name) for name in WEIGHTS)
 
 
-def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_path: Path):
+def test_a_missing_or_changed_model_is_reported(place: Place, local: Path, tmp_path: Path):
     place.fetch(local)
     manifest = (place.model / "manifest.json").read_text()
     (local / "config.json").write_bytes(b"{} ")
@@ -272,7 +272,7 @@ def test_a_model_that_is_gone_or_changed_is_told(place: Place, local: Path, tmp_
         read_model_manifest(place.model)
 
 
-def test_the_digest_depends_on_names_and_bytes_alone():
+def test_the_digest_depends_only_on_names_and_bytes():
     one = {"a": FileRecord(bytes=1, sha256="0" * 64), "b": FileRecord(bytes=1, sha256="1" * 64)}
     assert digest_of(one) == digest_of(dict(reversed(one.items())))
     assert digest_of(one) != digest_of({"a": one["b"], "b": one["a"]})

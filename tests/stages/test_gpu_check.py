@@ -83,7 +83,7 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
     assert counter.get_total_flops() == weights.flops(row) + future - first_inputs
 
 
-def test_a_machine_without_a_gpu_is_told_so(tmp_path, monkeypatch):
+def test_a_machine_without_a_gpu_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(VlmflowError, match="finds no GPU here") as error:
         check(tmp_path, "cuda", small=True, trainer=None, batch=None)
@@ -115,7 +115,7 @@ def test_each_module_that_is_missing_broken_or_too_old_is_one_line(tmp_path):
     assert lines[-1].startswith("gpu-check: without network: ")
 
 
-def test_the_list_of_needed_modules_is_whole():
+def test_the_list_of_needed_modules_is_complete():
     assert set(third_party_imports(TESTS / "gpu" / "check.py")) <= set(NEEDED)
 
 

@@ -133,7 +133,7 @@ def test_what_is_left_out_is_named(hostile: Path) -> None:
     assert all(name in log for name in TRAPS)
 
 
-def test_stages_see_links_to_a_models_files_alone(hostile: Path) -> None:
+def test_stages_see_only_links_to_a_models_files(hostile: Path) -> None:
     manifest = json.loads((hostile / "models/tiny/manifest.json").read_text())
     seen = {path.relative_to(manifest["folder"]).as_posix(): path for path in Path(manifest["folder"]).rglob("*")}
     assert seen.keys() == manifest["files"].keys()
@@ -167,7 +167,7 @@ AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 
 
 @pytest.mark.parametrize("lock", ["locked", "open"])
-def test_the_second_lock_holds_alone(tmp_path: Path, lock: str) -> None:
+def test_the_second_protection_is_enough_by_itself(tmp_path: Path, lock: str) -> None:
     """Of the whole folder transformers runs Python, unless it is locked, whatever its caller says."""
     write_tiny_model(tmp_path / "model", ["It is 1."], TinyShape(hidden_size=64), seed=1, vision=False)
     set_traps(tmp_path / "model", tmp_path / "fired")

@@ -53,7 +53,7 @@ def test_a_row_without_a_picture_has_no_picture_tokens(model: Path) -> None:
     assert more > text > 4
 
 
-def test_text_and_picture_tokens_are_counted_apart(model: Path) -> None:
+def test_text_and_picture_tokens_are_counted_separately(model: Path) -> None:
     entries = [PictureEntry(path="p", rows=1, name="p.png", width=320, height=96, sha256="0" * 64)]
     counter = TokenCounter(model, entries, 64)
     (text, none), (with_marks, picture) = counter.count(
@@ -124,7 +124,7 @@ def test_a_length_that_ms_swift_does_not_give_is_an_error(demo_run: Path, model:
         check_lengths({val: off}, data, base, 64, {}, 2)
 
 
-def test_ms_swifts_refusal_is_told(demo_run: Path, model: Path, tmp_path: Path) -> None:
+def test_ms_swifts_refusal_is_reported(demo_run: Path, model: Path, tmp_path: Path) -> None:
     val = demo_run / "data" / "fire" / "val.jsonl"
     right = list(read_lengths(demo_run / "lengths" / RUN / "val.jsonl"))[:1]
     data = TrainingData(val, val, tmp_path / "no-pictures", "digest", False)

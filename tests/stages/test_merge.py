@@ -224,7 +224,7 @@ def test_memory_does_not_grow_with_the_model(wide: Path, tmp_path: Path) -> None
     assert int(done.stdout) * 1024 < 37_500_000
 
 
-def test_script_says_what_is_wrong(wide: Path, tmp_path: Path) -> None:
+def test_the_script_reports_what_is_wrong(wide: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"")

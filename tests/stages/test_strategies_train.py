@@ -73,7 +73,7 @@ def job(folder: Path, strategy: Strategy) -> TrainJob:
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {DDP.name}))
-def test_it_trains_saves_whole_checkpoints_and_resumes(
+def test_it_trains_saves_complete_checkpoints_and_resumes(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before_the_trainer(tmp_path, DEEPSPEED_ON_CPUS, monkeypatch)

@@ -75,7 +75,7 @@ def test_the_gate_opens_for_rows_without_pictures(trained: Path) -> None:
     assert not (trained / "images").exists()
 
 
-def test_lengths_have_text_tokens_alone(trained: Path) -> None:
+def test_lengths_have_only_text_tokens(trained: Path) -> None:
     summary = json.loads((trained / "lengths" / "text" / "summary.json").read_text())
     assert summary["train"]["picture_tokens"] == summary["val"]["picture_tokens"] == 0
     assert summary["train"]["text_tokens"] == summary["train"]["tokens"] > 0

@@ -73,7 +73,7 @@ def test_lengths_are_those_of_the_trainer(demo_run: Path, tmp_path: Path) -> Non
     assert len(expected) > 10
 
 
-def test_trained_are_all_answers_or_the_last_alone(demo_run: Path, tmp_path: Path) -> None:
+def test_all_answers_are_trained_or_only_the_last(demo_run: Path, tmp_path: Path) -> None:
     """The trajectory form trains every answer, the timestep form its target; neither trains a feedback."""
     with JsonRows(demo_run / "raw" / "fire" / "FIRE-test.json") as raw:
         read = (read_trajectory(row) for row in raw)
@@ -113,7 +113,7 @@ def job(demo_run: Path, **settings: Any) -> TrainJob:
     )
 
 
-def test_an_over_long_row_stops_the_trainer_and_is_told_in_our_words(demo_run: Path, tmp_path: Path) -> None:
+def test_an_over_long_row_stops_the_trainer_with_our_own_message(demo_run: Path, tmp_path: Path) -> None:
     """Strict, no row is swapped for another or cut; the error says what to change."""
     with pytest.raises(VlmflowError) as error:
         train(job(demo_run, max_length=40), tmp_path, threads=2, what="train_lora r")
@@ -154,7 +154,7 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
     assert not list((tmp_path / "o").glob("checkpoint-*"))
 
 
-def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(demo_run: Path, tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_training_which_resumes_when_there_is_room(demo_run: Path, tmp_path: Path) -> None:
     """The checkpoint that did not fit is not taken for one; steps and losses continue from the one before."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
@@ -175,7 +175,7 @@ def test_a_full_disk_stops_the_training_which_goes_on_when_there_is_room(demo_ru
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_training_saves_and_goes_on(demo_run: Path, tmp_path: Path, sent: signal.Signals) -> None:
+def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Path, sent: signal.Signals) -> None:
     """Ctrl-C as a terminal sends it, to the whole group; SIGTERM as a pod's end does, to the stage."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")

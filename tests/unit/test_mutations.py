@@ -14,7 +14,7 @@ ROOMS = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_the_text_stands_once_and_the_test_is_there(name: str) -> None:
+def test_the_text_occurs_once_and_the_test_exists(name: str) -> None:
     assert TABLE[name].fault(ROOT) == ""
     assert TABLE[name].text != TABLE[name].becomes
     assert not TABLE[name].test.startswith("tests/workflow/"), "it takes minutes"
@@ -27,7 +27,7 @@ def test_half_of_them_are_reverted_fixes_and_every_room_has_one() -> None:
     assert {mutation.room for mutation in TABLE.values()} >= ROOMS
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_reported(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("value = 1\nvalue = 1\n")
     (tmp_path / "tests.py").write_text("def test_it() -> None: ...\n")
     mutation = Mutation("name", "feared", "module.py", "value = 1", "value = 2", "", "tests.py::test_it")

@@ -62,7 +62,7 @@ def test_no_picture_is_in_two_splits(demo_run: Path) -> None:
     assert not digests["val"] & digests["test"]
 
 
-def test_every_row_was_measured_and_what_was_trained_on_is_told(demo_run: Path) -> None:
+def test_every_row_was_measured_and_the_longest_are_reported(demo_run: Path) -> None:
     """Lengths of all rows before training; the longest are named; page, gate and model card tell the same."""
     lengths = {split: lines(demo_run / "lengths" / RUN / f"{split}.jsonl") for split in ("train", "val")}
     for split, rows in lengths.items():

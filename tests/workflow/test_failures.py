@@ -15,7 +15,7 @@ CAUSE = "the stage failed: raw/mine/rows.jsonl: the workflow does not read these
 SETTINGS = "datasets: {mine: {kind: prompt_completion, train: rows.jsonl, modality: text}}"
 
 
-def test_the_cause_is_said_once_and_last(tmp_path: Path) -> None:
+def test_the_cause_is_printed_once_and_last(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "q", "completion": "a", "label": False}) + "\n")
     (tmp_path / "my-run.yaml").write_text(SETTINGS)
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
@@ -33,7 +33,7 @@ def test_the_cause_is_said_once_and_last(tmp_path: Path) -> None:
         assert empty not in said
 
 
-def test_a_cause_that_the_log_does_not_take_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cause_that_cannot_be_logged_is_printed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         stage._fail("no space", Path("/dev/full"), job=object())
     assert capsys.readouterr().err == "the stage failed: no space\n"

@@ -128,7 +128,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 @victims("snakemake", "all")
-def test_fetch_is_killed_and_goes_on(server: HubServer, tmp_path: Path, victims: str) -> None:
+def test_fetch_is_killed_and_resumes(server: HubServer, tmp_path: Path, victims: str) -> None:
     (tmp_path / "quick.yaml").write_text(
         "datasets: {fire: {train: 'hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json'}}"
     )
@@ -247,7 +247,7 @@ def test_merge_is_killed_and_done_again(wide: Path, merged: object, tmp_path: Pa
 
 
 @victims("script", "all")
-def test_training_is_killed_and_goes_on_from_its_checkpoint(demo_run: Path, tmp_path: Path, victims: str) -> None:
+def test_training_is_killed_and_resumes_from_its_checkpoint(demo_run: Path, tmp_path: Path, victims: str) -> None:
     """The same steps, a continuous loss, and the final loss of an unbroken run within float noise."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")

@@ -73,7 +73,7 @@ def test_every_part_is_a_job_and_one_pod_has_nothing_to_join(done: dict[int, Pat
 
 
 @pytest.mark.parametrize("rule", ["join_images", "join_hashes"])
-def test_joining_tells_its_speed(done: dict[int, Path], rule: str) -> None:
+def test_joining_reports_its_speed(done: dict[int, Path], rule: str) -> None:
     assert set(speeds(done[3], rule).values()) == {"pictures"}
 
 
@@ -84,7 +84,7 @@ def test_a_setting_of_the_pictures_makes_every_part_again(done: dict[int, Path])
     assert re.search(r"^join_images +2$", said, re.MULTILINE)
 
 
-def test_a_part_that_failed_is_made_again_alone(done: dict[int, Path], tmp_path: Path) -> None:
+def test_only_a_failed_part_is_made_again(done: dict[int, Path], tmp_path: Path) -> None:
     """Something that is not a link has the name of one picture in the store."""
     shutil.copytree(done[1] / "sample", tmp_path / "sample")
     (tmp_path / "quick.yaml").write_text("{}")
@@ -117,7 +117,7 @@ def test_a_plan_for_the_cluster_has_a_pod_for_every_part(tmp_path: Path) -> None
 
 
 @given(lines=st.lists(st.integers()), parts=st.integers(1, 9))
-def test_what_was_shared_out_is_joined_in_its_order(tmp_path_factory, lines: list[int], parts: int) -> None:
+def test_parts_are_joined_in_the_original_order(tmp_path_factory, lines: list[int], parts: int) -> None:
     folder = tmp_path_factory.mktemp("parts")
     files = [folder / f"{number}" for number in range(1, parts + 1)]
     for number, file in enumerate(files, start=1):
@@ -128,7 +128,7 @@ def test_what_was_shared_out_is_joined_in_its_order(tmp_path_factory, lines: lis
 @pytest.mark.parametrize(
     "contents", [["a\n", "b\nd\n"], ["a\nc\ne\n", "b\n"], ["a\nc", "b\n"], ["", "b\n"], ["a\nd\n", "b\n", "c\nf\n"]]
 )
-def test_files_that_are_no_parts_of_one_whole_are_refused(tmp_path: Path, contents: list[str]) -> None:
+def test_files_that_are_not_parts_of_one_split_are_refused(tmp_path: Path, contents: list[str]) -> None:
     files = [tmp_path / f"{number}.jsonl" for number in range(len(contents))]
     for file, content in zip(files, contents, strict=True):
         file.write_text(content)

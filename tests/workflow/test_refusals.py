@@ -57,7 +57,7 @@ WRONG_FILES = [
 
 
 @pytest.mark.parametrize(("text", "said", "more"), WRONG_FILES)
-def test_what_is_wrong_in_a_file_of_ones_own_is_said_by_line(tmp_path: Path, text: str, said: str, more: str) -> None:
+def test_errors_in_your_own_file_are_reported_by_line(tmp_path: Path, text: str, said: str, more: str) -> None:
     """Snakemake's own reader names neither file nor line, and takes the last of two keys."""
     file = tmp_path / "my-run.yaml"
     file.write_text(text)
@@ -69,7 +69,7 @@ def test_what_is_wrong_in_a_file_of_ones_own_is_said_by_line(tmp_path: Path, tex
     assert "not valid" not in done.stderr
 
 
-def test_a_target_among_the_configuration_files_is_told_from_one(tmp_path: Path) -> None:
+def test_a_target_after_configfile_is_recognised(tmp_path: Path) -> None:
     """A forgotten --: Snakemake takes all that follows for files."""
     file = tmp_path / "my-run.yaml"
     file.write_text("{integrity: full}")
@@ -81,7 +81,7 @@ def test_a_target_among_the_configuration_files_is_told_from_one(tmp_path: Path)
     )
 
 
-def test_a_key_that_stands_twice_is_refused_without_the_workflow_profile(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_refused_without_the_workflow_profile(tmp_path: Path) -> None:
     file = tmp_path / "my-run.yaml"
     file.write_text("runs: {}\nruns: {}\n")
     done = call(tmp_path, "-n", "--workflow-profile", "none", "--configfile", str(file), "--", "merged/r")
@@ -138,7 +138,7 @@ def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path,
     assert "Exception" not in output
 
 
-def test_a_rule_that_is_named_in_place_of_a_file_is_refused_with_what_it_makes(tmp_path: Path) -> None:
+def test_a_rule_name_as_target_is_refused_with_what_the_rule_makes(tmp_path: Path) -> None:
     done = call(tmp_path, "-n", "--", "merge_lora")
     assert done.returncode == 1
     assert (
@@ -176,7 +176,7 @@ def test_more_trainers_than_cores_are_not_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_a_plan_beside_a_running_snakemake_holds_no_error(tmp_path: Path, at_work: bool) -> None:
+def test_a_plan_next_to_a_running_snakemake_shows_no_error(tmp_path: Path, at_work: bool) -> None:
     """Nor next to the lock of a killed Snakemake; and the plan leaves the lock alone."""
     (tmp_path / "t.json").write_text("[]")
     lock = tmp_path / ".snakemake" / "locks" / "0.output.lock"
@@ -217,7 +217,7 @@ def test_missing_picture_roots_are_refused_with_the_plan(tmp_path: Path, plan: l
         ("models.qwen3-8b.source", "gone/model", "models/qwen3-8b", "no folder"),
     ],
 )
-def test_a_missing_local_source_is_said_by_its_key(tmp_path: Path, key, value, target, named) -> None:
+def test_a_missing_local_source_is_reported_with_its_key(tmp_path: Path, key, value, target, named) -> None:
     (tmp_path / "t.json").write_text("[]")
     (tmp_path / "raw" / "fire").mkdir(parents=True)
     (tmp_path / "raw" / "fire" / "t.json").write_text("[]")  # made of an older one
@@ -235,7 +235,7 @@ def test_a_missing_local_source_is_said_by_its_key(tmp_path: Path, key, value, t
     assert "Exception" not in output
 
 
-def test_a_run_without_a_look_at_its_pictures_is_not_planned(tmp_path: Path) -> None:
+def test_a_run_with_unchecked_pictures_is_not_planned(tmp_path: Path) -> None:
     """The texts of its data set still are."""
     (tmp_path / "t.json").write_text("[]")
     file = tmp_path / "mine.yaml"

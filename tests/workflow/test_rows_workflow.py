@@ -175,7 +175,7 @@ def test_a_test_share_of_0_gives_an_empty_file(done: Path) -> None:
     assert "test.jsonl is empty" in (done / "logs" / "validate_sharegpt" / "volcano-text.log").read_text()
 
 
-def test_a_number_behind_the_address_draws_rows(done: Path) -> None:
+def test_a_number_after_the_address_draws_rows(done: Path) -> None:
     assert stats_of(done, "alpaca")["train"] == {"rows_in": 60, "kept": 50, "rejected": {"not_sampled": 10}}
     texts = {row["conversations"][0]["value"] for row in rows_of(done, "alpaca")}
     assert texts <= {f"do {n}\nwith {n}" if n % 2 else f"do {n}" for n in range(60)}
@@ -194,7 +194,7 @@ def test_a_table_is_read_by_its_columns(done: Path) -> None:
     assert row["conversations"][0]["value"] == '<image>\nq3, "quoted"\nsecond line'
 
 
-def test_texts_alone_are_never_trained_on(done: Path) -> None:
+def test_rows_with_skipped_pictures_are_never_trained_on(done: Path) -> None:
     """skip_images: no manifest is made, rows keep their names, and training refuses them."""
     stats = stats_of(done, "fire-texts")
     assert stats["skip_images"] is True
@@ -209,7 +209,7 @@ def test_texts_alone_are_never_trained_on(done: Path) -> None:
         validated_data(data / "train.jsonl", data / "val.jsonl", data / "stats.json", done / "stores" / "pictures")
 
 
-def test_every_stage_tells_its_speed(done: Path) -> None:
+def test_every_stage_reports_its_speed(done: Path) -> None:
     """Rows, pictures or bytes per second. The stages behind these: test_fetch_images.py, test_cached_dataset.py."""
     logs = list((done / "logs").rglob("*.log"))
     stages = {log.parent.name for log in logs}
@@ -222,7 +222,7 @@ def test_every_stage_tells_its_speed(done: Path) -> None:
     assert set(pages) == {"rows", "pictures"}
 
 
-def test_a_mended_row_takes_its_place(done: Path) -> None:
+def test_a_fixed_row_replaces_the_raw_row(done: Path) -> None:
     """An edited copy of the quarantine, named in the configuration: only that data set runs again."""
     quarantine = (done / "data" / "volcano" / "quarantine.jsonl").read_text()
     (done / "mended.jsonl").write_text(quarantine.replace('"user"', '"human"'))

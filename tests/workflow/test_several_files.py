@@ -117,7 +117,7 @@ def test_files_of_every_form_are_numbered_through(tmp_path: Path) -> None:
         assert sum(not reason(number) for number in range(8)) == 5
 
 
-def test_a_mended_row_of_another_file_is_refused(tmp_path: Path) -> None:
+def test_a_fixed_row_of_another_file_is_refused(tmp_path: Path) -> None:
     files = [write_array(tmp_path / name, [{"a": 1}, {"a": 2}]) for name in ("a.json", "b.json")]
     checksum = f"{crc32(json.dumps({'a': 1}).encode()):08x}"
     line = {"split": "train", "row": 2, "file": "raw/x/a.json", "checksum": checksum, "raw": {}}
@@ -145,7 +145,7 @@ def test_an_address_says_how_many_files_it_stands_for(address: str, files: list[
     assert files_of(address) == files
 
 
-def test_a_number_behind_an_address_of_several_files_draws_from_all_of_them() -> None:
+def test_a_number_after_an_address_of_several_files_draws_from_all_of_them() -> None:
     settings = DatasetSettings(kind="alpaca", modality="text", train="train-*-of-02.json#30", test=["a.json", "b.json"])
     assert settings.addresses("train") == ["train-00-of-02.json", "train-01-of-02.json"]
     assert settings.addresses("test") == ["a.json", "b.json"]

@@ -55,7 +55,7 @@ def test_rules_that_code_and_pages_name_are_there(rules: list[Any]) -> None:
     assert named <= {rule.name for rule in rules}
 
 
-def test_whatever_rules_write_is_refused_as_a_place_of_the_users(rules: list[Any]) -> None:
+def test_output_folders_are_refused_as_user_folders(rules: list[Any]) -> None:
     assert folders(rules) == set(TARGETS)
 
 
@@ -64,7 +64,7 @@ def test_git_ignores_whatever_rules_write(rules: list[Any]) -> None:
     assert [name for name in folders(rules) if f"/{name}/" not in ignored] == []
 
 
-def test_the_contract_names_every_rule_with_its_targets(rules: list[Any]) -> None:
+def test_the_outputs_page_names_every_rule_with_its_targets(rules: list[Any]) -> None:
     page = (ROOT / "docs" / "outputs.md").read_text()
     rows = page[page.index("| target | made by | guarantee |") :].partition("\n\n")[0].splitlines()[2:]
     contract = [row.split("|")[1:3] for row in rows]

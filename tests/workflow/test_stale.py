@@ -159,7 +159,7 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(checkout: Checkout,
     assert stale_rules(checkout.folder, root=checkout.root) == expected
 
 
-def test_another_look_of_the_pages_draws_them_anew_and_makes_nothing_else(checkout: Checkout) -> None:
+def test_a_changed_page_template_reruns_only_the_pages(checkout: Checkout) -> None:
     pages = ["reports/data-fire.html", f"reports/lengths-{RUN}.html"]
     snakemake(checkout.folder, "--", *pages, root=checkout.root)
     assert stale_rules(checkout.folder, *pages, root=checkout.root) == set()
@@ -178,7 +178,7 @@ def test_two_forms_of_one_source_never_share_a_file(finished: Checkout) -> None:
     assert stale == {"fetch_fire", "resolve_images", *FROM_CONVERSION}
 
 
-def test_pictures_added_to_a_root_are_taken_up_on_demand(checkout: Checkout) -> None:
+def test_pictures_added_to_a_root_are_used_on_request(checkout: Checkout) -> None:
     """`make refresh-pictures`: 81,000 files are not watched, so the rule is forced; training follows."""
     manifest = ["images/fire/train.jsonl", "images/fire/test.jsonl"]
     entries = read_picture_manifest(checkout.folder / manifest[0])

@@ -86,7 +86,7 @@ def test_a_pod_stores_its_outputs_and_leaves_no_folder_behind(tmp_path: Path) ->
     assert list(run.local.parent.iterdir()) == []
 
 
-def test_a_pod_that_fails_stores_its_log_alone(tmp_path: Path) -> None:
+def test_a_pod_that_fails_stores_only_its_log(tmp_path: Path) -> None:
     run = make_run(tmp_path, POD)
     (run.targets / "given").mkdir()
     (run.targets / "given" / "rows").write_text("rows")

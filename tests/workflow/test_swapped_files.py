@@ -352,7 +352,7 @@ def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_h
     run("fit_rows")
 
 
-def test_the_command_that_a_refusal_names_helps_and_checks_the_picture_anew(place: Path) -> None:
+def test_the_command_in_a_refusal_checks_the_picture_again(place: Path) -> None:
     """With folder and files of the call, where it named them by other paths too; one entry of the manifest changes."""
     folder = place
     shown = picture(folder)

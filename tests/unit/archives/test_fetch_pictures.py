@@ -76,7 +76,7 @@ def test_what_a_root_holds_is_not_fetched(server: ArchiveServer, tmp_path: Path)
     require_wanted(tmp_path / "store", WANTED[5:])
 
 
-def test_a_third_or_more_is_worth_the_whole(server: ArchiveServer, tmp_path: Path) -> None:
+def test_a_third_or_more_fetches_the_whole_archive(server: ArchiveServer, tmp_path: Path) -> None:
     paths = [f"gqa/{name}" for name in list(PICTURES)[::2]]
     md5 = hashlib.md5(server.files["gqa.zip"], usedforsecurity=False).hexdigest()
     account = fetch(tmp_path / "store", gqa(server, md5=md5), paths)
@@ -88,7 +88,7 @@ def test_a_third_or_more_is_worth_the_whole(server: ArchiveServer, tmp_path: Pat
     require_wanted(tmp_path / "other", [])
 
 
-def test_a_whole_archive_goes_on_where_it_broke(server: ArchiveServer, tmp_path: Path) -> None:
+def test_a_whole_archive_resumes_where_it_broke(server: ArchiveServer, tmp_path: Path) -> None:
     paths = [f"gqa/{name}" for name in PICTURES]
     size = len(server.files["gqa.zip"])
     server.faults["gqa.zip"] = [None, None, breaks(size // 2), *[breaks(0)] * 20]
@@ -106,9 +106,7 @@ STATUS = [403, 404, 410]
 
 
 @pytest.mark.parametrize("status", STATUS)
-def test_a_source_that_refuses_costs_its_pictures_and_no_more(
-    server: ArchiveServer, tmp_path: Path, status: int
-) -> None:
+def test_a_source_that_refuses_loses_only_its_own_pictures(server: ArchiveServer, tmp_path: Path, status: int) -> None:
     server.always["gqa.zip"] = refuses(status)
     server.files["vg.zip"] = zip_of({"VG/1.jpg": b"picture"})
     sources = gqa(server) | {"vg": PictureSource(members={"vg/": "VG/{rest}"}, archive=f"{server.base}/vg.zip")}
@@ -159,7 +157,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("first", [2, 3, 6], ids=["directory", "first range", "later"])
-def test_faults_that_pass_cost_nothing(
+def test_temporary_faults_lose_nothing(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, first: int
 ) -> None:
     monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 1)
@@ -265,7 +263,7 @@ def test_rows_of_no_source_and_of_one_by_hand(
     json.dumps(account)
 
 
-def test_names_that_are_not_in_the_archive_are_told_with_those_that_are(
+def test_names_not_in_the_archive_are_reported_with_those_present(
     server: ArchiveServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     account = fetch(tmp_path / "store", gqa(server, members={"gqa/": "pictures/{rest}"}), WANTED)

@@ -25,14 +25,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES - 4097])
-def test_every_size_is_written_whole(folder: Path, size: int) -> None:
+def test_every_size_is_written_completely(folder: Path, size: int) -> None:
     content = bytes(number % 251 for number in range(size))
     assert keep(folder / "new" / "a.jpg", content) is None
     assert (folder / "new" / "a.jpg").read_bytes() == content
     assert [file.name for file in (folder / "new").iterdir()] == ["a.jpg"]
 
 
-def test_what_a_killed_fetch_left_is_written_over(folder: Path) -> None:
+def test_the_rest_of_a_killed_fetch_is_overwritten(folder: Path) -> None:
     (folder / "a.jpg.part").write_bytes(b"half of a picture that was longer" * 1_000)
     assert keep(folder / "a.jpg", b"picture") is None
     assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("a.jpg", b"picture")]
@@ -46,7 +46,7 @@ def test_a_link_is_not_followed(folder: Path) -> None:
     assert (folder / "other").read_bytes() == b"other"
 
 
-def test_a_folder_in_the_place_of_a_file_is_told(folder: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_reported(folder: Path) -> None:
     (folder / "a.jpg").mkdir()
     assert isinstance(keep(folder / "a.jpg", b"picture"), Missing)
     (folder / "b.jpg").write_bytes(b"picture")

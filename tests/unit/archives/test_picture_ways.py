@@ -103,7 +103,7 @@ def test_a_single_picture_that_is_refused_is_counted(server: ArchiveServer, tmp_
     assert (account["fetched"], account["missing"]) == (1, {"pictures": 1, "rows": 2})
 
 
-def test_where_single_pictures_are_refused_the_zip_is_asked(server: ArchiveServer, tmp_path: Path) -> None:
+def test_the_zip_is_used_if_single_pictures_are_refused(server: ArchiveServer, tmp_path: Path) -> None:
     for name in TRAIN:
         server.always[name] = refuses(403)
     account = fetch(tmp_path / "store", coco(server), ["coco/train2017/000000000001.jpg"])
@@ -111,7 +111,7 @@ def test_where_single_pictures_are_refused_the_zip_is_asked(server: ArchiveServe
     assert server.sent("zips/train2017.zip")
 
 
-def test_sizes_that_are_not_known_are_not_told(
+def test_unknown_sizes_are_not_reported(
     server: ArchiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor is a sum that they should be part of; a source without an archive is one like the others."""
@@ -128,7 +128,7 @@ def test_sizes_that_are_not_known_are_not_told(
     assert "2 of 2 pictures" in said
 
 
-def test_an_estimate_that_is_exceeded_is_told_no_longer() -> None:
+def test_an_exceeded_estimate_is_no_longer_shown() -> None:
     progress = FetchProgress("test")
     progress.total = 1_000_000
     progress.advance(900_000)
@@ -137,7 +137,7 @@ def test_an_estimate_that_is_exceeded_is_told_no_longer() -> None:
     assert progress.line(1).startswith("test: 1.1 MB · ")
 
 
-def test_the_cheaper_way_is_chosen_and_said() -> None:
+def test_the_cheaper_way_is_chosen_and_reported() -> None:
     table = read_sources({})
     train = table["coco-train2017"]
     few = [f"train2017/{number:012}.jpg" for number in range(100)]

@@ -45,7 +45,7 @@ def contents(archive: bytes, members: dict[str, Member]) -> dict[str, bytes]:
 
 
 @given(MEMBERS, COMMENTS, st.binary(max_size=30))
-def test_what_was_packed_is_found(members: dict, comment: bytes, before: bytes) -> None:
+def test_packed_members_are_found(members: dict, comment: bytes, before: bytes) -> None:
     archive = zip_of(members, comment, before)
     found = found_in(archive)
     assert contents(archive, found) == {
@@ -76,7 +76,7 @@ def zip64(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return zip_of({f"{number}.jpg": (bytes(number), True, b"") for number in range(10, 20)}, b"comment", b"")
 
 
-def test_numbers_that_stand_in_zip64s_field(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_in_zip64s_field(monkeypatch: pytest.MonkeyPatch) -> None:
     archive = zip64(monkeypatch)
     assert contents(archive, found_in(archive)) == {f"{number}.jpg": bytes(number) for number in range(10, 20)}
 
@@ -110,19 +110,19 @@ def test_a_name_in_the_old_code_page() -> None:
 ONE = {"1.jpg": (b"1", False, b"")}
 
 
-def test_bytes_behind_the_archive() -> None:
+def test_bytes_after_the_archive() -> None:
     assert list(found_in(zip_of(ONE, b"", b"") + bytes(100))) == ["1.jpg"]
 
 
 @pytest.mark.parametrize("comment", [b"PK\5\6" + b"x" * 30, b"PK\5\6" + bytes(18) + b"x"], ids=["words", "a record"])
-def test_a_signature_within_the_comment_costs_the_archive_alone(comment: bytes) -> None:
+def test_a_signature_in_the_comment_rejects_only_that_archive(comment: bytes) -> None:
     """`zipfile` takes the last signature for the record's own: the archive is refused, or has no members."""
     with suppress(Refused):
         assert not found_in(zip_of(ONE, comment, b""))
 
 
 @pytest.mark.parametrize("name", ["\0", "\0name"])
-def test_a_member_without_a_name_costs_no_other(name: str) -> None:
+def test_a_member_without_a_name_affects_no_other(name: str) -> None:
     archive = bytearray(zip_of({**ONE, "x" * len(name): (b"", False, b"")}, b"", b""))
     archive = archive.replace(b"x" * len(name), name.encode())
     assert contents(archive, found_in(archive)) == {"1.jpg": b"1", "": b""}

@@ -35,13 +35,13 @@ def made(*folders: Path) -> None:
         {"fetched_pictures": "stores/pictures/fetched"},
     ],
 )
-def test_a_store_that_lies_in_another_is_refused(tmp_path: Path, stores: dict[str, str]) -> None:
+def test_a_store_inside_another_is_refused(tmp_path: Path, stores: dict[str, str]) -> None:
     made(tmp_path / "stores" / "runs" / "my-run", tmp_path / "stores" / "pictures" / "fetched", tmp_path / "images")
     with pytest.raises(VlmflowError, match=r"stores\.\w+ \(.*\) is inside stores\.\w+ \("):
         listed(tmp_path, settings_with(**stores))
 
 
-def test_what_lies_behind_a_link_is_somebody_elses(tmp_path: Path) -> None:
+def test_files_behind_a_link_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     made(tmp_path / "shared" / "x.part", tmp_path / "big" / "gone", folder / "verified" / "y.part", folder / "images")
     (folder / "merged").symlink_to(tmp_path / "shared")
@@ -50,7 +50,7 @@ def test_what_lies_behind_a_link_is_somebody_elses(tmp_path: Path) -> None:
     assert listed(folder, settings_with()) == ["verified/y.part"]
 
 
-def test_without_the_runs_file_only_what_runs_left_is_listed(tmp_path: Path) -> None:
+def test_without_the_runs_file_only_leftovers_of_runs_are_listed(tmp_path: Path) -> None:
     """What a file of somebody's own fetches is in no manifest yet."""
     fetched = tmp_path / "stores" / "models" / f"owner--name@{'0' * 40}"
     pictures = tmp_path / "stores" / "pictures" / "mine"
@@ -59,7 +59,7 @@ def test_without_the_runs_file_only_what_runs_left_is_listed(tmp_path: Path) -> 
     assert len(listed(tmp_path, settings_with())) == 3
 
 
-def test_targets_elsewhere_tell_nothing_of_models_and_pictures(tmp_path: Path) -> None:
+def test_targets_elsewhere_say_nothing_about_models_and_pictures(tmp_path: Path) -> None:
     made(tmp_path / "stores" / "models" / "views" / "m-0", tmp_path / "stores" / "pictures" / "mine")
     assert listed(tmp_path, settings_with()) == []
 

@@ -44,7 +44,7 @@ def test_it_tries_again_what_fails_for_now(api: Api, server: BadMinutes) -> None
     assert server.asked == ["GET /apis/batch/v1/namespaces/here/jobs?labelSelector=a%3Db"] * 4
 
 
-def test_it_says_so_and_gives_up_when_its_patience_is_over(api: Api, server: BadMinutes, said: list[str]) -> None:
+def test_it_reports_and_gives_up_when_its_patience_ends(api: Api, server: BadMinutes, said: list[str]) -> None:
     api.client.rest_client._patience = 3.0
     server.answers = [refusal(503, "ServiceUnavailable")] * 50
     with pytest.raises(Refused) as failed:
@@ -94,7 +94,7 @@ def test_a_server_that_wakes_up_may_refuse_for_a_moment(api: Api, server: BadMin
         api.list(JOBS)
 
 
-def test_of_a_log_of_any_size_the_end_is_kept(api: Api, server: BadMinutes) -> None:
+def test_the_end_of_a_log_of_any_size_is_kept(api: Api, server: BadMinutes) -> None:
     server.answers = [(200, "x" * 3_000_000 + "the end", {})]
     log = api.log("p", "snakemake", 5)
     assert len(log) == LOG_KEPT

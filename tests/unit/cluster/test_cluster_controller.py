@@ -133,7 +133,7 @@ def test_a_stop_that_the_pods_end_cut_short_is_carried_out(work: Path, serve: Ca
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_goes_on_when_the_controller_comes_back(work: Path, serve: Callable, end: signal.Signals) -> None:
+def test_a_run_continues_when_the_controller_is_back(work: Path, serve: Callable, end: signal.Signals) -> None:
     first = serve()
     ended(work, "start", "--", "merged/a")
     until_output_has(work, "running")
@@ -253,7 +253,7 @@ def test_a_push_that_is_cut_off_changes_nothing_and_the_next_one_does(tmp_path: 
     assert not (target / ".arriving").exists()
 
 
-def test_a_file_in_the_place_of_a_folder_and_the_reverse_arrive(tmp_path: Path) -> None:
+def test_a_file_replaces_a_folder_and_the_reverse(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "one").mkdir(parents=True)
     (source / "one/file").write_text("")

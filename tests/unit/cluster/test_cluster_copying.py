@@ -73,7 +73,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("limits", [(), (10,), (100_000, 50, 2_000_000)])
-def test_a_target_comes_whole_over_connections_that_break(volume: Path, tmp_path: Path, limits: tuple) -> None:
+def test_a_target_arrives_complete_over_connections_that_break(volume: Path, tmp_path: Path, limits: tuple) -> None:
     source, to = make_target(volume / "targets" / "merged" / "run"), tmp_path / "here" / "run"
     copying.get(kubectl(tmp_path, limits), "merged/run", to)
     assert digests(to) == digests(source)
@@ -81,7 +81,7 @@ def test_a_target_comes_whole_over_connections_that_break(volume: Path, tmp_path
     assert {place.name for place in to.parent.iterdir()} == {"run"}
 
 
-def test_a_folder_that_is_not_whole_has_not_its_name(volume: Path, tmp_path: Path) -> None:
+def test_an_incomplete_folder_does_not_have_its_name(volume: Path, tmp_path: Path) -> None:
     make_target(volume / "targets" / "x")
     with pytest.raises(VlmflowError, match=r"the stream broke off|bytes are missing") as failure:
         copying.get(kubectl(tmp_path, (1000, *[5] * 20)), "x", tmp_path / "x")
@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_whole_has_not_its_name(volume: Path, tmp_path: Pat
     assert not (tmp_path / "x.part").exists()
 
 
-def test_what_is_there_is_not_sent_again_and_other_bytes_are(volume: Path, tmp_path: Path) -> None:
+def test_present_bytes_are_not_sent_again_but_changed_ones_are(volume: Path, tmp_path: Path) -> None:
     source = make_target(volume / "targets" / "x")
     copying.get(kubectl(tmp_path), "x", tmp_path / "x")
     before = (tmp_path / "x" / "weights").stat().st_ino
@@ -107,7 +107,7 @@ def test_what_is_there_is_not_sent_again_and_other_bytes_are(volume: Path, tmp_p
     assert (tmp_path / "x" / "link").stat().st_ino == unchanged != before
 
 
-def test_one_file_alone(volume: Path, tmp_path: Path) -> None:
+def test_a_single_file(volume: Path, tmp_path: Path) -> None:
     make_target(volume / "targets" / "x")
     copying.get(kubectl(tmp_path, (1_500_000,)), "x/weights", tmp_path / "w")
     assert sha256_of(tmp_path / "w") == sha256_of(volume / "targets" / "x" / "weights")
@@ -187,7 +187,7 @@ def test_a_file_that_a_link_replaces_while_it_is_read_is_not_followed(tmp_path: 
         pass
 
 
-def test_what_is_not_there_is_named(volume: Path, tmp_path: Path) -> None:
+def test_missing_paths_are_named(volume: Path, tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="targets/merged/none is not there"):
         copying.get(kubectl(tmp_path), "merged/none", tmp_path / "x")
 

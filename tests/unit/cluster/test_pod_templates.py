@@ -57,14 +57,14 @@ def test_a_cron_job_wins_over_a_pod_template_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("old", [Refused(403, "said of the other"), []], ids=["refused", "none there"])
-def test_where_no_pod_template_is_to_be_seen(old: list[dict] | Refused) -> None:
+def test_no_visible_pod_template(old: list[dict] | Refused) -> None:
     with pytest.raises(Refused, match="said Forbidden"):
         pod_templates(listing(FORBIDDEN, old))
     assert pod_templates(listing([], old)).templates == []
 
 
 @pytest.mark.parametrize("away", [0, 1])
-def test_a_server_that_is_away_says_nothing_of_what_is_there(away: int) -> None:
+def test_an_unreachable_server_does_not_mean_missing_templates(away: int) -> None:
     answers = [[cron_job("gpu")], [old_template("gpu")]]
     answers[away] = Refused(503, "said Unavailable")
     with pytest.raises(Refused, match="said Unavailable"):

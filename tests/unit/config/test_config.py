@@ -42,7 +42,7 @@ def fault(tmp_path: Path, path: str, value: Any) -> str:
     return error.value.cause
 
 
-def test_the_shipped_configuration_is_sound() -> None:
+def test_the_shipped_configuration_is_valid() -> None:
     config = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [ROOT / "config.yaml"])
     runs = {name: (run.processes, config.models[run.model].source) for name, run in config.runs.items()}
     assert runs == {
@@ -91,7 +91,7 @@ def test_a_source_of_pictures_needs_no_more_than_what_is_changed(name: str, sour
 
 
 @pytest.mark.parametrize("name", ["rows#0", "rows.jsonl#abc", "a#b.jsonl", "a#0/rows.jsonl"])
-def test_a_files_name_may_hold_the_mark_of_a_number_of_rows(tmp_path: Path, name: str) -> None:
+def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.touch()
@@ -293,7 +293,7 @@ def test_a_value_from_the_command_line_is_named_so() -> None:
         check_config(BASE | {"run": 1}, [])
 
 
-def test_every_fault_is_said(tmp_path: Path) -> None:
+def test_every_fault_is_reported(tmp_path: Path) -> None:
     config = with_value("runs.r.processes", 0)
     config["runs"]["r"]["device"] = "tpu"
     with pytest.raises(VlmflowError) as error:
@@ -322,7 +322,7 @@ def test_whole_numbers_are_taken_in_exponent_form(written: Any) -> None:
         ("a#5/b#0.json", 7, "a#5/b#0.json", 7),
     ],
 )
-def test_a_number_behind_an_address_is_how_many_rows_are_drawn(
+def test_a_number_after_an_address_is_how_many_rows_are_drawn(
     train: str, most: int | None, address: str, samples: int | None
 ) -> None:
     config = with_value("datasets.fire", {"kind": "fire", "train": train, "max_samples": most, "seed": 3})

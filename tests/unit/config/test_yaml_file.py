@@ -14,7 +14,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", '{"a": 1,\n"b": 2,\n"a": 3}'])
-def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path: Path, text: str) -> None:
+def test_a_duplicate_key_is_refused_with_its_lines(tmp_path: Path, text: str) -> None:
     """YAML's own loader takes the last one silently."""
     file = written(tmp_path, text)
     with pytest.raises(VlmflowError, match=f"^{file}, line 3, column 1: .*'a'.* line 1; .*; the line is: "):
@@ -25,7 +25,7 @@ def test_one_key_in_two_blocks_is_no_fault(tmp_path: Path) -> None:
     assert read_yaml(written(tmp_path, "a: {b: 1}\nc: {b: 2}\n")) == {"a": {"b": 1}, "c": {"b": 2}}
 
 
-def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
+def test_aliases_that_expand_too_far_are_refused(tmp_path: Path) -> None:
     """Ten values, ten times over in each line: a hundred million in the eighth."""
     lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
     lines += [f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 10)}]" for depth in range(1, 8)]
@@ -51,7 +51,7 @@ def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
         ("a: b: c\n", "line 1, column 5: "),
     ],
 )
-def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_named(tmp_path: Path, text: str, said: str) -> None:
     file = written(tmp_path, text)
     with pytest.raises(VlmflowError) as refusal:
         read_layers([file])

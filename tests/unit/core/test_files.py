@@ -19,7 +19,7 @@ from workflow_runs import ROOT
 SCRIPTS = str(ROOT / "scripts")
 
 
-def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_gets_its_name_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "a" / "file"
     with pytest.raises(ZeroDivisionError), whole_file(path) as file:
         file.write(b"half" * (1 // 0))
@@ -31,7 +31,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     assert not unfinished(path).exists()
 
 
-def test_a_folder_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_folder_gets_its_name_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     with pytest.raises(ZeroDivisionError), whole_folder(path) as folder:
         (folder / "old").write_bytes(b"half" * (1 // 0))
@@ -69,7 +69,7 @@ def test_results_come_in_the_order_of_the_items(processes: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, SLOT_BYTES - 100, SLOT_BYTES, 3 * SLOT_BYTES])
-def test_results_of_any_size_come_back_whole(size: int) -> None:
+def test_results_of_any_size_are_complete(size: int) -> None:
     results = ordered_map(lambda item: bytes([item]) * size, range(20), 2)
     assert all(result == bytes([item]) * size for item, result in enumerate(results))
 
@@ -120,7 +120,7 @@ def test_workers_end_with_a_killed_parent() -> None:
         time.sleep(0.02)
 
 
-def test_a_stage_that_was_long_tells_its_end_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_stage_reports_its_end_once(capsys: pytest.CaptureFixture[str]) -> None:
     """The last unit and the end of the block each showed it."""
     with Progress("the check", 2, "rows") as progress:
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_a_stage_that_was_long_tells_its_end_once(capsys: pytest.CaptureFixture[
     assert [line.split(" · ")[0] for line in lines] == ["the check: 1 of 2 rows", "the check: 2 of 2 rows"]
 
 
-def test_progress_says_count_rate_and_time_left() -> None:
+def test_progress_shows_count_rate_and_time_left() -> None:
     progress = Progress("resolve_images fire/train", 81_000, "pictures")
     progress.start_at(1_000)
     progress.count = 11_000

@@ -57,7 +57,7 @@ def forge(file: Path, content: str) -> None:
     assert (before.st_size, before.st_mtime_ns, before.st_ino) == (after.st_size, after.st_mtime_ns, after.st_ino)
 
 
-def test_what_was_read_once_is_not_read_again(tmp_path: Path, files: dict, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_read_only_once(tmp_path: Path, files: dict, capsys: pytest.CaptureFixture[str]) -> None:
     assert look(tmp_path, files) == ([], [])
     assert read_files(capsys) == "3"
     assert look(tmp_path, files) == ([], [])
@@ -88,7 +88,7 @@ def test_every_kind_of_change_is_seen(tmp_path: Path, files: dict) -> None:
 @pytest.mark.parametrize(
     "place", ["a folder", "a pipe", "a link to nothing", "a link to itself", "a file where its folder was"]
 )
-def test_what_is_no_file_any_more_is_gone(tmp_path: Path, files: dict, place: str) -> None:
+def test_paths_that_are_no_longer_files_count_as_missing(tmp_path: Path, files: dict, place: str) -> None:
     """A pipe is not waited for."""
     file = tmp_path / "files" / "deep" / "c"
     file.unlink()
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_neither_gone_nor_changed(tmp_path: Path, 
         look(tmp_path, files)
 
 
-def test_forged_times_deceive_a_quick_look_and_no_full_one(
+def test_forged_times_deceive_a_quick_check_but_not_a_full_one(
     tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of the promise: same size, mtime and inode, other bytes."""

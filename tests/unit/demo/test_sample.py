@@ -77,7 +77,7 @@ def test_words_and_places_are_the_same_under_every_python(folder):
     assert texts.hexdigest() == "a4c5c9b911c4b49d73c6781bda4fef4d58058ff8b5c158909781205996a81431"
 
 
-def test_sound_rows_pass_every_rule_on_rows(splits, record):
+def test_valid_rows_pass_every_rule_on_rows(splits, record):
     for split, rows in splits.items():
         for number, row in enumerate(rows):
             if (split, number) not in record:
@@ -87,7 +87,7 @@ def test_sound_rows_pass_every_rule_on_rows(splits, record):
                 assert row["round"] == len(trajectory.attempts) in (2, 3)
 
 
-def test_sound_rows_have_sound_pictures(folder, splits, record):
+def test_valid_rows_have_valid_pictures(folder, splits, record):
     limits = PictureLimits()
     for split, rows in splits.items():
         for number, row in enumerate(rows):
@@ -99,7 +99,7 @@ def test_sound_rows_have_sound_pictures(folder, splits, record):
                     assert min(picture.size) >= limits.min_side
 
 
-def test_no_sound_row_comes_twice_and_no_picture_is_in_both_splits(folder, splits, record):
+def test_no_valid_row_is_duplicated_and_no_picture_is_in_both_splits(folder, splits, record):
     sound = {
         split: [row for number, row in enumerate(rows) if (split, number) not in record]
         for split, rows in splits.items()
@@ -241,7 +241,7 @@ def test_an_upright_exif_picture_shows_what_was_drawn(tmp_path):
         assert all(abs(a - b) < 40 for a, b in zip(upright.getpixel(middle), drawn, strict=True))
 
 
-def test_the_files_are_split_into_rows_despite_their_faults(folder):
+def test_the_files_are_split_into_rows_in_spite_of_their_faults(folder):
     for split, rows in (("train", TRAIN_ROWS), ("test", TEST_ROWS)):
         with JsonRows(folder / FILES[split]) as raw:
             assert len(raw) == rows

@@ -51,7 +51,7 @@ def test_every_id_in_use_is_given_and_none_other(written, tokenizer):
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 @example("½ ﬁ e\u0301 \r\n 12345  can't")
-def test_every_text_comes_back(written, tokenizer, text):
+def test_every_text_survives_a_round_trip(written, tokenizer, text):
     """NFC is Qwen's own normalisation: nothing else may change, in transformers and without."""
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)

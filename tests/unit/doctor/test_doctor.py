@@ -90,7 +90,7 @@ def test_what_every_rule_of_a_run_asks_for_comes_from_the_rules(tmp_path: Path) 
     assert {ask.threads for ask in fewer} == {1, 2}
 
 
-def test_a_rule_that_fits_nowhere_is_named_beside_a_training_that_fits() -> None:
+def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> None:
     small, large = node(gpus=0, cpu="3920m"), node(cpu="24", ephemeral_storage="900M")
     check = run_check(small, large, need=Need("big", 4, 17_500, (MERGE,)))
     assert (check.what, check.state) == ("rule merge_lora, run big", "fail")
@@ -110,7 +110,7 @@ def test_a_rule_that_fits_nowhere_is_named_beside_a_training_that_fits() -> None
         (node(gpus=0), "0 of 4 nvidia.com/gpu"),
     ],
 )
-def test_a_run_that_fits_nowhere_is_told_why(unfit: dict, why: str) -> None:
+def test_a_run_that_fits_nowhere_is_reported_with_the_reasons(unfit: dict, why: str) -> None:
     check = run_check(unfit)
     assert check.state == "fail"
     assert f"1 node(s): {why}" in check.found
@@ -155,7 +155,7 @@ def test_claims_are_bound_and_shared() -> None:
     assert objects.check_claim(None, "cache").state == "fail"
 
 
-def test_templates_are_all_there_and_run_the_rule() -> None:
+def test_templates_are_complete_and_run_the_rule() -> None:
     check = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), [], []))
     assert check == Check("pod templates", "ok", "default, fetch, gpu, train")
     old = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), ["gpu"], ["train"]))
@@ -189,7 +189,7 @@ def in_a_pod(*words: object) -> dict:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def test_a_pod_tells_what_it_can_do_on_a_volume_and_another_what_it_sees_of_it(tmp_path: Path) -> None:
+def test_one_pod_tries_a_volume_and_another_reads_the_same_files(tmp_path: Path) -> None:
     said = in_a_pod("leave", ".doctor-1", tmp_path, "/proc/no-such")
     assert said["folders"][str(tmp_path)] == {}
     assert "No such file" in said["folders"]["/proc/no-such"]["write"]
@@ -236,7 +236,7 @@ def test_clocks_are_compared_between_two_answers_of_the_server(ahead: int, state
     assert check.state == state
 
 
-def test_training_together_says_its_speed_or_what_is_wrong() -> None:
+def test_training_together_reports_its_speed_or_the_fault() -> None:
     said = {"backend": "gloo", "processes": 2, "device": "CPU", "gigabytes_per_second": 0.5, "shared_memory_mb": 64}
     assert "0.5 GB/s" in inside.check_training(Answer("i", said=said)).found
     short = Answer("i", said={"wrong": "process 0: RuntimeError: unable to write: No space left on device"})
@@ -276,7 +276,7 @@ def test_a_probe_whose_pod_is_refused_for_a_moment_waits() -> None:
     assert probe.refusal([*passing, refused("exceeded quota: vlmflow")], "j") == "exceeded quota: vlmflow"
 
 
-def test_why_a_probe_does_not_start_is_in_the_clusters_words() -> None:
+def test_a_probe_that_does_not_start_reports_the_clusters_reason() -> None:
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
     assert probe.why_not_running({"status": {"conditions": [unscheduled]}}) == "0/1 nodes are available"
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
@@ -293,7 +293,7 @@ def test_table_and_json_say_whether_it_is_ready() -> None:
     assert "\x1b" not in findings.as_line(bad, colours=False)
 
 
-def test_a_configuration_that_is_no_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
+def test_a_configuration_that_is_not_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("runs:\n  r: {model: m\n  b: [\n")
     done = subprocess.run(

@@ -142,7 +142,7 @@ def test_a_long_value_is_cut(folder: Path) -> None:
     assert len(str(error.value)) < 1_000
 
 
-def test_what_names_nothing_is_no_code(folder: Path) -> None:
+def test_empty_names_of_code_are_allowed(folder: Path) -> None:
     """A vocabulary may have such a token; null and {} name nothing."""
     (folder / "vocab.json").write_text('{"auto_map": 7, "a": 0}')
     (folder / "config.json").write_text('{"auto_map": null, "text_config": {"auto_map": {}}}')
@@ -164,14 +164,14 @@ def test_what_names_nothing_is_no_code(folder: Path) -> None:
         ([], "has no weight_map"),
     ],
 )
-def test_shards_lie_in_the_folder(folder: Path, content: object, message: str) -> None:
+def test_shards_are_in_the_folder(folder: Path, content: object, message: str) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / INDEX).write_text(json.dumps(content))
     with pytest.raises(VlmflowError, match=rf"index\.json: (weight_map: )?{message}"):
         check(folder)
 
 
-def test_pickles_beside_a_decoy_in_safetensors_are_refused(folder: Path) -> None:
+def test_pickles_next_to_a_decoy_in_safetensors_are_refused(folder: Path) -> None:
     """Without another index transformers reads that of the pickles; these may be called anything."""
     for index in folder.glob("*.index.json"):
         index.unlink()
@@ -188,7 +188,7 @@ def test_a_huge_json_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPa
         check(folder)
 
 
-def test_pickled_weights_alone_are_refused_by_name(folder: Path) -> None:
+def test_only_pickled_weights_are_refused_by_name(folder: Path) -> None:
     (folder / SHARD).rename(folder / "pytorch_model.bin")
     with pytest.raises(VlmflowError, match=r"has no safetensors weights, but pytorch_model\.bin"):
         check(folder)

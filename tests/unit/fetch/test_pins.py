@@ -21,7 +21,7 @@ HEAD = "# What this is.\n#\n# A second paragraph.\n\n"
 NEWEST = "3" * 40
 
 
-def test_the_projects_own_table_is_whole():
+def test_the_projects_own_table_is_complete():
     pins = read_pins(TABLE)
     fire = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
     assert pins[fire].revision == "73b9f1397a8a50d944a7650a60ecda39140c2fc1"
@@ -57,7 +57,7 @@ def test_writing_what_was_read_changes_nothing(tmp_path: Path):
     assert copy.read_bytes() == TABLE.read_bytes()
 
 
-def test_digits_alone_stay_text(tmp_path: Path):
+def test_values_of_digits_stay_text(tmp_path: Path):
     table = tmp_path / "pins.yaml"
     table.write_text(HEAD)
     pin = Pin(revision="1" * 40, size=0, sha256="12e4" + "0" * 60)
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_one_clear_line(tmp_path: Path, table: str, cause: str)
     assert "\n" not in raised.value.cause
 
 
-def test_a_table_that_is_not_there_is_told(tmp_path: Path):
+def test_a_missing_table_is_reported(tmp_path: Path):
     with pytest.raises(VlmflowError, match=r"pins\.yaml: .*No such file"):
         read_pins(tmp_path / "pins.yaml")
 
@@ -163,7 +163,7 @@ def test_one_row_that_fails_does_not_cost_the_others(server: HubServer, table: P
     assert pins[MODEL].revision == NEWEST
 
 
-def test_a_gated_repository_is_told(server: HubServer, table: Path):
+def test_a_gated_repository_is_reported(server: HubServer, table: Path):
     server.faults[("api", "o/m")] = [refuses(403, X_Error_Code="GatedRepo")]
     table.write_text(f"{MODEL}:\n")
     with pytest.raises(VlmflowError, match="granted access"):

@@ -17,7 +17,7 @@ def entry(name: str, size: int = 1, key: str | None = None) -> Entry:
     return Entry(size, key or KEY + name, DIGEST)
 
 
-def test_a_manifest_says_what_was_written_into_it() -> None:
+def test_a_manifest_is_read_as_it_was_written() -> None:
     elsewhere = f"run/verified/x/.stored-{'1' * 32}/files/weights\n"
     entries = {"b/é.txt": entry("b/é.txt", 0), "a": entry("a", 1 << 40), "w": entry("w", key=elsewhere)}
     assert folder_manifest.load(folder_manifest.dump(entries), PLACE, FOLDER) == entries
@@ -51,7 +51,7 @@ GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
         ),
     ],
 )
-def test_what_is_no_manifest_is_refused_by_its_address(content: bytes) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused_with_its_address(content: bytes) -> None:
     with pytest.raises(VlmflowError, match=f"{PLACE} is not a manifest"):
         folder_manifest.load(content, PLACE, FOLDER)
 
@@ -94,7 +94,7 @@ def test_a_link_in_the_place_of_the_pods_folders_removes_nothing_elsewhere(tmp_p
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../run", "a/b", "a..b", "-a", "$VLMFLOW_POD", "a\n"])
-def test_a_name_that_is_no_pods_removes_nothing(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_a_pods_removes_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / ".pods" / "other").mkdir(parents=True)
     with pytest.raises(VlmflowError, match="not a pod's name"):
         pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", name)

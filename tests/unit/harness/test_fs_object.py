@@ -26,7 +26,7 @@ def make_object(folder: Path, name: str) -> fs_object.FsObject:
     return fs_object.FsObject(str(folder / "targets" / name), False, True, Provider(folder / "local"))
 
 
-def test_a_file_of_snakemakes_own_is_copied_and_stays(tmp_path: Path) -> None:
+def test_snakemakes_own_file_is_copied_and_stays(tmp_path: Path) -> None:
     archive = tmp_path / "sources.tar.xz"
     archive.write_text("sources")
     stored = make_object(tmp_path, "snakemake-workflow-sources.tar.xz")
@@ -52,7 +52,7 @@ def test_a_stale_local_copy_gives_way_to_the_link(tmp_path: Path) -> None:
     assert not os.path.lexists(target.local_path())
 
 
-def test_a_look_finds_the_version_of_which_a_killed_writer_took_the_name(tmp_path: Path) -> None:
+def test_a_reader_restores_the_version_that_a_killed_writer_renamed(tmp_path: Path) -> None:
     """Where names cannot be exchanged, a folder loses its name for a moment before another one gets it."""
     target = make_object(tmp_path, "folder")
     (target.query_path.parent / f".folder.{time.time_ns():016x}-0123456789ab.old").mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_a_look_finds_the_version_of_which_a_killed_writer_took_the_name(tmp_pat
     assert not target.exists()
 
 
-def test_what_is_not_there_cannot_be_retrieved(tmp_path: Path) -> None:
+def test_a_missing_target_cannot_be_retrieved(tmp_path: Path) -> None:
     target = make_object(tmp_path, "nothing")
     with pytest.raises(FileNotFoundError):
         target.retrieve_object()

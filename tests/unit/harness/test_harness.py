@@ -63,7 +63,7 @@ def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scrip
     assert {name: code_digest.of_scripts(scripts)(name) for name in names} == before
 
 
-def test_files_that_a_script_is_said_to_read_count_as_its_code(scripts: Path) -> None:
+def test_declared_files_of_a_script_count_as_its_code(scripts: Path) -> None:
     """What editors hide beside them counts for nothing."""
     (scripts / "pack" / "texts").mkdir()
     page = scripts / "pack" / "texts" / "page.jinja"
@@ -139,7 +139,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [("[]", False), ("5", False), ("[later]", True), ("[a]", True)],
     ids=["a failure by its own word", "a wrong parameter", "a passing failure", "one that is not foreseen"],
 )
-def test_a_stage_tells_its_pod_what_would_fail_again(tmp_path: Path, words: str, again: bool) -> None:
+def test_a_stage_reports_failures_that_would_repeat(tmp_path: Path, words: str, again: bool) -> None:
     (tmp_path / "s").touch()
     target = tmp_path / "t"
     done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", f"{target}", "--words", words, "--times", "3")
@@ -154,7 +154,7 @@ def test_a_full_disk_may_have_room_later(tmp_path: Path) -> None:
     assert not (tmp_path / "verdict").exists()
 
 
-def test_a_script_runs_alone_from_a_shell(tmp_path: Path) -> None:
+def test_a_script_runs_from_a_shell(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("> ")
     done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", f"{tmp_path}/t", "--words", "[a, b]", "--times", "1")
     assert done.returncode == 0, done.stderr
@@ -200,7 +200,7 @@ def test_an_unforeseen_failure_leaves_its_traceback_in_the_log(tmp_path: Path) -
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
-def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_next_step(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("x" * 100)
     done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", "/dev/full", "--words", "[a]")
     assert done.returncode == 1

@@ -39,7 +39,7 @@ def test_rules_ask_for_templates_by_their_short_names(ann: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["Ann", "-ann", "ann-", "a,b", "ann=x", "a" * 31, "ann\n"])
-def test_what_is_no_name_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_invalid_names_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("VLMFLOW_INSTANCE", name)
     with pytest.raises(VlmflowError, match="VLMFLOW_INSTANCE is"):
         instance.selector()

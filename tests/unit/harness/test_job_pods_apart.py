@@ -10,7 +10,7 @@ K8S = ROOT / "k8s"
 TMP = "/tmp"  # noqa: S108 - in a container
 
 
-def test_no_file_but_the_controllers_names_its_claim() -> None:
+def test_only_the_controllers_file_names_its_claim() -> None:
     """The overlays say where its volume comes from, or leave the claim out."""
     naming = {str(file.relative_to(K8S)) for file in K8S.rglob("*.yaml") if STATE_CLAIM in file.read_text()}
     own = {"base/claims.yaml", "base/controller.yaml"}

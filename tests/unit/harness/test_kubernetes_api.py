@@ -45,7 +45,7 @@ def sight(cluster: Namespace, said: list[str]) -> PatientWatch:
     return PatientWatch(watch, said.append)
 
 
-def test_an_answer_that_nobody_understands_ends_no_call(server: BadMinutes, sight: PatientWatch) -> None:
+def test_an_unreadable_answer_ends_no_call(server: BadMinutes, sight: PatientWatch) -> None:
     server.answers = [(200, {"items": [{"metadata": {}}]}, {}), (200, {"kind": "Status"}, {})]
     assert sight.look(["j"]) == {}
     assert sight.look(["j"]) == {}
@@ -62,14 +62,14 @@ def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
         sight.look(["j"])
 
 
-def test_nodes_that_may_not_be_listed_are_asked_for_once(cluster: Namespace, server: BadMinutes) -> None:
+def test_forbidden_nodes_are_requested_once(cluster: Namespace, server: BadMinutes) -> None:
     server.answers = [refusal(403, "Forbidden")]
     assert cluster.nodes() is None
     assert cluster.nodes() is None
     assert len(server.asked) == 1
 
 
-def test_both_forms_of_pod_templates_are_asked_for(cluster: Namespace, server: BadMinutes) -> None:
+def test_both_forms_of_pod_templates_are_requested(cluster: Namespace, server: BadMinutes) -> None:
     assert cluster.pod_templates("a=b").templates == []
     assert server.asked == [
         "GET /apis/batch/v1/namespaces/here/cronjobs?labelSelector=a%3Db",
@@ -85,7 +85,7 @@ def test_a_log_that_is_not_there_is_no_failure(cluster: Namespace, server: BadMi
     assert len(server.asked) == 2
 
 
-def test_a_look_before_the_executor_is_ready_finds_nothing() -> None:
+def test_a_check_before_the_executor_is_ready_finds_nothing() -> None:
     """Snakemake's thread of looks begins before __post_init__; one that ends there would never see a Job again."""
     executor = object.__new__(HardenedExecutor)
 
@@ -106,7 +106,7 @@ def disruptions(cluster: Namespace, said: list[str]) -> Disruptions:
     return disruptions
 
 
-def test_a_job_that_is_taken_away_is_made_again_after_a_growing_pause(
+def test_a_job_that_was_removed_is_created_again_after_a_growing_pause(
     disruptions: Disruptions, server: BadMinutes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -140,7 +140,7 @@ def test_the_budget_of_disruptions_ends_and_an_hour_of_work_renews_it(disruption
     assert "disruption 21 in a row" in over.why
 
 
-def test_a_create_that_timed_out_is_looked_for(cluster: Namespace, server: BadMinutes, said: list[str]) -> None:
+def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinutes, said: list[str]) -> None:
     """The Job may be there: a second one beside it would write the same targets."""
     cluster._api.client.rest_client._patience = 0.0
     watch = Watch(cluster, "", said.append)
@@ -200,7 +200,7 @@ def test_of_what_grows_with_the_cluster_only_what_is_needed_is_read(cluster: Nam
     assert "fieldSelector=reason%21%3DScheduled" in server.asked[-1]
 
 
-def test_an_answer_of_another_form_is_read_whole(cluster: Namespace, server: BadMinutes) -> None:
+def test_an_answer_of_another_form_is_read_completely(cluster: Namespace, server: BadMinutes) -> None:
     odd = {"metadata": {"name": "a"}, "status": {"allocatable": 5}}
     server.answers = [(200, {"items": [odd]}, {})]
     assert cluster.nodes() == [odd]

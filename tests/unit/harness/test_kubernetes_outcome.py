@@ -43,7 +43,7 @@ def test_running_and_waiting() -> None:
     assert judge(job(), [pod()], None, NOW).state == "running"
 
 
-def test_success_by_the_container_where_a_sidecar_goes_on() -> None:
+def test_success_is_the_containers_even_if_a_sidecar_continues() -> None:
     assert judge(job(), [pod(exit_code=0)], None, NOW).state == "succeeded"
     assert judge(job(Complete="done"), [], pod(), NOW).state == "succeeded"
     assert judge(None, [], pod("Succeeded", 0), NOW).state == "succeeded"
@@ -64,7 +64,7 @@ def test_deleted_job() -> None:
     assert "deleted" in judge(None, [deleted(pod("Failed", 143), -10)], None, NOW).why
 
 
-def test_a_pod_that_went_unseen() -> None:
+def test_a_pod_that_disappeared_unseen() -> None:
     outcome = judge(job(Failed="BackoffLimitExceeded"), [], pod(), NOW)
     assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", True, True)
     assert "was removed" in outcome.why
@@ -76,7 +76,7 @@ def test_a_deleted_job_has_not_failed_while_its_pod_saves_its_work() -> None:
     assert judge(None, [deleted(pod("Running", 143), -200)], None, NOW).state == "failed"
 
 
-def test_a_pod_whose_job_was_deleted_without_it_goes_on() -> None:
+def test_a_pod_whose_job_was_deleted_without_it_continues() -> None:
     assert judge(None, [pod()], None, NOW).state == "running"
 
 
@@ -141,14 +141,14 @@ def test_deadline() -> None:
         (json.dumps(NOT_AGAIN) + " " * 5_000, True),
     ],
 )
-def test_what_a_stage_calls_a_failure_is_not_tried_again(message: str, again: bool) -> None:
+def test_a_failure_that_a_stage_reports_is_not_retried(message: str, again: bool) -> None:
     ended = pod("Failed", 1)
     ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = message
     outcome = judge(job(Failed="BackoffLimitExceeded"), [ended], None, NOW)
     assert (outcome.state, outcome.again, outcome.disrupted) == ("failed", again, False)
 
 
-def test_a_stage_that_fails_while_its_pod_is_taken_away_was_disrupted() -> None:
+def test_a_stage_that_fails_while_its_pod_is_removed_was_disrupted() -> None:
     ended = disrupted(pod("Failed", 1), "PreemptionByScheduler")
     ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = json.dumps(NOT_AGAIN)
     outcome = judge(job(), [ended], None, NOW)
@@ -180,7 +180,7 @@ def test_a_job_that_its_queue_preempts_waits() -> None:
     assert judge(suspended(True), [], None, NOW).state == "waiting"
 
 
-def test_a_job_that_its_queue_lets_go_on_waits_for_its_next_pod() -> None:
+def test_a_job_that_its_queue_resumes_waits_for_its_next_pod() -> None:
     assert judge(suspended(False), [], pod(), NOW).state == "waiting"
     new = pod() | {"metadata": {"name": "new", "creationTimestamp": "2026-11-21T11:30:00Z"}}
     assert judge(suspended(False), [new], pod(), NOW).state == "running"

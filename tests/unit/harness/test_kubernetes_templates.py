@@ -73,7 +73,7 @@ def main_of(job: dict) -> dict:
     return pod_of(job)["containers"][0]
 
 
-def test_template_wins_over_plugin_and_rule_over_template() -> None:
+def test_the_template_overrides_the_plugin_and_the_rule_overrides_the_template() -> None:
     job = shaped(threads=8, mem_mb=65_536, disk_mb=20_000, runtime=60)
     main = main_of(job)
     assert main["image"] == f"vlmflow/train:{VERSION}"
@@ -122,7 +122,7 @@ def test_what_else_a_template_asks_for_stays() -> None:
     assert main_of(job)["resources"]["limits"] == {"rdma/hca": "1", "cpu": "2"}
 
 
-def test_a_queue_label_lands_on_the_job_alone() -> None:
+def test_a_queue_label_goes_only_to_the_job() -> None:
     objects = shipped()
     objects[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
     objects[0]["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "note": "x"}

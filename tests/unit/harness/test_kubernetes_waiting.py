@@ -64,7 +64,7 @@ def test_a_resource_that_others_use() -> None:
     assert "4 asked, at most 1 free on a node: 3 short" in why
 
 
-def test_memory_is_said_in_gb() -> None:
+def test_memory_is_reported_in_gb() -> None:
     own = pod({"memory": "64000M"}, "0/1 nodes are available: 1 Insufficient memory.")
     assert "memory: 64.0 GB asked, the largest node has 16.0 GB: 48.0 GB short" in (
         explain(JOB, [own], [], [node("a", memory="16G")]).why
@@ -76,7 +76,7 @@ def test_without_the_right_to_see_nodes() -> None:
     assert "4 asked, more than is free on any node" in why
 
 
-def test_taints_in_the_schedulers_words() -> None:
+def test_taints_are_reported_as_the_scheduler_words_them() -> None:
     why = explain(JOB, [pod({}, "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")], [], []).why
     assert "untolerated taint {a: b}" in why
 
@@ -170,7 +170,7 @@ def test_suspended_by_a_queue() -> None:
     assert "queue q" in explain(suspended, [], [], None).why
 
 
-def test_volumes_that_cannot_be_mounted() -> None:
+def test_volumes_that_cannot_be_mounted_are_reported() -> None:
     said = [event("Pod", "p", "FailedMount", "timed out")]
     assert "node a cannot set up the pod: timed out" in explain(JOB, [pod(node="a")], said, None).why
 
@@ -222,7 +222,7 @@ def watched() -> tuple:
     return watch, cluster, clock, said
 
 
-def test_waiting_is_told_after_30_s_and_again_when_the_reason_changes(watched: tuple) -> None:
+def test_waiting_is_reported_after_30_s_and_when_the_reason_changes(watched: tuple) -> None:
     watch, cluster, clock, said = watched
     watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_a_templates_limit_of_waiting(watched: tuple) -> None:
     assert "its template allows 60" in outcome.why
 
 
-def test_progress_is_told_when_it_moves(watched: tuple) -> None:
+def test_progress_is_reported_when_it_changes(watched: tuple) -> None:
     watch, cluster, clock, said = watched
     cluster.pod["status"]["phase"] = "Running"
     cluster.log = "noise\ntrain_lora x: step 1/6 · loss 2.000 · 1.20 s/step · 0:06 left\nmore noise\n"
@@ -356,7 +356,7 @@ TAKEN = "its pod was removed: evicted, or deleted by hand"
         ("Killing", "Stopping container", TAKEN),
     ],
 )
-def test_a_pod_that_went_between_two_looks_is_judged_by_its_events(
+def test_a_pod_that_disappeared_between_two_checks_is_judged_by_its_events(
     watched: tuple, reason: str, message: str, words: str
 ) -> None:
     watch, cluster, _, _ = watched
@@ -369,7 +369,7 @@ def test_a_pod_that_went_between_two_looks_is_judged_by_its_events(
     assert (outcome.state, outcome.why, outcome.again) == ("failed", words, True)
 
 
-def test_a_pod_that_went_is_reported_also_while_events_are_not_to_be_had(
+def test_a_pod_that_disappeared_is_reported_even_without_events(
     watched: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused() -> list:

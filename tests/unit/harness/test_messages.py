@@ -45,7 +45,7 @@ def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole_commands(f"{REFRESH}; {FIT}fitted/a") == f"{REFRESH}; {FIT}fitted/a"
 
 
-def test_of_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod and its folder are gone when the message is read; targets are on the volume."""
     told(monkeypatch, "/outputs/targets")
     assert whole_commands(REFRESH) == (
@@ -57,7 +57,7 @@ def test_of_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_of_a_pod_that_a_laptop_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pod_that_a_laptop_created(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no controller."""
     told(monkeypatch, "s3://bucket")
     snakemake = f".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes {CALL} --forcerun"

@@ -43,7 +43,7 @@ def test_a_file_is_renamed_and_keeps_its_inode_and_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source_is_elsewhere", [False, True])
-def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path, elsewhere: Path, source_is_elsewhere: bool) -> None:
+def test_a_folder_replaces_an_older_one(tmp_path: Path, elsewhere: Path, source_is_elsewhere: bool) -> None:
     source = make_folder((elsewhere if source_is_elsewhere else tmp_path) / "source", "new", files=2)
     (source / "inner" / "link").symlink_to("0.txt")
     os.utime(source / "inner" / "1.txt", (1, 2_000_000))
@@ -57,7 +57,7 @@ def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path, elsewhere: Pat
     assert names_in(target.parent) == {"target"}
 
 
-def test_a_folder_takes_the_place_of_a_file_and_a_file_that_of_a_folder(tmp_path: Path) -> None:
+def test_a_folder_replaces_a_file_and_a_file_replaces_a_folder(tmp_path: Path) -> None:
     target = tmp_path / "targets" / "name"
     for content in ("file", "folder", "file again"):
         source = tmp_path / "source"
@@ -129,7 +129,7 @@ in_place.move(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 @pytest.mark.parametrize("moment", [None, 0.0, 0.02, 0.1])
-def test_a_kill_leaves_the_name_whole_or_not_there(tmp_path: Path, elsewhere: Path, moment: float | None) -> None:
+def test_after_a_kill_the_target_is_complete_or_absent(tmp_path: Path, elsewhere: Path, moment: float | None) -> None:
     """From another file system, so that there is something to be killed in the middle of: 30 MB in 30 files."""
     source, target = elsewhere / "source", make_folder(tmp_path / "targets" / "merged", "old", files=30)
     source.mkdir()

@@ -128,9 +128,7 @@ def test_two_writers(
 
 
 @pytest.mark.slow
-def test_a_writer_that_is_taken_for_killed_fails_or_succeeds_rightly(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_writer_that_counts_as_killed_ends_correctly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It copies for two days, by the other one's clock, which removes what it has beside the target."""
     scene = Scene(folder, monkeypatch, "folder", OLD, exchange=True)
     ends = scene.explore(
@@ -166,7 +164,7 @@ def test_a_target_that_is_removed_while_it_is_written(
 
 
 @pytest.mark.slow
-def test_who_looks_gives_the_name_back_while_two_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_restores_the_name_while_two_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where names cannot be exchanged: a reader comes when the name is free, and meets both writers."""
     scene = Scene(folder, monkeypatch, "folder", {"one": b"old"}, exchange=False)
     scene.versions = {letter: {"one": letter.encode()} for letter in "abc"}

@@ -118,7 +118,7 @@ def test_other_kinds_are_refused_by_name(base: Path, tmp_path: Path, key: str, v
     assert refusal.value.next_step
 
 
-def test_dora_beside_transposed_weights_is_refused(base: Path, tmp_path: Path) -> None:
+def test_dora_on_transposed_weights_is_refused(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path, use_dora=True)
     change_config(adapter, fan_in_fan_out=True)
     with pytest.raises(VlmflowError, match=r"use_dora = true: .*fan_in_fan_out"):
@@ -185,7 +185,7 @@ def test_tensor_without_a_place_is_refused(
         plan(base, adapter)
 
 
-def test_layer_that_the_base_has_not(base: Path, tmp_path: Path) -> None:
+def test_layer_that_the_base_lacks(base: Path, tmp_path: Path) -> None:
     """Another base, or one whose layers have other names on disk."""
     adapter = write_adapter(base, tmp_path)
     for part in ("lora_A.weight", "lora_B.weight"):

@@ -27,7 +27,7 @@ def test_the_same_logits_agree() -> None:
     assert verdict(1.0, 1.0) == AGREE
 
 
-def test_what_rounding_hides_is_inconclusive() -> None:
+def test_an_effect_that_rounding_hides_is_inconclusive() -> None:
     """A valid merge of a short run shows what rounding leaves, as peft's own does."""
     assert verdict(0.6, 0.6) == INCONCLUSIVE
     assert verdict(1.0, 0.6, exact=False) == INCONCLUSIVE

@@ -18,7 +18,7 @@ def proven(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_proof_of_a_base_gives_way_to_ours(proven: Path) -> None:
+def test_a_proof_in_the_base_is_replaced_by_ours(proven: Path) -> None:
     """It was counted among the proven files, and no longer had its digest: such a run could never be published."""
     assert read_proof(proven)["files"].keys() == {"model.safetensors"}
     assert "of" not in read_json(proven / PROOF)

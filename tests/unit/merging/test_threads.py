@@ -12,7 +12,7 @@ from vlmflow.merging.threads import WAITING_PER_THREAD, run_in_order
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_results_come_in_order_and_tasks_are_made_late(threads: int) -> None:
+def test_results_are_in_order_and_tasks_are_created_late(threads: int) -> None:
     made = 0
 
     def tasks() -> Iterator[Callable[[], int]]:

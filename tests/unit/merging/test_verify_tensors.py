@@ -41,7 +41,7 @@ def merge_and_verify(base: Path, adapter: Path, merged: Path) -> TensorProof:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_was_merged_passes(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
+def test_merged_weights_pass(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
     """Every variant, in every type, within the stated tolerance."""
     base = write_base(tmp_path / "base", dtype, attention_bias=True)
     adapter = write_adapter(base, tmp_path / "adapter", **VARIANTS[variant])

@@ -251,7 +251,7 @@ def test_orientation_in_a_png_and_in_a_tiff():
     assert (picture.width, picture.height, picture.rewritten) == (48, 64, None)
 
 
-def test_a_hostile_exif_block_costs_nothing():
+def test_a_hostile_exif_block_is_ignored():
     """No orientation can be read, the trainer would not read it either."""
     content = encoded(drawn(), "JPEG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff" + b"\xff" * 60)
     assert checked(content)[0].rewritten is None
@@ -266,7 +266,7 @@ def half_transparent(mode: str) -> Image.Image:
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
-def test_white_shines_through_alpha(format: str):
+def test_transparency_becomes_white(format: str):
     """RGBA, where `convert("RGB")` alone gives black."""
     content = encoded(half_transparent("RGBA"), format, **({"lossless": True} if format == "WEBP" else {}))
     assert checked(content)[0].rewritten == "alpha"
@@ -368,7 +368,7 @@ def test_32_bit_grey_is_stretched(type: type):
     assert (np.diff(pixels[..., 0].ravel().astype(int)) >= 0).all()
 
 
-def test_grey_levels_that_are_no_numbers_are_refused():
+def test_grey_levels_that_are_not_numbers_are_refused():
     levels = np.full((64, 64), np.nan, np.float32)
     assert check_picture(encoded(Image.fromarray(levels), "TIFF"), LIMITS).reason == "undecodable"
 

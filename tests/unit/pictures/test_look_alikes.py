@@ -32,7 +32,7 @@ def bits(one: Image.Image, other: Image.Image) -> int:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_same_picture_in_another_guise_is_near_and_another_picture_is_far(seed: int) -> None:
+def test_a_changed_copy_of_a_picture_is_near_and_another_picture_is_far(seed: int) -> None:
     own = scene(seed)
     guises = [
         own.resize((150, 110)),
@@ -70,7 +70,7 @@ def test_a_plain_colour_has_no_hash(mode: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(0, FARTHEST))
-def test_the_search_finds_what_comparing_all_finds(data: st.DataObject, distance: int) -> None:
+def test_the_search_finds_the_same_pairs_as_comparing_all(data: st.DataObject, distance: int) -> None:
     hashes = st.lists(st.integers(0, 2**64 - 1), max_size=12)
     given_hashes = data.draw(hashes)
     own = st.tuples(st.sampled_from(given_hashes or [0]), st.sets(st.integers(0, 63), max_size=12))

@@ -18,7 +18,7 @@ def rooted(*roots: Path) -> PictureRoots:
     return PictureRoots([str(root) for root in roots], KEY)
 
 
-def test_a_picture_is_found_where_it_lies(tmp_path: Path):
+def test_a_picture_is_found_under_its_path(tmp_path: Path):
     file = put(tmp_path / "gqa/images/1.jpg", b"")
     assert rooted(tmp_path).locate("gqa\\images\\1.jpg") == Located("gqa/images/1.jpg", str(file))
     assert rooted(tmp_path).locate("gqa/images/2.jpg").reason == "missing"
@@ -109,7 +109,7 @@ def test_what_is_no_file_is_refused_and_another_root_may_have_it(tmp_path: Path)
     assert rooted(first, second).locate("a.jpg").file == str(file)
 
 
-def test_names_that_cannot_lie_side_by_side_in_the_store(tmp_path: Path):
+def test_names_that_collide_in_the_store(tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     put(first / "a", b"")
     put(second / "a/b.jpg", b"")
@@ -129,7 +129,7 @@ def test_a_root_that_cannot_be_read_stops_the_stage(tmp_path: Path):
         rooted()
 
 
-def test_a_picture_costs_few_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_picture_takes_few_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for number in range(50):
         put(tmp_path / f"coco/train2017/{number:012}.jpg", b"")
     calls = watch_disk(monkeypatch)

@@ -42,7 +42,7 @@ def test_another_picture_is_a_link_to_its_copy(tmp_path: Path):
     assert np.array_equal(np.asarray(as_trained(tmp_path / "moved/fire" / name)), np.asarray(drawn(300, 200)))
 
 
-def test_a_copy_holds_nothing_but_pixels(tmp_path: Path):
+def test_a_copy_contains_only_pixels(tmp_path: Path):
     profile = encoded(drawn().convert("CMYK"), "JPEG", icc_profile=b"a profile of CMYK", comment=b"words")
     name = add(PictureStore(tmp_path / "store", "fire"), "a.jpg", put(tmp_path / "a.jpg", profile))
     with Image.open(tmp_path / "store/fire" / name) as copy:
@@ -68,7 +68,7 @@ def test_a_link_follows_its_file_to_another_root(tmp_path: Path):
         assert (tmp_path / "store/fire/a.jpg").resolve() == file
 
 
-def test_nothing_but_links_is_ever_replaced(tmp_path: Path):
+def test_only_links_are_ever_replaced(tmp_path: Path):
     """A person's own files or folders instead of the store stay."""
     own = put(tmp_path / "store/fire/a.jpg", b"own")
     (tmp_path / "store/fire/b.jpg").mkdir()
@@ -79,13 +79,13 @@ def test_nothing_but_links_is_ever_replaced(tmp_path: Path):
     assert own.read_bytes() == b"own"
 
 
-def test_a_store_that_cannot_be_written_is_said(tmp_path: Path):
+def test_an_unwritable_store_is_reported(tmp_path: Path):
     put(tmp_path / "store/.rewritten", b"a file")
     with pytest.raises(VlmflowError, match=r"\.rewritten.*\n.*stores\.pictures"):
         add(PictureStore(tmp_path / "store", "fire"), "a.png", put(tmp_path / "a.png", ALPHA))
 
 
-def test_what_a_killed_run_left_is_written_over(tmp_path: Path):
+def test_the_rest_of_a_killed_run_is_overwritten(tmp_path: Path):
     file = put(tmp_path / "a.png", ALPHA)
     store = PictureStore(tmp_path / "store", "fire")
     name = add(store, "a.png", file)

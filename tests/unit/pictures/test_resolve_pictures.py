@@ -175,7 +175,7 @@ def test_every_line_of_the_manifest_has_the_same_keys(tmp_path: Path):
     ]
 
 
-def test_what_is_missing_is_said_by_source(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_missing_pictures_are_reported_by_source(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     put(tmp_path / "root/a.jpg", JPEG)
     entries = resolve(tmp_path, ["a.jpg", "vg/1.jpg", "vg/2.jpg", "gqa/1.jpg"])
     with caplog.at_level(logging.INFO):

@@ -90,7 +90,7 @@ def test_image_may_be_called_images(tmp_path: Path) -> None:
     assert (row["images"], reasons) == (["gqa/1.jpg"], {})
 
 
-def test_a_sample_of_more_rows_than_there_are_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sample_larger_than_the_file_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"conversations": TALK, "image": f"coco/{n}.jpg"} for n in range(45)]
     path = write(tmp_path / "rows.jsonl", rows)
     with caplog.at_level("INFO"):

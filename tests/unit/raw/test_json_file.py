@@ -23,7 +23,7 @@ def rows_of(tmp_path: Path, content: bytes) -> list[bytes]:
         return list(rows)
 
 
-def test_a_sound_array_is_split_into_its_rows(tmp_path: Path) -> None:
+def test_a_valid_array_is_split_into_its_rows(tmp_path: Path) -> None:
     assert rows_of(tmp_path, b' [ {"a": 1} ,\n{"b": "],["}\n,3 ] \n') == [b'{"a": 1}', b'{"b": "],["}', b"3"]
     assert rows_of(tmp_path, b"[]") == rows_of(tmp_path, b"[ \n ]") == []
 
@@ -44,7 +44,7 @@ def test_json_lines_are_read_too(tmp_path: Path) -> None:
         (b"", b""),
     ],
 )
-def test_a_broken_row_costs_nothing_but_itself(tmp_path: Path, broken: bytes, left: bytes) -> None:
+def test_a_broken_row_is_rejected_alone(tmp_path: Path, broken: bytes, left: bytes) -> None:
     """NaN, NUL, a lone surrogate, single quotes, a depth of 10,000: one row each, none lost around it."""
     assert rows_of(tmp_path, b'[{"x": 1}, ' + broken + b' ,{"y": "]"}]') == [b'{"x": 1}', left, b'{"y": "]"}']
 
@@ -65,7 +65,7 @@ def test_a_row_that_is_not_closed_takes_none_along(tmp_path: Path, broken: bytes
     ),
     indent=st.sampled_from([None, 0, 2]),
 )
-def test_broken_rows_cost_no_sound_one(tmp_path_factory, damages: dict[int, str], indent: int | None) -> None:
+def test_broken_rows_reject_no_valid_row(tmp_path_factory, damages: dict[int, str], indent: int | None) -> None:
     """Quotes and brackets too many or too few, in several rows of one file."""
     turn = {"role": "a", "value": 'x [1], {2} "'}
     sound = [json.dumps({"image": f"{number}.jpg", "turns": [turn, turn]}, indent=indent) for number in range(10)]
@@ -104,7 +104,7 @@ STRAY = ['"x', "{", "}", "[", "]", '{"turns": [{"role": "a"', '{"image": "x, "tu
     stray=st.dictionaries(st.integers(0, 12), st.sampled_from(STRAY), min_size=1, max_size=3),
     turns=st.integers(0, 4),
 )
-def test_a_broken_row_costs_none_that_begins_otherwise(
+def test_a_broken_row_does_not_hide_rows_that_begin_differently(
     tmp_path_factory, ways: list[tuple[str, ...]], stray: dict[int, str], turns: int
 ) -> None:
     """Rows whose keys are in another order than those before the damage are found behind it."""
@@ -119,7 +119,7 @@ def test_a_broken_row_costs_none_that_begins_otherwise(
         assert [row.decode() for row in found] == rows
 
 
-def test_a_thousand_rows_behind_a_broken_one_are_found(tmp_path: Path) -> None:
+def test_a_thousand_rows_after_a_broken_one_are_found(tmp_path: Path) -> None:
     """Every way to begin a row is learned, and an object inside of rows is none: it would tear the broken ones."""
     turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}] * 2
     first = [json.dumps({"id": n, "conversations": turns}) for n in range(1000)]
@@ -132,7 +132,7 @@ def test_a_thousand_rows_behind_a_broken_one_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "piece", [b',{"a":[', b',{"a":"', b'{"a":[{"a":1},{"a":1},' + b"1," * 500, b',{"', b",   ", b"[{},"]
 )
-def test_a_hostile_array_costs_no_more_than_its_size(tmp_path: Path, piece: bytes) -> None:
+def test_a_hostile_array_takes_time_in_proportion_to_its_size(tmp_path: Path, piece: bytes) -> None:
     """Eight times the bytes take about eight times as long: nothing is read again from every place."""
     seconds = []
     for size in (10_000, 80_000):
@@ -143,7 +143,7 @@ def test_a_hostile_array_costs_no_more_than_its_size(tmp_path: Path, piece: byte
 
 
 @pytest.mark.parametrize("end", [b",]", b" , ]\n", b",\r\n\t]"])
-def test_a_comma_behind_the_last_row_is_no_row(tmp_path: Path, end: bytes) -> None:
+def test_a_comma_after_the_last_row_is_not_a_row(tmp_path: Path, end: bytes) -> None:
     assert rows_of(tmp_path, b'[{"a": 1}, {"b": 2}' + end) == [b'{"a": 1}', b'{"b": 2}']
 
 
@@ -157,13 +157,13 @@ def test_a_line_of_blanks_is_no_row(tmp_path: Path, name: str) -> None:
         assert list(rows) == [b'{"a": 1}', b'{"b": 2}']
 
 
-def test_a_byte_order_mark_and_crlf_are_no_rows(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_crlf_are_not_rows(tmp_path: Path) -> None:
     """BOM and CRLF."""
     assert rows_of(tmp_path, b'\xef\xbb\xbf[\r\n{"a": 1},\r\n{"a": 2}\r\n]\r\n') == [b'{"a": 1}', b'{"a": 2}']
 
 
 @pytest.mark.parametrize("keep", [1, 2, 12, 21, 25])
-def test_a_cut_array_says_where_it_is_cut(tmp_path: Path, keep: int) -> None:
+def test_a_cut_array_is_refused_with_the_place(tmp_path: Path, keep: int) -> None:
     """A file cut in the middle names the row and the byte, and gives no rows."""
     with pytest.raises(VlmflowError, match=r"row \d+, which begins at byte \d+, has no end"):
         rows_of(tmp_path, b'[{"a": "x"}, {"b": "y,]"}, 3]'[:keep])
@@ -184,7 +184,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
 
 
 @pytest.mark.parametrize("last", ["a row", "a string of 20 MB"])
-def test_a_large_array_that_is_cut_in_the_middle_is_told_in_bounded_memory(tmp_path: Path, last: str) -> None:
+def test_a_large_cut_array_is_reported_in_bounded_memory(tmp_path: Path, last: str) -> None:
     """Names the row and its byte in 60 MB of Volcano's form, in 20 MB of memory and 5 s of one core."""
     write_volcano_rows(tmp_path / "some.json", 2_000, seed=1)
     rows = (tmp_path / "some.json").read_bytes()[2:-3]

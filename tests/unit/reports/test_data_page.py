@@ -125,7 +125,7 @@ def test_hostile_texts_are_shown_as_texts(folder: Path, browser: Browser, tmp_pa
     assert "what is <b>this</b>" in text
 
 
-def test_every_count_of_the_account_stands_on_the_page(folder: Path, browser: Browser, tmp_path: Path) -> None:
+def test_every_count_of_the_account_is_on_the_page(folder: Path, browser: Browser, tmp_path: Path) -> None:
     page = put(tmp_path / "page.html", page_of(folder).encode())
     browser.open(page)
     tiles = browser.evaluate("[...document.querySelectorAll('.tile')].map(t => t.innerText.split('\\n'))")
@@ -146,7 +146,7 @@ def test_every_count_of_the_account_stands_on_the_page(folder: Path, browser: Br
         assert row["file"] in said
 
 
-def test_rows_left_out_are_told_from_rejected_ones(folder: Path, browser: Browser, tmp_path: Path) -> None:
+def test_rows_left_out_are_counted_apart_from_rejected_ones(folder: Path, browser: Browser, tmp_path: Path) -> None:
     """In tiles, bars, tables and the other pages alike: rows in = kept + rejected + left out."""
     data = copytree(folder / "data" / "fire", tmp_path / "fire")
     stats = read_account(data / "stats.json", Stats)
@@ -209,7 +209,7 @@ def test_hostile_values_of_an_account_are_texts(folder: Path, browser: Browser, 
     assert "</td><b>, if it changes what the row means" in text
 
 
-def test_what_is_empty_is_left_out_or_said(folder: Path, browser: Browser, tmp_path: Path) -> None:
+def test_empty_parts_are_left_out_or_named(folder: Path, browser: Browser, tmp_path: Path) -> None:
     """No table without rows, no list without points, no details without a text."""
     data = copytree(folder / "data" / "fire", tmp_path / "fire")
     stats = read_account(data / "stats.json", Stats)
@@ -268,7 +268,7 @@ def test_a_damaged_line_is_named(folder: Path) -> None:
         rows.write_bytes(whole)
 
 
-def test_pictures_on_the_page_hold_nothing_but_pixels(tmp_path: Path) -> None:
+def test_pictures_on_the_page_contain_only_pixels(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x010E] = "a secret"
     file = put(tmp_path / "a.jpg", encoded(drawn(900, 300), "JPEG", exif=exif, comment=b"a secret"))
@@ -291,7 +291,7 @@ def test_a_picture_beyond_the_default_limits_is_shown_where_they_were_raised(tmp
     assert thumbnail(copy, 300, tight) is not None
 
 
-def test_near_duplicates_stand_on_the_page_with_what_became_of_them(folder: Path) -> None:
+def test_near_duplicates_are_on_the_page_with_their_outcome(folder: Path) -> None:
     page = page_of(folder)
     assert "(perceptual hashes within 4 of 64 bits): 1. Train rows that name them: 2; of these, 1 ask" in page
     assert "ask what the test split asks. These rows stay (near_duplicates.drop is off)." in page

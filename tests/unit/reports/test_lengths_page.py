@@ -68,7 +68,7 @@ def page_of(lengths: dict[str, Path], max_length: int = 300) -> str:
     return lengths_page("my-run", lengths, rows, lengths["train"].with_name("summary.json"), max_length)
 
 
-def test_it_says_which_max_length_the_rows_need(lengths: dict[str, Path]) -> None:
+def test_it_recommends_a_max_length(lengths: dict[str, Path]) -> None:
     page = page_of(lengths)
     assert "25 of 220 rows are longer" in page  # those with a picture from 251 text tokens on
     assert "0 of 220 rows are longer" in page_of(lengths, max_length=349)
@@ -82,7 +82,7 @@ def test_it_says_which_max_length_the_rows_need(lengths: dict[str, Path]) -> Non
     assert "28 rows compared with ms-swift" in page
 
 
-def test_text_and_pictures_are_drawn_apart(lengths: dict[str, Path]) -> None:
+def test_text_and_pictures_are_drawn_separately(lengths: dict[str, Path]) -> None:
     page = page_of(lengths)
     for title in ("Tokens of a row", "Text of a row", "Pictures of a row"):
         assert f"<h3>{title}</h3>" in page

@@ -85,7 +85,7 @@ LOGITS = {
 }
 
 
-def test_the_card_says_where_the_logits_decide_nothing() -> None:
+def test_the_card_says_if_the_logits_are_inconclusive() -> None:
     facts = FACTS | {"verification": {"tensors": None, "logits": LOGITS}}
     assert "inconclusive" not in model_card(facts)
     card = model_card(facts | {"verification": {"tensors": None, "logits": LOGITS | {"verdict": "inconclusive"}}})

@@ -9,7 +9,7 @@ from vlmflow.rows.forms.fire import Trajectory, read_trajectory, trajectory_row
 ROWS = 4_000
 
 
-def test_every_row_is_sound_and_names_a_picture_that_is_there(tmp_path):
+def test_every_row_is_valid_and_its_picture_exists(tmp_path):
     write_fire_rows(tmp_path / "rows.json", ROWS, seed=1)
     seen = set()
     images = set()

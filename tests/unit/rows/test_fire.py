@@ -31,7 +31,7 @@ def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"role": role, "type": "x", "value": value} for role, value in pairs]
 
 
-def test_a_sound_row_is_understood() -> None:
+def test_a_valid_row_is_understood() -> None:
     trajectory = read(fire_row(rounds=3, question="<image>\nWhat is it?"))
     assert trajectory.question == "What is it?"
     assert [attempt.answer for attempt in trajectory.attempts] == [f"Thought: t{n}.\nAnswer: a{n}" for n in (1, 2, 3)]
@@ -39,7 +39,7 @@ def test_a_sound_row_is_understood() -> None:
     assert not trajectory.score_field_differs
 
 
-def test_tags_in_the_question_are_stripped_and_one_stands_in_front() -> None:
+def test_tags_in_the_question_are_stripped_and_one_is_put_in_front() -> None:
     """Tags anywhere in the first question are stripped, and one is put in front."""
     trajectory = read(fire_row(question="What <image> is it?\n<image>"))
     row = trajectory_row("id", trajectory)
@@ -138,7 +138,7 @@ def test_a_score_is_read_or_refused_never_guessed(feedback: str, score: int | No
     assert read_score(feedback) == score
 
 
-def test_one_unusable_attempt_rejects_the_row_whole() -> None:
+def test_one_unusable_attempt_rejects_the_whole_row() -> None:
     row = fire_row(rounds=3)
     row["conversations"][2]["value"] = ""
     assert reason(row) == "empty_turn"

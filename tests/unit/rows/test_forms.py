@@ -65,7 +65,7 @@ def test_a_system_turn_of_its_own_stays() -> None:
     assert spoken(row)[0] == ("system", "Mine.")
 
 
-def test_what_nobody_answers_is_cut_off() -> None:
+def test_an_unanswered_last_turn_is_cut_off() -> None:
     row = made("messages", {"messages": [*CHAT, {"role": "user", "content": "And?"}]})
     assert spoken(row) == [("human", "What?"), ("gpt", "It.")]
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_used_is_rejected_with_its_reason(kind: str, row: dict[st
         ({"conversations": [{"from": "human", "value": "<image>\n"}, TALK[1]], "image": "a.jpg"}, "empty_turn"),
     ],
 )
-def test_rows_of_another_modality_are_told_apart(row: dict[str, Any], reason: str) -> None:
+def test_rows_of_another_modality_are_left_out(row: dict[str, Any], reason: str) -> None:
     found = made("volcano", row, "image")
     assert isinstance(found, Reject)
     assert found.reason == reason

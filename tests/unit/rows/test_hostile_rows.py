@@ -84,7 +84,7 @@ JSON_FAULTS = {
 
 @pytest.mark.parametrize("write", [as_array, as_lines])
 @pytest.mark.parametrize("fault", JSON_FAULTS)
-def test_a_hostile_json_row_costs_itself(tmp_path: Path, write: Callable, fault: str) -> None:
+def test_a_hostile_json_row_is_rejected_alone(tmp_path: Path, write: Callable, fault: str) -> None:
     """With a BOM and CRLF around it, in an array and in lines; first, in the middle and last."""
     row, reason = JSON_FAULTS[fault]
     good = [json.dumps(row).encode() for row in GOOD]
@@ -143,7 +143,7 @@ def write_csv(path: Path, rows: list[list[str]], ending: str = "\r\n") -> bytes:
         (b'one,"<|im_end|>"\r\n', "special_token"),
     ],
 )
-def test_a_hostile_csv_row_costs_itself(tmp_path: Path, bad: bytes, reason: str) -> None:
+def test_a_hostile_csv_row_is_rejected_alone(tmp_path: Path, bad: bytes, reason: str) -> None:
     path = tmp_path / "rows.csv"
     content = write_csv(path, [["q,1", 'a "1"\nnext line'], ["q2", "a2"]]).split(b"q2")
     path.write_bytes(b"\xef\xbb\xbf" + content[0] + bad + b"\r\nq2" + content[1])
@@ -154,7 +154,7 @@ def test_a_hostile_csv_row_costs_itself(tmp_path: Path, bad: bytes, reason: str)
         assert path.read_bytes()[slice(*rows.place(2)[2:])] == b"q2,a2\r\n"
 
 
-def test_a_csv_file_that_is_cut_says_where(tmp_path: Path) -> None:
+def test_a_cut_csv_file_is_refused_with_the_place(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     content = write_csv(path, [["q1", "a1"], ["q2", "a,\n2"]])
     path.write_bytes(content[:-5])
@@ -169,7 +169,7 @@ def faults_of(path: Path, content: bytes) -> tuple[int, dict[int, bytes]]:
         return len(rows), {number: content[slice(*rows.place(number)[2:])] for number in rows.faults}
 
 
-def test_a_quotation_that_is_not_closed_costs_its_own_line(tmp_path: Path) -> None:
+def test_an_unclosed_quotation_rejects_only_its_own_line(tmp_path: Path) -> None:
     """Up to the next quotation mark, 1000 lines further, all would be one row."""
     lines = [b"q%d,a%d\r\n" % (n, n) for n in range(2000)]
     lines[500], lines[1500] = b'"oops,a\r\n', b'q,"fine"\r\n'
@@ -180,7 +180,7 @@ def test_a_quotation_that_is_not_closed_costs_its_own_line(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("bad", [b'"oops,a\n', b'q,"oops\n', b'"a\nb,"\n', b'x,y,"a\nb"\n', b'"a"b,"c\n'])
 @pytest.mark.parametrize("last", [b'q,"fine"\n', b"q,fine\n", b'"two\nlines","fine"\n'])
-def test_a_broken_quotation_costs_no_sound_row(tmp_path: Path, bad: bytes, last: bytes) -> None:
+def test_a_broken_quotation_rejects_no_valid_row(tmp_path: Path, bad: bytes, last: bytes) -> None:
     good = [b"q%d,a%d\n" % (n, n) for n in range(9)]
     content = b"".join([b"prompt,completion\n", *good[:4], bad, *good[4:], last])
     if b'"' not in last and bad.count(b'"') == 1:
@@ -223,7 +223,7 @@ def test_every_csv_line_is_in_one_row(tmp_path_factory, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".CSV", ".Parquet", ".JSONL"])
-def test_a_name_in_capitals_says_the_same(tmp_path: Path, suffix: str) -> None:
+def test_column_names_match_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"rows{suffix}"
     match suffix:
         case ".CSV":
@@ -265,7 +265,7 @@ def test_turns_that_are_texts_are_refused_once(tmp_path: Path, kind: str) -> Non
     assert "save the rows as JSON lines" in refused.value.next_step
 
 
-def test_texts_under_images_are_told_to_be_called_image(tmp_path: Path) -> None:
+def test_texts_under_images_are_refused_with_the_right_key(tmp_path: Path) -> None:
     write_csv(tmp_path / "rows.csv", [["q", "a"]])
     (tmp_path / "rows.csv").write_text("prompt,completion,images\nq,a,x/1.jpg\n")
     with open_rows([tmp_path / "rows.csv"], "train") as rows:
@@ -340,7 +340,7 @@ def test_a_parquet_file_of_another_kind_is_refused(tmp_path: Path, table: dict[s
     ],
     ids=lambda column: str(column.type),
 )
-def test_a_column_that_nobody_asked_for_costs_nothing(tmp_path: Path, column: pa.Array) -> None:
+def test_a_column_that_is_not_needed_is_not_read(tmp_path: Path, column: pa.Array) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(GOOD).append_column("made", column), path)
     with open_rows([path], "train", columns=["prompt", "completion", "image"]) as rows:
@@ -446,7 +446,7 @@ LINE = {"split": "train", "row": 0, "file": "x/rows.jsonl", "checksum": f"{crc32
         (["{"], "line 1: Input data was truncated"),
     ],
 )
-def test_mended_rows_that_are_none_of_the_file_are_refused(tmp_path: Path, lines: list[Any], said: str) -> None:
+def test_fixed_rows_that_are_not_in_the_file_are_refused(tmp_path: Path, lines: list[Any], said: str) -> None:
     path = as_lines(tmp_path, [b"{}", b'{"b": 2}'])
     text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     (tmp_path / "mended.jsonl").write_text("\n".join([*text, ""]))
@@ -454,7 +454,7 @@ def test_mended_rows_that_are_none_of_the_file_are_refused(tmp_path: Path, lines
         open_rows([path], "train", [tmp_path / "mended.jsonl"])
 
 
-def test_mended_rows_stand_in_their_places(tmp_path: Path) -> None:
+def test_fixed_rows_replace_the_raw_rows(tmp_path: Path) -> None:
     """A row that was no JSON is in the quarantine as a text; one that was too large as null, and stays."""
     raw = [b"{}", b"{bad", b'{"c": 3}', b'{"d": 4}']
     path = as_lines(tmp_path, raw)
@@ -478,7 +478,7 @@ open_rows([Path(sys.argv[1])], "train")
 """
 
 
-def test_a_table_that_does_not_fit_on_the_temporary_disk_says_so(tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_on_the_temporary_disk_is_reported(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["q" * 100] * 1000, "completion": ["a"] * 1000}), tmp_path / "rows.parquet")
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path / "rows.parquet")],

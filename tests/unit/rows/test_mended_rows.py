@@ -50,7 +50,7 @@ def texts(folder: Path) -> str:
     return "".join((folder / f"{name}.jsonl").read_text() for name in ("train", "val"))
 
 
-def test_rows_are_mended_one_after_the_other(tmp_path: Path) -> None:
+def test_rows_are_fixed_one_after_the_other(tmp_path: Path) -> None:
     """The quarantine of the second run, fixed in its turn, does not undo what the first one fixed."""
     raw = write_lines(
         tmp_path / "rows.jsonl", [{"prompt": f"q{n}", "completion": "a" if n > 1 else ""} for n in range(9)]
@@ -76,7 +76,7 @@ def test_rows_are_mended_one_after_the_other(tmp_path: Path) -> None:
 BROKEN = {3: "q3,a,3\n", 7: "q7,\udcff\n", 11: '"oops,a\n', 12: 'q,"fine"\n'}
 
 
-def test_a_line_of_csv_is_mended_as_it_stands_in_the_file(tmp_path: Path) -> None:
+def test_a_csv_row_is_fixed_as_a_line_of_its_file(tmp_path: Path) -> None:
     raw = table(tmp_path, BROKEN)
     rows, _ = quarantine(raw)
     assert [(row["row"], row["raw"]) for row in rows] == [(3, "q3,a,3\n"), (7, "q7,\\xff\n"), (11, '"oops,a\n')]
@@ -99,7 +99,7 @@ def test_a_line_of_csv_is_mended_as_it_stands_in_the_file(tmp_path: Path) -> Non
         (lambda raw: '"q3,a', "unexpected end of data"),
     ],
 )
-def test_a_line_of_csv_that_is_still_broken_is_rejected_again(tmp_path: Path, mend: Callable, detail: str) -> None:
+def test_a_csv_line_that_is_still_broken_is_rejected_again(tmp_path: Path, mend: Callable, detail: str) -> None:
     """Not an error: whoever mends one row of many leaves the others as they are. Bytes that are no UTF-8 stay so."""
     raw = table(tmp_path, BROKEN)
     rows, _ = quarantine(raw)
@@ -112,7 +112,7 @@ def test_a_line_of_csv_that_is_still_broken_is_rejected_again(tmp_path: Path, me
     assert stats.mended_rows == {"train": int(detail[0] != "3")}
 
 
-def test_a_row_that_parquet_cannot_give_is_mended_as_an_object(tmp_path: Path) -> None:
+def test_a_row_that_parquet_cannot_give_is_fixed_as_an_object(tmp_path: Path) -> None:
     cells = [b"a%d" % n if n != 4 else b"\xff" for n in range(20)]
     column = pa.Array.from_buffers(pa.string(), len(cells), pa.array(cells, pa.binary()).buffers())
     raw = tmp_path / "rows.parquet"
@@ -125,7 +125,7 @@ def test_a_row_that_parquet_cannot_give_is_mended_as_an_object(tmp_path: Path) -
     assert quarantine(raw, [write_lines(mended, rows)])[0] == []
 
 
-def test_tabs_part_the_fields_of_a_mended_line_of_tsv(tmp_path: Path) -> None:
+def test_tabs_separate_the_fields_of_a_fixed_line_of_tsv(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     with path.open("w", newline="") as file:
         csv.writer(file, "excel-tab").writerows([["prompt", "completion"], ["q"], ["q1", "a1"]])

@@ -198,5 +198,5 @@ def test_a_test_split_taken_from_train_has_near_duplicates_too(tmp_path: Path, s
         ("?", " ？", True),
     ],
 )
-def test_questions_are_the_same_but_for_form_case_white_space_and_last_marks(one: str, other: str, same: bool) -> None:
+def test_questions_are_compared_without_case_space_and_final_marks(one: str, other: str, same: bool) -> None:
     assert (normalised(one) == normalised(other)) == same

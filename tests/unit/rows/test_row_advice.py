@@ -63,7 +63,7 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
         ),
     ],
 )
-def test_the_advice_follows_the_reason_that_leads(
+def test_the_advice_is_about_the_main_reason(
     tmp_path: Path, rows: list[Any], settings: dict[str, Any], advice: str
 ) -> None:
     said = refusal(tmp_path, rows, **settings)
@@ -71,7 +71,7 @@ def test_the_advice_follows_the_reason_that_leads(
     assert "max_reject_share:" not in said.partition("what to do")[2]
 
 
-def test_single_rows_are_to_be_mended(tmp_path: Path) -> None:
+def test_single_rows_should_be_fixed(tmp_path: Path) -> None:
     sound = [TEXT | {"prompt": f"q{n}"} for n in range(20)]
     said = refusal(tmp_path, [*sound, BROKEN, *sound[:9], *[{"prompt": "x"}] * 4], modality="text")
     part = tmp_path / "mine" / "quarantine.jsonl.part"

@@ -41,7 +41,7 @@ def found(**changes: Any) -> str | None:
     return fault.reason if fault else None
 
 
-def test_a_sound_row_has_no_fault() -> None:
+def test_a_valid_row_has_no_fault() -> None:
     assert found() is None
     VALIDATOR.validate(SOUND)
 
@@ -54,7 +54,7 @@ def test_a_sound_row_has_no_fault() -> None:
         {"conversations": [{"from": "system", "value": "Be brief."}, *SOUND["conversations"]]},
     ],
 )
-def test_rows_without_pictures_scores_or_with_a_system_turn_are_sound(changes: dict[str, Any]) -> None:
+def test_rows_without_pictures_or_scores_or_with_a_system_turn_are_valid(changes: dict[str, Any]) -> None:
     assert found(**changes) is None
     VALIDATOR.validate(SOUND | changes)
 
@@ -83,13 +83,13 @@ def test_rows_without_pictures_scores_or_with_a_system_turn_are_sound(changes: d
         ({"conversations": [{"from": "system", "value": "x"}] * 2}, "alternation"),
     ],
 )
-def test_rules_that_no_schema_says(changes: dict[str, Any], reason: str) -> None:
+def test_rules_beyond_the_schema(changes: dict[str, Any], reason: str) -> None:
     """Tags and pictures, stray tags and special tokens, alternation; and limits on size."""
     assert found(**changes) == reason
 
 
 @given(text=st.text(st.sampled_from("<>|/imagethnk \n\t\r\x00\x7f\x1fü\\")), ascii_only=st.booleans())
-def test_the_quick_look_at_a_line_misses_no_mark(text: str, ascii_only: bool) -> None:
+def test_the_quick_scan_of_a_line_misses_no_mark(text: str, ascii_only: bool) -> None:
     """Whatever way the JSON is written in; it may look twice for nothing, never the other way round."""
     talks = talk("<image>\nQ", "a" + text, "f", "b")
     line = json.dumps(SOUND | {"conversations": talks}, ensure_ascii=ascii_only).encode()
@@ -123,7 +123,7 @@ def rows(draw: Any) -> Any:
 
 @settings(max_examples=400)
 @given(row=rows())
-def test_the_typed_decoder_and_the_published_schema_take_the_same_rows(row: Any) -> None:
+def test_the_typed_decoder_and_the_published_schema_accept_the_same_rows(row: Any) -> None:
     text = json.dumps(row)
     try:
         msgspec.json.decode(text, type=ShareGptRow)

@@ -175,7 +175,7 @@ def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
     assert found == unread.UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
 
 
-def test_a_key_that_is_no_utf8_hides_none_of_the_others(tmp_path: Path) -> None:
+def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
     """As in a file of cp1252: the texts that are read are plain, a key that nobody reads is not."""
     path = tmp_path / "rows.jsonl"
     keys = [b'"cat\xe9gorie": "x", "label": false', b'"label": false, "cat\xe9gorie": "x"', b'"cat\xe9gorie": "x"']

@@ -250,7 +250,7 @@ def test_what_is_held_out_is_drawn_from_rows_that_can_be_used(
         assert len({row["id"][:13] for row in lines(tmp_path / str(seed) / "val.jsonl")}) == 1
 
 
-def test_where_the_prompt_is_always_the_same_the_answer_decides(tmp_path: Path) -> None:
+def test_if_all_prompts_are_equal_the_answer_decides(tmp_path: Path) -> None:
     """Else all rows of kind text would be one group."""
     files = text_files(tmp_path / "in", ["Say something."] * 40, [f"answer {number % 39}" for number in range(40)])
     rules = SplitRules(0.1, 1, 0.0, RowLimits(), test_share=0.1, modality="text")

@@ -9,7 +9,7 @@ from vlmflow.training.checkpoint import Checkpoint, copy_adapter, newest_whole_c
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
 
 
-def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+def test_the_newest_complete_checkpoint_is_used(tmp_path: Path) -> None:
     for step in (5, 10, 20):
         checkpoint(tmp_path, step)
     newest = newest_whole_checkpoint(tmp_path, 2, DDP)

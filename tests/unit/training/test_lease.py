@@ -123,7 +123,7 @@ def test_a_frozen_holder_that_was_taken_over_ends_with_its_children(folder: Path
         assert newest(folder).machine == "two"
 
 
-def test_of_many_that_find_a_dead_lease_one_alone_takes_over(folder: Path, start: Start) -> None:
+def test_only_one_of_many_takes_over_a_dead_lease(folder: Path, start: Start) -> None:
     dead = {"holder": "process 1 on gone", "machine": "gone", "token": "t", "count": 7, "released": False}
     (folder / "lease-4.json").write_text(json.dumps(dead))
     starters = [start(f"machine-{number}") for number in range(5)]
@@ -139,7 +139,7 @@ def test_of_many_that_find_a_dead_lease_one_alone_takes_over(folder: Path, start
     assert newest(folder).number == 5
 
 
-def test_a_number_is_won_by_one_alone(tmp_path: Path) -> None:
+def test_only_one_holder_gets_a_number(tmp_path: Path) -> None:
     leases = [Lease(tmp_path, f"machine-{number}") for number in range(8)]
     with ThreadPoolExecutor(len(leases)) as pool:
         for number in range(1, 50):

@@ -53,7 +53,7 @@ def test_of_every_strategy_it_is_known_what_a_training_saves() -> None:
     assert SAVED.keys() == STRATEGIES.keys()
 
 
-def test_a_run_takes_it_on_its_devices_alone(strategy: Strategy) -> None:
+def test_a_run_accepts_it_only_on_its_devices(strategy: Strategy) -> None:
     for device in ("cuda", "cpu"):
         if device in strategy.devices:
             assert run(strategy.name, device).strategy == strategy.name
@@ -70,7 +70,7 @@ def test_one_that_shards_needs_gpus() -> None:
         strategy_of("fsdp")
 
 
-def test_its_arguments_are_ms_swifts_and_the_workflows_alone(strategy: Strategy) -> None:
+def test_its_arguments_exist_in_ms_swift_and_only_the_workflow_sets_them(strategy: Strategy) -> None:
     plain, words = job(DDP).arguments(), job(strategy).arguments()
     for name, value in strategy.arguments.items():
         assert f"--{name}" not in plain
@@ -88,7 +88,7 @@ def test_the_doctor_counts_what_each_gpu_holds() -> None:
     assert [each.weights_of_each(70_000, 4) for each in (DDP, ZERO2, ZERO3)] == [70_000, 70_000, 17_500]
 
 
-def test_its_checkpoint_is_whole(tmp_path: Path, strategy: Strategy) -> None:
+def test_its_checkpoint_is_complete(tmp_path: Path, strategy: Strategy) -> None:
     folder = checkpoint(tmp_path, 20, states=SAVED[strategy.name])
     assert newest_whole_checkpoint(tmp_path, 2, strategy) == read_checkpoint(folder, 2, strategy)
     assert read_checkpoint(folder, 2, strategy).strategy is strategy
@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_strategy_is_kept_aside(tmp_path: Path, caplog: 
         assert read_checkpoint(kept, 2, other) is not None
 
 
-def test_the_adapter_is_taken_from_where_the_strategy_saves_it_whole(tmp_path: Path) -> None:
+def test_the_adapter_is_read_from_the_file_with_its_complete_weights(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, 20)
     (folder / "whole").mkdir()
     (folder / "adapter_model.safetensors").rename(folder / "whole" / "weights.safetensors")

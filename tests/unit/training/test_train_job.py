@@ -29,7 +29,7 @@ def value(arguments: list[str], name: str) -> str | None:
     return arguments[arguments.index(f"--{name}") + 1] if f"--{name}" in arguments else None
 
 
-def test_the_trainer_is_strict_and_asks_nobody() -> None:
+def test_the_trainer_is_strict_and_uses_no_network() -> None:
     """Broken and over-long rows stop ms-swift instead of being swapped for others; no network."""
     arguments = job().arguments()
     assert value(arguments, "strict") == "true"
@@ -134,7 +134,7 @@ def test_torchrun_starts_one_worker_per_process() -> None:
     assert value(words, "output_dir") == str(Path("run/checkpoints").absolute())
 
 
-def test_the_timestep_form_trains_its_last_answer_alone() -> None:
+def test_the_timestep_form_trains_only_its_last_answer() -> None:
     timestep = TrainingData(DATA.train, DATA.val, DATA.pictures, DATA.digest, last_answer_only=True)
     assert value(job(data=timestep).arguments(), "loss_scale") == "last_round"
     assert value(job().arguments(), "loss_scale") == "default"
@@ -197,12 +197,12 @@ def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) ->
     refuse_small_shared_memory(TrainSettings(dataloader_workers=0), 10_000_000, tmp_path)
 
 
-def test_progress_says_speed_and_time_left_of_this_session() -> None:
+def test_progress_shows_speed_and_time_left_of_this_session() -> None:
     latest = {"step": 12, "target": 20, "loss": 4.2, "eval_loss": 5.0, "time": 4.0, "begun_at": 10}
     assert report_line(latest) == "step 12/20 · loss 4.200 · val 5.000 · 2.00 s/step · 0:16 left"
 
 
-def test_a_line_of_progress_that_a_full_disk_cut_is_written_anew(tmp_path: Path) -> None:
+def test_a_progress_line_that_a_full_disk_cut_is_replaced(tmp_path: Path) -> None:
     """Else the next session would write on behind the stump, and no report could be made any more."""
     progress = tmp_path / "progress.jsonl"
     assert end_of_whole_lines(progress) == 0

@@ -44,7 +44,7 @@ def receive(target: Path, name: str = "big.json") -> str:
 
 
 @pytest.mark.parametrize("name", ["big.json", "small.json"])
-def test_a_file_arrives_whole(server: HubServer, tmp_path: Path, name: str):
+def test_a_file_arrives_complete(server: HubServer, tmp_path: Path, name: str):
     target = tmp_path / "store" / name
     assert receive(target, name) == sha256(CONTENT)
     assert target.read_bytes() == CONTENT
@@ -109,7 +109,7 @@ def of_another_size(answer: Answer) -> Answer:
     ],
 )
 @pytest.mark.parametrize("resumed", [True, False])
-def test_answers_that_are_no_file_cost_nothing(
+def test_answers_that_are_not_the_file_are_requested_again(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, reason: str, resumed: bool
 ):
     """Such an answer is reported and asked for again; what is here stays."""
@@ -154,7 +154,7 @@ def test_bytes_beyond_the_end_are_not_taken(server: HubServer, tmp_path: Path):
     assert server.ranges("big.json") == [None, f"bytes={HALF}-"]
 
 
-def test_a_server_that_never_takes_a_range_is_asked_for_the_whole(server: HubServer, tmp_path: Path):
+def test_a_file_is_fetched_whole_from_a_server_that_refuses_ranges(server: HubServer, tmp_path: Path):
     """416 to whatever begins in the middle."""
     no_range = refuses(416)
     server.faults[("bytes", "big.json")] = [
@@ -179,7 +179,7 @@ def test_a_server_that_never_takes_a_range_is_asked_for_the_whole(server: HubSer
         ),
     ],
 )
-def test_faults_that_stay_are_told(
+def test_persistent_faults_are_reported(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, cause: str
 ):
     """An HTML page instead of a file, refusals without end."""
@@ -194,7 +194,7 @@ def test_faults_that_stay_are_told(
         assert secret not in str(raised.value) + caplog.text
 
 
-def test_attempts_count_anew_only_after_progress(server: HubServer, tmp_path: Path):
+def test_attempts_are_counted_from_zero_only_after_progress(server: HubServer, tmp_path: Path):
     """A line that breaks after every MiB is used; one that gives the same part again and again is not."""
     server.repos["datasets/o/d"].files["big.json"] = content = bytes(PROGRESS_BYTES) * 10
     server.faults[("bytes", "big.json")] = [breaks(PROGRESS_BYTES)] * (patience.TRIES + 1)
@@ -204,7 +204,7 @@ def test_attempts_count_anew_only_after_progress(server: HubServer, tmp_path: Pa
         receive(tmp_path / "small.json", "small.json")
 
 
-def test_other_bytes_than_the_hub_tells_are_refused(server: HubServer, tmp_path: Path):
+def test_bytes_that_differ_from_the_hubs_digest_are_refused(server: HubServer, tmp_path: Path):
     """A corrupt download."""
     wrong = CONTENT[:-1] + b"?"
     server.faults[("bytes", "big.json")] = [lambda answer: Answer(200, answer.headers, wrong)] * 9
@@ -270,7 +270,7 @@ def test_one_process_at_a_time_writes_a_file(server: HubServer, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["big.json"]
 
 
-def test_a_disk_that_refuses_is_told(server: HubServer, tmp_path: Path):
+def test_a_disk_error_is_reported(server: HubServer, tmp_path: Path):
     (tmp_path / "store").write_text("a file where the folder should be")
     with pytest.raises(VlmflowError, match=r"big\.json\.part: "):
         receive(tmp_path / "store" / "big.json")

@@ -28,7 +28,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield hub_server
 
 
-def test_a_file_is_told_with_size_digest_and_address(server: HubServer):
+def test_a_file_has_size_digest_and_address(server: HubServer):
     file, address = hub.look_up(DATA, REVISION, "big.json")
     assert (file.size, file.etag, file.sha256) == (3, sha256(b"[1]"), sha256(b"[1]"))
     assert str(file) == str(DATA)
@@ -38,7 +38,7 @@ def test_a_file_is_told_with_size_digest_and_address(server: HubServer):
     assert address.startswith(server.endpoint)
 
 
-def test_a_repository_is_told_with_its_commit_and_files(server: HubServer):
+def test_a_repository_has_its_commit_and_files(server: HubServer):
     for revision in (None, REVISION):
         commit, files = hub.describe(MODEL, revision)
         assert commit == REVISION
@@ -48,7 +48,7 @@ def test_a_repository_is_told_with_its_commit_and_files(server: HubServer):
         ]
 
 
-def test_the_token_is_for_the_hub_alone(server: HubServer):
+def test_the_token_is_sent_only_to_the_hub(server: HubServer):
     own = hub.headers_for(f"{server.endpoint}/o/m/resolve/x/config.json")
     assert own["authorization"] == f"Bearer {TOKEN}"
     # The same machine under another name, another port, and no encryption: each is another party.
@@ -96,7 +96,7 @@ def test_a_wrong_token_is_refused(server: HubServer, monkeypatch: pytest.MonkeyP
         hub.describe(MODEL)
 
 
-def test_another_commit_than_asked_for_is_refused(server: HubServer):
+def test_another_commit_than_the_requested_one_is_refused(server: HubServer):
     """A moved revision."""
     server.faults[("head", "big.json")] = [with_headers(X_Repo_Commit="2" * 40)]
     with pytest.raises(VlmflowError, match=f"commit {'2' * 40} in place of {REVISION}"):
@@ -114,14 +114,14 @@ def test_redirects_in_a_circle_are_refused(server: HubServer):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a//b", "a/./b", "a\nb", "w.safetensors.part"])
-def test_names_that_are_no_paths_are_refused(server: HubServer, name: str):
+def test_names_that_are_not_paths_are_refused(server: HubServer, name: str):
     server.repos["o/m"].files[name] = b""
     with pytest.raises(VlmflowError, match="the hub names a file"):
         hub.describe(MODEL)
 
 
 @pytest.mark.parametrize("headers", [{"X_Linked_ETag": '"short"'}, {"X_Linked_Size": "many"}])
-def test_what_cannot_be_checked_is_refused(server: HubServer, headers: dict[str, str]):
+def test_files_that_cannot_be_checked_are_refused(server: HubServer, headers: dict[str, str]):
     server.faults[("head", "big.json")] = [with_headers(**headers)]
     with pytest.raises(VlmflowError, match="cannot be checked"):
         hub.look_up(DATA, REVISION, "big.json")
@@ -133,7 +133,7 @@ def test_a_name_that_the_hub_cannot_have_is_refused(server: HubServer):
     assert not server.requests
 
 
-def test_offline_mode_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch):
+def test_offline_mode_is_reported(server: HubServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(VlmflowError, match="HF_HUB_OFFLINE"):
         hub.describe(MODEL)
@@ -161,7 +161,7 @@ def test_attempts_are_bounded(server: HubServer, monkeypatch: pytest.MonkeyPatch
     assert len(server.requests) == patience.TRIES
 
 
-def test_a_hub_that_is_not_there_is_told(server: HubServer, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreachable_hub_is_reported(server: HubServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(VlmflowError, match=r"ConnectError at 127\.0\.0\.1, 8 times in a row") as raised:
         hub.describe(MODEL)
@@ -169,7 +169,7 @@ def test_a_hub_that_is_not_there_is_told(server: HubServer, monkeypatch: pytest.
         assert word in raised.value.next_step
 
 
-def test_the_wait_that_a_server_asks_for_is_obeyed():
+def test_a_servers_requested_wait_is_obeyed():
     """Retry-After, in both of its forms, and the hub's own RateLimit."""
     assert asked_wait({"retry-after": "7"}) == 7
     assert asked_wait({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}) == 55
@@ -187,7 +187,7 @@ def test_the_wait_that_a_server_asks_for_is_obeyed():
         waiting.wait(PassingFault("busy", 3600.0))
 
 
-def test_short_waits_stand_in_the_log_alone(caplog: pytest.LogCaptureFixture):
+def test_short_waits_are_only_in_the_log(caplog: pytest.LogCaptureFixture):
     """A server that breaks some answers must not bury all else that is said."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     received, faults = 0, iter([None, None, None, 30.0, None, 30.0])
@@ -229,7 +229,7 @@ def test_nothing_secret_is_logged(server: HubServer, caplog: pytest.LogCaptureFi
         assert SIGNATURE not in text
 
 
-def test_an_address_is_told_by_its_host_alone():
+def test_only_the_host_of_an_address_is_reported():
     """Who has a signed address has the file; httpx's own words may hold it."""
     address = f"https://user:word@storage.example.org/private/file?{SIGNATURE}"
     for error in (httpx.ConnectError(f"no way to {address}"), httpx.ReadError(f"broken: {address}")):

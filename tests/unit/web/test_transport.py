@@ -47,7 +47,7 @@ def content_of(
     return b"".join(blocks)
 
 
-def test_content_and_what_is_said_before_it(server: ArchiveServer, transport: Transport) -> None:
+def test_content_and_headers_are_passed_on(server: ArchiveServer, transport: Transport) -> None:
     server.faults["old.jpg"] = [refuses(302, Location="/a.jpg")]
     answers: list[Answer] = []
     assert content_of(transport, f"{server.base}/old.jpg", answers.append) == server.files["a.jpg"]
@@ -56,7 +56,7 @@ def test_content_and_what_is_said_before_it(server: ArchiveServer, transport: Tr
     assert answer.headers["content-type"] == "application/octet-stream"
 
 
-def test_an_answer_without_content_is_told_too(server: ArchiveServer, transport: Transport) -> None:
+def test_an_answer_without_content_is_reported_too(server: ArchiveServer, transport: Transport) -> None:
     server.files["empty"] = b""
     answers: list[Answer] = []
     assert content_of(transport, f"{server.base}/empty", answers.append) == b""
@@ -64,7 +64,7 @@ def test_an_answer_without_content_is_told_too(server: ArchiveServer, transport:
 
 
 @pytest.mark.parametrize("place", ["accept", "sink"])
-def test_what_is_raised_on_the_way_ends_the_request(server: ArchiveServer, transport: Transport, place: str) -> None:
+def test_an_exception_in_a_transfer_ends_the_request(server: ArchiveServer, transport: Transport, place: str) -> None:
     def fail(_: object) -> None:
         raise ZeroDivisionError(place)
 
@@ -91,7 +91,7 @@ def test_what_ends_early_is_a_passing_fault(
         content_of(transport, f"{server.base}/a.jpg")
 
 
-def test_the_token_stays_with_the_server_it_is_for(server: ArchiveServer, transport: Transport) -> None:
+def test_the_token_is_not_sent_to_another_server(server: ArchiveServer, transport: Transport) -> None:
     """A redirect to another host does not carry the header along."""
     seen: list[str | None] = []
 
@@ -112,7 +112,7 @@ def test_the_token_stays_with_the_server_it_is_for(server: ArchiveServer, transp
     assert seen == [None]
 
 
-def test_the_word_to_stop_ends_what_gives_nothing(
+def test_a_stop_ends_requests_without_data(
     server: ArchiveServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 60)
@@ -232,7 +232,7 @@ def test_only_known_certificates_are_trusted(
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
-def test_the_environments_proxy_is_asked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with running(Hello) as port, running(Hello) as direct:
         monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
         monkeypatch.setenv("no_proxy", "localhost")
