@@ -4,8 +4,10 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
-from vlmflow.core.files import read_json, whole_folder, write_json
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.files import whole_folder
 from vlmflow.swift.arguments import TrainJob
+from vlmflow.training.accounts import Gate
 from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.checkpoint import copy_adapter
 from vlmflow.training.gate import refuse_failed
@@ -37,7 +39,7 @@ def main(
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
     run = full.parent.name
-    refuse_failed(read_json(smoke / "gate.json"), run)
+    refuse_failed(read_account(smoke / "gate.json", Gate), run)
 
     def look() -> TrainJob:
         for folder in cached:
@@ -51,7 +53,7 @@ def main(
     account = report(job, trained)
     with whole_folder(full) as finished:
         copy_adapter(trained.best, finished)
-        write_json(finished / "report.json", account)
+        write_account(finished / "report.json", account)
         draw_losses(account, f"{run}: full run", finished / "loss.png")
 
 

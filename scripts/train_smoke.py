@@ -3,12 +3,11 @@
 import logging
 from pathlib import Path
 
-import msgspec
-
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import SmokeSettings
-from vlmflow.core.files import whole_folder, write_json
+from vlmflow.core.account import write_account
+from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
@@ -59,23 +58,20 @@ def main(
     account = report(job, trained)
     base = read_model_manifest(model)
     merge = plan_merge(base.folder, trained.best.folder, base.files).describe()  # refuses what the merge would refuse
-    gate = judge(account, chosen, train_lengths, val_lengths, full) | {
-        "fitted": msgspec.to_builtins(fitted_rows(rows).splits),
-        "merge": merge,
-    }
-    write_json(trained.folder.path / "gate.json", gate)
+    gate = judge(account, chosen, train_lengths, val_lengths, full, fitted_rows(rows).splits, merge)
+    write_account(trained.folder.path / "gate.json", gate)
     refuse_failed(gate, run)
-    log.info(f"{run}: the adapter touches {merge['touched']} of {merge['tensors']} tensors: {merge['layers']}")
-    if merge["logits_may_be_inconclusive"]:
+    log.info(f"{run}: the adapter touches {merge.touched} of {merge.tensors} tensors: {merge.layers}")
+    if merge.logits_may_be_inconclusive:
         log.warning(
-            f"{run}: rounding leaves {merge['rounding_leaves']:.2f} of the smoke run's update; after a full run "
+            f"{run}: rounding leaves {merge.rounding_leaves:.2f} of the smoke run's update; after a full run "
             "as short as this one, logits cannot show whether the merge is right, and only the proof by tensors decides"
         )
-    log.info(f"{run}: the gate is open; the full run: {gate['full_run']['readable']}")
+    log.info(f"{run}: the gate is open; the full run: {gate.full_run.readable}")
 
     with whole_folder(smoke) as finished:
-        write_json(finished / "gate.json", gate)
-        write_json(finished / "report.json", account)
+        write_account(finished / "gate.json", gate)
+        write_account(finished / "report.json", account)
         (finished / "gate.html").write_text(gate_page(run, gate), encoding="utf-8")
         draw_losses(account, f"{run}: smoke run", finished / "loss.png")
 

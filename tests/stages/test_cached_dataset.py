@@ -54,9 +54,9 @@ def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: 
     assert plain.digest() == from_cache.digest(), "a run goes on from its checkpoint whichever way it reads its rows"
     trained = [train(each, tmp_path / name, 2, name) for name, each in (("plain", plain), ("cached", from_cache))]
     one, other = (report(plain, each) for each in trained)
-    assert one["losses"] == other["losses"]
-    assert one["eval_losses"] == other["eval_losses"]
-    assert len(one["losses"]) == 6
+    assert one.losses == other.losses
+    assert one.eval_losses == other.eval_losses
+    assert len(one.losses) == 6
     log = trained[1].folder.trainer_log.read_text(errors="replace")
     assert "Map" not in log, "ms-swift measured rows again"
 

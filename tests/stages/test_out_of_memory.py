@@ -12,6 +12,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.training.events import Begin, Log, as_line
 from vlmflow.training.out_of_memory import Mark, OutOfGpuMemoryError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
@@ -99,7 +100,8 @@ FULL = OutOfGpuMemoryError("r: CUDA out of memory", "lower it")
 
 def test_each_checkpoint_is_resumed_from_once(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.progress.write_text('{"event": "begin", "step": 0}\n{"event": "log", "step": 450}\n{"event": "lo')
+    begin, log = Begin(0, 900, 0, 1, "NOT_DISTRIBUTED", "cpu"), Log(9.0, 450, 900, 9, loss=1.0)
+    folder.progress.write_text(f'{as_line(begin)}{as_line(log)}{{"event": "lo')
     assert last_step(folder.progress) == 450
     assert resume_once(folder, 400, FULL) == Mark(450, 400)
     assert resume_once(folder, 500, FULL) == Mark(450, 500)

@@ -55,8 +55,8 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
         trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
     assert 3 <= trained.last.step < 8
     told = report(stalling, trained)
-    assert (told["ended_early"], told["steps"], told["target"]) == (True, trained.last.step, 8)
-    assert told["best"]["step"] == trained.last.step - 2
+    assert (told.ended_early, told.steps, told.target) == (True, trained.last.step, 8)
+    assert told.best.step == trained.last.step - 2
     assert "ended early at step" in caplog.text
     sessions = trained.folder.progress.read_text()
     assert train(stalling, tmp_path / "runs", 2, "train_lora r").last.step == trained.last.step
@@ -97,11 +97,11 @@ def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_
     assert logged(progress, "eval_loss") == [1]
     trained: Trained = train(whole, tmp_path / "runs", 2, "train_lora r")
     told = report(whole, trained)
-    assert (told["steps"], told["target"], told["ended_early"], told["sessions"]) == (2, 2, False, 3)
-    assert [step for step, _ in told["losses"]] == [1, 2]
-    assert [step for step, _ in told["eval_losses"]] == [1, 2]
-    lowest = min(told["eval_losses"], key=lambda entry: entry[1])
-    assert told["best"] == {"step": lowest[0], "eval_loss": pytest.approx(lowest[1], abs=1e-6)}
+    assert (told.steps, told.target, told.ended_early, told.sessions) == (2, 2, False, 3)
+    assert [step for step, _ in told.losses] == [1, 2]
+    assert [step for step, _ in told.eval_losses] == [1, 2]
+    lowest = min(told.eval_losses, key=lambda entry: entry[1])
+    assert (told.best.step, told.best.eval_loss) == (lowest[0], pytest.approx(lowest[1], abs=1e-6))
     assert trained.best.folder.name == f"checkpoint-{lowest[0]}"
 
 

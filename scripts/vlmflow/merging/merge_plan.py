@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vlmflow.merging.adapter import Adapter, Update, load_factors, plan_updates, read_adapter
 from vlmflow.merging.model_weights import ModelWeights, read_model_weights
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, TensorEntry, read_rows
+from vlmflow.training.accounts import PlannedMerge
 
 SAMPLED_TENSORS = 16
 SAMPLED_ROWS = 64
@@ -30,17 +30,17 @@ class MergePlan:
     tensors: dict[str, TensorEntry]
     updates: dict[str, Update]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> PlannedMerge:
         """Count touched tensors, those of each kind of layer, and all; say what rounding leaves of the updates."""
         layers = Counter(name.rpartition(".")[0].rpartition(".")[2] for name in self.updates)
         left = self.rounding_leaves()
-        return {
-            "tensors": len(self.tensors),
-            "touched": len(self.updates),
-            "layers": dict(sorted(layers.items())),
-            "rounding_leaves": left,
-            "logits_may_be_inconclusive": left is not None and left < VISIBLE,
-        }
+        return PlannedMerge(
+            tensors=len(self.tensors),
+            touched=len(self.updates),
+            layers=dict(sorted(layers.items())),
+            rounding_leaves=left,
+            logits_may_be_inconclusive=left is not None and left < VISIBLE,
+        )
 
     def rounding_leaves(self) -> float | None:
         """Give the share of the update that rounding leaves, <round(W + s·BA) - W, s·BA> / |s·BA|², in the middle.

@@ -1,19 +1,10 @@
 """The gate page: what the smoke run of a run found, and what the full run will take."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from vlmflow.reports.longest_rows import LongRow
+from vlmflow.reports.longest_rows import LongRow, long_rows
 from vlmflow.reports.page import Tile, render
-
-
-@dataclass(frozen=True)
-class Check:
-    """One question that the gate asks."""
-
-    check: str
-    passed: bool
-    detail: str
+from vlmflow.training.accounts import Check, Gate
 
 
 @dataclass(frozen=True)
@@ -28,21 +19,21 @@ class GatePage:
     longest: list[LongRow]
 
 
-def gate_page(run: str, gate: dict[str, Any]) -> str:
+def gate_page(run: str, gate: Gate) -> str:
     """Give the gate of a run (`gate.json`) as an HTML page: checks, figures, the full run's estimate."""
-    lengths = gate["lengths"]
+    lengths = gate.lengths
     page = GatePage(
         run,
-        f"{run}: the gate is {'open' if gate['passed'] else 'closed'}",
-        f"The full run: {gate['full_run']['readable']}.",
+        f"{run}: the gate is {'open' if gate.passed else 'closed'}",
+        f"The full run: {gate.full_run.readable}.",
         [
-            Tile("tokens per second", f"{gate['tokens_per_second']:,}", "of the smoke run, all processes"),
-            Tile("peak memory", f"{max(gate['peak_memory'], default=0) // 1_000_000:,} MB", "of one process"),
-            Tile("rows to train on", f"{lengths['rows']:,}", "of the full run"),
-            Tile("median row", f"{lengths['median']:,}", "tokens"),
-            Tile("longest row", f"{lengths['longest'][0]['tokens']:,}", "tokens"),
+            Tile("tokens per second", f"{gate.tokens_per_second:,}", "of the smoke run, all processes"),
+            Tile("peak memory", f"{max(gate.peak_memory, default=0) // 1_000_000:,} MB", "of one process"),
+            Tile("rows to train on", f"{lengths.rows:,}", "of the full run"),
+            Tile("median row", f"{lengths.median:,}", "tokens"),
+            Tile("longest row", f"{lengths.longest[0].tokens:,}", "tokens"),
         ],
-        [Check(**check) for check in gate["checks"]],
-        [LongRow("train", **row) for row in lengths["longest"]],
+        gate.checks,
+        long_rows("train", lengths),
     )
     return render("gate.html.jinja", page)

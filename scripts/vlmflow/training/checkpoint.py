@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from vlmflow.config.strategies import ADAPTER_WEIGHTS, Strategy
-from vlmflow.core.files import read_json, sha256_of
+from vlmflow.core.account import read_account
+from vlmflow.core.files import sha256_of
 from vlmflow.core.integrity import refuse_changed
+from vlmflow.training.accounts import StepLoss, TrainingReport
 
 ADAPTER_CONFIG = "adapter_config.json"
 STATE = "trainer_state.json"
@@ -26,38 +29,65 @@ STATE = "trainer_state.json"
 log = logging.getLogger("vlmflow")
 
 
+class TrainerState(msgspec.Struct, frozen=True):
+    """What is read of `trainer_state.json`, transformers' own file (trainer_callback.py, `TrainerState`).
+
+    global_step, max_steps: optimizer steps done, and of the whole run. best_model_checkpoint, best_metric: folder and
+    validation loss of the best checkpoint; null before the first evaluation. log_history: what was logged, by step.
+    """
+
+    global_step: int
+    max_steps: int
+    best_model_checkpoint: str | None = None
+    best_metric: float | None = None
+    log_history: list[dict[str, Any]] = []
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A whole checkpoint.
 
-    step: optimizer steps done. target: steps of the whole run. state: transformers' trainer state.
     strategy: how it was trained.
     """
 
     folder: Path
-    step: int
-    target: int
-    state: dict[str, Any]
+    state: TrainerState
     strategy: Strategy
 
     @property
-    def best(self) -> Path:
-        """The checkpoint with the lowest validation loss so far, beside this one."""
-        return self.folder.parent / Path(self.state["best_model_checkpoint"]).name
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.state.global_step
+
+    @property
+    def target(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.state.max_steps
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint with the lowest validation loss so far, beside this one; None where no loss was a number."""
+        named = self.state.best_model_checkpoint
+        return self.folder.parent / Path(named).name if named else None
 
     def ended(self, early_stop_after: int | None) -> bool:
         """Say whether the training ended here: at its evaluated last step, or early (see `ended_early`)."""
-        at_target = self.step >= self.target and evaluated(self.state["log_history"], self.step)
+        at_target = self.step >= self.target and evaluated(self.state.log_history, self.step)
         return at_target or self.ended_early(early_stop_after)
 
     def ended_early(self, early_stop_after: int | None) -> bool:
         """Say whether validation loss had so long no new lowest value that the training ended below its last step."""
-        return self.step < self.target and stalled(self.state["log_history"], early_stop_after)
+        return self.step < self.target and stalled(self.state.log_history, early_stop_after)
+
+
+def logged(history: list[dict[str, Any]], kind: str) -> list[StepLoss]:
+    """Give the losses of a trainer's log. kind: "loss" for those of training, "eval_loss" for those of validation."""
+    return [(entry["step"], entry[kind]) for entry in history if kind in entry]
 
 
 def evaluated(history: list[dict[str, Any]], step: int) -> bool:
     """Say whether a trainer's log holds the validation loss of a step."""
-    return any("eval_loss" in entry and entry["step"] == step for entry in history)
+    return any(at == step for at, _ in logged(history, "eval_loss"))
 
 
 def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool:
@@ -65,9 +95,8 @@ def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool
 
     The log is part of each checkpoint, so that a resumed training counts on. A loss that is no number is no lower one.
     """
-    losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
     lowest, since = math.inf, 0
-    for loss in losses:
+    for _, loss in logged(history, "eval_loss"):
         lowest, since = (loss, 0) if loss < lowest else (lowest, since + 1)
     return early_stop_after is not None and since >= early_stop_after
 
@@ -116,7 +145,7 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpo
                     return None
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile):
         return None
-    return Checkpoint(folder, state["global_step"], state["max_steps"], state, strategy)
+    return Checkpoint(folder, msgspec.convert(state, TrainerState), strategy)
 
 
 def copy_adapter(checkpoint: Checkpoint, target: Path) -> None:
@@ -138,11 +167,11 @@ def refuse_changed_adapter(full: Path) -> None:
 
     Raises VlmflowError with the names of the files.
     """
-    recorded = read_json(full / "report.json")["digests"]
+    recorded = read_account(full / "report.json", TrainingReport).digests
     refuse_changed(
         "adapter files",
         full,
-        {ADAPTER_WEIGHTS: recorded["adapter"], ADAPTER_CONFIG: recorded["adapter_config"]},
+        {ADAPTER_WEIGHTS: recorded.adapter, ADAPTER_CONFIG: recorded.adapter_config},
         f"adapters/{full.parent.name}",
         f"remove {full} and run the same command again: it is copied from its run folder",
     )

@@ -2,16 +2,15 @@
 
 import math
 import statistics
-from typing import Any
-
-import msgspec
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import clock
+from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.swift.arguments import TrainJob
+from vlmflow.training.accounts import Check, FullRun, Gate, PlannedMerge, TrainingReport
 from vlmflow.training.smoke import SmokeRows
 from vlmflow.training.steps import Steps
 
@@ -24,42 +23,46 @@ SINGLE_STEPS = 8
 
 
 def judge(
-    report: dict[str, Any], chosen: SmokeRows, train: list[RowLength], val: list[RowLength], full: TrainJob
-) -> dict[str, Any]:
-    """Give the gate file's content: each check with its outcome, the measured figures, the full run's estimate.
+    report: TrainingReport,
+    chosen: SmokeRows,
+    train: list[RowLength],
+    val: list[RowLength],
+    full: TrainJob,
+    fitted: dict[str, FittedSplit],
+    merge: PlannedMerge,
+) -> Gate:
+    """Give the verdict: each check with its outcome, the measured figures, the full run's estimate.
 
-    report: of the smoke run (`report.report`), which trained and evaluated the rows `chosen`.
-    train, val: the lengths of all rows. full: the run that waits behind the gate.
+    report: of the smoke run, which trained and evaluated the rows `chosen`.
+    train, val: the lengths of all rows. full: the run that waits behind the gate. fitted, merge: see `Gate`.
     """
     processes = full.processes
-    losses = [loss for _, loss in report["losses"]]
+    losses = [loss for _, loss in report.losses or []]
     checks = [
-        _check("every loss is a finite number", _finite(losses), _span(losses)),
-        _check("the loss falls", *_falls(losses, [loss for _, loss in report["eval_losses"]])),
-        _check("every tensor of the best checkpoint can be read", True, f"step {report['best']['step']}"),
-        _check("validation loss is a finite number", _finite([report["best"]["eval_loss"]]), ""),
-        _check(
-            f"{processes} process(es) train together",
-            report["world_size"] == processes,
-            report["parallel_mode"],
-        ),
-        _check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
+        Check("every loss is a finite number", _finite(losses), _span(losses)),
+        Check("the loss falls", *_falls(losses, [loss for _, loss in report.eval_losses])),
+        Check("every tensor of the best checkpoint can be read", True, f"step {report.best.step}"),
+        Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
+        Check(f"{processes} process(es) train together", report.world_size == processes, report.parallel_mode),
+        Check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
     ]
-    evaluated = len(report["eval_losses"]) * sum(row.tokens for row in chosen.val)
-    work_per_second = (report["tokens"] + EVALUATION_COST * evaluated) / report["seconds"]
-    return {
-        "passed": all(check["passed"] for check in checks),
-        "checks": checks,
-        "peak_memory": report["peak_memory"],
-        "tokens_per_second": report["tokens_per_second"],
-        "lengths": msgspec.to_builtins(LengthAccount.of(train).describe()),
-        "full_run": estimate(train, val, full.settings, processes, work_per_second),
-    }
+    evaluated = len(report.eval_losses) * sum(row.tokens for row in chosen.val)
+    work_per_second = (report.tokens + EVALUATION_COST * evaluated) / report.seconds
+    return Gate(
+        passed=all(check.passed for check in checks),
+        checks=checks,
+        peak_memory=report.peak_memory,
+        tokens_per_second=report.tokens_per_second,
+        lengths=LengthAccount.of(train).describe(),
+        full_run=estimate(train, val, full.settings, processes, work_per_second),
+        fitted=fitted,
+        merge=merge,
+    )
 
 
-def refuse_failed(gate: dict[str, Any], what: str) -> None:
+def refuse_failed(gate: Gate, what: str) -> None:
     """Raise VlmflowError with every check that failed, where one did."""
-    failed = [f"{check['check']}: no ({check['detail']})" for check in gate["checks"] if not check["passed"]]
+    failed = [f"{check.check}: no ({check.detail})" for check in gate.checks if not check.passed]
     if failed:
         raise VlmflowError(
             f"{what}: the gate is closed: " + "; ".join(failed),
@@ -70,7 +73,7 @@ def refuse_failed(gate: dict[str, Any], what: str) -> None:
 
 def estimate(
     train: list[RowLength], val: list[RowLength], settings: TrainSettings, processes: int, work_per_second: float
-) -> dict[str, Any]:
+) -> FullRun:
     """Estimate steps, tokens and seconds of the full run from the speed of the smoke run.
 
     train, val: the lengths of all rows, in the order of their files.
@@ -85,18 +88,14 @@ def estimate(
     seconds = round((tokens + EVALUATION_COST * evaluated) / work_per_second)
     at_most = "at most " if settings.early_stop_after else ""
     untrained = f"; {len(left_over)} of {len(train):,} rows left over, not trained" if left_over else ""
-    return {
-        "steps": steps,
-        "left_over": left_over,
-        "tokens": tokens,
-        "evaluated_tokens": evaluated,
-        "seconds": seconds,
-        "readable": f"{at_most}{steps} steps, {tokens:,} tokens, {clock(seconds)}{untrained}",
-    }
-
-
-def _check(check: str, passed: bool, detail: object) -> dict[str, Any]:
-    return {"check": check, "passed": passed, "detail": detail}
+    return FullRun(
+        steps=steps,
+        left_over=left_over,
+        tokens=tokens,
+        evaluated_tokens=evaluated,
+        seconds=seconds,
+        readable=f"{at_most}{steps} steps, {tokens:,} tokens, {clock(seconds)}{untrained}",
+    )
 
 
 def _finite(values: list[float]) -> bool:

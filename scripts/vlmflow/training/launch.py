@@ -1,6 +1,5 @@
 """Starting the trainers with torchrun, watching them, and saying in our words why they ended."""
 
-import json
 import logging
 import os
 import re
@@ -11,10 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
+from msgspec import UNSET
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import bound_to_this_process
@@ -22,6 +23,7 @@ from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import TrainJob
 from vlmflow.training import trainer
+from vlmflow.training.events import Begin, Event, Log, read_event
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
 
@@ -146,14 +148,14 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
     """Show what the trainers write into `progress`, from byte `seen` on, until they end."""
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
-    latest: dict[str, Any] = {}
+    newest = Newest()
     with progress.open("rb") as lines:
         lines.seek(seen)
         while True:
             ended = trainers.poll() is not None
             for event in _new_events(lines):
-                latest |= event | ({"begun_at": event["step"]} if event["event"] == "begin" else {})
-            line = report_line(latest) if "loss" in latest else ""
+                newest.take(event)
+            line = report_line(newest)
             if line != shown and (ended or time.monotonic() - shown_at >= interval):
                 shown_at, shown = time.monotonic(), line
                 print(f"{what}: {line}", file=sys.stderr, flush=True)
@@ -162,23 +164,47 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
             time.sleep(0.2)
 
 
-def _new_events(lines: IO[bytes]) -> Iterator[dict[str, Any]]:
+def _new_events(lines: IO[bytes]) -> Iterator[Event]:
     """Yield the lines that are written to their end, and leave one that is not for the next time."""
     while (line := lines.readline()).endswith(b"\n"):
-        yield json.loads(line)
+        yield read_event(line)
     lines.seek(-len(line), os.SEEK_CUR)
 
 
-def report_line(latest: dict[str, Any]) -> str:
-    """Write one line of progress from the newest values: step, losses, speed, time left."""
-    parts = [f"step {latest['step']}/{latest['target']}", f"loss {latest['loss']:.3f}"]
-    if "eval_loss" in latest:
-        parts.append(f"val {latest['eval_loss']:.3f}")
-    done = latest["step"] - latest.get("begun_at", 0)
-    if done > 0 and latest["time"] > 0:
-        seconds = latest["time"] / done
+@dataclass
+class Newest:
+    """The newest figures of a session: the step that it began at, the one that it is at, and so on as in `events`."""
+
+    begun_at: int = 0
+    step: int = 0
+    target: int = 0
+    time: float = 0.0
+    loss: float | None = None
+    eval_loss: float | None = None
+
+    def take(self, event: Event) -> None:
+        """Take over the figures of one more event."""
+        self.step = event.step
+        if isinstance(event, Begin):
+            self.begun_at, self.target = event.step, event.target
+        elif isinstance(event, Log):
+            self.time, self.target = event.time, event.target
+            self.loss = self.loss if event.loss is UNSET else event.loss
+            self.eval_loss = self.eval_loss if event.eval_loss is UNSET else event.eval_loss
+
+
+def report_line(newest: Newest) -> str:
+    """Write one line of progress: step, losses, speed, time left; "" before the first loss."""
+    if newest.loss is None:
+        return ""
+    parts = [f"step {newest.step}/{newest.target}", f"loss {newest.loss:.3f}"]
+    if newest.eval_loss is not None:
+        parts.append(f"val {newest.eval_loss:.3f}")
+    done = newest.step - newest.begun_at
+    if done > 0 and newest.time > 0:
+        seconds = newest.time / done
         parts.append(f"{seconds:.2f} s/step")
-        left = latest["target"] - latest["step"]
+        left = newest.target - newest.step
         parts.append(f"{clock(seconds * left)} left" if left else "evaluating and saving")
     return " · ".join(parts)
 

@@ -1,11 +1,11 @@
 """What is done when a GPU's memory does not suffice: a training is resumed from a checkpoint once, and then stopped."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, write_json
+from vlmflow.training.events import read_event
 from vlmflow.training.run_folder import RunFolder
 
 REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"
@@ -50,5 +50,4 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: OutOfGpuMemory
 def last_step(progress: Path) -> int:
     """Give the last step that the trainer told of; 0 where it told of none."""
     lines = progress.read_bytes().splitlines() if progress.is_file() else []
-    events = (json.loads(line) for line in reversed(lines) if line.endswith(b"}"))
-    return next((int(event["step"]) for event in events if "step" in event), 0)
+    return next((read_event(line).step for line in reversed(lines) if line.endswith(b"}")), 0)

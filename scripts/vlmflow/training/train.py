@@ -56,7 +56,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
                 f"{what}: the training was interrupted, with {where}",
                 "run the same command again: it resumes",
             )
-        if not last.state["best_model_checkpoint"]:
+        if last.best is None:
             raise VlmflowError(
                 f"{what}: no evaluation up to step {last.step} gave a finite validation loss",
                 f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
@@ -64,7 +64,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
         if last.ended_early(patience):
             log.info(
                 f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
-                f"validation loss than step {_step_of_best(last)}'s (early_stop_after)"
+                f"validation loss than step {_step_of(last.best)}'s (early_stop_after)"
             )
         best = read_checkpoint(last.best, job.processes, job.strategy)
         if best is None:
@@ -92,8 +92,8 @@ def _newest(job: TrainJob, folder: RunFolder) -> Checkpoint | None:
     return newest_whole_checkpoint(folder.output, job.processes, job.strategy)
 
 
-def _step_of_best(last: Checkpoint) -> int:
-    return int(last.best.name.rpartition("-")[2])
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def refuse_slow_torch(version: str) -> None:

@@ -5,12 +5,8 @@
 The callback refuses a training that is not really distributed (at its begin by the world size, before every
 checkpoint by the adapters that the ranks hold, where STRATEGY leaves each a whole one), ends it after
 EARLY_STOP_AFTER evaluations without a lower loss (0: never), saves and ends on SIGTERM, within an evaluation too, and
-writes what happens as JSON lines to PROGRESS_FILE (rank 0):
-    {"event": "begin", "step", "target", "tokens", "world_size", "parallel_mode", "device"}
-    {"event": "log", "time", "step", "target", "tokens", "loss" | "eval_loss", "learning_rate", "grad_norm"}
-    {"event": "end", "step", "peak_memory": bytes per rank}
+writes what happens as lines of `events` to PROGRESS_FILE (rank 0).
 An evaluation that SIGTERM cut short is made when the training is resumed, before its next step.
-time: seconds since the training began. tokens: those trained on since step 0, padding not counted.
 """
 
 import dataclasses
@@ -31,6 +27,7 @@ from vlmflow.core.files import whole_file
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.training.checkpoint import STATE, evaluated, stalled
+from vlmflow.training.events import Begin, End, Event, Log, as_line
 
 KEPT = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
 
@@ -84,10 +81,10 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
         def _on_sigterm(self, number: int, frame: Any) -> None:
             self.stop = True
 
-        def _write(self, event: str, **values: Any) -> None:
+        def _write(self, event: Event) -> None:
             if self.args.process_index == 0:
                 with progress.open("a") as file:
-                    file.write(json.dumps({"event": event, **values}) + "\n")
+                    file.write(as_line(event))
 
         def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # The last of all, so that the others have begun when it evaluates in on_train_begin.
@@ -99,16 +96,9 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
             if args.world_size != processes or (processes > 1 and mode != "DISTRIBUTED"):
                 raise RuntimeError(f"not really distributed: world size {args.world_size} of {processes}, mode {mode}")
             self.begun = time.monotonic()
-            self._write(
-                "begin",
-                step=state.global_step,
-                target=state.max_steps,
-                tokens=int(state.num_input_tokens_seen),
-                world_size=args.world_size,
-                parallel_mode=mode,
-                device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-            )
-
+            device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+            tokens = int(state.num_input_tokens_seen)
+            self._write(Begin(state.global_step, state.max_steps, tokens, args.world_size, mode, device))
             if state.global_step and self._lacks_evaluation(args, state):
                 self._evaluate_now(args, state, control)
 
@@ -158,18 +148,12 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
                 _refuse_different_adapters(kwargs["model"])
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-            values = {key: logs[key] for key in KEPT if key in logs}
-            self._write(
-                "log",
-                time=time.monotonic() - self.begun,
-                step=state.global_step,
-                target=state.max_steps,
-                tokens=int(state.num_input_tokens_seen),
-                **values,
-            )
+            values = {key: float(logs[key]) for key in KEPT if key in logs}
+            now, tokens = time.monotonic() - self.begun, int(state.num_input_tokens_seen)
+            self._write(Log(now, state.global_step, state.max_steps, tokens, **values))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._write("end", step=state.global_step, peak_memory=_gather(_peak_memory()))
+            self._write(End(state.global_step, peak_memory=_gather(_peak_memory())))
 
     def _gather(value: Any) -> list[Any]:
         if not dist.is_initialized():

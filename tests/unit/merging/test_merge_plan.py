@@ -39,21 +39,21 @@ def test_an_update_that_rounding_hides_is_foreseen(
     tmp_path: Path, dtype: torch.dtype, scale: float, visible: bool
 ) -> None:
     described = plan(tmp_path, dtype, scale).describe()
-    assert described["logits_may_be_inconclusive"] != visible
-    assert (described["rounding_leaves"] > 0.75) == visible
+    assert described.logits_may_be_inconclusive != visible
+    assert (described.rounding_leaves > 0.75) == visible
 
 
 def test_what_the_adapter_touches_is_counted_by_kind_of_layer(tmp_path: Path) -> None:
     """With a mixture of experts all-linear means attention alone, and nothing said so."""
     described = plan(tmp_path, torch.bfloat16, 1.0).describe()
     kinds = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-    assert described["layers"] == dict.fromkeys(kinds, 2)
-    assert described["touched"] == 14 < described["tensors"]
+    assert described.layers == dict.fromkeys(kinds, 2)
+    assert described.touched == 14 < described.tensors
 
 
 def test_an_adapter_that_changed_nothing_has_no_share(tmp_path: Path) -> None:
     described = plan(tmp_path, torch.bfloat16, 0.0).describe()
-    assert (described["rounding_leaves"], described["logits_may_be_inconclusive"]) == (None, False)
+    assert (described.rounding_leaves, described.logits_may_be_inconclusive) == (None, False)
 
 
 def test_what_the_merge_refuses_is_refused_by_its_plan(tmp_path: Path) -> None:

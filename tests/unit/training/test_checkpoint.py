@@ -4,7 +4,7 @@ import pytest
 
 from checkpoints import checkpoint
 from vlmflow.config.strategies import DDP
-from vlmflow.training.checkpoint import Checkpoint, copy_adapter, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.checkpoint import Checkpoint, TrainerState, copy_adapter, newest_whole_checkpoint, read_checkpoint
 
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
 
@@ -77,7 +77,8 @@ def test_a_training_ends_early_or_at_its_evaluated_last_step(
 ) -> None:
     """The losses are in the checkpoint: what a resumed training counts on."""
     history = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses, 1) if loss is not None]
-    found = Checkpoint(Path("checkpoint"), len(losses), 5, {"log_history": [{"step": 1, "loss": 4.0}, *history]}, DDP)
+    state = TrainerState(len(losses), 5, log_history=[{"step": 1, "loss": 4.0}, *history])
+    found = Checkpoint(Path("checkpoint"), state, DDP)
     assert (found.ended(early_stop_after), found.ended_early(early_stop_after)) == (ended, early)
 
 

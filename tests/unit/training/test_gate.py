@@ -3,13 +3,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from test_train_job import job
 
 from browser import Browser
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
 from vlmflow.reports.gate_page import gate_page
+from vlmflow.training.accounts import Best, Check, Gate, PlannedMerge, TrainingDigests, TrainingReport
 from vlmflow.training.gate import estimate, judge, refuse_failed
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
 from vlmflow.training.steps import Steps
@@ -19,41 +22,51 @@ VAL = [RowLength(f"val-{number}", number * 10, number * 10 + 10, 120 + number) f
 CHOSEN = SmokeRows(LENGTHS[-8:], VAL)
 
 
-def report(losses: list[float], **changes: Any) -> dict[str, Any]:
-    return {
-        "losses": [[step, loss] for step, loss in enumerate(losses, start=1)],
-        "best": {"step": 8, "eval_loss": 2.0},
-        "world_size": 4,
-        "parallel_mode": "DISTRIBUTED",
-        "peak_memory": [2_000_000],
-        "tokens": 4_000,
-        "seconds": 50.0,
-        "tokens_per_second": 80.0,
-        "eval_losses": [[4, 3.0], [8, 2.0]],
-    } | changes
+def gate_of(losses: list[float], steps: int = 10, **changes: Any) -> Gate:
+    """Give the gate of a smoke run with these losses, one per step."""
+    smoke = TrainingReport(
+        steps=8,
+        target=8,
+        ended_early=False,
+        sessions=1,
+        world_size=4,
+        parallel_mode="DISTRIBUTED",
+        device="cpu",
+        seconds=50.0,
+        tokens=4_000,
+        tokens_per_second=80.0,
+        peak_memory=[2_000_000],
+        losses=list(enumerate(losses, start=1)),
+        eval_losses=[(4, 3.0), (8, 2.0)],
+        best=Best(8, 2.0),
+        settings={},
+        strategy="ddp",
+        digests=TrainingDigests("job", "data", "model", "adapter", "config"),
+        versions={},
+        run_folder="runs/job",
+    )
+    smoke = structs.replace(smoke, **changes)
+    return judge(smoke, CHOSEN, LENGTHS, VAL, job(max_steps=steps), {}, PlannedMerge(9, 4, {"q_proj": 4}, 0.9, False))
 
 
-def failed(gate: dict[str, Any]) -> list[str]:
-    return [check["check"] for check in gate["checks"] if not check["passed"]]
+def failed(gate: Gate) -> list[str]:
+    return [check.check for check in gate.checks if not check.passed]
 
 
 def test_a_good_smoke_run_opens_the_gate() -> None:
-    gate = judge(report([5, 6, 4, 3, 3, 2, 2, 2]), CHOSEN, LENGTHS, VAL, job(max_steps=10))
-    assert gate["passed"]
+    gate = gate_of([5, 6, 4, 3, 3, 2, 2, 2])
+    assert gate.passed
     refuse_failed(gate, "run")
-    assert gate["lengths"]["longest"][:2] == [
-        {"id": "row-49", "tokens": 149, "picture_tokens": 0},
-        {"id": "row-48", "tokens": 148, "picture_tokens": 0},
-    ]
+    assert gate.lengths.longest[:2] == [NamedRow("row-49", 149, 0), NamedRow("row-48", 148, 0)]
     assert "the gate is open" in gate_page("run", gate)
 
 
 def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
     hostile = "<script>document.title='taken'</script>"
-    gate = judge(report([5, 4, 3, 2, 2, 2, 2, 2]), CHOSEN, LENGTHS, VAL, job(max_steps=10))
-    gate["passed"] = gate["checks"][1]["passed"] = False
-    gate["checks"][1]["detail"] = hostile
-    gate["lengths"]["longest"][0]["id"] = hostile
+    gate = gate_of([5, 4, 3, 2, 2, 2, 2, 2])
+    gate.checks[1] = Check(gate.checks[1].check, False, hostile)
+    gate.lengths.longest[0] = NamedRow(hostile, 149, 0)
+    gate = structs.replace(gate, passed=False)
     file = tmp_path / "page.html"
     file.write_text(gate_page(hostile, gate))
     with Browser(tmp_path / "profile") as browser:
@@ -62,24 +75,24 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
         marks = browser.evaluate("[...document.querySelectorAll('.mark')].map(m => m.ariaLabel)")
     assert text.count(hostile) == 4, "as the run, in the name of its other page, as a detail, as a row"
     assert "1 of 6 checks failed" in text
-    assert [mark == "passed" for mark in marks] == [check["passed"] for check in gate["checks"]]
+    assert [mark == "passed" for mark in marks] == [check.passed for check in gate.checks]
 
 
 @pytest.mark.parametrize(
     ("changes", "check"),
     [
-        ({"losses": [[1, 5.0], [2, math.nan], [3, 2.0], [4, 2.0]]}, "every loss is a finite number"),
+        ({"losses": [5.0, math.nan, 2.0, 2.0]}, "every loss is a finite number"),
         ({"losses": []}, "every loss is a finite number"),
-        ({"losses": [[step, 5.0 + step] for step in range(8)]}, "the loss falls"),
-        ({"best": {"step": 8, "eval_loss": math.inf}}, "validation loss is a finite number"),
+        ({"losses": [5.0 + step for step in range(8)]}, "the loss falls"),
+        ({"best": Best(8, math.inf)}, "validation loss is a finite number"),
         ({"world_size": 1}, "4 process(es) train together"),
     ],
 )
 def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
     """A loss that is not a number, or does not fall, is seen in minutes, not days."""
-    gate = judge(report([5, 4, 3, 2]) | changes, CHOSEN, LENGTHS, VAL, job(max_steps=10))
+    gate = gate_of(**{"losses": [5, 4, 3, 2]} | changes)
     assert check in failed(gate)
-    assert not gate["passed"]
+    assert not gate.passed
     assert "the gate is closed" in gate_page("run", gate)
     with pytest.raises(VlmflowError, match="the gate is closed: ") as error:
         refuse_failed(gate, "run")
@@ -135,10 +148,9 @@ def test_a_smoke_run_is_no_longer_than_the_full_one(caplog: pytest.LogCaptureFix
 
 def test_few_steps_are_judged_by_the_validation_loss() -> None:
     """Their single steps differ by their rows: a valid run of 4 steps was refused."""
-    rising = {"losses": [[1, 12.79], [2, 12.9], [3, 12.9], [4, 13.0]]}
-    assert judge(report([]) | rising, CHOSEN, LENGTHS, VAL, job(max_steps=4))["passed"]
-    worse = rising | {"eval_losses": [[2, 3.0], [4, 3.1]]}
-    assert failed(judge(report([]) | worse, CHOSEN, LENGTHS, VAL, job(max_steps=4))) == ["the loss falls"]
+    rising = [12.79, 12.9, 12.9, 13.0]
+    assert gate_of(rising, 4).passed
+    assert failed(gate_of(rising, 4, eval_losses=[(2, 3.0), (4, 3.1)])) == ["the loss falls"]
 
 
 def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
@@ -146,9 +158,9 @@ def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
     full = job(max_steps=None, epochs=2, checkpoint_steps=10, evaluation_steps=10, **rows_per_step).settings
     mean = sum(row.tokens for row in LENGTHS) / 50
     estimated = estimate(LENGTHS, VAL, full, 4, 100.0)
-    assert estimated["steps"] == 12, "each of 4 processes takes 12 of the 50 rows, two at a time, in both epochs"
-    assert estimated["left_over"] == ["row-48", "row-49"]
-    assert "2 of 50 rows left over, not trained" in estimated["readable"]
-    assert estimated["tokens"] == round(12 * 8 * mean)
-    assert estimated["evaluated_tokens"] == 2 * sum(row.tokens for row in VAL), "checkpoints at step 10 and at the end"
-    assert estimated["seconds"] == round((12 * 8 * mean + estimated["evaluated_tokens"] / 2) / 100)
+    assert estimated.steps == 12, "each of 4 processes takes 12 of the 50 rows, two at a time, in both epochs"
+    assert estimated.left_over == ["row-48", "row-49"]
+    assert "2 of 50 rows left over, not trained" in estimated.readable
+    assert estimated.tokens == round(12 * 8 * mean)
+    assert estimated.evaluated_tokens == 2 * sum(row.tokens for row in VAL), "checkpoints at step 10 and at the end"
+    assert estimated.seconds == round((12 * 8 * mean + estimated.evaluated_tokens / 2) / 100)
