@@ -4,8 +4,8 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.settings import Settings
-from vlmflow.core.account import read_account
-from vlmflow.core.files import read_json, remove, whole_folder, write_json
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.files import read_json, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT
@@ -56,7 +56,7 @@ def main(
             remove(folder / ours)
         sees_pictures = "vision_config" in read_json(folder / "config.json")
         facts = provenance(published.name, stats, base, smoke, full, proof, stated, sees_pictures)
-        write_json(folder / "provenance.json", facts)
+        write_account(folder / "provenance.json", facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
 
 

@@ -1,7 +1,6 @@
 """Prove the merged weights, and keep them with what was proven."""
 
 import logging
-from dataclasses import asdict
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -11,7 +10,7 @@ from vlmflow.core.files import remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT, pictures_of
-from vlmflow.merging.proof import remember_proven, take_over, write_proof
+from vlmflow.merging.proof import Checks, remember_proven, take_over, write_proof
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.pictures.store import refuse_changed_pictures
@@ -57,17 +56,17 @@ def main(
     named = {name for row in compared for name in row["images"]}
     refuse_changed_pictures(store, entries_named(named, pictures or []).values())
     remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
-    checks = {"tensors": asdict(verify_tensors(base.folder, full, merged, base.files, threads)), "logits": None}
+    tensors, logits = verify_tensors(base.folder, full, merged, base.files, threads), None
     if settings.verify.logits:
         log.info(
             f"comparing logits of base + adapter and of the merged weights on {len(compared)} rows ({settings.device})"
         )
         how = settings.model_dump(exclude={"verify"})
-        checks["logits"] = asdict(verify_logits(base.folder, full, merged, compared, store, **how))
+        logits = verify_logits(base.folder, full, merged, compared, store, **how)
     log.info("writing proof.json: digests of all files")
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary
-        proven = write_proof(folder, checks, code=Path(__file__).parents[1])
+        proven = write_proof(folder, Checks(tensors, logits), code=Path(__file__).parents[1])
     remember_proven(verified, proven)
 
 

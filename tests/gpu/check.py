@@ -213,8 +213,8 @@ def _merge_and_verify(
     size = sum(path.stat().st_size for path in merged.rglob("*") if path.is_file())
     return {
         "merge": {"bytes": size, "seconds": merging, "bytes_per_second": size / merging},
-        "tensors": {"seconds": comparing, **asdict(tensors)},
-        "logits": {"seconds": answering, **asdict(logits)},
+        "tensors": {"seconds": comparing, **msgspec.structs.asdict(tensors)},
+        "logits": {"seconds": answering, **msgspec.structs.asdict(logits)},
     }
 
 

@@ -1,7 +1,6 @@
 """The workflow's own trainer, ms-swift, started as `train_lora` starts it: one process, on one GPU."""
 
 import importlib.metadata
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.training.events import End, Log, read_events
 from vlmflow.training.train import train
 
 HELD_OUT = 8
@@ -43,16 +43,17 @@ def train_as_the_workflow(
     data = TrainingData(train_rows, val_rows, pictures, digest="sample", last_answer_only=False)
     model = BaseModel(base, "qwen3_vl", digest="random")
     trained = train(TrainJob(data, model, settings, device, 1, DDP), runs, threads, "gpu-check: training")
-    events = [json.loads(line) for line in trained.folder.progress.read_text().splitlines()]
-    steps = [event for event in events if event["event"] == "log" and "loss" in event]
+    events = read_events(trained.folder.progress)
+    steps = [event for event in events if isinstance(event, Log) and event.loss is not msgspec.UNSET]
+    (ended,) = (event for event in events if isinstance(event, End))
     begin, end = steps[warm_up - 1], steps[-1]
     return Trained(
         trainer=f"ms-swift {importlib.metadata.version('ms-swift')}, as the workflow starts it",
         adapter=trained.last.folder,
-        losses=[event["loss"] for event in steps],
-        seconds=end["time"] - begin["time"],
-        tokens=end["tokens"] - begin["tokens"],
+        losses=[event.loss for event in steps],
+        seconds=end.time - begin.time,
+        tokens=end.tokens - begin.tokens,
         positions=None,
         allocated=None,
-        reserved=events[-1]["peak_memory"][0] if device == "cuda" else None,
+        reserved=ended.peak_memory[0] if device == "cuda" else None,
     )

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import sha256_of
+from vlmflow.lengths.accounts import FittedRows, LengthSummary
+from vlmflow.merging.proof import Proof
+from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.summary import summary
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
+from vlmflow.rows.stats import Stats
+from vlmflow.training.accounts import Gate, TrainingReport
+from vlmflow.training.events import as_line, read_events
 from workflow_runs import RUN, snakemake, stale_rules
 
 
@@ -130,6 +137,32 @@ def test_published_weights_are_the_proven_ones_and_take_no_more_disk(demo_run: P
     assert all((verified / name).samefile(merged / name) for name in weights)
     names = {file.name for file in merged.iterdir()} - {".snakemake_timestamp"}
     assert names == {*proof["files"], "README.md", "provenance.json"}
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("data/fire/stats.json", Stats),
+        (f"lengths/{RUN}/summary.json", LengthSummary),
+        (f"fitted/{RUN}/account.json", FittedRows),
+        (f"checkpoints/{RUN}/smoke/gate.json", Gate),
+        (f"checkpoints/{RUN}/smoke/report.json", TrainingReport),
+        (f"checkpoints/{RUN}/full/report.json", TrainingReport),
+        (f"verified/{RUN}/proof.json", Proof),
+        (f"merged/{RUN}/provenance.json", Provenance),
+    ],
+)
+def test_the_type_of_an_account_has_all_its_keys(demo_run: Path, tmp_path: Path, file: str, kind: type) -> None:
+    """Keys without a field would be lost on the way to the model card; those out of order would be other bytes."""
+    write_account(tmp_path / "again.json", read_account(demo_run / file, kind))
+    assert (tmp_path / "again.json").read_bytes() == (demo_run / file).read_bytes()
+
+
+def test_what_the_trainer_tells_is_read_as_it_was_written(demo_run: Path) -> None:
+    progress = list((demo_run / "stores" / "runs" / RUN).glob("*/*/progress.jsonl"))
+    assert len(progress) == 2, "of the smoke run and of the full run"
+    for file in progress:
+        assert "".join(map(as_line, read_events(file))) == file.read_text()
 
 
 def test_the_summary_says_where_everything_is(demo_run: Path) -> None:

@@ -10,17 +10,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlmflow.config.model import Config
 from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
+from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import UNFINISHED, read_json
 from vlmflow.fetch.from_hub import store_folder
 from vlmflow.fetch.model_folder import MANIFEST, VIEWS
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
+from vlmflow.reports.accounts import Provenance
+from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.checkpoint import read_checkpoint, refuse_changed_adapter
 
 RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")
@@ -55,13 +57,13 @@ def find_leftovers(
     for run in sorted(place.name for place in _folders(folder / "checkpoints")):
         try:
             made_of = finished(folder, run)
+        except OtherVersionError as error:
+            notes.append(
+                f"{run}: keeping its trainings, because another version of vlmflow wrote its reports ({error.cause})"
+            )
+            continue
         except VlmflowError as error:
             notes.append(f"{run}: keeping its trainings, because it is not finished: {error.cause}")
-            continue
-        except (KeyError, TypeError) as error:
-            notes.append(
-                f"{run}: keeping its trainings, because another version of vlmflow wrote its reports ({error!r})"
-            )
             continue
         found += _of_work(folder, run)
         if store := _own_store(folder, settings.stores.runs, "runs", notes):
@@ -81,21 +83,24 @@ def find_leftovers(
     return found, list(dict.fromkeys(notes))
 
 
-def finished(folder: Path, run: str) -> dict[str, dict[str, Any]]:
+def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
     """Give the reports of a run's trainings ("smoke", "full"), whose weights are merged, proven and published.
 
     Raises VlmflowError where one of these is missing, or is not of the others.
     """
-    reports = {stage: read_json(folder / "checkpoints" / run / stage / "report.json") for stage in ("smoke", "full")}
+    reports = {
+        stage: read_account(folder / "checkpoints" / run / stage / "report.json", TrainingReport)
+        for stage in ("smoke", "full")
+    }
     refuse_changed_adapter(folder / "checkpoints" / run / "full")
     merged = folder / "merged" / run
-    provenance, proof = read_json(merged / "provenance.json"), read_proof(folder / "verified" / run)
+    provenance, proof = read_account(merged / "provenance.json", Provenance), read_proof(folder / "verified" / run)
     again = "run the same command again"
-    if provenance["training"]["digests"] != reports["full"]["digests"]:
+    if provenance.training.digests != reports["full"].digests:
         raise VlmflowError(f"{merged} comes from another training than checkpoints/{run}/full", again)
-    for name, file in proof["files"].items():
+    for name, file in proof.files.items():
         place = merged / name
-        if name not in WRITTEN_AFTERWARDS and (not place.is_file() or place.stat().st_size != file["size"]):
+        if name not in WRITTEN_AFTERWARDS and (not place.is_file() or place.stat().st_size != file.size):
             raise VlmflowError(f"{place} differs from the file that was proven", again)
     return reports
 
@@ -135,9 +140,9 @@ def _of_work(folder: Path, run: str) -> Iterator[Leftover]:
         yield Leftover(work, f"intermediate merged weights; merged/{run} is proven")
 
 
-def _of_trainings(store: Path, reports: dict[str, dict[str, Any]]) -> Iterator[Leftover]:
+def _of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[Leftover]:
     for stage, report in reports.items():
-        kept = report["digests"]["job"]
+        kept = report.digests.job
         for place in _folders(store / stage):
             if RUN_FOLDER.fullmatch(place.name) and place.name != kept:
                 what = "set aside: its input changed" if "." in place.name else "other data or settings"
@@ -145,11 +150,11 @@ def _of_trainings(store: Path, reports: dict[str, dict[str, Any]]) -> Iterator[L
         yield from _older_checkpoints(store / stage / kept / "checkpoints", report)
 
 
-def _older_checkpoints(output: Path, report: dict[str, Any]) -> Iterator[Leftover]:
+def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftover]:
     """Give all checkpoints but the last and the best one, where both of these open."""
-    kept = {f"checkpoint-{report['steps']}", f"checkpoint-{report['best']['step']}"}
-    strategy = strategy_of(report["strategy"])
-    if all(read_checkpoint(output / name, report["world_size"], strategy) for name in kept):
+    kept = {f"checkpoint-{report.steps}", f"checkpoint-{report.best.step}"}
+    strategy = strategy_of(report.strategy)
+    if all(read_checkpoint(output / name, report.world_size, strategy) for name in kept):
         for place in _folders(output):
             if place.name.startswith("checkpoint-") and place.name not in kept:
                 yield Leftover(place, f"neither the last nor the best checkpoint ({', '.join(sorted(kept))})")

@@ -14,6 +14,11 @@ from vlmflow.core.files import read_json, write_json
 
 T = TypeVar("T")
 
+
+class OtherVersionError(VlmflowError):
+    """An account lacks a field of its type, or has another type there: another version of vlmflow wrote it."""
+
+
 MISSING = re.compile(r"Object missing required field `(.+)`")
 """How msgspec says that a key is missing."""
 
@@ -28,14 +33,14 @@ def read_account(path: Path, kind: type[T]) -> T:
 
     kind: its type; `list[str]` and the like where the whole file is a plain list or table.
 
-    Raises VlmflowError with the file if it is missing or not JSON, and also with the field if that is missing or
-    has another type, as where another version of vlmflow wrote it.
+    Raises VlmflowError with the file if it is missing or not JSON; OtherVersionError also with the field if that is
+    missing or has another type.
     """
     content = read_json(path)
     try:
         return msgspec.convert(content, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise VlmflowError(
+        raise OtherVersionError(
             f"{path}: {_in_plain_words(error)}",
             "another version of vlmflow may have written it: remove it and run the same command again",
         ) from None

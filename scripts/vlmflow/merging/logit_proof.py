@@ -17,12 +17,12 @@ inconclusive: rounding explains the difference, and the proof tensor by tensor a
 First choice. Where the best token leads by more than that same share of its own logit, both choose the same.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.merging.proof import LogitProof
 
 EFFECT_RANGE = (0.75, 1.25)
 """Share of the adapter's effect that must be found in the merged model, and that rounding must leave for a verdict."""
@@ -34,39 +34,6 @@ CLEAR_DISAGREEMENT = 0.01
 """Share of the clear positions at which another token may be the best."""
 
 AGREE, INCONCLUSIVE, OPEN = "agree", "inconclusive", "open"
-
-
-@dataclass(frozen=True)
-class LogitProof:
-    """What was compared, and what came out.
-
-    verdict: "agree"; or "inconclusive", where rounding hides the adapter's effect and explains what is missing.
-    rows, positions: compared rows, and token positions in them.
-    dtype, device: of the computation.
-    spread: root mean square of the logits, which are counted from their mean at a position, since a shift of
-    all changes no probability. The next three are shares of it.
-    deviation: root mean square of merged - (base + adapter). allowed_deviation: what rounding explains.
-    effect: root mean square of (base + adapter) - base.
-    effect_found: share of the effect that the merged model shows; 1 is all of it.
-    effect_rounded: share that peft's own merge shows, rounded to the stored type; 1 where rounding hides nothing.
-    top1_agreement: share of the positions at which the best token is the same.
-    clear_positions: positions with a clear best token. clear_disagreements: those where it is another.
-    """
-
-    verdict: str
-    rows: int
-    positions: int
-    dtype: str
-    device: str
-    spread: float
-    deviation: float
-    allowed_deviation: float
-    effect: float
-    effect_found: float
-    effect_rounded: float
-    top1_agreement: float
-    clear_positions: int
-    clear_disagreements: int
 
 
 def compare(

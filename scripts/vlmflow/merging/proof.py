@@ -8,10 +8,11 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, write_json
 from vlmflow.core.integrity import Record, read_files, refuse_changed, remember
 
 PROOF = "proof.json"
@@ -35,6 +36,85 @@ COMMIT_VARIABLE = "VLMFLOW_COMMIT"
 """Names the commit where there is no checkout, as in an image."""
 
 
+class TensorProof(msgspec.Struct, frozen=True):
+    """What `verify_tensors` compared, and what came out.
+
+    shards: files of weights, laid out as the base's.
+    tensors, touched, untouched: how many; the untouched ones equal the base's byte for byte.
+    changed_share: share of the numbers in touched tensors that differ from the base's after rounding.
+    largest_deviation: from the sum in float64, beyond what float32 may add, in ulps of the stored type; at
+        most 0.5.
+    largest_deviation_tensor: where that is; empty where there is none.
+    """
+
+    shards: int
+    tensors: int
+    touched: int
+    untouched: int
+    changed_share: float
+    largest_deviation: float
+    largest_deviation_tensor: str
+
+
+class LogitProof(msgspec.Struct, frozen=True):
+    """What `verify_logits` compared, and what came out; `logit_proof` says how the figures are judged.
+
+    verdict: "agree"; or "inconclusive", where rounding hides the adapter's effect and explains what is missing.
+    rows, positions: compared rows, and token positions in them.
+    dtype, device: of the computation.
+    spread: root mean square of the logits, which are counted from their mean at a position, since a shift of
+    all changes no probability. The next three are shares of it.
+    deviation: root mean square of merged - (base + adapter). allowed_deviation: what rounding explains.
+    effect: root mean square of (base + adapter) - base.
+    effect_found: share of the effect that the merged model shows; 1 is all of it.
+    effect_rounded: share that peft's own merge shows, rounded to the stored type; 1 where rounding hides nothing.
+    top1_agreement: share of the positions at which the best token is the same.
+    clear_positions: positions with a clear best token. clear_disagreements: those where it is another.
+    """
+
+    verdict: str
+    rows: int
+    positions: int
+    dtype: str
+    device: str
+    spread: float
+    deviation: float
+    allowed_deviation: float
+    effect: float
+    effect_found: float
+    effect_rounded: float
+    top1_agreement: float
+    clear_positions: int
+    clear_disagreements: int
+
+
+class Checks(msgspec.Struct, frozen=True):
+    """What each check of merged weights found; logits: null where the run did not want them compared."""
+
+    tensors: TensorProof
+    logits: LogitProof | None
+
+
+class ProvenFile(msgspec.Struct, frozen=True):
+    """A file of a proven folder; size: in bytes."""
+
+    size: int
+    sha256: str
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The content of `proof.json`.
+
+    files: by name in the folder. git_commit: of the code that proved them; null where there is no checkout.
+    versions: of Python and of packages, by name.
+    """
+
+    checks: Checks
+    files: dict[str, ProvenFile]
+    git_commit: str | None
+    versions: dict[str, str]
+
+
 @dataclass(frozen=True)
 class Proven:
     """How the files of a proven folder looked when `write_proof` read them, and when it began to, in ns."""
@@ -43,37 +123,31 @@ class Proven:
     began: int
 
 
-def write_proof(folder: Path, checks: dict[str, Any], code: Path) -> Proven:
-    """Write `proof.json` into a folder whose files passed `checks`.
-
-    checks: what each check found, by its name (`tensors`, `logits`; null where it was not wanted).
-    code: the checkout, for its commit.
-    """
+def write_proof(folder: Path, checks: Checks, code: Path) -> Proven:
+    """Write `proof.json` into a folder whose files passed `checks`. code: the checkout, for its commit."""
     # A base may bring a proof of its own, whose place this one takes.
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / PROOF]
     began = time.time_ns()
     names = [file.relative_to(folder).as_posix() for file in files]
     found = read_files("writing the digests of proven files", "files", folder, names)
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
-    write_json(
-        folder / PROOF,
-        {
-            "checks": checks,
-            "files": {name: {"size": seen.size, "sha256": seen.sha256} for name, seen in found.items()},
-            "git_commit": git_commit(code),
-            "versions": {"python": platform.python_version()} | versions,
-        },
+    proof = Proof(
+        checks=checks,
+        files={name: ProvenFile(seen.size, seen.sha256) for name, seen in found.items()},
+        git_commit=git_commit(code),
+        versions={"python": platform.python_version()} | versions,
     )
+    write_account(folder / PROOF, proof)
     return Proven(found, began)
 
 
-def read_proof(folder: Path) -> dict[str, Any]:
+def read_proof(folder: Path) -> Proof:
     """Give what `write_proof` wrote into `folder`, whose files must still be those of then, and no others.
 
     Raises VlmflowError where a file is missing, is new or has other bytes.
     """
-    proof: dict[str, Any] = read_json(folder / PROOF)
-    proven = {name: file["size"] for name, file in proof["files"].items()}
+    proof = read_account(folder / PROOF, Proof)
+    proven = {name: file.size for name, file in proof.files.items()}
     found = {
         file.relative_to(folder).as_posix(): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
     }
@@ -84,7 +158,7 @@ def read_proof(folder: Path) -> dict[str, Any]:
         raise VlmflowError(
             f"{folder}: {len(changed)} files differ from those that were proven: {', '.join(changed[:5])}", again
         )
-    digests = {name: file["sha256"] for name, file in proof["files"].items()}
+    digests = {name: file.sha256 for name, file in proof.files.items()}
     refuse_changed("model files", folder, digests, _record(folder), again)
     return proof
 

@@ -8,10 +8,10 @@ adapter unmerged, and the rows go through the merged folder's own processor.
 import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -30,7 +30,8 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.logit_proof import LogitProof, compare, judge
+from vlmflow.merging.logit_proof import compare, judge
+from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_header
 from vlmflow.merging.verify_files import MERGE_AGAIN
 from vlmflow.rows.chat import IMAGE_TAG, ROLES
@@ -85,7 +86,7 @@ def verify_logits(
     allowed = ROUNDING_FACTOR[coarsest] * torch.finfo(coarsest).eps / 2 * math.sqrt(layers)
     proof = compare(plain, expected, rounded, found, allowed, len(rows), dtype, device)
     exact = torch.finfo(stored).eps >= torch.finfo(computed).eps
-    return replace(proof, verdict=judge(proof, merged, exact))
+    return msgspec.structs.replace(proof, verdict=judge(proof, merged, exact))
 
 
 def _inputs(

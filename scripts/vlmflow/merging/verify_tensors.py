@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
+from vlmflow.merging.proof import TensorProof
 from vlmflow.merging.threads import run_in_order
 from vlmflow.merging.verify_files import MERGE_AGAIN, verify_files
 
@@ -36,27 +37,6 @@ ROUNDING = 2.0**-24
 
 DORA_ROUNDINGS = 3
 """Length, quotient and product of magnitude ⊙ V / ‖V‖."""
-
-
-@dataclass(frozen=True)
-class TensorProof:
-    """What was compared, and what came out.
-
-    shards: files of weights, laid out as the base's.
-    tensors, touched, untouched: how many; the untouched ones equal the base's byte for byte.
-    changed_share: share of the numbers in touched tensors that differ from the base's after rounding.
-    largest_deviation: from the sum in float64, beyond what float32 may add, in ulps of the stored type; at
-        most 0.5.
-    largest_deviation_tensor: where that is; empty where there is none.
-    """
-
-    shards: int
-    tensors: int
-    touched: int
-    untouched: int
-    changed_share: float
-    largest_deviation: float
-    largest_deviation_tensor: str
 
 
 @dataclass(frozen=True)

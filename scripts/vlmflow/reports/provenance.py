@@ -2,16 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from vlmflow.core.account import read_account
-from vlmflow.core.files import read_json
 from vlmflow.fetch.model_folder import ModelManifest
-from vlmflow.merging.proof import WRITTEN_AFTERWARDS
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS, LogitProof, Proof, TensorProof
+from vlmflow.reports.accounts import BaseModelFiles, Provenance
 from vlmflow.reports.licences import StatedLicences, hub_datasets, licence_section
 from vlmflow.rows.stats import Stats
+from vlmflow.training.accounts import Gate, TrainingReport
 
 FOLDER = "PATH OF THIS FOLDER"
 QUESTIONS = {"image": "What is in the picture?", "text": "What is a picture?"}
@@ -23,63 +23,58 @@ def provenance(
     manifest: ModelManifest,
     smoke: Path,
     full: Path,
-    proof: dict[str, Any],
+    proof: Proof,
     stated: StatedLicences,
     sees_pictures: bool,
-) -> dict[str, Any]:
-    """Gather what the stages left, into the content of `provenance.json`.
+) -> Provenance:
+    """Gather what the stages left.
 
     stats: the data set's account. manifest: of the base model. smoke, full: the training's folders.
-    proof: what `proof.read_proof` gave. stated: what `stated_licences` gave.
-    sees_pictures: the merged model has a processor for them. Each stage wrote its own settings into what it left.
+    sees_pictures: the merged model has a processor for them.
     """
-    report = read_json(full / "report.json")
-    return {
-        "run": run,
-        "data": msgspec.to_builtins(read_account(stats, Stats)),
-        "rights": msgspec.to_builtins(stated),
-        "base_model": {
-            "source": manifest.source,
-            "revision": manifest.revision,
-            "digest": manifest.digest,
-            "files": {name: record.sha256 for name, record in manifest.files.items()},
-            "left_out": manifest.left_out,
-        },
-        "smoke": read_json(smoke / "gate.json"),
-        "training": {key: value for key, value in report.items() if key != "losses"},
-        "verification": proof["checks"],
-        "sees_pictures": sees_pictures,
-        "merged": {
-            name: file["sha256"]
-            for name, file in proof["files"].items()
+    report = read_account(full / "report.json", TrainingReport)
+    return Provenance(
+        run=run,
+        data=read_account(stats, Stats),
+        rights=stated,
+        base_model=BaseModelFiles(
+            source=manifest.source,
+            revision=manifest.revision,
+            digest=manifest.digest,
+            files={name: record.sha256 for name, record in manifest.files.items()},
+            left_out=manifest.left_out,
+        ),
+        smoke=read_account(smoke / "gate.json", Gate),
+        training=msgspec.structs.replace(report, losses=msgspec.UNSET),
+        verification=proof.checks,
+        sees_pictures=sees_pictures,
+        merged={
+            name: file.sha256
+            for name, file in proof.files.items()
             if name not in WRITTEN_AFTERWARDS  # a base may bring such files, which these facts and their card replace
         },
-        "git_commit": proof["git_commit"],
-        "versions": proof["versions"],
-    }
-
-
-def model_card(facts: dict[str, Any]) -> str:
-    """Write the README.md of merged weights from their provenance, with the hub's metadata block on top."""
-    data = msgspec.convert(facts["data"], Stats, str_keys=True)
-    training, base = facts["training"], facts["base_model"]
-    best = training["best"]
-    counts = "\n".join(f"| {name} | {' | '.join(map(str, rows.went))} |" for name, rows in data.splits.items())
-    proofs = [(_tensors_in_words, "tensors"), (_logits_in_words, "logits")]
-    checks = "\n".join(
-        "- " + in_words(facts["verification"][name]) for in_words, name in proofs if facts["verification"][name]
+        git_commit=proof.git_commit,
+        versions=proof.versions,
     )
-    base_line = f"base_model: {json.dumps(base['source'].removeprefix('hf://'))}\n" if base["revision"] else ""
-    stated = msgspec.convert(facts["rights"], StatedLicences)
-    datasets = hub_datasets(stated)
+
+
+def model_card(facts: Provenance) -> str:
+    """Write the README.md of merged weights from their provenance, with the hub's metadata block on top."""
+    data, training, base, verified = facts.data, facts.training, facts.base_model, facts.verification
+    best = training.best
+    counts = "\n".join(f"| {name} | {' | '.join(map(str, rows.went))} |" for name, rows in data.splits.items())
+    proofs = [_tensors_in_words(verified.tensors), *([_logits_in_words(verified.logits)] if verified.logits else [])]
+    checks = "\n".join(f"- {words}" for words in proofs)
+    base_line = f"base_model: {json.dumps(base.source.removeprefix('hf://'))}\n" if base.revision else ""
+    datasets = hub_datasets(facts.rights)
     data_line = f"datasets: {json.dumps(datasets)}\n" if datasets else ""
     return f"""---
 library_name: transformers
 {base_line}{data_line}tags: [vlmflow, lora, merged]
 ---
-# {facts["run"]}
+# {facts.run}
 
-{base["source"]} with a LoRA adapter trained on the data set `{data.dataset}` ({data.made_of}), merged
+{base.source} with a LoRA adapter trained on the data set `{data.dataset}` ({data.made_of}), merged
 into the weights and verified. `provenance.json` lists every digest.
 
 ## Data
@@ -88,17 +83,17 @@ into the weights and verified. `provenance.json` lists every digest.
 |---|---:|---:|---:|---:|
 {counts}
 
-{_fitted_in_words(facts["smoke"])} The test split ({data.examples["test"]:,}) was not used.
+{_fitted_in_words(facts.smoke)} The test split ({data.examples["test"]:,}) was not used.
 
 ## Rights
 
-{licence_section(stated)}
+{licence_section(facts.rights)}
 
 ## Training
 
-{training["steps"]} optimizer steps{_ended_early(training)} on {training["world_size"]} process(es)
-({training["device"]}, {training["strategy"]}), {training["tokens"]:,} tokens in {training["seconds"]:,} s. The
-adapter is from step {best["step"]}, which has the lowest validation loss: {best["eval_loss"]:.4f}.
+{training.steps} optimizer steps{_ended_early(training)} on {training.world_size} process(es)
+({training.device}, {training.strategy}), {training.tokens:,} tokens in {training.seconds:,} s. The
+adapter is from step {best.step}, which has the lowest validation loss: {best.eval_loss:.4f}.
 
 ## Verification
 
@@ -107,7 +102,7 @@ adapter is from step {best["step"]}, which has the lowest validation loss: {best
 ## Use
 
 ```python
-{how_to_ask(facts["sees_pictures"], data.modality)}
+{how_to_ask(facts.sees_pictures, data.modality)}
 ```
 """
 
@@ -137,41 +132,39 @@ answer = model.generate(**inputs, max_new_tokens=200)[0, inputs["input_ids"].sha
 print({name}.decode(answer, skip_special_tokens=True))"""
 
 
-def _ended_early(training: dict[str, Any]) -> str:
-    if not training["ended_early"]:
+def _ended_early(training: TrainingReport) -> str:
+    if not training.ended_early:
         return ""
-    return f" of {training['target']} (ended early, by validation loss)"
+    return f" of {training.target} (ended early, by validation loss)"
 
 
-def _fitted_in_words(gate: dict[str, Any]) -> str:
-    rows = [f"{count['lengths']['rows']:,} {split}" for split, count in gate["fitted"].items()]
-    left_out, shortened = (sum(count[key] for count in gate["fitted"].values()) for key in ("left_out", "shortened"))
-    lengths = gate["lengths"]
-    share = lengths["picture_tokens"] / lengths["tokens"]
-    pictures = f", {share:.0%}\nof them for pictures" if share else ""
-    return f"""Training rows: {", ".join(rows)}; of the over-long ones {left_out:,} were left out,
-{shortened:,} shortened by their oldest attempts. The train rows have {lengths["tokens"]:,} tokens{pictures};
-the median row has {lengths["median"]:,}, the longest {lengths["longest"][0]["tokens"]:,}."""
+def _fitted_in_words(gate: Gate) -> str:
+    rows = [f"{split.lengths.rows:,} {name}" for name, split in gate.fitted.items()]
+    lengths = gate.lengths
+    pictures = f", {lengths.picture_share:.0%}\nof them for pictures" if lengths.picture_share else ""
+    return f"""Training rows: {", ".join(rows)}; of the over-long ones {gate.left_out:,} were left out,
+{gate.shortened:,} shortened by their oldest attempts. The train rows have {lengths.tokens:,} tokens{pictures};
+the median row has {lengths.median:,}, the longest {lengths.longest[0].tokens:,}."""
 
 
-def _tensors_in_words(proof: dict[str, Any]) -> str:
-    return f"""Tensors: {proof["touched"]} of {proof["tensors"]} carry the adapter; each equals W + s · BA within
-  {proof["largest_deviation"]:.2f} units of the last stored bit (rounding alone reaches 0.5). The other
-  {proof["untouched"]} are the base model's, byte for byte."""
+def _tensors_in_words(proof: TensorProof) -> str:
+    return f"""Tensors: {proof.touched} of {proof.tensors} carry the adapter; each equals W + s · BA within
+  {proof.largest_deviation:.2f} units of the last stored bit (rounding alone reaches 0.5). The other
+  {proof.untouched} are the base model's, byte for byte."""
 
 
-def _logits_in_words(proof: dict[str, Any]) -> str:
-    return f"""Logits on {proof["rows"]} rows of the val split ({proof["positions"]:,} tokens, {proof["dtype"]},
-  {proof["device"]}): base + adapter in peft and the merged weights differ by {proof["deviation"]:.2%} of the logits'
-  spread (rounding explains up to {proof["allowed_deviation"]:.2%}); the adapter itself moves them by
-  {proof["effect"]:.0%}. The most likely token is the same at {proof["top1_agreement"]:.1%} of the
+def _logits_in_words(proof: LogitProof) -> str:
+    return f"""Logits on {proof.rows} rows of the val split ({proof.positions:,} tokens, {proof.dtype},
+  {proof.device}): base + adapter in peft and the merged weights differ by {proof.deviation:.2%} of the logits'
+  spread (rounding explains up to {proof.allowed_deviation:.2%}); the adapter itself moves them by
+  {proof.effect:.0%}. The most likely token is the same at {proof.top1_agreement:.1%} of the
   tokens.{_verdict(proof)}"""
 
 
-def _verdict(proof: dict[str, Any]) -> str:
-    if proof["verdict"] != "inconclusive":
+def _verdict(proof: LogitProof) -> str:
+    if proof.verdict != "inconclusive":
         return ""
     return f"""
   This comparison is **inconclusive**: rounding hides part of so small an update. Even a correct merge, such as
-  peft's, shows only {proof["effect_rounded"]:.2f} times the adapter's effect; these weights show
-  {proof["effect_found"]:.2f}. Only the tensors prove that the merge is right."""
+  peft's, shows only {proof.effect_rounded:.2f} times the adapter's effect; these weights show
+  {proof.effect_found:.2f}. Only the tensors prove that the merge is right."""

@@ -1,12 +1,11 @@
 """What a finished run made, in a few lines for a person."""
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from vlmflow.core.files import read_json
-from vlmflow.rows.stats import SplitCounts, Stats
+from vlmflow.core.account import read_account
+from vlmflow.reports.accounts import Provenance
+from vlmflow.rows.stats import SplitCounts
+from vlmflow.training.accounts import Gate, TrainingReport
 
 
 def summary(folder: Path, run: str) -> str:
@@ -15,20 +14,20 @@ def summary(folder: Path, run: str) -> str:
     Raises VlmflowError where the run is not finished.
     """
     merged = folder / "merged" / run
-    facts = read_json(merged / "provenance.json")
-    data, best = msgspec.convert(facts["data"], Stats, str_keys=True), facts["training"]["best"]
+    facts = read_account(merged / "provenance.json", Provenance)
+    data, best = facts.data, facts.training.best
     data_folder = folder / "data" / data.dataset
     full = folder / "checkpoints" / run / "full"
-    losses = read_json(full / "report.json")["eval_losses"]
+    first_step, first_loss = read_account(full / "report.json", TrainingReport).eval_losses[0]
     pages = (folder / "reports" / f"data-{data.dataset}.html", folder / "reports" / f"lengths-{run}.html")
     lines = [
         ("rows", "; ".join(_rows(name, counts) for name, counts in data.splits.items())),
         ("", f"why: {data_folder / 'counts.html'}; the rows: {data_folder / 'quarantine.jsonl'}"),
-        ("lengths", _lengths(facts["smoke"])),
-        ("smoke gate", f"open; expected: {facts['smoke']['full_run']['readable']}"),
+        ("lengths", _lengths(facts.smoke)),
+        ("smoke gate", f"open; expected: {facts.smoke.full_run.readable}"),
         (
             "validation",
-            f"loss {losses[0][1]:.2f} at step {losses[0][0]}, {best['eval_loss']:.2f} at step {best['step']}",
+            f"loss {first_loss:.2f} at step {first_step}, {best.eval_loss:.2f} at step {best.step}",
         ),
         ("", f"curve: {full / 'loss.png'}"),
         ("pages", "; ".join(str(page) for page in pages if page.is_file()) or "not made yet"),
@@ -37,12 +36,10 @@ def summary(folder: Path, run: str) -> str:
     return "\n".join(["", f"{run} is done.", *(f"  {name:<11} {text}" for name, text in lines), ""])
 
 
-def _lengths(gate: dict[str, Any]) -> str:
-    lengths = gate["lengths"]
-    left_out, shortened = (sum(count[key] for count in gate["fitted"].values()) for key in ("left_out", "shortened"))
+def _lengths(gate: Gate) -> str:
     return (
-        f"{lengths['median']:,} tokens in the median row, {lengths['longest'][0]['tokens']:,} in the longest; "
-        f"over-long rows: {left_out} left out, {shortened} shortened"
+        f"{gate.lengths.median:,} tokens in the median row, {gate.lengths.longest[0].tokens:,} in the longest; "
+        f"over-long rows: {gate.left_out} left out, {gate.shortened} shortened"
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from made_accounts import some_checks
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import sha256_of, write_json
 from vlmflow.core.integrity import LEVEL, RECORDS, compare, refuse_changed, refuse_other_rows
@@ -176,7 +177,7 @@ def test_what_changed_while_a_model_was_proven_is_not_remembered_as_proven(
 ) -> None:
     """Its digest was taken before, how it looks after."""
     folder = tmp_path / "files"
-    proven = write_proof(folder, {}, tmp_path)
+    proven = write_proof(folder, some_checks(), tmp_path)
     (folder / "b").write_text("the bytes of B")
     os.utime(folder / "b", (1e9 + 1, 1e9 + 1))
     remember_proven(folder, proven)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from made_accounts import some_checks
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 from vlmflow.merging.proof import PROOF, read_proof, write_proof
@@ -14,13 +15,13 @@ def proven(tmp_path: Path) -> Path:
     """The weights of a base that was proven itself, and brings the proof of then."""
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / PROOF).write_text('{"of": "the base"}')
-    write_proof(tmp_path, {"tensors": {}, "logits": None}, code=tmp_path)
+    write_proof(tmp_path, some_checks(), code=tmp_path)
     return tmp_path
 
 
 def test_a_proof_in_the_base_is_replaced_by_ours(proven: Path) -> None:
     """It was counted among the proven files, and no longer had its digest: such a run could never be published."""
-    assert read_proof(proven)["files"].keys() == {"model.safetensors"}
+    assert read_proof(proven).files.keys() == {"model.safetensors"}
     assert "of" not in read_json(proven / PROOF)
 
 

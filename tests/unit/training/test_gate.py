@@ -7,12 +7,13 @@ from msgspec import structs
 from test_train_job import job
 
 from browser import Browser
+from made_accounts import MERGE, some_report
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
 from vlmflow.reports.gate_page import gate_page
-from vlmflow.training.accounts import Best, Check, Gate, PlannedMerge, TrainingDigests, TrainingReport
+from vlmflow.training.accounts import Best, Check, Gate
 from vlmflow.training.gate import estimate, judge, refuse_failed
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
 from vlmflow.training.steps import Steps
@@ -24,29 +25,8 @@ CHOSEN = SmokeRows(LENGTHS[-8:], VAL)
 
 def gate_of(losses: list[float], steps: int = 10, **changes: Any) -> Gate:
     """Give the gate of a smoke run with these losses, one per step."""
-    smoke = TrainingReport(
-        steps=8,
-        target=8,
-        ended_early=False,
-        sessions=1,
-        world_size=4,
-        parallel_mode="DISTRIBUTED",
-        device="cpu",
-        seconds=50.0,
-        tokens=4_000,
-        tokens_per_second=80.0,
-        peak_memory=[2_000_000],
-        losses=list(enumerate(losses, start=1)),
-        eval_losses=[(4, 3.0), (8, 2.0)],
-        best=Best(8, 2.0),
-        settings={},
-        strategy="ddp",
-        digests=TrainingDigests("job", "data", "model", "adapter", "config"),
-        versions={},
-        run_folder="runs/job",
-    )
-    smoke = structs.replace(smoke, **changes)
-    return judge(smoke, CHOSEN, LENGTHS, VAL, job(max_steps=steps), {}, PlannedMerge(9, 4, {"q_proj": 4}, 0.9, False))
+    smoke = some_report(losses=list(enumerate(losses, start=1)), **changes)
+    return judge(smoke, CHOSEN, LENGTHS, VAL, job(max_steps=steps), {}, MERGE)
 
 
 def failed(gate: Gate) -> list[str]:

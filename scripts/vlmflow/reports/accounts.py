@@ -1,0 +1,40 @@
+"""What a published model says of itself: `merged/RUN/provenance.json`."""
+
+import msgspec
+
+from vlmflow.merging.proof import Checks
+from vlmflow.reports.licences import StatedLicences
+from vlmflow.rows.stats import Stats
+from vlmflow.training.accounts import Gate, TrainingReport
+
+
+class BaseModelFiles(msgspec.Struct, frozen=True):
+    """The base model, as its manifest says; files: their SHA-256 by name."""
+
+    source: str
+    revision: str | None
+    digest: str
+    files: dict[str, str]
+    left_out: list[str]
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """Where merged weights come from: what the stages left, each with its own settings.
+
+    data, smoke, verification: the whole accounts of these stages. training: the report of the full run, without the
+    losses of every step. sees_pictures: the merged model has a processor for them. merged: the SHA-256 of the
+    published files by name, without those about the model. git_commit: of the code; null where there was no checkout.
+    versions: of Python and of packages, by name.
+    """
+
+    run: str
+    data: Stats
+    rights: StatedLicences
+    base_model: BaseModelFiles
+    smoke: Gate
+    training: TrainingReport
+    verification: Checks
+    sees_pictures: bool
+    merged: dict[str, str]
+    git_commit: str | None
+    versions: dict[str, str]

@@ -1,0 +1,83 @@
+"""The accounts of a run's later stages, for tests that read them and train nothing."""
+
+from typing import Any
+
+from made_stats import some_stats
+from vlmflow.lengths.accounts import FittedSplit, NamedRow, SplitLengths
+from vlmflow.merging.proof import Checks, LogitProof, TensorProof
+from vlmflow.reports.accounts import BaseModelFiles, Provenance
+from vlmflow.reports.licences import StatedLicences
+from vlmflow.training.accounts import (
+    Best,
+    FullRun,
+    Gate,
+    PlannedMerge,
+    TrainingDigests,
+    TrainingReport,
+)
+
+LENGTHS = SplitLengths(9, 1_000, 1_000, 0, 10, 20, [NamedRow("row-1", 20, 0)])
+MERGE = PlannedMerge(9, 4, {"q_proj": 4}, 0.9, False)
+
+
+def some_report(**fields: Any) -> TrainingReport:
+    """Give the report of a training of eight steps on four processes; fields: those that differ."""
+    usual: dict[str, Any] = {
+        "steps": 8,
+        "target": 8,
+        "ended_early": False,
+        "sessions": 1,
+        "world_size": 4,
+        "parallel_mode": "DISTRIBUTED",
+        "device": "cpu",
+        "seconds": 50.0,
+        "tokens": 4_000,
+        "tokens_per_second": 80.0,
+        "peak_memory": [2_000_000],
+        "losses": [(step, 4.0 - step / 4) for step in range(1, 9)],
+        "eval_losses": [(4, 3.0), (8, 2.0)],
+        "best": Best(8, 2.0),
+        "settings": {},
+        "strategy": "ddp",
+        "digests": TrainingDigests("job", "data", "model", "adapter", "adapter_config"),
+        "versions": {},
+        "run_folder": "stores/runs/mine/full/job",
+    }
+    return TrainingReport(**(usual | fields))
+
+
+def some_gate() -> Gate:
+    """Give the open gate of a run with nine rows to train on."""
+    return Gate(
+        passed=True,
+        checks=[],
+        peak_memory=[2_000_000],
+        tokens_per_second=80.0,
+        lengths=LENGTHS,
+        full_run=FullRun(8, [], 4_000, 100, 7_200, "2 h"),
+        fitted={"train": FittedSplit(9, 0, 0, LENGTHS)},
+        merge=MERGE,
+    )
+
+
+def some_checks(logits: LogitProof | None = None) -> Checks:
+    """Give what the checks of a good merge found."""
+    return Checks(TensorProof(1, 9, 4, 5, 0.5, 0.5, "q_proj.weight"), logits)
+
+
+def some_provenance(**fields: Any) -> Provenance:
+    """Give the provenance of a run that was trained on the rows of `some_stats`; fields: those that differ."""
+    usual: dict[str, Any] = {
+        "run": "mine",
+        "data": some_stats(),
+        "rights": StatedLicences("fire", [], "unknown", [], []),
+        "base_model": BaseModelFiles("hf://Qwen/Qwen3-8B", "abc", "digest", {}, []),
+        "smoke": some_gate(),
+        "training": some_report(),
+        "verification": some_checks(),
+        "sees_pictures": False,
+        "merged": {},
+        "git_commit": None,
+        "versions": {},
+    }
+    return Provenance(**(usual | fields))
