@@ -53,7 +53,7 @@ def main(
     refuse_changed_adapter(full)
     refuse_other_rows(rows / ACCOUNT)
     compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)
-    named = {name for row in compared for name in row["images"]}
+    named = {name for row in compared for name in row.images}
     refuse_changed_pictures(store, entries_named(named, pictures or []).values())
     remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
     tensors, logits = verify_tensors(base.folder, full, merged, base.files, threads), None

@@ -207,7 +207,7 @@ def _merge_and_verify(
     tensors = verify_tensors(base, adapter, merged, files, _cores())
     comparing = now("cpu") - start
     start = now("cpu")
-    compared = [msgspec.to_builtins(row) for row in rows[: VerifySettings().rows]]
+    compared = rows[: VerifySettings().rows]
     logits = verify_logits(base, adapter, merged, compared, pictures, device, settings.dtype, settings.image_max_tokens)
     answering = now("cpu") - start
     size = sum(path.stat().st_size for path in merged.rglob("*") if path.is_file())

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import torch
@@ -24,21 +23,14 @@ from vlmflow.merging.logit_proof import LogitProof
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.data_rows import Row
 from workflow_runs import ROOT
 
 TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]
-ROW = {
-    "conversations": [
-        {"from": "human", "value": f"<image>\n{TEXTS[0]}"},
-        {"from": "gpt", "value": TEXTS[1]},
-        {"from": "human", "value": TEXTS[2]},
-        {"from": "gpt", "value": TEXTS[3]},
-    ],
-    "images": ["square.png"],
-}
-TEXT_ROW = {
-    "conversations": [{**turn, "value": turn["value"].removeprefix("<image>\n")} for turn in ROW["conversations"]]
-}
+SPEAKERS = ("human", "gpt", "human", "gpt")
+TEXT_ROW = Row("text", [Turn(speaker, text) for speaker, text in zip(SPEAKERS, TEXTS, strict=True)])
+ROW = Row("row", [Turn("human", f"<image>\n{TEXTS[0]}"), *TEXT_ROW.conversations[1:]], images=["square.png"])
 
 
 def write_run(folder: Path, vision: bool, update: float = 0.1, stored: str = "auto") -> Path:
@@ -72,7 +64,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("reading"), vision=False)
 
 
-def verify(folder: Path, merged: Path, rows: list[dict[str, Any]], dtype: str = "float32") -> LogitProof:
+def verify(folder: Path, merged: Path, rows: list[Row], dtype: str = "float32") -> LogitProof:
     return verify_logits(folder / "base", folder / "adapter", merged, rows, folder, "cpu", dtype, 64)
 
 
@@ -233,8 +225,10 @@ def test_nobody_is_asked(reading: Path) -> None:
     code = f"""
 from pathlib import Path
 from vlmflow.merging.verify_logits import verify_logits
-folder = Path({str(reading)!r})
-verify_logits(folder / "base", folder / "adapter", folder / "merged", [{TEXT_ROW!r}], folder, "cpu", "float32", 64)
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.data_rows import Row
+folder, rows = Path({str(reading)!r}), [{TEXT_ROW!r}]
+verify_logits(folder / "base", folder / "adapter", folder / "merged", rows, folder, "cpu", "float32", 64)
 """
     environment = {
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",

@@ -192,8 +192,8 @@ def picture(folder: Path, rewritten: bool = False) -> Path:
     """Return the place in the store of the first val row's picture; or of one of train that was rewritten."""
     (row,) = first_rows(folder / "fitted" / RUN / "val.jsonl", 1)
     if not rewritten:
-        return folder / "stores" / "pictures" / "fire" / row["images"][0]
-    named = {name for row in first_rows(folder / "fitted" / RUN / "train.jsonl", 1000) for name in row["images"]}
+        return folder / "stores" / "pictures" / "fire" / row.images[0]
+    named = {name for row in first_rows(folder / "fitted" / RUN / "train.jsonl", 1000) for name in row.images}
     entries = read_picture_manifest(folder / "images" / "fire" / "train.jsonl")
     return folder / "stores/pictures/fire" / next(e.name for e in entries if e.name in named and e.rewritten)
 

@@ -7,7 +7,7 @@ adapter unmerged, and the rows go through the merged folder's own processor.
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from vlmflow.merging.logit_proof import compare, judge
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_header
 from vlmflow.merging.verify_files import MERGE_AGAIN
-from vlmflow.rows.chat import IMAGE_TAG, ROLES
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
+from vlmflow.rows.data_rows import Row
 
 POSITIONS = 128
 """How many of a row's last positions are compared; they see all that stands before."""
@@ -50,7 +51,7 @@ def verify_logits(
     base: Path,
     adapter: Path,
     merged: Path,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     picture_root: Path,
     device: str,
     dtype: str,
@@ -58,7 +59,7 @@ def verify_logits(
 ) -> LogitProof:
     """Compare the logits of base + adapter, unmerged in peft, with those of the folder `merged`.
 
-    rows: training rows: "conversations" with "from" and "value", "images" relative to picture_root.
+    rows: training rows; their images are relative to picture_root.
     device: cpu, or cuda; several GPUs share one model. dtype: in which the models compute.
     image_max_tokens: tokens that one picture may take; larger pictures are scaled down, as in training.
 
@@ -89,9 +90,7 @@ def verify_logits(
     return msgspec.structs.replace(proof, verdict=judge(proof, merged, exact))
 
 
-def _inputs(
-    folder: Path, rows: Sequence[Mapping[str, Any]], picture_root: Path, image_max_tokens: int
-) -> Iterator[BatchFeature]:
+def _inputs(folder: Path, rows: Sequence[Row], picture_root: Path, image_max_tokens: int) -> Iterator[BatchFeature]:
     """Turn rows into a model's inputs, with the processor that lies in `folder`."""
     try:
         sees = hasattr(AutoConfig.from_pretrained(folder, **OFFLINE), "vision_config")
@@ -99,9 +98,8 @@ def _inputs(
     except (OSError, ValueError) as error:
         raise _does_not_load(folder, error) from None
     for row in rows:
-        images = row.get("images", [])
-        pictures = [_picture(picture_root / name, processor, image_max_tokens) for name in images]
-        messages = list(_messages(row["conversations"], iter(pictures), sees))
+        pictures = [_picture(picture_root / name, processor, image_max_tokens) for name in row.images]
+        messages = list(_messages(row.conversations, iter(pictures), sees))
         yield processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
 
 
@@ -115,17 +113,16 @@ def _picture(file: Path, processor: Any, image_max_tokens: int) -> Image.Image:
     return picture.resize((max(side, round(picture.width * shrink)), max(side, round(picture.height * shrink))))
 
 
-def _messages(
-    turns: Sequence[Mapping[str, str]], pictures: Iterator[Image.Image], sees: bool
-) -> Iterator[dict[str, Any]]:
+def _messages(turns: Sequence[Turn], pictures: Iterator[Image.Image], sees: bool) -> Iterator[dict[str, Any]]:
+    """Give the turns as messages of transformers' chat templates."""
     for turn in turns:
-        content: str | list[dict[str, Any]] = turn["value"]
+        content: str | list[dict[str, Any]] = turn.value
         if sees:
-            first, *others = turn["value"].split(IMAGE_TAG)
+            first, *others = turn.value.split(IMAGE_TAG)
             content = [{"type": "text", "text": first}]
             for text in others:
                 content += [{"type": "image", "image": next(pictures)}, {"type": "text", "text": text}]
-        yield {"role": ROLES[turn["from"]], "content": content}
+        yield {"role": ROLES[turn.speaker], "content": content}
 
 
 def _logits_beside(

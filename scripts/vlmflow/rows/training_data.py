@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
+from vlmflow.rows.data_rows import Row
 from vlmflow.rows.stats import Stats
 
 
@@ -107,7 +107,8 @@ def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, Known
     return {entry.name: entry for entry in entries if entry.name in names}
 
 
-def first_rows(rows: Path, count: int) -> list[dict[str, Any]]:
-    """Give the first `count` rows of a data file, as plain JSON values."""
+def first_rows(rows: Path, count: int) -> list[Row]:
+    """Give the first `count` rows of a data file."""
+    decoder = msgspec.json.Decoder(Row)
     with rows.open("rb") as lines:
-        return [msgspec.json.decode(line) for line in islice(lines, count)]
+        return [decoder.decode(line) for line in islice(lines, count)]

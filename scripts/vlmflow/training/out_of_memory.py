@@ -1,10 +1,11 @@
 """What is done when a GPU's memory does not suffice: a training is resumed from a checkpoint once, and then stopped."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, write_json
 from vlmflow.training.events import read_event
 from vlmflow.training.run_folder import RunFolder
 
@@ -15,8 +16,7 @@ class OutOfGpuMemoryError(VlmflowError):
     """The trainers ended because a GPU had no memory left."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """What the run folder remembers: after which step it happened last, and from which it was to be resumed then."""
 
     step: int
@@ -35,9 +35,9 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: OutOfGpuMemory
     if checkpoint is None:
         raise VlmflowError(f"{error.cause} (after step {step})", error.next_step) from None
     file = folder.path / "out_of_memory.json"
-    before = Mark(**read_json(file)) if file.is_file() else None
+    before = read_account(file, Mark) if file.is_file() else None
     mark = Mark(step, checkpoint)
-    write_json(file, vars(mark))
+    write_account(file, mark)
     if before and before.checkpoint == checkpoint:
         raise VlmflowError(
             f"{error.cause} (after step {step}; after step {before.step} before, and resumed from step {checkpoint} "
