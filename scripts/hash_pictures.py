@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.core.pod_shares import WHOLE, Part
+from vlmflow.core.pod_shares import UNDIVIDED, Part
 from vlmflow.pictures.hash_table import hash_pictures
 
 
 def main(
-    *, manifest: Path, hashes: Path, dataset: str, picture_store: Path, part: Part = WHOLE, threads: int = 1
+    *, manifest: Path, hashes: Path, dataset: str, picture_store: Path, part: Part = UNDIVIDED, threads: int = 1
 ) -> None:
     """Hash them.
 

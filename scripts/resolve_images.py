@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.row_settings import PictureLimits, RowChoice
-from vlmflow.core.pod_shares import WHOLE, Part, items_of
+from vlmflow.core.pod_shares import UNDIVIDED, Part, items_of
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import (
@@ -28,7 +28,7 @@ def main(
     choice: RowChoice | None = None,
     mended: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
-    part: Part = WHOLE,
+    part: Part = UNDIVIDED,
     threads: int = 1,
 ) -> None:
     """Resolve the pictures of one split.
@@ -51,7 +51,7 @@ def main(
     paths = dict(items_of(part, paths.items()))
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
         entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)
-    if part == WHOLE:
+    if part == UNDIVIDED:
         say_what_was_found(entries, key)
     write_picture_manifest(manifest, entries)
 

@@ -23,14 +23,14 @@ WITHOUT_CONTROLLER = ".venv/bin/snakemake --profile profiles/kubernetes-s3 --exe
 """With targets in S3, Snakemake runs on a laptop (docs/kubernetes.md)."""
 
 
-def whole_commands(text: str) -> str:
+def complete_commands(text: str) -> str:
     """Return a message with complete commands, and with targets for the files of a pod; the library knows neither."""
     if local := os.environ.get(LOCAL):
         text = text.replace(f"{local}/fs/", "/").replace(f"{local}/s3/", IN_S3)
-    return COMMAND.sub(_whole, text)
+    return COMMAND.sub(_completed, text)
 
 
-def _whole(found: re.Match[str]) -> str:
+def _completed(found: re.Match[str]) -> str:
     call, targets = os.environ.get(CALL, ""), os.environ.get(TARGETS, "")
     rule, target = "resolve_images", f"data/{found['dataset']}/stats.json"
     if found["rule"]:

@@ -28,7 +28,7 @@ from typing import Any, get_origin
 
 import pydantic
 
-from harness.messages import whole_commands
+from harness.messages import complete_commands
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import descends_from, die_with_parent
 
@@ -118,7 +118,7 @@ def _named(text: str, job: Any) -> str:
     for block, wildcard in (("datasets", "dataset"), ("runs", "run")):
         if wildcard in names:
             text = text.replace(f"{block}.NAME", f"{block}.{names[wildcard]}")
-    return whole_commands(text)
+    return complete_commands(text)
 
 
 def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path | None]:

@@ -11,7 +11,7 @@ from harness.names import Names
 from harness.params import RuleParams
 from harness.refuse_relative_stores import refuse_relative_stores
 from harness.resources import RuleResources
-from harness.storage import whole_targets
+from harness.storage import plugins
 from vlmflow.config.model import Config
 
 
@@ -26,7 +26,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     stage.let_stages_end_with_this_process()
     failures.install()
     told.tell_stages(workflow, settings)
-    whole_targets.install(workflow)
+    plugins.install(workflow)
     executor.install(workflow, settings)
     plan.install(workflow, settings)
     return settings

@@ -19,8 +19,8 @@ SCRIPTS = ROOT / "scripts"
 HEAD = f"""
 import sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-from harness.storage import whole_targets
-whole_targets.install(workflow)
+from harness.storage import plugins
+plugins.install(workflow)
 """
 """The part of the project's Snakefile before its first rule."""
 

@@ -10,8 +10,10 @@ import pytest
 from bench.anonymous_memory import peak_anonymous
 from hub_server import command
 from stage_settings import validation
-from vlmflow.core.files import sha256_of, write_json
+from vlmflow.core.account import write_account
+from vlmflow.core.files import sha256_of
 from vlmflow.fetch.model_folder import hash_files, write_model_manifest
+from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles, SplitLengths
 from vlmflow.lengths.count import RowLength
 
 ROWS = (32_000, 96_000)
@@ -50,12 +52,14 @@ def measure_rows(folder: Path) -> None:
                 file.write(encode(length) + b"\n")
                 start += len(line)
     names = ["train.jsonl", "val.jsonl"]
-    digests = {
-        "rows": {name: sha256_of(data / name) for name in names},
-        "lengths": {name: sha256_of(lengths / name) for name in names},
-        "model": {"tokenizer.json": sha256_of(folder / "files" / "tokenizer.json")},
-    }
-    write_json(lengths / "summary.json", {"digests": digests, "image_max_tokens": 64, "text_args": {}})
+    digests = MeasuredFiles(
+        rows={name: sha256_of(data / name) for name in names},
+        lengths={name: sha256_of(lengths / name) for name in names},
+        model={"tokenizer.json": sha256_of(folder / "files" / "tokenizer.json")},
+    )
+    unread = SplitLengths(rows=0, tokens=0, text_tokens=0, picture_tokens=0, median=0, p99=0, longest=[])
+    summary = LengthSummary(unread, unread, MaxLengths(0, 0), 64, {}, 0, digests)
+    write_account(lengths / "summary.json", summary)
 
 
 def peak(folder: Path, stage: str, **values: object) -> int:

@@ -11,7 +11,7 @@ from vlmflow.web.remote_file import RemoteFile
 logger = logging.getLogger(__name__)
 
 
-def fetch_whole(remote: RemoteFile, target: Path, digests: dict[str, str | None]) -> None:
+def fetch_archive(remote: RemoteFile, target: Path, digests: dict[str, str | None]) -> None:
     """Bring an archive to `target`; the caller alone writes there.
 
     remote: is open. target: holds the archive's version in its name; a file that is there is taken as it is.

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from vlmflow.config.picture_sources import PictureSource
 
-WHOLE_SHARE = 1 / 3
+ARCHIVE_SHARE = 1 / 3
 """Share of an archive from which on it is brought whole: it then goes on after a break at the very byte, and its
 owner's digest can be checked; thousands of ranges are no quicker."""
 
-WORTH_WHOLE = "a third or more of the archive is needed"
+WHY_ARCHIVE = "a third or more of the archive is needed"
 
 EXCHANGE_BYTES = 700
 """Headers of a request and its answer, as they are usual."""
@@ -48,9 +48,9 @@ def ways_to(source: PictureSource, members: Collection[str], directory_is_here: 
     if not estimates or source.pictures is None:
         why = "size and number of pictures of the archive are not known"
         return [Way("ranges", None, why), Way("one by one", None, why)]
-    if len(members) >= WHOLE_SHARE * source.pictures:
+    if len(members) >= ARCHIVE_SHARE * source.pictures:
         return [
-            Way("whole", source.size, WORTH_WHOLE),
+            Way("whole", source.size, WHY_ARCHIVE),
             Way("one by one", estimates["one by one"], "the archive did not work"),
         ]
     best, other = sorted(estimates, key=lambda kind: estimates[kind])
@@ -73,6 +73,6 @@ def _estimates(source: PictureSource, members: Collection[str], directory_is_her
     }
 
 
-def is_worth_whole(wanted_bytes: int, archive_bytes: int) -> bool:
+def should_fetch_archive(wanted_bytes: int, archive_bytes: int) -> bool:
     """Tell whether so much of an archive is wanted that it is brought whole."""
-    return wanted_bytes >= WHOLE_SHARE * archive_bytes
+    return wanted_bytes >= ARCHIVE_SHARE * archive_bytes

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from vlmflow.archives.archive_copy import fetch_whole
-from vlmflow.archives.fetch_plan import WORTH_WHOLE, Way, is_worth_whole, ways_to
+from vlmflow.archives.archive_copy import fetch_archive
+from vlmflow.archives.fetch_plan import WHY_ARCHIVE, Way, should_fetch_archive, ways_to
 from vlmflow.archives.fetch_progress import FetchProgress
-from vlmflow.archives.one_by_one import fetch_single
+from vlmflow.archives.one_by_one import fetch_one
 from vlmflow.archives.open_archives import Digests, name_on_disk, open_archives
 from vlmflow.archives.packed_files import parquet_members, tar_members
 from vlmflow.archives.picture_file import Content
@@ -83,7 +83,9 @@ class SourceFetch:
         """
         while self.way is not None:
             try:
-                {"ranges": self._run_ranges, "whole": self._run_whole, "one by one": self._run_singles}[self.way.kind]()
+                {"ranges": self._run_ranges, "whole": self._run_archives, "one by one": self._run_one_by_one}[
+                    self.way.kind
+                ]()
             except Refused as refusal:
                 self.miss_the_rest(refusal.missing)
             except BaseException:
@@ -149,8 +151,8 @@ class SourceFetch:
             return Way("whole", remote.length, "its server does not give parts of it")
         key = f"{remote.name} {remote.version} {remote.length}"
         self._find_members(kept_directory(self._directory_file, key, remote.read, remote.length).members)
-        if is_worth_whole(self.bytes_wanted, remote.length):
-            return Way("whole", remote.length, WORTH_WHOLE)
+        if should_fetch_archive(self.bytes_wanted, remote.length):
+            return Way("whole", remote.length, WHY_ARCHIVE)
         self._ranges = ranges_of(self._members)
         return Way("ranges", sum(part.end - part.start for part in self._ranges), way.why)
 
@@ -181,13 +183,13 @@ class SourceFetch:
     def _run_ranges(self) -> None:
         self._read_ranges(self._archives[0][0].read)
 
-    def _run_whole(self) -> None:
+    def _run_archives(self) -> None:
         found: set[str] = set()
         self._archive_folder.mkdir(parents=True, exist_ok=True)
         self._forget_other_versions()
         for remote, digests in self._archives:
             archive = name_on_disk(remote, self._archive_folder)
-            fetch_whole(remote, archive, digests)
+            fetch_archive(remote, archive, digests)
             if self._source.form == "zip":
                 self._unpack_zip(archive, remote.length)
             else:
@@ -203,13 +205,13 @@ class SourceFetch:
             logger.info("%s: removing %s, which is of another version", self.name, other)
             other.unlink()
 
-    def _run_singles(self) -> None:
+    def _run_one_by_one(self) -> None:
         address = self._source.one_by_one
         assert address is not None, "this way is planned where there is an address"
 
         def bring(member: str) -> None:
             try:
-                content = fetch_single(address, member, self._transport, self._max_bytes)
+                content = fetch_one(address, member, self._transport, self._max_bytes)
             except Refused as refusal:
                 self._settle(member, refusal.missing)
             else:

@@ -9,7 +9,7 @@ from vlmflow.web.transport import Answer, Transport, host_of
 HEADERS = {"accept-encoding": "identity", "user-agent": "vlmflow"}
 
 
-def fetch_single(base: str, member: str, transport: Transport, max_bytes: int) -> bytes:
+def fetch_one(base: str, member: str, transport: Transport, max_bytes: int) -> bytes:
     """Give the bytes of one picture, read from `base` + `member`.
 
     Raises Refused where the server does not give it, VlmflowError where it fails too often, Stopped.

@@ -19,7 +19,7 @@ class Settings(BaseModel):
         return str(value) if truth else value
 
 
-def _whole(value: Any) -> Any:
+def _integer(value: Any) -> Any:
     """Read "1e3" and 1e3 as 1000: YAML takes the first for a string, the command line for a float."""
     if isinstance(value, int):
         return value
@@ -30,7 +30,7 @@ def _whole(value: Any) -> Any:
         return value
 
 
-EXPONENT_FORM = BeforeValidator(_whole)
+EXPONENT_FORM = BeforeValidator(_integer)
 """Allows a whole number in exponent form; it goes last in an annotation, after the bounds."""
 
 Positive = Annotated[int, Field(ge=1), EXPONENT_FORM]

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Part = tuple[int, int]
 """Which part of how many: (1, 4) to (4, 4)."""
 
-WHOLE: Part = (1, 1)
+UNDIVIDED: Part = (1, 1)
 
 
 def items_of(part: Part, items: Iterable[Item]) -> Iterator[Item]:

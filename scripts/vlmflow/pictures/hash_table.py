@@ -10,7 +10,7 @@ from PIL import Image
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
-from vlmflow.core.pod_shares import WHOLE, Part, items_of
+from vlmflow.core.pod_shares import UNDIVIDED, Part, items_of
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.decode import MAGIC
 from vlmflow.pictures.image_manifest import MAKE_AGAIN, PictureEntry, name_and_digest, read_picture_manifest
@@ -28,7 +28,7 @@ class PictureHash(msgspec.Struct):
     hash: str | None
 
 
-def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part: Part = WHOLE) -> None:
+def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part: Part = UNDIVIDED) -> None:
     """Write a PictureHash for every usable picture of a manifest, once each, in its order.
 
     store: the data set's picture store. part: which of these pictures, where several pods share them.

@@ -17,7 +17,7 @@ from vlmflow.reports.data_facts import (
     longer_sides,
     row_facts,
 )
-from vlmflow.reports.histogram import Histogram, whole_bins, wide_bins
+from vlmflow.reports.histogram import Histogram, integer_bins, wide_bins
 from vlmflow.reports.look_alikes_section import LookAlikes, look_alikes
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.row_account import Counted, Loss, RowAccount, account_tiles, ranked, row_account
@@ -182,8 +182,8 @@ def _row_charts(facts: dict[str, RowFacts]) -> list[Chart]:
         for measure in ("turns", "scores", "characters", "answers")
     )
     charts = [
-        chart("Turns of a row", "turns, human and gpt together", turns, whole_bins(turns)),
-        chart("Scores of the answers", "score, 0 to 10", scores, whole_bins(scores, range(11))),
+        chart("Turns of a row", "turns, human and gpt together", turns, integer_bins(turns)),
+        chart("Scores of the answers", "score, 0 to 10", scores, integer_bins(scores, range(11))),
         chart("Text of a row", "characters, all turns together", characters, wide_bins(characters)),
         chart("Text of an answer", "characters of a gpt turn", answers, wide_bins(answers)),
     ]

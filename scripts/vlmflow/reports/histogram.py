@@ -63,7 +63,7 @@ class Bin:
     shares: dict[str, float]
 
 
-def whole_bins(series: Mapping[str, Histogram], domain: Sequence[int] | None = None) -> list[Bin]:
+def integer_bins(series: Mapping[str, Histogram], domain: Sequence[int] | None = None) -> list[Bin]:
     """Give a bin for every number of `domain`, or else for every number that occurs in a series."""
     if domain is None:
         domain = sorted({value for histogram in series.values() for value, _ in histogram.items()})

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from forked_snakemake import called
-from harness.messages import whole_commands
+from harness.messages import complete_commands
 from harness.told import tell_stages
 from vlmflow.config.model import Config
 from workflow_runs import ROOT
@@ -39,20 +39,20 @@ def told(
 
 def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, None)
-    assert whole_commands(f"x: {REFRESH}") == f'x: {REFRESH} ARGS="{CALL}"'
-    assert whole_commands(f"{FIT}fitted/a") == f"fit them again: snakemake {CALL} --forcerun fit_rows -- fitted/a"
+    assert complete_commands(f"x: {REFRESH}") == f'x: {REFRESH} ARGS="{CALL}"'
+    assert complete_commands(f"{FIT}fitted/a") == f"fit them again: snakemake {CALL} --forcerun fit_rows -- fitted/a"
     told(monkeypatch, None, [])
-    assert whole_commands(f"{REFRESH}; {FIT}fitted/a") == f"{REFRESH}; {FIT}fitted/a"
+    assert complete_commands(f"{REFRESH}; {FIT}fitted/a") == f"{REFRESH}; {FIT}fitted/a"
 
 
 def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod and its folder are gone when the message is read; targets are on the volume."""
     told(monkeypatch, "/outputs/targets")
-    assert whole_commands(REFRESH) == (
+    assert complete_commands(REFRESH) == (
         f'make cluster-run TARGET=data/fire/stats.json ARGS="{CALL} --forcerun resolve_images"'
     )
     seen = "/outputs/.pods/p1/fs/outputs/targets/fitted/a"
-    assert whole_commands(f"{seen}: {FIT}{seen}") == (
+    assert complete_commands(f"{seen}: {FIT}{seen}") == (
         f'/outputs/targets/fitted/a: fit them again: make cluster-run TARGET=fitted/a ARGS="{CALL} --forcerun fit_rows"'
     )
 
@@ -61,9 +61,9 @@ def test_in_a_pod_that_a_laptop_created(monkeypatch: pytest.MonkeyPatch) -> None
     """There is no controller."""
     told(monkeypatch, "s3://bucket")
     snakemake = f".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes {CALL} --forcerun"
-    assert whole_commands(REFRESH) == f"{snakemake} resolve_images -- data/fire/stats.json"
+    assert complete_commands(REFRESH) == f"{snakemake} resolve_images -- data/fire/stats.json"
     seen = "/outputs/.pods/p1/s3/bucket/fitted/a"
-    assert whole_commands(f"{seen}: {FIT}{seen}") == (
+    assert complete_commands(f"{seen}: {FIT}{seen}") == (
         f"s3://bucket/fitted/a: fit them again: {snakemake} fit_rows -- fitted/a"
     )
 
@@ -73,7 +73,7 @@ def test_the_controller_takes_the_command(monkeypatch: pytest.MonkeyPatch, tmp_p
     mine = tmp_path / "my run.yaml"
     mine.write_text(f"datasets: {{fire: {{image_roots: ['{tmp_path}']}}}}")
     told(monkeypatch, "/outputs/targets", [FILES[0], mine], ['models={"a": {"source": "/m", "model_type": "qwen3"}}'])
-    words = shlex.split(whole_commands(REFRESH))
+    words = shlex.split(complete_commands(REFRESH))
     done = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
     *_, said = done.stdout.splitlines()[-1].partition("cluster_controller.py --namespace vlmflow run -- ")
     call = [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "-n", *shlex.split(said)]
