@@ -1,4 +1,4 @@
-"""Training from ms-swift's cached data set is the same training, without rows and pictures read at every start."""
+"""Training from ms-swift's cached data set is the same training, but does not read rows and pictures at every start."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ def job(demo_run: Path, settings: TrainSettings = SETTINGS) -> TrainJob:
 
 @pytest.mark.parametrize("swift_args", [{}, pytest.param({"group_by_length": True}, marks=pytest.mark.slow)])
 def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: Path, swift_args: dict) -> None:
-    """To the last digit, at every step: the same rows in the same order."""
+    """To the last digit, at every step; the same rows in the same order."""
     plain = job(cached, SETTINGS.model_copy(update={"swift_args": swift_args}))
     from_cache = replace(plain, cached=cached / "cached" / RUN)
     assert plain.digest() == from_cache.digest(), "a run goes on from its checkpoint whichever way it reads its rows"
@@ -62,7 +62,7 @@ def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: 
 
 
 def test_every_stage_reports_its_speed(cached: Path) -> None:
-    """Rows per second with the time left, as in test_rows_workflow.py, from the lengths of all rows on."""
+    """Rows per second with the time left, as in test_rows_workflow.py, from measure_lengths on."""
     stages = {
         "measure_lengths": ["token lengths of train.jsonl", "the check of token lengths"],
         "lengths_page": [f"reading lengths/{RUN}/train.jsonl", f"reading lengths/{RUN}/val.jsonl"],
@@ -81,7 +81,7 @@ def test_train_lora_takes_the_cache_where_the_run_has_one(cached: Path) -> None:
 
 
 def test_packs_are_made_only_from_the_cached_lengths(cached: Path) -> None:
-    """No row is read or encoded for it. (To train on packs takes flash attention, and with it a GPU.)"""
+    """No row is read or encoded for them. (Training on packs needs flash attention, and so a GPU.)"""
     rows = load_from_disk(str(cached / "cached" / RUN / "train"))
 
     def encode(*words: object, **more: object) -> None:
@@ -97,7 +97,7 @@ def test_packs_are_made_only_from_the_cached_lengths(cached: Path) -> None:
 
 
 def test_a_cache_of_other_lengths_is_refused(cached: Path, tmp_path: Path) -> None:
-    """Every row is compared: here with lengths of a larger picture budget than the cache is made with."""
+    """Every row is compared; here the lengths have a larger picture budget than the cache."""
     rows = cached / "fitted" / RUN
     smaller = job(cached, SETTINGS.model_copy(update={"image_max_tokens": 4}))
     with pytest.raises(VlmflowError, match="ms-swift cached 199 rows of"):
@@ -105,7 +105,7 @@ def test_a_cache_of_other_lengths_is_refused(cached: Path, tmp_path: Path) -> No
 
 
 def test_another_number_of_processes_caches_the_same_bytes(cached: Path, tmp_path: Path) -> None:
-    """The rule's own ran with two. For one, ms-swift is given two: its state.json would differ."""
+    """The rule used two. Even for one process ms-swift gets two, because its state.json would differ."""
     ours = replace(job(cached), model=BaseModel.read(cached / "models" / "tiny", "qwen3_vl"))
     assert arguments(ours, tmp_path, 1) == arguments(ours, tmp_path, 2)
     cache_dataset(ours, cached / "fitted" / RUN, tmp_path, 3, "cache_dataset r")

@@ -1,4 +1,4 @@
-"""The stage fetch_fire: raw files from the hub and from this machine, killed and resumed, and its rule."""
+"""The stage fetch_fire: raw files from the hub and from this machine, kills and resumes, and its rule."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 class Place:
-    """A working directory, and the stage run in it: here, or as a process of its own."""
+    """A working directory, and the stage run in it: in this process, or in its own."""
 
     def __init__(self, folder: Path) -> None:
         self.raw = folder / "raw" / "fire" / "train.json"
@@ -71,7 +71,7 @@ def test_a_pinned_file_is_fetched_once(server: HubServer, place: Place):
 
 
 def test_a_revision_is_enough(server: HubServer, place: Place):
-    """The hub's own digest is checked then; what is in the store has passed that check."""
+    """Then the hub's digest is checked; files in the store have passed that check."""
     for _ in range(2):
         place.fetch(size=None, sha256=None)
         assert place.raw.read_bytes() == CONTENT
@@ -124,7 +124,7 @@ def test_other_pins_are_refused_before_the_first_byte(
 
 
 def test_a_file_outside_lfs_is_compared_with_its_pin_too(server: HubServer, place: Place):
-    """The hub tells no sha256 of such a file; it is known when the bytes are here."""
+    """The hub has no sha256 of such a file; it is known once the bytes are here."""
     server.add("datasets/o/d", {"sub/train.json": CONTENT}, plain=("sub/train.json",))
     place.fetch()
     place.raw.unlink()
@@ -160,7 +160,7 @@ def test_a_refusal_ends_with_what_to_do(server: HubServer, place: Place):
 
 
 def test_a_killed_fetch_resumes_where_it_was(server: HubServer, place: Place):
-    """SIGKILL in the middle; nothing is fetched twice and nothing is to be cleaned by hand."""
+    """SIGKILL in the middle; nothing is fetched twice and nobody must clean up."""
     server.pace = 0.02
     part = unfinished(place.stored)
     for least in (500_000, 1_500_000):

@@ -1,4 +1,4 @@
-"""The stage as a whole: from a shell, killed and started again, on a full disk, and as a rule."""
+"""The whole stage: from a shell, killed and restarted, on a full disk, and as a rule."""
 
 import json
 import signal
@@ -61,8 +61,8 @@ def test_from_a_shell(server: ArchiveServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_killed_in_the_middle_and_started_again(server: ArchiveServer, tmp_path: Path, whole: bool) -> None:
-    """SIGKILL at several moments: what has a name is whole, and is not fetched again."""
-    server.pace = 0.02 if whole else 0.5  # a range is one block, and 16 come at a time
+    """SIGKILL at several moments: a named file is complete, and is not fetched again."""
+    server.pace = 0.02 if whole else 0.5  # a range is one block; 16 are fetched at a time
     names = [f"gqa/{name}" for name in PICTURES] if whole else NAMES
     archive_bytes = len(server.files["gqa.zip"])
     for share in (0.1, 0.3, 0.5):
@@ -82,13 +82,13 @@ def test_killed_in_the_middle_and_started_again(server: ArchiveServer, tmp_path:
     subprocess.run(stage(tmp_path, server, names), capture_output=True, check=True)
     assert pictures_in(tmp_path / "store") == {name: PICTURES[name[4:]] for name in names}
     assert account_of(tmp_path)["had"] == len(here)
-    lost = 3 * 16 * 70_000  # what was on its way over 16 connections at each kill
+    lost = 3 * 16 * 70_000  # bytes in transfer over 16 connections at each kill
     assert server.sent("gqa.zip") <= wanted * 1.05 + 3 * (70_000 + 200) + lost
     assert sum(seen.sent for seen in server.seen[before:]) < wanted
 
 
 def test_on_a_full_disk(server: ArchiveServer, tmp_path: Path) -> None:
-    """The disk fills up; the stage says so; with room made, the same command continues."""
+    """The disk fills up and the stage reports it; once there is room, the same command resumes."""
     (tmp_path / "store").mkdir()
     words = stage(tmp_path, server)
     script = f"""
@@ -131,7 +131,7 @@ def test_two_splits_at_the_same_time_fetch_a_picture_once(server: ArchiveServer,
 
 
 def test_as_a_rule_before_resolve_images(server: ArchiveServer, tmp_path: Path) -> None:
-    """A configuration that says so: pictures are fetched, resolved, and nothing is done a second time."""
+    """With fetch_images, pictures are fetched and resolved; a second call does nothing."""
     pictures = {f"images/{number}.jpg": encoded(drawn(64 + number, 64), "JPEG") for number in range(6)}
     server.files["gqa.zip"] = zip_of(pictures)
     rows = [{"image": f"gqa/{name}"} for name in pictures]

@@ -61,7 +61,7 @@ class Place:
 
     @property
     def seen(self) -> dict[str, Path]:
-        """What stages see: by name, the file that it is."""
+        """The files that stages see, by name."""
         folder = Path(self.manifest["folder"])
         assert folder.parent == self.store / "views"
         return {str(path.relative_to(folder)): path.resolve() for path in folder.rglob("*") if path.is_symlink()}
@@ -111,7 +111,7 @@ def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Pla
     place.fetch()
     first = place.manifest
     asked = len(server.requests)
-    place.fetch(size=SIZE, sha256=digest(MODEL))  # fully pinned: nobody is asked
+    place.fetch(size=SIZE, sha256=digest(MODEL))  # fully pinned: no request is needed
     assert len(server.requests) == asked
     (place.stored / "config.json").write_bytes(b"[]")
     place.fetch(size=SIZE, sha256=digest(MODEL))
@@ -124,7 +124,7 @@ def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Pla
 
 
 def test_a_killed_fetch_resumes_file_by_file(server: HubServer, place: Place):
-    """SIGKILL in the middle of several files; what was received is not asked for again."""
+    """SIGKILL in the middle of several files; received bytes are not requested again."""
     server.pace = 0.05
     place.pin(revision=REVISION)
     call = command("fetch_model", model=place.model, source=SOURCE, store=place.store, pins=place.pins, threads=2)
@@ -146,11 +146,11 @@ def test_a_killed_fetch_resumes_file_by_file(server: HubServer, place: Place):
 
 
 def test_one_bad_file_does_not_cost_the_others(server: HubServer, place: Place):
-    """What a fetch that was given up has received is kept."""
+    """The received files of a failed fetch are kept."""
     part = unfinished(place.stored / "model-3-of-3.safetensors")
 
     def refused_late(answer: Answer) -> Answer:
-        deadline = time.monotonic() + 20  # before the client is tired of waiting
+        deadline = time.monotonic() + 20  # before the client's timeout
         while time.monotonic() < deadline and not (part.exists() and part.stat().st_size):
             time.sleep(0.01)
         return refuses(403)(answer)
@@ -208,7 +208,7 @@ def test_a_local_folder_is_described_in_place(place: Place, local: Path, form: s
 
 
 def test_the_hubs_own_cache_is_a_local_folder(place: Place, local: Path, tmp_path: Path):
-    """Its snapshots hold links to blobs, which are the model's; the folder itself may be reached by a link too."""
+    """Its snapshots contain links to blobs, which belong to the model; the folder itself may also be a link."""
     repo = tmp_path / "hub" / "models--o--m"
     snapshot, blobs = repo / "snapshots" / REVISION, repo / "blobs"
     snapshot.parent.mkdir(parents=True)

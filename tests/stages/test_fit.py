@@ -1,4 +1,4 @@
-"""What becomes of rows that are longer than a run allows."""
+"""What happens to rows that are longer than a run allows."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ from workflow_runs import RUN, copy_folder, snakemake
 
 @pytest.fixture(scope="module")
 def timestep(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sample's timestep rows, begun by a system prompt, made by the real rules, and their lengths."""
+    """A folder with the sample's timestep rows with a system prompt, made by the real rules, and their lengths."""
     folder = tmp_path_factory.mktemp("timestep")
     for name in ("sample", "tiny-model"):
         (folder / name).symlink_to(demo_run / name)
@@ -100,7 +100,7 @@ def test_rows_that_fit_are_handed_on_byte_by_byte(timestep: Path, tmp_path: Path
 
 
 def test_over_long_rows_are_counted_and_named_before_training(timestep: Path, tmp_path: Path) -> None:
-    """By default the run stops, before a GPU is asked for; no row is cut or dropped silently."""
+    """By default the run stops before it requests a GPU; no row is cut or dropped silently."""
     tokens = tokens_of(timestep)
     longest = max(tokens, key=tokens.__getitem__)
     limit = a_length_within(timestep)
@@ -128,7 +128,7 @@ def test_rows_left_out_are_named_with_their_length(timestep: Path, tmp_path: Pat
 
 
 def test_shortened_rows_lose_their_oldest_attempts_and_nothing_else(timestep: Path, tmp_path: Path) -> None:
-    """The target, the question and its picture stay; each row has as much of its history as fits."""
+    """The target, the question and its picture remain; each row has as much of its history as fits."""
     tokens, limit = tokens_of(timestep), a_length_within(timestep)
     account = fit(timestep, tmp_path / "fitted", limit, "shorten")
     named = rows_of(tmp_path / "fitted" / "over_long.jsonl")
@@ -172,7 +172,7 @@ def test_shortened_rows_are_as_long_as_ms_swift_finds_them(timestep: Path, tmp_p
 
 @pytest.mark.parametrize("system_prompt", [None, "Look closely."])
 def test_dropping_attempts_is_having_a_shorter_history(system_prompt: str | None) -> None:
-    """A shortened row is the very row, byte by byte, that the converter makes of a shorter history."""
+    """A shortened row has exactly the bytes that the converter writes for a shorter history."""
     raw = json.dumps(fire_row(rounds=5)).encode()
     made = [
         fire_rows(training_form("timestep", rounds), RowLimits(), system_prompt)("t", 0, raw)[-1]
@@ -188,7 +188,7 @@ def test_dropping_attempts_is_having_a_shorter_history(system_prompt: str | None
 def test_a_shortened_row_that_breaks_the_rules_stops_the_stage(
     timestep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A guard: such a row would be a fault of ours, and is handed on to nobody."""
+    """A guard: such a row would be our own error, and must not be passed on."""
 
     def without_question(row: ShareGptRow, count: int) -> ShareGptRow:
         return msgspec.structs.replace(row, conversations=row.conversations[2:])
@@ -219,7 +219,7 @@ def test_rows_that_changed_after_fitting_are_refused(timestep: Path, tmp_path: P
 
 
 def test_lengths_of_something_else_are_refused(demo_run: Path, tmp_path: Path) -> None:
-    """Of other rows, another model, budget or text; or changed since."""
+    """Lengths of other rows, another model, budget or text; or changed since."""
     folder = copy_folder(demo_run / "lengths" / RUN, tmp_path / "lengths")
     model = copy_folder(demo_run / "tiny-model", tmp_path / "model")
     lengths = {split: folder / f"{split}.jsonl" for split in ("train", "val")}
@@ -273,7 +273,7 @@ def test_lengths_that_do_not_fit_the_rows_are_named_by_file_and_line(
 
 
 def test_only_history_can_be_shortened() -> None:
-    """In the trajectory form every attempt is trained: to drop one would be to lose a target."""
+    """In the trajectory form every attempt is trained, so dropping one would lose a target."""
     config = {
         "models": {"m": {"source": "/m", "model_type": "qwen3_vl"}},
         "datasets": {"d": {"kind": "fire", "train": "/d.json"}},

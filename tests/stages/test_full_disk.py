@@ -1,4 +1,4 @@
-"""A disk that is full while a stage writes: the file is named, nothing half-done has its name, and a retry succeeds."""
+"""The disk is full while a stage writes: the file is named, nothing incomplete has its final name, a retry succeeds."""
 
 import json
 import shlex
@@ -21,13 +21,13 @@ from workflow_runs import ROOT
 
 NEXT_STEP = "free disk space there, then run the same command again"
 ROWS = [{"text": f"{number} " + "word " * 60} for number in range(10_000)]
-"""3 MB, and as much when they are converted."""
+"""3 MB, and the same size when converted."""
 
 
 def on_a_full_disk(disk: Path, size: str, script: str, keeps: str = "nothing", **values: Any) -> str:
     """Run a stage with a small disk on the folder `disk`, then with a large one; give what it said.
 
-    keeps: a pattern of names of what stays of the first run.
+    keeps: a name pattern of what remains of the first run.
     """
     disk.mkdir(exist_ok=True)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
@@ -74,7 +74,7 @@ def test_while_rows_are_converted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "named"), [("1m", ""), ("6m", "/train.jsonl.part")])
 def test_while_rows_are_validated(tmp_path: Path, size: str, named: str) -> None:
-    """First the verdicts do not fit, which are in a file without a name; then the rows do not."""
+    """First the verdicts, in an unnamed file, do not fit; then the rows do not."""
     files = prepared(tmp_path)
     disk = tmp_path / "disk"
     given = {("raw_train" if name == "raw" else name): file for name, file in files.items()}

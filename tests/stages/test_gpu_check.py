@@ -1,4 +1,4 @@
-"""`make gpu-check` without a GPU: the same code on the CPU with a tiny model, and what it says beforehand."""
+"""`make gpu-check` without a GPU: the same code on the CPU with a tiny model, and its checks."""
 
 import ast
 import json
@@ -61,7 +61,7 @@ def test_without_ms_swift_a_plain_loop_trains_on_padded_batches(tmp_path):
 
 
 def test_the_formula_is_what_pytorch_counts(tmp_path):
-    """Every multiplication of one training step, forward and backward, against the documented formula."""
+    """Compare every multiplication of one training step, forward and backward, with the documented formula."""
     sample, base, adapter = tmp_path / "sample", tmp_path / "base", tmp_path / "adapter"
     width, rank = 256, 16
     write_sample(sample, 60, 48, seed=1)
@@ -78,7 +78,7 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
         train_plainly(base, [batch], settings, 0, adapter, "cpu")
     (row,) = batch.sizes
     weights = Weights.count(base, adapter)
-    future = 6 * weights.attention * row.tokens**2  # eager attention computes the half that it then masks, too
+    future = 6 * weights.attention * row.tokens**2  # eager attention also computes the half that it masks
     first_inputs = 2 * row.tokens * ((4 + 2 + 2) * 16 * width + 3 * rank * width)  # no gradient of q, k, v's input
     assert counter.get_total_flops() == weights.flops(row) + future - first_inputs
 

@@ -46,11 +46,11 @@ TRAPS = {
     "training_args.bin",
     "we\\nird.json",
 }
-"""What the folder holds beside a model, as it is named in the log and in provenance.json."""
+"""The additional files in the folder, as the log and provenance.json name them."""
 
 
 class Fires:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -60,7 +60,7 @@ class Fires:
 
 
 def set_traps(folder: Path, fired: Path) -> None:
-    """Add the traps to a model's folder; each that is run makes a file of its name in `fired`."""
+    """Add the traps to a model's folder; each trap that runs creates a file of its name in `fired`."""
     fired.mkdir()
     for name in ("configuration_x", "custom_generate/generate", "modeling_x", "plugin", "sitecustomize"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def set_traps(folder: Path, fired: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a trained, merged and verified run was made of such a model."""
+    """A folder in which such a model was trained, merged and verified."""
     folder = tmp_path_factory.mktemp("hostile")
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
     (folder / "rows.json").write_text(json.dumps(rows))
@@ -168,7 +168,7 @@ AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 
 @pytest.mark.parametrize("lock", ["locked", "open"])
 def test_the_second_protection_is_enough_by_itself(tmp_path: Path, lock: str) -> None:
-    """Of the whole folder transformers runs Python, unless it is locked, whatever its caller says."""
+    """From the whole folder transformers would run Python, whatever its caller says, without this protection."""
     write_tiny_model(tmp_path / "model", ["It is 1."], TinyShape(hidden_size=64), seed=1, vision=False)
     set_traps(tmp_path / "model", tmp_path / "fired")
     call = [sys.executable, "-c", LOAD, str(tmp_path / "model"), lock]

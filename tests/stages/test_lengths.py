@@ -1,4 +1,4 @@
-"""Token lengths: the picture arithmetic, their account, and the check against ms-swift that every run makes."""
+"""Token lengths: the picture arithmetic, the account, and every run's check against ms-swift."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ side = st.integers(28, 8_000)
 @given(width=side, height=side, factor=st.sampled_from([28, 32]), most=st.integers(4, 4_096))
 def test_picture_arithmetic_is_qwens_own(width: int, height: int, factor: int, most: int) -> None:
     if max(width, height) > 200 * min(width, height):
-        return  # such a picture is rejected by resolve_images
+        return  # resolve_images rejects such a picture
     high, wide = smart_resize(height, width, factor, 4 * factor**2, most * factor**2)
     assert squares(width, height, factor, most) == (high // factor) * (wide // factor)
 
@@ -111,7 +111,7 @@ def test_the_check_sees_the_extremes_and_a_draw() -> None:
 
 
 def test_a_length_that_ms_swift_does_not_give_is_an_error(demo_run: Path, model: Path) -> None:
-    """The check that every run makes: a model with another chat form or picture rule does not get by."""
+    """Every run's check: a model with another chat form or picture rule does not pass."""
     val = demo_run / "data" / "fire" / "val.jsonl"
     right = list(read_lengths(demo_run / "lengths" / RUN / "val.jsonl"))[:3]
     pictures = demo_run / "stores" / "pictures" / "fire"

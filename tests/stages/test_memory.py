@@ -17,18 +17,18 @@ from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles, S
 from vlmflow.lengths.count import RowLength
 
 ROWS = (32_000, 96_000)
-"""Rows of two runs that are compared: in the smaller one all buffers are full, and are looked at often enough."""
+"""The numbers of rows of the two compared runs: the smaller one fills all buffers, and can be measured."""
 
 TEXT = "It says so. " * 170
-"""2 KB in every row: much more than a stage may hold of one."""
+"""2 KB in every row: much more than a stage may keep of one."""
 
 HELD = {"convert_rows": 50, "validate_sharegpt": 400, "fit_rows": 50}
-"""Bytes of a row that a stage may hold: its place (16); digests of its group and of itself (280); nothing. The rest is
-room for buffers that fill up."""
+"""The bytes that a stage may keep of a row: its place (16); digests of its group and of itself (280); none. The rest is
+for buffers that fill up."""
 
 
 def make_rows(folder: Path, count: int) -> None:
-    """Write raw rows, and a model of which nothing but its manifest is read."""
+    """Write raw rows, and a model of which only the manifest is read."""
     with (folder / "raw.jsonl").open("w") as file:
         for number in range(count):
             file.write(json.dumps({"prompt": f"What does {number} say?", "completion": f"{number}: {TEXT}"}) + "\n")
@@ -108,7 +108,7 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    # Of a run that is over soon, a busy machine may show too little; of the longer one no look shows too much.
+    # On a busy machine the measured peak of a short run may be too low; that of a long run is never too high.
     short = [peaks(tmp_path / f"few-{number}", ROWS[0]) for number in range(2)]
     few = {stage: max(found[stage] for found in short) for stage in short[0]}
     many = peaks(tmp_path / "many", ROWS[1])

@@ -1,4 +1,4 @@
-"""The merge against peft's own, and what it does when it is interrupted or cannot be done."""
+"""Compare the merge with peft's, and test interrupted and impossible merges."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def test_float32_equals_peft(tmp_path: Path, variant: str) -> None:
 @pytest.mark.parametrize("adapter_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bfloat16_equals_peft(tmp_path: Path, variant: str, adapter_dtype: torch.dtype) -> None:
-    """Peft and we add in float32 and round once, so that only sums next to a tie differ, by one step.
+    """Both peft and we add in float32 and round once, so only sums next to a tie differ, by one step.
 
     For embeddings peft rounds the update before it adds it, and then the sum: up to half a step of each.
     """
@@ -109,7 +109,7 @@ def test_laid_out_as_the_base(tmp_path: Path) -> None:
 
 
 def test_existing_folder_is_replaced(tmp_path: Path) -> None:
-    """Neither a folder of that name nor what a killed merge left makes the merge skip or mix."""
+    """Neither a folder of that name nor the rest of a killed merge makes the merge skip or mix anything."""
     base = write_base(tmp_path / "base")
     adapter = write_adapter(base, tmp_path / "adapter")
     for folder in (tmp_path / "merged", unfinished(tmp_path / "merged")):
@@ -171,7 +171,7 @@ def merge_command(folder: Path, merged: Path) -> list[str]:
 
 
 def test_killed_and_run_again_gives_the_same_bytes(wide: Path, tmp_path: Path) -> None:
-    """SIGKILL at three moments, the same command after each: at the end the bytes of one thread unbroken."""
+    """SIGKILL at three moments, then the same command: in the end the bytes of one uninterrupted thread."""
     merged = tmp_path / "merged"
     for size in (1, 60_000_000, 130_000_000):
         process = subprocess.Popen(merge_command(wide, merged), stderr=subprocess.DEVNULL)

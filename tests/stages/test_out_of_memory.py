@@ -1,4 +1,4 @@
-"""A training whose GPU runs out of memory: PyTorch's own error, raised in the real trainer at a step of choice."""
+"""A training that runs out of GPU memory: PyTorch's own error, raised in the real trainer at a chosen step."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ if "vlmflow.training.trainer" in sys.orig_argv and "torch.distributed.run" not i
 
     transformers.Trainer.training_step = training_step
 """
-"""Python runs this file (sitecustomize) before a trainer's own code."""
+"""Python runs this file (sitecustomize) before the trainer's code."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
 
 @pytest.fixture
 def small_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let the trainers run out of memory at the step that STEPS_THAT_FIT says."""
+    """Make the trainers run out of memory after STEPS_THAT_FIT steps."""
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "sitecustomize.py").write_text(SMALL_GPU)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "gpu"))

@@ -65,13 +65,13 @@ def test_a_split_is_resolved_from_a_shell(data: Path):
 
 
 def test_killed_in_the_middle_and_started_again(data: Path):
-    """SIGKILL at several moments; what is there then is never taken for a result, and the end is the same."""
+    """SIGKILL at several moments; an incomplete state never counts as a result, and the final result is the same."""
     subprocess.run(command(data, "train", "whole"), capture_output=True, check=True)
     (last,) = (data / "whole/pictures").rglob("119.png*")
     part = unfinished(data / "out/pictures/.rewritten" / last.resolve().name)
     part.parent.mkdir(parents=True)
     with part.open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # as another run that writes the last copy: none ends before it is killed
+        fcntl.flock(held, fcntl.LOCK_EX)  # like another run at the last copy: none ends before its kill
         for copies in (1, 20, 50):
             run = subprocess.Popen(command(data, "train", "out"), stderr=subprocess.DEVNULL)
             wait_for_copies(part.parent, copies, run)

@@ -1,4 +1,4 @@
-"""Strategies trained by two processes on this machine's cores, those for GPUs too; most other tests train ddp."""
+"""All strategies, also those for GPUs, trained by two processes on this machine's cores; most other tests train ddp."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ if "--deepspeed" in sys.orig_argv and "torch.distributed.run" not in sys.orig_ar
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
 """
-"""transformers begins DeepSpeed's communication on GPUs alone; on cores DeepSpeed would compile a faster one first."""
+"""transformers starts DeepSpeed's communication only on GPUs; on cores DeepSpeed would first compile a faster one."""
 
 DRIFT = """
 import os, sys
@@ -41,11 +41,11 @@ if "-m" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv and os
 
     transformers.Trainer.training_step = training_step
 """
-"""The second process trains other weights."""
+"""Make the second process train other weights."""
 
 
 def before_the_trainer(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have Python run some code (sitecustomize) before that of the trainers."""
+    """Make Python run some code (sitecustomize) before the trainers'."""
     (folder / "python").mkdir()
     (folder / "python" / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(folder / "python"))

@@ -1,4 +1,4 @@
-"""A text model trained on rows without pictures, for real: nothing on the way asks for a picture or a manifest."""
+"""A text model really trained on rows without pictures: no stage needs a picture or a manifest."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ TRAIN = {
 
 
 def run(folder: Path, target: str) -> None:
-    """Have Snakemake make a target of the text run."""
+    """Make a target of the text run with Snakemake."""
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     files = ["--configfile", str(folder / "mine.yaml"), "--cores", "2", "--"]
     done = called([*call, *files, target])
@@ -44,7 +44,7 @@ def run(folder: Path, target: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a Qwen3 of 60,000 weights up to its smoke gate, with the template of the real run."""
+    """Run a Qwen3 with 60,000 weights up to its smoke gate, with the real run's template."""
     folder = tmp_path_factory.mktemp("text")
     write_text_model(folder)
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
@@ -69,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_gate_opens_for_rows_without_pictures(trained: Path) -> None:
-    """Two processes side by side, none of which waits for the other's pictures."""
+    """Two parallel processes; neither waits for the other's pictures."""
     gate = json.loads((trained / "checkpoints" / "text" / "smoke" / "gate.json").read_text())
     assert gate["passed"]
     assert not (trained / "images").exists()
@@ -87,7 +87,7 @@ def test_lengths_have_only_text_tokens(trained: Path) -> None:
     "text_args",
     [
         SWIFT_ARGS,
-        {"template": "qwen3"},  # answers get an empty thought before them
+        {"template": "qwen3"},  # an empty think block is put before answers
         {"template": "qwen3", "system": "Be long.\\nAnd kind."},
         {"template": "qwen3_nothinking", "system": "Be long."},
     ],
@@ -96,7 +96,7 @@ def test_lengths_have_only_text_tokens(trained: Path) -> None:
 def test_lengths_are_those_of_the_trainer(
     trained: Path, tmp_path: Path, text_args: dict[str, Any], last_answer_only: bool
 ) -> None:
-    """To the token: with the template and the options of the real run, and without; system turn included or not."""
+    """To the token: with the real run's template and options and without, with a system turn and without."""
     rows = [json.loads(line) for line in (trained / "data" / "alpaca" / "val.jsonl").read_text().splitlines()]
     asked, answered = rows[0]["conversations"][-2:]
     thought = answered | {"value": f"<think>\nWell, 3.\n</think>\n\n{answered['value']}"}
@@ -114,7 +114,7 @@ def test_lengths_are_those_of_the_trainer(
 
 @pytest.mark.parametrize(("model", "modality"), [("tiny", "text"), ("vl", "text"), ("vl", "image")])
 def test_the_model_card_says_how_to_ask_this_model(trained: Path, model: str, modality: str) -> None:
-    """Its lines are run as they stand, on a model of each sort."""
+    """Its lines run unchanged, on a model of each kind."""
     picture = next((trained / "sample").rglob("*.jpg"))
     code = how_to_ask(model == "vl", modality).replace(FOLDER, str(trained / model))
     assert ("PICTURE" in code) == (modality == "image")
@@ -124,7 +124,7 @@ def test_the_model_card_says_how_to_ask_this_model(trained: Path, model: str, mo
 
 
 def test_another_chat_form_is_refused_with_what_to_do(trained: Path, tmp_path: Path) -> None:
-    """A template that lengths.py does not know does not get by, however alike its lengths are."""
+    """A template that lengths.py does not know is refused, however similar its lengths are."""
     text_args = {"template": "qwen2_5"}  # says "You are Qwen" where a row has no system turn
     row = json.loads((trained / "data" / "alpaca" / "val.jsonl").read_text().splitlines()[0])
     file = tmp_path / "rows.jsonl"
@@ -138,7 +138,7 @@ def test_another_chat_form_is_refused_with_what_to_do(trained: Path, tmp_path: P
 
 
 def test_rows_without_pictures_are_cached(trained: Path) -> None:
-    """A text model's trainer would tokenize every row before its first step; lengths and order are in the cache."""
+    """A text model's trainer would tokenize every row before its first step; the cache has lengths and order."""
     run(trained, "cached/text")
     from datasets import load_from_disk
 

@@ -1,4 +1,4 @@
-"""The tiny model: made twice the same, loads offline like a real one, and learns through an adapter."""
+"""The tiny model: reproducible, loads offline like a real one, and learns with an adapter."""
 
 import hashlib
 import json
@@ -106,7 +106,7 @@ def test_a_text_model_loads_as_qwen3(tmp_path):
 
 
 def test_an_adapter_learns_the_sample(tmp_path):
-    """Loss on answers the adapter has not seen: about that of blind guessing, then less than half of it."""
+    """Loss on unseen answers: first about that of random guessing, then less than half of it."""
     write_sample(tmp_path / "fire", 60, 48, seed=1)
     raw = [tmp_path / "fire" / "FIRE-train-100K.json"]
     write_tiny_model(tmp_path / "tiny", fire_texts(raw), TinyShape(), seed=1)

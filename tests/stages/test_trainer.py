@@ -43,7 +43,7 @@ for line in open(rows):
 
 
 def encoded_by_ms_swift(demo_run: Path, home: Path, rows: Path, loss_scale: str) -> list[tuple[int, str]]:
-    """Return what ms-swift's template makes of rows: tokens in all, and the text that is trained.
+    """Return the number of tokens that ms-swift's template makes of rows, and the trained text.
 
     home: where it may write.
     """
@@ -74,7 +74,7 @@ def test_lengths_are_those_of_the_trainer(demo_run: Path, tmp_path: Path) -> Non
 
 
 def test_all_answers_are_trained_or_only_the_last(demo_run: Path, tmp_path: Path) -> None:
-    """The trajectory form trains every answer, the timestep form its target; neither trains a feedback."""
+    """The trajectory form trains every answer, the timestep form only its target; neither trains feedback."""
     with JsonRows(demo_run / "raw" / "fire" / "FIRE-test.json") as raw:
         read = (read_trajectory(row) for row in raw)
         trajectory = next(found for found in read if isinstance(found, Trajectory) and len(found.attempts) == 3)
@@ -114,7 +114,7 @@ def job(demo_run: Path, **settings: Any) -> TrainJob:
 
 
 def test_an_over_long_row_stops_the_trainer_with_our_own_message(demo_run: Path, tmp_path: Path) -> None:
-    """Strict, no row is swapped for another or cut; the error says what to change."""
+    """Strict: no row is replaced or cut, and the error says what to change."""
     with pytest.raises(VlmflowError) as error:
         train(job(demo_run, max_length=40), tmp_path, threads=2, what="train_lora r")
     assert "max_length" in error.value.cause
@@ -129,7 +129,7 @@ def test_a_further_argument_with_a_value_that_ms_swift_refuses_is_named(demo_run
 
 
 def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_path: Path) -> None:
-    """One process started where two are declared: ms-swift itself would train, and end with code 0."""
+    """One process instead of two: ms-swift itself would train, and end with code 0."""
     lone = job(demo_run)
     rows = lone.data.train
     paths = {"model": demo_run / "tiny-model", "dataset": rows, "val_dataset": rows, "output_dir": tmp_path / "o"}
@@ -155,7 +155,7 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
 
 
 def test_a_full_disk_stops_the_training_which_resumes_when_there_is_room(demo_run: Path, tmp_path: Path) -> None:
-    """The checkpoint that did not fit is not taken for one; steps and losses continue from the one before."""
+    """The incomplete checkpoint does not count; steps and losses continue from the previous one."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     done = subprocess.run(
@@ -195,7 +195,7 @@ def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Pat
         said = first.stdout.read()
     assert first.returncode != 0
     assert "2 trainer(s) save a checkpoint and end" in said, said[-3000:]
-    # The one of a sixth step may be there too; no step that was made may be lost.
+    # There may be one of a sixth step; no completed step may be lost.
     saved = folder.glob(f"stores/runs/{RUN}/full/*/checkpoints/checkpoint-*/trainer_state.json")
     step = max(json.loads(state.read_text())["global_step"] for state in saved)
     assert 2 <= step == steps_logged(folder) < 18

@@ -1,4 +1,4 @@
-"""How trainings end before their last step: early by validation loss, and by SIGTERM within an evaluation."""
+"""Trainings that end before their last step: early by validation loss, or by SIGTERM during an evaluation."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
 
 
 def interrupted_in_the_evaluation_of(step: int, whole: TrainJob, runs: Path) -> None:
-    """Train until the loss of `step` is logged, which transformers does before it evaluates; then SIGTERM."""
+    """Train until transformers logs the loss of `step`, before it evaluates; then send SIGTERM."""
     progress = runs / whole.digest() / "progress.jsonl"
     over = threading.Event()
 
@@ -75,7 +75,7 @@ def interrupted_in_the_evaluation_of(step: int, whole: TrainJob, runs: Path) -> 
             time.sleep(0.02)
 
     sender = threading.Thread(target=send)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where it comes too late, it must not end the tests
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if it is too late, it must not end the tests
     try:
         sender.start()
         with pytest.raises(VlmflowError, match=f"interrupted, with step {step} of 2"):
@@ -87,7 +87,7 @@ def interrupted_in_the_evaluation_of(step: int, whole: TrainJob, runs: Path) -> 
 
 
 def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_up_for(tmp_path: Path) -> None:
-    """Two processes, all of whose ranks stop after the same batch; then again in the last step's evaluation."""
+    """All ranks of two processes stop after the same batch; then again in the last step's evaluation."""
     whole = job(tmp_path, 5, 150, 2, epochs=1)
     assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, rows=4, left_over=1)
     progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"

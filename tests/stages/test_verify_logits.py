@@ -34,7 +34,7 @@ ROW = Row("row", [Turn("human", f"<image>\n{TEXTS[0]}"), *TEXT_ROW.conversations
 
 
 def write_run(folder: Path, vision: bool, update: float = 0.1, stored: str = "auto") -> Path:
-    """A base, an adapter that moves its logits, their merge, and a picture. stored: the type of the base's weights."""
+    """A base, an adapter that changes its logits, their merge, and a picture. stored: their base's type."""
     base = folder / "base"
     write_tiny_model(base, TEXTS, TinyShape(), seed=1, vision=vision)
     auto = AutoModelForImageTextToText if vision else AutoModelForCausalLM
@@ -96,7 +96,7 @@ def changed_copy(folder: Path, to: Path, change: Callable[[str, torch.Tensor, to
 
 
 def test_merged_nothing(reading: Path) -> None:
-    """The base itself does not pass as its own merge."""
+    """The base itself does not pass as a merge."""
     with pytest.raises(VlmflowError, match=r"base: the logits of the merged weights, .*(differ by|show 0\.00 times)"):
         verify(reading, reading / "base", [TEXT_ROW])
 
@@ -109,7 +109,7 @@ def test_merged_twice(reading: Path, tmp_path: Path) -> None:
 
 
 def test_small_effect_that_was_not_merged(tmp_path: Path) -> None:
-    """Where rounding would hide it, the effect is looked for by its direction."""
+    """If rounding would hide the effect, its direction is checked."""
     folder = write_run(tmp_path, vision=False, update=0.006)
     proof = verify(folder, folder / "merged", [TEXT_ROW], "bfloat16")
     assert proof.effect < proof.allowed_deviation
@@ -125,7 +125,7 @@ FAULTS: dict[str, Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "one layer left out": lambda name, merged, base: base if name == LAYER else merged,
 }
 SHORT = 0.002
-"""An update as after four steps: it moves weights by about the step between two numbers of bfloat16."""
+"""An update as after four steps: it changes weights by about one step of bfloat16."""
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
@@ -135,7 +135,7 @@ def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_short_run_whose_effect_rounding_hides_is_inconclusive(short: tuple[Path, str]) -> None:
-    """A valid merge of 4 steps at 1e-4 was refused: rounding explains what is missing, and the tensors decide."""
+    """A correct merge of 4 steps at 1e-4 was refused: rounding explains the difference, and the tensors decide."""
     folder, dtype = short
     verify_tensors(folder / "base", folder / "adapter", folder / "merged", file_names(folder / "base"), 2)
     proof = verify(folder, folder / "merged", [TEXT_ROW], dtype)
@@ -146,7 +146,7 @@ def test_a_short_run_whose_effect_rounding_hides_is_inconclusive(short: tuple[Pa
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_merge_of_a_short_run_is_refused(short: tuple[Path, str], fault: str, tmp_path: Path) -> None:
-    """By the tensors in each case, and by the logits where the whole adapter is doubled or lost."""
+    """The tensors show every case; the logits show a doubled or lost adapter."""
     folder, dtype = short
     kept = getattr(torch, dtype)
 
@@ -162,7 +162,7 @@ def test_a_wrong_merge_of_a_short_run_is_refused(short: tuple[Path, str], fault:
 
 
 def test_weights_stored_finer_than_they_are_computed_with(tmp_path: Path) -> None:
-    """Their rounding cannot be done again in the type of the computation: no verdict by logits in such a case."""
+    """Their rounding cannot be repeated in the type of the computation, so the logits give no verdict."""
     folder = write_run(tmp_path, vision=False, update=SHORT / 4, stored="float32")
     assert verify(folder, folder / "merged", [TEXT_ROW], "bfloat16").verdict == "inconclusive"
 
@@ -185,7 +185,7 @@ def test_weights_that_are_nan(reading: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "config.json"])
 def test_missing_file(seeing: Path, tmp_path: Path, name: str) -> None:
-    """The folder is used as a person would use it, offline and alone."""
+    """The folder is used as a person would, offline and without the base."""
     merged = shutil.copytree(seeing / "merged", tmp_path / "m")
     (merged / name).unlink()
     with pytest.raises(VlmflowError, match=f"{merged}: does not load offline with transformers: "):
@@ -204,7 +204,7 @@ def test_missing_tensor(reading: Path, tmp_path: Path) -> None:
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """A hub that counts who asks it."""
+    """A hub that counts its requests."""
 
     asked = 0
 
@@ -219,7 +219,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 def test_nobody_is_asked(reading: Path) -> None:
-    """Loads offline; a hub at hand is not asked, with no switch in the environment."""
+    """The model loads offline; the hub gets no request, without any switch in the environment."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
     Thread(target=server.serve_forever, daemon=True).start()
     code = f"""

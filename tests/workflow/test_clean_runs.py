@@ -17,7 +17,7 @@ FILES = [str(ROOT / "profiles" / "demo" / "run.yaml"), "quick.yaml"]
 
 
 def clean(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Call the script as make does, in a place where nobody can be asked."""
+    """Call the script as make does, without a terminal."""
     call = [sys.executable, str(ROOT / "scripts" / "clean_runs.py"), "--directory", str(folder), "--configfile"]
     files = [FILES[0], str(folder / FILES[1])]
     return subprocess.run(
@@ -30,7 +30,7 @@ def digest_of(folder: Path, stage: str) -> str:
 
 
 def leave(folder: Path) -> set[Path]:
-    """Leave in a finished folder what trials and kills leave; returns what is to be deleted."""
+    """Add leftovers of trials and kills to a finished folder; return those that should be deleted."""
     trainings = folder / "stores" / "runs" / RUN
     full = trainings / "full" / digest_of(folder, "full")
     model = folder / "stores" / "models"

@@ -31,7 +31,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_every_raw_row_is_accounted_for(demo_run: Path) -> None:
-    """Rows in = kept + rejected, per raw split; the files hold what the account says."""
+    """Rows in = kept + rejected, per raw split; the files contain what the account says."""
     stats = read(demo_run / "data" / "fire" / "stats.json")
     for split, rows in (("train", 240), ("test", 48)):
         counts = stats[split]
@@ -44,7 +44,7 @@ def test_every_raw_row_is_accounted_for(demo_run: Path) -> None:
 
 
 def test_every_fault_of_the_sample_ends_as_it_should(demo_run: Path) -> None:
-    """The quarantine holds exactly the rows whose fault is to be rejected."""
+    """The quarantine contains exactly the rows whose fault must be rejected."""
     faults = read(demo_run / "sample" / "faults.json")
     expected = {(fault["split"], fault["row"]) for fault in faults if fault["expected"] == "rejected"}
     quarantine = lines(demo_run / "data" / "fire" / "quarantine.jsonl")
@@ -70,7 +70,7 @@ def test_no_picture_is_in_two_splits(demo_run: Path) -> None:
 
 
 def test_every_row_was_measured_and_the_longest_are_reported(demo_run: Path) -> None:
-    """Lengths of all rows before training; the longest are named; page, gate and model card tell the same."""
+    """Lengths of all rows before training; the longest are named; page, gate and model card agree."""
     lengths = {split: lines(demo_run / "lengths" / RUN / f"{split}.jsonl") for split in ("train", "val")}
     for split, rows in lengths.items():
         assert [row["id"] for row in rows] == [
@@ -112,7 +112,7 @@ def test_training_was_distributed_and_the_validation_loss_fell(demo_run: Path) -
 
 
 def test_merged_weights_load_offline_and_know_where_they_come_from(demo_run: Path) -> None:
-    """Plain transformers; provenance holds the digests of every input."""
+    """Plain transformers loads them; provenance has the digests of every input."""
     merged = demo_run / "merged" / RUN
     AutoProcessor.from_pretrained(merged, local_files_only=True)
     AutoModelForImageTextToText.from_pretrained(merged, local_files_only=True)

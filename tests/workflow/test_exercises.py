@@ -1,6 +1,6 @@
-"""How much of the project a newcomer must touch: real additions that the product does not get, as patches.
+"""How many files an addition touches: real additions, as patches, that the project itself does not contain.
 
-Each is laid over a clone of the working tree, what `make docs` writes is written again, and its own tests run there.
+Each patch is applied to a clone of the working tree; there `make docs` runs, and the patch's own tests.
 """
 
 import os
@@ -15,14 +15,14 @@ from workflow_runs import checkout
 PATCHES = Path(__file__).parents[1] / "exercises"
 
 FILES = {"new-form": 5, "new-stage": 9, "new-strategy": 4}
-"""By patch how many files it may touch; what `make docs` writes counts as one."""
+"""By patch, how many files it may touch; the files of `make docs` count as one."""
 
 FORGOTTEN = {
     "new-form": ["tests/workflow/test_stages.py"],
     "new-stage": ["tests/workflow/test_stages.py"],
     "new-strategy": ["tests/unit/training/test_train_job.py", "tests/unit/config/test_config.py"],
 }
-"""By patch the tests that say what was forgotten, beside its own."""
+"""By patch, the tests that report what was forgotten, besides its own."""
 
 
 def git(root: Path, *words: str) -> str:
@@ -51,5 +51,5 @@ def test_an_addition_touches_few_files_and_works(tmp_path: Path, exercise: str) 
 
 
 def _plain() -> dict[str, str]:
-    """Return the environment without what this run of pytest has put there, nor a path to this tree's modules."""
+    """Return the environment without this pytest's variables and without a path to this tree's modules."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}

@@ -1,4 +1,4 @@
-"""What is said of a stage that failed: the cause, once, at the very end."""
+"""The report of a failed stage: its cause, once, at the very end."""
 
 import json
 import sys

@@ -1,7 +1,6 @@
-"""SIGKILL in the middle of a stage, then the same command again: nothing to unlock, the bytes of an unbroken run.
+"""SIGKILL in the middle of a stage, then the same command again: nothing to unlock, the same bytes as without the kill.
 
-Killed are (a) the script alone, (b) Snakemake alone, (c) both, and (d) every process there is, as when a
-machine loses its power.
+The tests kill (a) only the script, (b) only Snakemake, (c) both, or (d) every process, as when a machine loses power.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ VICTIMS = ["script", "snakemake", "both", "all"]
 
 
 def victims(*quick: str) -> pytest.MarkDecorator:
-    """Try all four ways with a stage; those that are not named before a release alone."""
+    """Try all four ways with a stage; those that are not named run only before a release."""
     ways = [pytest.param(way, marks=[] if way in quick else pytest.mark.slow) for way in VICTIMS]
     return pytest.mark.parametrize("victims", ways)
 
@@ -40,8 +39,8 @@ def victims(*quick: str) -> pytest.MarkDecorator:
 class Stage:
     """One rule, ready to run in `folder`.
 
-    words: Snakemake's target and options. begun: tells that the rule is in the middle of its work.
-    result: what is compared with an unbroken run.
+    words: Snakemake's target and options. begun: whether the rule is in the middle of its work.
+    result: what to compare with an uninterrupted run.
     """
 
     folder: Path
@@ -51,7 +50,7 @@ class Stage:
 
 
 def kill_in_the_middle(stage: Stage, victims: str) -> None:
-    """Start the stage, kill what `victims` says once it has begun, and wait until no process is left."""
+    """Start the stage, kill `victims` once it has begun, and wait until no process is left."""
     with subprocess.Popen(
         command(stage.folder, *stage.words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as main:
@@ -64,7 +63,7 @@ def kill_in_the_middle(stage: Stage, victims: str) -> None:
         first, *others = doomed[victims]
         first.send_signal(signal.SIGKILL)
         for process in others:
-            with contextlib.suppress(psutil.NoSuchProcess):  # some end with the first
+            with contextlib.suppress(psutil.NoSuchProcess):  # some end with the first one
                 process.send_signal(signal.SIGKILL)
         main.stdout.read()
     _, alive = psutil.wait_procs(everybody, timeout=60)
@@ -82,7 +81,7 @@ RAW_ACCOUNT = "raw/fire/.fetched/FIRE-train-100K.json.json"
 
 
 def only(rule: str, target: str) -> list[str]:
-    """Ask for one target, made by one rule from what is there."""
+    """Request one target, which one rule makes from existing files."""
     return ["--allowed-rules", rule, "--", target]
 
 
@@ -91,7 +90,7 @@ def digests(*names: str) -> Callable[[Path], dict[str, str]]:
 
 
 def grown(name: str, size: int) -> Callable[[Path], bool]:
-    """Tell that the file, or what a folder holds, has more than `size` bytes."""
+    """Return whether a file, or a folder's content, has more than `size` bytes."""
 
     def begun(folder: Path) -> bool:
         files = [folder / name] if not (folder / name).is_dir() else list((folder / name).iterdir())
@@ -115,7 +114,7 @@ def raw_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """The hub with FIRE's train file at its pinned revision, slow enough to be killed under way."""
+    """The hub with FIRE's train file at its pinned revision, slow enough to kill the fetch."""
     with served_hub(monkeypatch) as hub:
         content = b"[" + b",".join(json.dumps({"row": n, "text": "x" * 80}).encode() for n in range(60_000)) + b"]"
         hub.add(
@@ -136,7 +135,7 @@ def test_fetch_is_killed_and_resumes(server: HubServer, tmp_path: Path, victims:
     content = server.repos["datasets/PengxiangLi/FIRE"].files["FIRE-train-100K.json"]
     stage = Stage(tmp_path, only("fetch_fire", RAW), grown(part, 1_000_000), lambda at: (at / RAW).read_bytes())
     check(stage, victims, content)
-    # What had arrived is not fetched again; a little is sent that nobody takes any more.
+    # Received bytes are not fetched again; a few bytes are sent after the kill.
     assert server.sent("FIRE-train-100K.json") < 1.3 * len(content)
 
 
@@ -208,7 +207,7 @@ def test_resolve_is_killed_and_done_again(pictures: Path, resolved: object, tmp_
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base of some hundred MB and an adapter for it, as fetch_model and train_lora leave them; and the merge."""
+    """A base of some hundred MB and an adapter, as written by fetch_model and train_lora; and the merge."""
     folder = tmp_path_factory.mktemp("wide")
     base = write_wide_base(folder / "base", layers=8, shards=4)
     (folder / "checkpoints" / RUN).mkdir(parents=True)
@@ -230,7 +229,7 @@ MERGE = ["--notemp", *only("merge_lora", f"work/{RUN}/merged")]
 
 
 def linked(source: Path, target: Path) -> Path:
-    """Copy a folder, whose files nobody changes, by hard links."""
+    """Copy a folder by hard links; nobody changes its files."""
     shutil.copytree(source, target, copy_function=os.link)
     return target
 
@@ -248,7 +247,7 @@ def test_merge_is_killed_and_done_again(wide: Path, merged: object, tmp_path: Pa
 
 @victims("script", "all")
 def test_training_is_killed_and_resumes_from_its_checkpoint(demo_run: Path, tmp_path: Path, victims: str) -> None:
-    """The same steps, a continuous loss, and the final loss of an unbroken run within float noise."""
+    """The same steps, a continuous loss, and the final loss of an uninterrupted run within float noise."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     shutil.rmtree(folder / "stores" / "runs" / RUN / "full")

@@ -1,4 +1,4 @@
-"""A local source that is replaced: what was made of the one before is stale, whatever the time of the new one."""
+"""A local source that was replaced: its results are stale, whatever the time of the new file."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_an_older_file_of_the_same_size_is_another_file(folder: Path, name: str) -> None:
-    """Moved into the place of the one that was used; a copy that keeps its time is the same file."""
+    """It replaced the file that was used; a copy that keeps its time counts as the same file."""
     place, target = folder / name, TARGETS[name]
     snakemake(folder, target)
     found = place.stat()

@@ -1,4 +1,4 @@
-"""Pictures shared out over several pods: whatever their number, the same bytes, through the real rules."""
+"""Pictures shared among several pods: the same bytes for any number of pods, with the real rules."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def everything(folder: Path) -> dict[str, str | bytes]:
     """Return the content of a folder: links with their targets in it, files with their bytes.
 
-    Without the records of how pictures looked, which hold times and inodes.
+    Without the `.seen` records, which contain times and inodes.
     """
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
@@ -59,7 +59,7 @@ def test_any_number_of_pods_gives_the_same_bytes(done: dict[int, Path], parts: i
         for file, content in expected.items():
             if isinstance(content, str):
                 assert found[file] == content.replace(str(done[1]), str(done[parts])), file
-            else:  # the manifest holds where each picture lies
+            else:  # the manifest gives each picture's place
                 assert found[file].replace(several, one) == content, file
 
 
@@ -105,7 +105,7 @@ def test_only_a_failed_part_is_made_again(done: dict[int, Path], tmp_path: Path)
 
 
 def test_a_plan_for_the_cluster_has_a_pod_for_every_part(tmp_path: Path) -> None:
-    """Without a cluster; the raw files would come from the hub."""
+    """Without a cluster; the raw files would be fetched from the hub."""
     call = [sys.executable, "-m", "snakemake", "-n", "--profile", "profiles/kubernetes"]
     call += ["--default-storage-prefix", str(tmp_path / "targets"), "--config", "cluster={pods_per_stage: 4}"]
     planned = called([*call, "--", "data/fire/stats.json"], ROOT, os.environ | {"VLMFLOW_NAMESPACE": "vlmflow"})
@@ -139,7 +139,7 @@ def test_files_that_are_not_parts_of_one_split_are_refused(tmp_path: Path, conte
 
 
 def test_a_split_without_a_usable_picture_is_refused_when_its_parts_are_joined(tmp_path: Path) -> None:
-    """One part may be without; the roots are wrong where all are."""
+    """One part may have none; if no part has any, the roots are wrong."""
     missing = [PictureEntry(path=f"{n}.jpg", rows=2, reason="missing", detail="nowhere") for n in range(3)]
     found = PictureEntry(path="3.jpg", rows=1, name="3.jpg", format="JPEG")
     parts = [tmp_path / "1.jsonl", tmp_path / "2.jsonl"]

@@ -1,4 +1,4 @@
-"""What is refused when the workflow is read, or before its first job, and how that is said."""
+"""What is refused when the workflow is read, or before its first job, and the messages."""
 
 import fcntl
 import os
@@ -58,7 +58,7 @@ WRONG_FILES = [
 
 @pytest.mark.parametrize(("text", "said", "more"), WRONG_FILES)
 def test_errors_in_your_own_file_are_reported_by_line(tmp_path: Path, text: str, said: str, more: str) -> None:
-    """Snakemake's own reader names neither file nor line, and takes the last of two keys."""
+    """Snakemake's own reader names neither file nor line, and uses the last of two keys."""
     file = tmp_path / "my-run.yaml"
     file.write_text(text)
     done = call(tmp_path, "-n", "--configfile", str(file), "--", "merged/r")
@@ -70,7 +70,7 @@ def test_errors_in_your_own_file_are_reported_by_line(tmp_path: Path, text: str,
 
 
 def test_a_target_after_configfile_is_recognised(tmp_path: Path) -> None:
-    """A forgotten --: Snakemake takes all that follows for files."""
+    """A forgotten `--`: Snakemake takes everything after it for files."""
     file = tmp_path / "my-run.yaml"
     file.write_text("{integrity: full}")
     done = call(tmp_path, "-n", "--configfile", str(file), "merged/r")
@@ -150,7 +150,7 @@ def test_a_rule_name_as_target_is_refused_with_what_the_rule_makes(tmp_path: Pat
 
 
 def test_without_a_target_the_runs_of_ones_own_file_are_meant(tmp_path: Path) -> None:
-    """What the file changes beside them is no run; a file that names no run leaves all that there are."""
+    """Other changes in the file are not runs; a file that names no run makes all of them."""
     (tmp_path / "t.json").write_text("[]")
     file = tmp_path / "mine.yaml"
     data = {"datasets": {"fire": {"train": str(tmp_path / "t.json"), "test": None}}}
@@ -236,7 +236,7 @@ def test_a_missing_local_source_is_reported_with_its_key(tmp_path: Path, key, va
 
 
 def test_a_run_with_unchecked_pictures_is_not_planned(tmp_path: Path) -> None:
-    """The texts of its data set still are."""
+    """Its data set can still be planned."""
     (tmp_path / "t.json").write_text("[]")
     file = tmp_path / "mine.yaml"
     file.write_text("datasets: {fire: {train: t.json, test: null, skip_images: true}}")
@@ -264,7 +264,7 @@ def test_values_of_the_command_line_lie_on_top(tmp_path: Path) -> None:
 
 
 def test_a_run_without_its_gpus_stops_before_the_first_job(tmp_path: Path) -> None:
-    """A machine with four GPUs would pass here; the run then asks for 99."""
+    """The run requests 99 GPUs, because a machine with four would pass."""
     more = "runs={qwen3vl-fire: {processes: 99}}"
     done = call(tmp_path, "--config", more, "--", "merged/qwen3vl-fire")
     output = done.stdout + done.stderr
@@ -299,7 +299,7 @@ rule train:
 onstart:
     before_start.refuse_what_cannot_end(workflow)
 """
-"""Each job waits a while for the other one to begin."""
+"""Each job waits some time for the other one to begin."""
 
 
 @pytest.mark.parametrize(("gpus", "together"), [(2, False), (4, True)])

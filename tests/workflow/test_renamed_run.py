@@ -1,4 +1,4 @@
-"""docs/training.md, Renaming a run and On another machine: a training is found again under another name and place."""
+"""docs/training.md, Renaming a run and On another machine: a training is reused under another name and path."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ NEW = "my-run"
 
 
 def test_a_run_is_found_again_under_another_name_in_another_folder(demo_run: Path, tmp_path: Path) -> None:
-    """Nothing comes along but rows, pictures, the model and the run's folder; nothing is trained."""
+    """Only rows, pictures, the model and the run's folder are copied; nothing is trained."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for name in ("sample", "tiny-model"):

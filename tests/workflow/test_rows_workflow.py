@@ -1,4 +1,4 @@
-"""Every kind of raw rows, from its file to data/NAME/stats.json, through Snakemake."""
+"""Every kind of raw rows, from its file to data/NAME/stats.json, with Snakemake."""
 
 import csv
 import json
@@ -154,7 +154,7 @@ def test_volcano_gives_its_rows_with_and_without_pictures_apart(done: Path) -> N
 
 
 def test_every_data_set_has_its_page(done: Path) -> None:
-    """With pictures, without and with skipped ones; with a test file, a share and none; read of parquet and CSV."""
+    """With, without and with skipped pictures; with a test file, a share, and neither; from parquet and CSV."""
     made = snakemake(done, *(f"reports/data-{name}.html" for name in DATASETS))
     assert made.returncode == 0, (made.stdout + made.stderr)[-6000:]
     pages = {name: (done / "reports" / f"data-{name}.html").read_text() for name in DATASETS}
@@ -195,7 +195,7 @@ def test_a_table_is_read_by_its_columns(done: Path) -> None:
 
 
 def test_rows_with_skipped_pictures_are_never_trained_on(done: Path) -> None:
-    """skip_images: no manifest is made, rows keep their names, and training refuses them."""
+    """With skip_images there is no manifest, rows keep their names, and training refuses them."""
     stats = stats_of(done, "fire-texts")
     assert stats["skip_images"] is True
     assert not (done / "images" / "fire-texts").exists()
@@ -210,7 +210,7 @@ def test_rows_with_skipped_pictures_are_never_trained_on(done: Path) -> None:
 
 
 def test_every_stage_reports_its_speed(done: Path) -> None:
-    """Rows, pictures or bytes per second. The stages behind these: test_fetch_images.py, test_cached_dataset.py."""
+    """Rows, pictures or bytes per second. For the later stages see test_fetch_images.py and test_cached_dataset.py."""
     logs = list((done / "logs").rglob("*.log"))
     stages = {log.parent.name for log in logs}
     assert stages >= {"fetch_fire", "fetch_rows", "resolve_images", "convert_fire", "convert_rows", "validate_sharegpt"}

@@ -1,4 +1,4 @@
-"""The README's "Your 60 rows in five minutes", word for word, up to the plan."""
+"""The README's "Your 60 rows in five minutes", verbatim, up to the plan."""
 
 import json
 import re
@@ -16,7 +16,7 @@ def readme_block(language: str, number: int = 0) -> str:
 
 
 def write_sixty_rows(folder: Path) -> None:
-    """Write what a person brings: mine/rows.jsonl in the form of the README's line, and mine/pictures/."""
+    """Write a person's input: mine/rows.jsonl in the form of the README's line, and mine/pictures/."""
     row = json.loads(readme_block("json"))
     pictures = folder / "mine" / "pictures"
     pictures.mkdir(parents=True)
@@ -32,13 +32,13 @@ def write_sixty_rows(folder: Path) -> None:
 
 
 def test_the_readme_s_run_of_sixty_rows_is_planned(tmp_path: Path) -> None:
-    """Its file word for word, its command, and rows as it shows one."""
+    """Its file verbatim, its command, and rows of its form."""
     write_sixty_rows(tmp_path)
     (tmp_path / "my-run.yaml").write_text(readme_block("yaml"))
     model = tmp_path / "runs" / "demo" / "tiny-model"
     model.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"):
-        (model / name).write_text("{}")  # a plan reads no weights
+        (model / name).write_text("{}")  # a plan does not read weights
     call = next(line for line in readme_block("console", 1).splitlines() if " -n " in line)
     words = call.partition("#")[0].split()
     assert words[0] == ".venv/bin/snakemake"

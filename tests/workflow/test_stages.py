@@ -1,4 +1,4 @@
-"""A stage has one name everywhere, and what it makes is known wherever targets are listed."""
+"""A stage has one name everywhere, and its outputs are in every list of targets."""
 
 import re
 from pathlib import Path
@@ -14,17 +14,17 @@ from vlmflow.doctor.needs import ASKED_BY
 from workflow_runs import ROOT
 
 REUSED = {"fetch_rows": "fetch_fire"}
-"""Rules that are another one under a name of their own, with its script."""
+"""Rules that share another rule's script under their own name."""
 
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Every rule of the workflow but `all`, as Snakemake reads them; with those that join the parts of several pods."""
+    """Every rule of the workflow except `all`, as Snakemake reads them, with those that join parts."""
     return read_rules(tmp_path_factory.mktemp("empty"), cluster={"pods_per_stage": 2})
 
 
 def folders(rules: list[Any]) -> set[str]:
-    """Return the first folders of all that the rules write."""
+    """Return the top-level folders of all outputs."""
     written = [str(file) for rule in rules for file in (*rule.output, *rule.log, rule.benchmark)]
     return {name.partition("/")[0] for name in written}
 
@@ -47,7 +47,7 @@ def test_every_rule_file_is_read_and_holds_the_rule_of_its_name(rules: list[Any]
 
 
 def test_rules_that_code_and_pages_name_are_there(rules: list[Any]) -> None:
-    """Those of the looks before a run, of the doctor's advice, and of the commands that messages and pages tell."""
+    """Those in checks before a run, in the doctor's advice, and in the commands of messages and pages."""
     named = {*TRAINING, *LOOKING, *ASKED_BY}
     for file in [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "Makefile"]:
         named |= set(re.findall(r"--(?:forcerun|set-resources|allowed-rules) ([a-z]\w+)", file.read_text()))

@@ -22,7 +22,7 @@ FROM_CONVERSION = {"convert_fire", *FROM_VALIDATION}
 
 @dataclass(frozen=True)
 class Checkout:
-    """A clone of the project, and a finished demo folder that was made with it."""
+    """A clone of the project, and a demo folder that it finished."""
 
     root: Path
     folder: Path
@@ -190,7 +190,7 @@ def test_pictures_added_to_a_root_are_used_on_request(checkout: Checkout) -> Non
 
 
 def test_the_real_runs_plan_without_a_network_or_a_gpu(tmp_path: Path) -> None:
-    """With the shipped configuration; a network would be refused, since the hub's address leads nowhere."""
+    """With the shipped configuration; the hub's address leads nowhere, so any use of the network fails."""
     done = subprocess.run(
         [
             "snakemake",

@@ -1,4 +1,4 @@
-"""What Snakemake records of a job's params, and what it says of those that changed."""
+"""What Snakemake records of a job's params, and how it reports changed ones."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changes(folder: Path, root: Path = ROOT, **settings: Any) -> list[tuple[str, str]]:
-    """Return the params that a plan says have changed, before and now, of each job."""
+    """Return the changed params of each job in a plan, before and now."""
     said = snakemake(folder, "data/x/stats.json", "-n", root=root, **(SHARES | settings))
     return re.findall(r"before: (.*?) now: (.*?) *$", said, re.MULTILINE)
 
@@ -42,7 +42,7 @@ def test_a_plan_shows_the_setting_that_changed_and_no_other(finished: Path) -> N
 
 
 def test_values_that_change_places_are_a_change(finished: Path) -> None:
-    """Snakemake alone compares the set of values, which is the same."""
+    """Snakemake itself compares the set of values, which is the same."""
     ((before, now),) = changes(finished, val_share=0.2, test_share=0.1)
     assert set(before.split(",")) == {"settings.val_share=0.1", "settings.test_share=0.2"}
     assert set(now.split(",")) == {"settings.val_share=0.2", "settings.test_share=0.1"}
@@ -50,7 +50,7 @@ def test_values_that_change_places_are_a_change(finished: Path) -> None:
 
 @pytest.mark.parametrize("file", ["rows/holdout.py", "rows/forms/prompt_completion.py"])
 def test_changed_code_is_shown_as_such(finished: Path, tmp_path: Path, file: str) -> None:
-    """A module deep below a script; and one that no import statement names. No rule names its code."""
+    """A module that a script imports indirectly, and one that no import statement names. No rule names its code."""
     root = clone(tmp_path / "clone")
     module = root / "scripts" / "vlmflow" / file
     module.write_text(module.read_text() + "\n")

@@ -57,7 +57,7 @@ def test_inputs_are_links_and_outputs_are_renamed(tmp_path: Path) -> None:
     assert [place for place in run.local.rglob("*") if place.is_file() and not place.is_symlink()] == []
 
     assert "Nothing to be done" in run.run("--config", f"source={source}")
-    before = os.open(merged, os.O_RDONLY)  # while it is open, nothing else gets its number
+    before = os.open(merged, os.O_RDONLY)  # while it is open, no other file gets its number
     source.write_text("second\n")
     run.run("--config", f"source={source}")
     assert (merged / "inner" / "rows").read_text() == "second\n"
@@ -104,7 +104,7 @@ rule made:
 
 
 def test_a_pod_that_fails_late_leaves_the_target_of_the_next_attempt(tmp_path: Path) -> None:
-    """A lost node came back: its pod is told to end after the job was tried again elsewhere, and made."""
+    """A lost node came back: its pod must end after another attempt made the target elsewhere."""
     run = make_run(tmp_path, LATE)
     target = run.targets / "made"
     target.write_text("of an earlier call")
@@ -113,7 +113,7 @@ def test_a_pod_that_fails_late_leaves_the_target_of_the_next_attempt(tmp_path: P
 
 
 def test_a_pod_that_fails_leaves_no_target_of_an_earlier_call(tmp_path: Path) -> None:
-    """It would be taken for what the call that failed was to make."""
+    """It would count as the result of the failed call."""
     run = make_run(tmp_path, POD)
     (run.targets / "given").mkdir()
     (run.targets / "given" / "rows").write_text("rows")
@@ -129,7 +129,7 @@ if config.get("slow"):
     sync = in_place.sync
     in_place.sync = lambda place: (time.sleep(0.5), sync(place))
 """
-"""Half a second for each file that is copied: a kill comes in the middle for certain."""
+"""Half a second per copied file, so that the kill is certainly in the middle."""
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhere: Path) -> None:
-    """The target is not there; the next pod makes it, and one a day later removes what the first one left."""
+    """The target is missing; the next pod makes it, and a pod one day later removes the first one's leftovers."""
     run = make_run(tmp_path, SLOW + POD, local=elsewhere)
     (run.targets / "given").mkdir()
     for number in range(50):

@@ -1,4 +1,4 @@
-"""A file that is swapped between two stages is refused by the next that reads it: every stage, every kind of file."""
+"""The next stage refuses a file that was swapped between two stages: every stage, every kind of file."""
 
 import importlib
 import json
@@ -54,7 +54,7 @@ def finished(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, whose pictures and model files have been looked at; the working directory."""
+    """A copy of it, whose pictures and model files have been checked; the working directory."""
     folder = copy_folder(finished, tmp_path / "demo_run")
     manifest = folder / "models" / "tiny" / "manifest.json"
     manifest.write_text(manifest.read_text().replace(str(finished), str(folder)))
@@ -276,7 +276,7 @@ SWAPS = [
 def test_a_file_swapped_between_two_stages_is_refused(
     place: Path, stage: str, swap: Callable[[Path], None], said: str
 ) -> None:
-    """Size and times are as before: the inode, or the digest alone, tells."""
+    """Size and times are as before: only the inode or the digest shows it."""
     swap(place)
     with pytest.raises(VlmflowError) as refusal:
         run(stage)
@@ -303,7 +303,7 @@ FORGED = [
 def test_with_integrity_full_forged_times_help_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch, stage: str, forge: Callable[[Path], None], said: str
 ) -> None:
-    """A quick look is deceived by size, mtime and inode as they were; docs/decisions.md says so."""
+    """A quick check cannot see a change that keeps size, mtime and inode; docs/decisions.md says so."""
     if stage == "fit_rows":  # the folder's own file instead of a link to that of the demo
         shown = picture(place)
         content = shown.read_bytes()
@@ -320,12 +320,12 @@ def test_with_integrity_full_forged_times_help_nothing(
 
 
 def settle() -> None:
-    """Wait until the files that were just written are old enough to be recorded."""
+    """Wait until the new files are old enough to be recorded."""
     time.sleep(2 * CLOCK_NS / 1e9)
 
 
 def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_handed_on(place: Path) -> None:
-    """Nobody resumes from that run folder; put back, the picture is trained on from the first step."""
+    """Nobody resumes from that run folder; once the picture is restored, training starts from step 0."""
     shown = picture(place)
     was = shown.readlink()
     swapped = threading.Event()
@@ -353,7 +353,7 @@ def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_h
 
 
 def test_the_command_in_a_refusal_checks_the_picture_again(place: Path) -> None:
-    """With folder and files of the call, where it named them by other paths too; one entry of the manifest changes."""
+    """With the call's own folder and files, also under other paths; one entry of the manifest changes."""
     folder = place
     shown = picture(folder)
     source = folder / "sample" / "pictures" / shown.relative_to(folder / "stores" / "pictures" / "fire")
