@@ -17,9 +17,9 @@ from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import UNFINISHED, read_json
+from vlmflow.core.files import UNFINISHED
 from vlmflow.fetch.from_hub import store_folder
-from vlmflow.fetch.model_folder import MANIFEST, VIEWS
+from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
 from vlmflow.reports.accounts import Provenance
 from vlmflow.training.accounts import TrainingReport
@@ -173,12 +173,12 @@ def _unfinished(folder: Path) -> Iterator[Leftover]:
 def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
     if not (folder / "models").is_dir():  # targets lie elsewhere: what they name is not known here
         return
-    manifests = [read_json(file) for file in sorted((folder / "models").glob(f"*/{MANIFEST}"))]
-    views = {Path(manifest["folder"]).resolve() for manifest in manifests}
+    manifests = [read_account(file, ModelManifest) for file in sorted((folder / "models").glob(f"*/{MANIFEST}"))]
+    views = {manifest.folder.resolve() for manifest in manifests}
     for view in _folders(store / VIEWS):
         if view.resolve() not in views:
             yield Leftover(view, "links to former model files; no manifest under models/ names them")
-    sources = [model.source for model in settings.models.values()] + [manifest["source"] for manifest in manifests]
+    sources = [model.source for model in settings.models.values()] + [manifest.source for manifest in manifests]
     in_use = {parent for view in views for file in _targets_of_links(view) for parent in file.parents}
     yield from _of_hub(store, sources, pins, "model", in_use)
 

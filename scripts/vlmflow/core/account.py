@@ -1,11 +1,12 @@
 """Accounts: the JSON files in which a stage says what it did, each written and read by one type.
 
-The type of an account is a `msgspec.Struct` in the room that writes it; its fields are the keys of the file.
+The type of an account is a `msgspec.Struct` in the room that writes it; its fields are the keys of the file. Paths are
+texts there.
 """
 
 import re
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,7 +26,7 @@ MISSING = re.compile(r"Object missing required field `(.+)`")
 
 def write_account(path: Path, account: msgspec.Struct) -> None:
     """Write an account as indented JSON, whole or not at all; keys are in the order of the type's fields."""
-    write_json(path, msgspec.to_builtins(account))
+    write_json(path, msgspec.to_builtins(account, enc_hook=_as_text))
 
 
 def read_account(path: Path, kind: type[T]) -> T:
@@ -38,7 +39,7 @@ def read_account(path: Path, kind: type[T]) -> T:
     """
     content = read_json(path)
     try:
-        return msgspec.convert(content, kind, str_keys=True)
+        return msgspec.convert(content, kind, str_keys=True, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         raise OtherVersionError(
             f"{path}: {_in_plain_words(error)}",
@@ -53,3 +54,15 @@ def _in_plain_words(error: msgspec.ValidationError) -> str:
     if missing := MISSING.fullmatch(fault):
         return f"{fields}{'.' if fields else ''}{missing[1]} is missing"
     return f"{fields}: {fault}" if fields else fault
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no account can hold a {type(value).__name__}")
+
+
+def _from_text(kind: type[Any], value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

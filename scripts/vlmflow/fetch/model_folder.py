@@ -6,14 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Annotated
 
-import pydantic
-from pydantic import Field
+import msgspec
 
-from vlmflow.config.settings import Settings
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, sha256_of, whole_folder, write_json
+from vlmflow.core.files import sha256_of, whole_folder
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.model_files import is_housekeeping, shown
@@ -24,14 +22,14 @@ VIEWS = "views"
 """The folder of a store that holds what stages see of its models."""
 
 
-class FileRecord(Settings):
+class FileRecord(msgspec.Struct, frozen=True):
     """One file of a model."""
 
-    bytes: Annotated[int, Field(ge=0)]
+    bytes: int
     sha256: str
 
 
-class ModelManifest(Settings):
+class ModelManifest(msgspec.Struct, frozen=True):
     """What `models/NAME/manifest.json` says."""
 
     name: str
@@ -98,7 +96,7 @@ def write_model_manifest(
         left_out=sorted(left_out),
         digest=digest_of(files),
     )
-    write_json(model / MANIFEST, manifest.model_dump(mode="json"))
+    write_account(model / MANIFEST, manifest)
 
 
 def read_model_manifest(model: Path) -> ModelManifest:
@@ -108,9 +106,9 @@ def read_model_manifest(model: Path) -> ModelManifest:
     """
     next_step = f"remove {model} and run the same command again: the workflow fetches what is missing"
     try:
-        manifest = ModelManifest.model_validate(read_json(model / MANIFEST))
-    except pydantic.ValidationError as error:
-        raise VlmflowError(f"{model / MANIFEST}: {error.errors()[0]['msg']}", next_step) from None
+        manifest = read_account(model / MANIFEST, ModelManifest)
+    except VlmflowError as error:
+        raise VlmflowError(error.cause, next_step) from None
     if not manifest.folder.is_dir():
         raise VlmflowError(f"model {manifest.name}: its folder {manifest.folder} is missing", next_step)
     for name, record in manifest.files.items():

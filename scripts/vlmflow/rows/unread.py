@@ -27,8 +27,11 @@ NAMES_KEPT = 1_000
 NAME_KEPT = 100
 """Characters of a key's name, and of the value that is shown with it."""
 
-OF_ROW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-OF_PART = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]]).decode
+Keys = dict[str, msgspec.Raw]
+"""The keys of an object, each with its value as JSON."""
+
+OF_ROW = msgspec.json.Decoder(Keys).decode
+OF_PART = msgspec.json.Decoder(Keys | list[Keys]).decode
 
 Names = tuple[str, ...]
 KeySet = tuple[Names, tuple[Names, ...]]
@@ -157,11 +160,10 @@ class Unread:
         paths = set(top)
         inner: list[set[Names]] = []
         for part, read in self._part_keys.items():
-            objects = parts[part] if isinstance(parts[part], list) else [parts[part]]
-            inner.append({tuple(sorted(one.keys() - read)) for one in objects})
+            inner.append({tuple(sorted(one.keys() - read)) for one in parts[part]})
             paths.update(f"{part}.{key}" for names in inner[-1] for key in names)
             if any(inner[-1]):
-                self._weigh_turns(part, number, objects)
+                self._weigh_turns(part, number, parts[part])
         done: set[str] = set()
         for key in top:
             path = self._known(key)
@@ -203,11 +205,13 @@ class Unread:
         self._found.first.setdefault(key, (number, shown(bytes(value)[:NAME_KEPT].decode(errors="replace"))))
         return True
 
-    def _keys_of(self, row: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
+    def _keys_of(self, row: bytes) -> tuple[Keys, dict[str, list[Keys]]]:
+        """Give the keys of a row with their values, and likewise those of each object in its parts."""
         keys = OF_ROW(row)
-        return keys, {part: OF_PART(keys[part]) for part in self._parts}
+        parts = {part: OF_PART(keys[part]) for part in self._parts}
+        return keys, {part: found if isinstance(found, list) else [found] for part, found in parts.items()}
 
-    def _weigh_turns(self, part: str, number: int, turns: list[dict[str, msgspec.Raw]]) -> None:
+    def _weigh_turns(self, part: str, number: int, turns: list[Keys]) -> None:
         spoken_by = msgspec.structs.fields(self._parts[part])[0].encode_name
         done: set[str] = set()
         for turn in turns:

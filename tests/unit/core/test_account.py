@@ -20,23 +20,25 @@ class Account(msgspec.Struct):
     train: Rows
     share: float = 0.0
     files: list[Rows] = []
+    folder: Path | None = None
     test: Rows | UnsetType = UNSET
 
 
 def test_an_account_is_read_as_it_was_written(tmp_path: Path) -> None:
-    account = Account("ü", Rows(3, {"b": 1, "a": 2}), 1e-05, [Rows(1)])
+    account = Account("ü", Rows(3, {"b": 1, "a": 2}), 1e-05, [Rows(1)], Path("/a/b"))
     write_account(tmp_path / "account.json", account)
     assert read_account(tmp_path / "account.json", Account) == account
 
 
 def test_an_account_has_the_bytes_of_the_same_keys_as_json(tmp_path: Path) -> None:
     """Keys are in the order of the fields, and those without a value are left out."""
-    write_account(tmp_path / "account.json", Account("ü", Rows(3, {"b": 1, "a": 2}), 1e-05, [Rows(1)]))
+    write_account(tmp_path / "account.json", Account("ü", Rows(3, {"b": 1, "a": 2}), 1e-05, [Rows(1)], Path("/a/b")))
     plain = {
         "name": "ü",
         "train": {"kept": 3, "by_reason": {"b": 1, "a": 2}},
         "share": 1e-05,
         "files": [{"kept": 1, "by_reason": {}}],
+        "folder": "/a/b",
     }
     write_json(tmp_path / "plain.json", plain)
     assert (tmp_path / "account.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
@@ -57,6 +59,7 @@ def test_keys_of_a_later_version_are_left_out(tmp_path: Path) -> None:
             {"name": "n", "train": {"kept": 1}, "files": [{"kept": 1}, {"kept": None}]},
             "account.json: files[1].kept: Expected `int`, got `null`",
         ),
+        ({"name": "n", "train": {"kept": 1}, "folder": 1}, "account.json: folder: Expected `Path`, got `int`"),
         ([], "account.json: Expected `object`, got `array`"),
     ],
 )
