@@ -13,7 +13,7 @@ from drawn_pictures import drawn, encoded, put
 from fire_rows import write_array
 from stage_settings import validation
 from vlmflow.config.data_settings import RowChoice
-from vlmflow.core.files import write_json
+from vlmflow.core.account import write_account
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
@@ -59,7 +59,7 @@ def prepared(folder: Path) -> dict[str, Any]:
     make = form_rows("text", "text", {}, "Go on.", None)
     with open_rows([raw], "train") as rows:
         found = convert(rows, files["converted"], files["rejects"], "train", make, RowChoice(), 1)
-    write_json(files["unread"], found)
+    write_account(files["unread"], found)
     return files
 
 

@@ -220,12 +220,12 @@ class HardenedExecutor(Executor):
         planned = self._disruptions.plan(info.external_jobid, outcome)
         if planned.state == "waiting":
             self._say(f"{self._rule_job_of(info.job).words}: {planned.why}")
-            self._keep_log(info, outcome)
+            self._save_log(info, outcome)
             self._clean_up(info)
             self._remove_folder_of(outcome.pod)
         return planned
 
-    def _keep_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
+    def _save_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
         """Save the end of a failed pod's log; returns the text and its file."""
         log = self.cluster.log_end(outcome.pod, CONTAINER, LOG_LINES) if outcome.pod else ""
         kept = self.log_path / f"{info.external_jobid}.log"
@@ -251,7 +251,7 @@ class HardenedExecutor(Executor):
 
     def _report_failure(self, info: SubmittedJobInfo, outcome: Outcome) -> None:
         job, rule_job = info.job, self._rule_job_of(info.job)
-        log, kept = self._keep_log(info, outcome)
+        log, kept = self._save_log(info, outcome)
         why, again = outcome.why, outcome.again
         if outcome.out_of_memory:
             more = min(int(rule_job.mem_mb * MORE_MEMORY), self.max_mem_mb)

@@ -13,7 +13,7 @@ from vlmflow.archives.fetch_counts import FetchAccount, FetchedPictures
 from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.archives.fetch_source import SourceFetch
 from vlmflow.archives.open_archives import require_pins
-from vlmflow.archives.picture_file import keep
+from vlmflow.archives.picture_file import write_picture
 from vlmflow.archives.places import Place, Places
 from vlmflow.archives.side_by_side import side_by_side
 from vlmflow.config.picture_sources import PictureSource
@@ -164,7 +164,7 @@ class PictureFetch:
             source,
             self._sources[source],
             wanted,
-            lambda member, content: keep(self._store / in_store[member], content),
+            lambda member, content: write_picture(self._store / in_store[member], content),
             self._store / HOUSEKEEPING,
             self._max_bytes,
             progress,

@@ -254,11 +254,11 @@ class SourceFetch:
             for name in part.names:
                 member = self._members[name]
                 packed = content[member.start - part.start : member.end - part.start]
-                self._settle(name, self._keep(name, packed, read))
+                self._settle(name, self._unpack(name, packed, read))
 
         side_by_side(self._ranges, bring, CONNECTIONS, self.stop)
 
-    def _keep(self, name: str, packed: memoryview, read: Read) -> Missing | None:
+    def _unpack(self, name: str, packed: memoryview, read: Read) -> Missing | None:
         member = self._members[name]
         try:
             content = content_of(packed, member)

@@ -19,7 +19,7 @@ Content = bytes | memoryview
 _own = threading.local()
 
 
-def keep(file: Path, content: Content) -> Missing | None:
+def write_picture(file: Path, content: Content) -> Missing | None:
     """Write a picture, whole or not at all, synced to the disk; gives why it cannot have its name.
 
     Who calls this has the picture's source to itself: `whole_file`'s lock and buffer would cost more than the writing.

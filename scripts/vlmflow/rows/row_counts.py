@@ -72,7 +72,7 @@ class Account:
     score_field_differs: int = 0
     shown: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
 
-    def keep(self, verdicts: list[Verdict]) -> None:
+    def count_kept(self, verdicts: list[Verdict]) -> None:
         """Count one raw row as kept, by the verdicts over its training rows."""
         last = verdicts[-1]
         self.kept += 1

@@ -89,7 +89,7 @@ class DatasetWriter:
         self.test_groups: set[bytes] = set()
         self.test_questions: set[bytes] = set()
 
-    def keep(self, split: str, verdicts: list[Verdict]) -> None:
+    def write(self, split: str, verdicts: list[Verdict]) -> None:
         """Write the training rows of one raw row."""
         self.examples[split] += len(verdicts)
         if verdicts[0].picture and split != "test":
@@ -223,8 +223,8 @@ def _take(
             if isinstance(target, Reject):
                 account.reject(number, target)
             else:
-                account.keep(verdicts)
-                writer.keep(target, verdicts)
+                account.count_kept(verdicts)
+                writer.write(target, verdicts)
             progress.advance()
     account.close(rules.max_reject_share)
 

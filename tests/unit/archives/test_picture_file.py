@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.archives.picture_file import BUFFER_BYTES, keep
+from vlmflow.archives.picture_file import BUFFER_BYTES, write_picture
 from vlmflow.web.missing import Missing
 from workflow_runs import ROOT
 
@@ -27,14 +27,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES - 4097])
 def test_every_size_is_written_completely(folder: Path, size: int) -> None:
     content = bytes(number % 251 for number in range(size))
-    assert keep(folder / "new" / "a.jpg", content) is None
+    assert write_picture(folder / "new" / "a.jpg", content) is None
     assert (folder / "new" / "a.jpg").read_bytes() == content
     assert [file.name for file in (folder / "new").iterdir()] == ["a.jpg"]
 
 
 def test_the_rest_of_a_killed_fetch_is_overwritten(folder: Path) -> None:
     (folder / "a.jpg.part").write_bytes(b"half of a picture that was longer" * 1_000)
-    assert keep(folder / "a.jpg", b"picture") is None
+    assert write_picture(folder / "a.jpg", b"picture") is None
     assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("a.jpg", b"picture")]
 
 
@@ -42,28 +42,28 @@ def test_a_link_is_not_followed(folder: Path) -> None:
     (folder / "other").write_bytes(b"other")
     (folder / "a.jpg.part").symlink_to(folder / "other")
     with pytest.raises(OSError, match=r"a\.jpg"):
-        keep(folder / "a.jpg", b"picture")
+        write_picture(folder / "a.jpg", b"picture")
     assert (folder / "other").read_bytes() == b"other"
 
 
 def test_a_folder_in_place_of_a_file_is_reported(folder: Path) -> None:
     (folder / "a.jpg").mkdir()
-    assert isinstance(keep(folder / "a.jpg", b"picture"), Missing)
+    assert isinstance(write_picture(folder / "a.jpg", b"picture"), Missing)
     (folder / "b.jpg").write_bytes(b"picture")
-    assert isinstance(keep(folder / "b.jpg" / "c.jpg", b"picture"), Missing)
+    assert isinstance(write_picture(folder / "b.jpg" / "c.jpg", b"picture"), Missing)
     assert sorted(file.name for file in folder.iterdir()) == ["a.jpg", "b.jpg"]
 
 
 WITHOUT_A_WAY_PAST_THE_CACHE = """
 import os, sys
 from pathlib import Path
-from vlmflow.archives.picture_file import keep
+from vlmflow.archives.picture_file import write_picture
 folder, content = Path(sys.argv[1]), os.urandom(5_000)
 try:
     os.open(folder / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT)
 except OSError as error:
     print(error.strerror)
-assert keep(folder / "new" / "a.jpg", content) is None
+assert write_picture(folder / "new" / "a.jpg", content) is None
 assert (folder / "new" / "a.jpg").read_bytes() == content
 print("kept")
 """
