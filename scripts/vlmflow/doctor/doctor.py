@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import kubernetes
 
@@ -132,7 +133,7 @@ class Doctor:
         wanted = max((need.gpus for need in self._needs), default=0)
         gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"])) if self._nodes else wanted
         images = {"default": self._locks / "data.lock", "train": self._locks / "train.lock"}
-        probes = []
+        probes: list[Probe[Any]] = []
         left = f".doctor-{uuid.uuid4()}"
         try:
             for name, lock in images.items():
@@ -140,16 +141,17 @@ class Doctor:
             for probe, lock in zip(tuple(probes), images.values(), strict=True):
                 answer = probe.answer(self._patience)
                 yield from inside.check_inside(answer, lock)
-                if answer.said and answer.said["folders"]:
+                if answer.said and answer.said.folders:
                     yield from self._look_from_elsewhere(left, answer.node, probes)
             if answer.said:  # the training image runs
-                probes.append(inside.train_together(self._api, self._templates, self._needs, gpus))
-                yield inside.check_training(probes[-1].answer(self._patience))
+                training = inside.train_together(self._api, self._templates, self._needs, gpus)
+                probes.append(training)
+                yield inside.check_training(training.answer(self._patience))
         finally:
             for probe in probes:
                 probe.remove()
 
-    def _look_from_elsewhere(self, left: str, first: str, probes: list[Probe]) -> Iterator[Check]:
+    def _look_from_elsewhere(self, left: str, first: str, probes: list[Probe[Any]]) -> Iterator[Check]:
         """Check from a second node what a probe on the node `first` left on the volumes, and remove it."""
         template = self._templates["default"]
         others = [node for node in self._nodes if node["metadata"]["name"] != first]

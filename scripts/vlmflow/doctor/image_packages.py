@@ -20,7 +20,7 @@ def locked_versions(lock: Path, python: str) -> dict[str, str]:
     }
 
 
-def check_image(image: str, python: str, packages: dict[str, str], lock: Path) -> Check:
+def check_image(image: str, python: str, packages: dict[str, str | None], lock: Path) -> Check:
     """Check the packages of an image against a lock file. packages: versions by name, as its pod reported them."""
     present = {_canonical(name): version for name, version in packages.items()}
     locked = locked_versions(lock, python)

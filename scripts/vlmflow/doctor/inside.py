@@ -1,7 +1,9 @@
 """Checks that probes make inside the cluster: images, volumes, clocks, and processes that train together."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from vlmflow.cluster.api import Api, Object
 from vlmflow.doctor.findings import Check
@@ -17,6 +19,35 @@ FOLDERS = {"cache": "/cache", "outputs": "/outputs"}
 
 LARGEST_SKEW = 30.0
 """Seconds between a node's clock and the API server's; beyond them, times of files and tokens mislead."""
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What `in_pod.py` prints: what a pod sees of itself.
+
+    user: its number. time: of the pod's clock, in seconds since 1970. python: the version ("3.12.1"). folders: of each
+    folder that it was asked about the errors by trial, none if all went well. packages: versions by name.
+    """
+
+    user: int
+    time: float
+    python: str
+    folders: dict[str, dict[str, str]]
+    packages: dict[str, str | None]
+
+
+class TrialTraining(msgspec.Struct, frozen=True):
+    """What `ddp_trial.py` prints. wrong: why the training failed; then the others are empty.
+
+    processes: that trained together. gigabytes_per_second: between them. shared_memory_mb: the size of /dev/shm.
+    """
+
+    wrong: str = ""
+    backend: str = ""
+    processes: int = 0
+    device: str = ""
+    gigabytes_per_second: float = 0.0
+    shared_memory_mb: int = 0
+
 
 SMALL = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
 
@@ -49,25 +80,25 @@ TRIALS: dict[str, tuple[Literal["warn", "fail"], str, str]] = {
 """The trials of in_pod.py on a volume: the state if one fails, what that means, and what to do."""
 
 
-def look_inside(api: Api, template: Object, lock: Path, name: str) -> Probe:
+def look_inside(api: Api, template: Object, lock: Path, name: str) -> Probe[Surroundings]:
     """Start a probe of a template's image; only that of the data image also tries the volumes.
 
     name: the folder that it leaves there for `look_from_elsewhere`.
     """
     folders = FOLDERS.values() if lock.stem == "data" else []
-    return Probe(api, template, _in_pod("leave", name, *folders), SMALL)
+    return Probe(api, template, _in_pod("leave", name, *folders), SMALL, Surroundings)
 
 
-def look_from_elsewhere(api: Api, template: Object, name: str, first: str) -> Probe:
+def look_from_elsewhere(api: Api, template: Object, name: str, first: str) -> Probe[Surroundings]:
     """Start a probe on another node than `first` that looks for what another probe left under `name`; it removes it."""
-    return Probe(api, template, _in_pod("find", name, *FOLDERS.values()), SMALL, elsewhere_than=first)
+    return Probe(api, template, _in_pod("find", name, *FOLDERS.values()), SMALL, Surroundings, elsewhere_than=first)
 
 
 def _in_pod(*words: str) -> list[str]:
     return ["python", "-c", IN_POD, *words]
 
 
-def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gpus: int) -> Probe:
+def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gpus: int) -> Probe[TrialTraining]:
     """Start a few seconds of training with as many processes as the largest run has.
 
     gpus: the most GPUs on one node of the cluster; with 0 it trains on the CPU, over gloo.
@@ -80,21 +111,21 @@ def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gp
         resources[gpu_resource(templates["gpu"])] = str(processes)
     command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--no-python"]
     device = ["cuda"] if wanted and gpus else []
-    return Probe(api, template, [*command, "python", "-c", DDP_TRIAL, *device], resources)
+    return Probe(api, template, [*command, "python", "-c", DDP_TRIAL, *device], resources, TrialTraining)
 
 
-def check_inside(answer: Answer, lock: Path) -> list[Check]:
+def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Check]:
     """Turn the answer of an image's probe into checks of the image, the volumes and the clocks."""
     what = f"image {lock.stem}"
-    if not answer.said:
+    if answer.said is None:
         step = "push the image to the nodes' registry, and set its name in the overlay under images:"
         return [Check(what, "fail", f"{answer.image}: {answer.fault}", step)]
     said = answer.said
-    checks = [check_image(answer.image, said["python"], said["packages"], lock)]
-    for folder, wrong in said["folders"].items():
-        checks.append(_usable(folder, wrong, said["user"]))
-    if said["folders"]:
-        checks.append(check_clock(answer))
+    checks = [check_image(answer.image, said.python, said.packages, lock)]
+    for folder, wrong in said.folders.items():
+        checks.append(_usable(folder, wrong, said.user))
+    if said.folders:
+        checks.append(check_clock(said.time, answer))
     return checks
 
 
@@ -105,13 +136,13 @@ def _usable(folder: str, wrong: dict[str, str], user: int) -> Check:
     return Check(f"volume {folder}", "ok", f"writable as user {user}, with locks, links and renamed folders")
 
 
-def check_from_elsewhere(answer: Answer, first: str) -> Check:
+def check_from_elsewhere(answer: Answer[Surroundings], first: str) -> Check:
     """Check that a probe on another node than `first` saw the files that were written on `first`."""
     what = "volumes, two nodes"
-    if not answer.said:
+    if answer.said is None:
         step = "nothing, if the cluster has a single node; else find out why the pod did not run"
         return Check(what, "warn", f"not checked from another node than {first}: {answer.fault}", step)
-    unseen = {folder: wrong["see"] for folder, wrong in answer.said["folders"].items() if wrong}
+    unseen = {folder: wrong["see"] for folder, wrong in answer.said.folders.items() if wrong}
     if unseen:
         words = "; ".join(f"{folder}: {error}" for folder, error in unseen.items())
         step = "the claims must be on a shared file system (ReadWriteMany); a hostPath is local to each node"
@@ -119,9 +150,8 @@ def check_from_elsewhere(answer: Answer, first: str) -> Check:
     return Check(what, "ok", f"{answer.node} sees what {first} wrote")
 
 
-def check_clock(answer: Answer) -> Check:
-    """Compare a pod's clock with the API server's, read before and after the pod ran."""
-    told = answer.said["time"]
+def check_clock(told: float, answer: Answer[Any]) -> Check:
+    """Compare a pod's clock with the API server's, read before and after the pod ran. told: by the pod's clock."""
     assert answer.made is not None, "a probe that said something was made"
     assert answer.ended is not None, "and it ended"
     # The API server's Date has whole seconds.
@@ -133,17 +163,17 @@ def check_clock(answer: Answer) -> Check:
     return Check("clocks", "ok", f"pods and API server agree within {max(1.0, skew):.0f} s")
 
 
-def check_training(answer: Answer) -> Check:
+def check_training(answer: Answer[TrialTraining]) -> Check:
     """Turn the answer of `train_together` into a check."""
-    wrong = answer.fault or answer.said.get("wrong", "")
-    if wrong:
+    said = answer.said
+    if said is None or said.wrong:
+        wrong = said.wrong if said else answer.fault
         step = next(
             (hint for words, hint in HINTS.items() if words in wrong), "see docs/troubles.md, Training together"
         )
         return Check("training together", "fail", wrong, step)
-    said = answer.said
     found = (
-        f"{said['processes']} processes on {said['device']} over {said['backend']}: "
-        f"{said['gigabytes_per_second']:.1f} GB/s between them, /dev/shm of {said['shared_memory_mb']:,} MB"
+        f"{said.processes} processes on {said.device} over {said.backend}: "
+        f"{said.gigabytes_per_second:.1f} GB/s between them, /dev/shm of {said.shared_memory_mb:,} MB"
     )
     return Check("training together", "ok", found)

@@ -1,13 +1,14 @@
 """Jobs that check the cluster from inside: pods of a template, with our command."""
 
 import copy
-import json
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Generic, TypeVar
+
+import msgspec
 
 from vlmflow.cluster.api import Api, Object
 from vlmflow.cluster.client import Refused
@@ -25,30 +26,42 @@ PASSING = ("Operation cannot be fulfilled", "status unknown for quota")
 """Refusals after which the Job controller retries: two pods met in one quota, or a quota is not counted yet."""
 
 
+Said = TypeVar("Said", bound=msgspec.Struct)
+"""What a probe prints, as JSON."""
+
+
 @dataclass(frozen=True)
-class Answer:
+class Answer(Generic[Said]):
     """The result of a probe.
 
     image: the image that it ran. node: where it ran.
     made, ended: the API server's clock when the Job was created and when its end was seen.
-    said: the last JSON object that it printed; empty if it printed none. fault: why there is no answer.
+    said: what it printed last; None if it printed nothing of this form. fault: why there is no answer.
     """
 
     image: str
     made: datetime | None = None
     ended: datetime | None = None
-    said: dict[str, Any] = field(default_factory=dict)
+    said: Said | None = None
     fault: str = ""
     node: str = ""
 
 
-class Probe:
+class Probe(Generic[Said]):
     """One Job, created at once; `answer` waits for it and deletes it."""
 
     def __init__(
-        self, api: Api, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = ""
+        self,
+        api: Api,
+        template: Object,
+        command: list[str],
+        resources: dict[str, str],
+        form: type[Said],
+        elsewhere_than: str = "",
     ) -> None:
+        """Create the Job. form: of the line of JSON that the command prints; the others are those of `job`."""
         self._api = api
+        self._form = form
         self._image = _main_container(template)["image"]
         self._name = f"vlmflow-doctor-{uuid.uuid4().hex[:8]}"
         self._fault = ""
@@ -59,7 +72,7 @@ class Probe:
         except Refused as refused:
             self._fault = f"the Job was refused: {refused}"
 
-    def answer(self, patience: float) -> Answer:
+    def answer(self, patience: float) -> Answer[Said]:
         """Wait up to `patience` seconds for the pod to end; returns its answer, or why there is none."""
         if self._fault:
             return Answer(self._image, fault=self._fault)
@@ -75,7 +88,7 @@ class Probe:
         with suppress(Refused):
             self._api.delete(JOBS, self._name)
 
-    def _wait(self, until: float) -> Answer:
+    def _wait(self, until: float) -> Answer[Said]:
         pod: Object = {}
         while True:
             pods = self._api.list("pods", f"job-name={self._name}")
@@ -89,9 +102,9 @@ class Probe:
                 return Answer(self._image, fault=f"its pod does not start: {why_not_running(pod)}")
             time.sleep(POLL)
         log = self._api.log(pod["metadata"]["name"], CONTAINER)
-        said = last_json(log)
+        said = last_of_form(log, self._form)
         fault = "" if said is not None else f"its pod ended as {phase}: {log.strip()[-500:] or why_not_running(pod)}"
-        return Answer(self._image, self._made, self._api.now(), said or {}, fault, pod["spec"].get("nodeName", ""))
+        return Answer(self._image, self._made, self._api.now(), said, fault, pod["spec"].get("nodeName", ""))
 
 
 def refusal(events: list[Object], job_name: str) -> str:
@@ -168,15 +181,11 @@ def why_not_running(pod: Object) -> str:
     )
 
 
-def last_json(log: str) -> dict[str, Any] | None:
-    """Return the last line of a log that is a JSON object, parsed; None if there is none."""
+def last_of_form(log: str, form: type[Said]) -> Said | None:
+    """Return the last line of a log that is JSON of this form, decoded; None if there is none."""
     for line in reversed(log.splitlines()):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            return value
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(line, type=form)
     return None
 
 

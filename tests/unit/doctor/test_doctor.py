@@ -184,20 +184,30 @@ def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
     assert len(image_packages.locked_versions(ROOT / "envs/data.lock", "3.11.2")) > 80
 
 
-def in_a_pod(*words: object) -> dict:
+def in_a_pod(*words: object) -> inside.Surroundings:
     command = [sys.executable, in_pod.__file__, *map(str, words)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    said = probe.last_of_form(log, inside.Surroundings)
+    assert said is not None, log
+    return said
 
 
 def test_one_pod_tries_a_volume_and_another_reads_the_same_files(tmp_path: Path) -> None:
     said = in_a_pod("leave", ".doctor-1", tmp_path, "/proc/no-such")
-    assert said["folders"][str(tmp_path)] == {}
-    assert "No such file" in said["folders"]["/proc/no-such"]["write"]
-    assert said["packages"]["snakemake"]
-    found = in_a_pod("find", ".doctor-1", tmp_path, tmp_path / "unshared")["folders"]
+    assert said.folders[str(tmp_path)] == {}
+    assert "No such file" in said.folders["/proc/no-such"]["write"]
+    assert said.packages["snakemake"]
+    found = in_a_pod("find", ".doctor-1", tmp_path, tmp_path / "unshared").folders
     assert found[str(tmp_path)] == {}
     assert "No such file" in found[str(tmp_path / "unshared")]["see"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_answer_is_the_last_line_of_its_form() -> None:
+    line = '{"backend": "gloo", "processes": 2}'
+    log = f'{{"processes": 1}}\n{line}\n{{"processes": "two"}}\n[2]\nTraceback'
+    assert probe.last_of_form(log, inside.TrialTraining) == inside.TrialTraining(backend="gloo", processes=2)
+    assert probe.last_of_form(log, inside.Surroundings) is None
 
 
 def test_what_a_dead_probe_left_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -219,11 +229,14 @@ def test_a_lock_that_two_can_have_is_no_lock(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_a_second_node_does_not_see_is_a_volume_of_each_nodes_own() -> None:
-    unseen = Answer("i", said={"folders": {"/cache": {}, "/outputs": {"see": "No such file"}}}, node="b")
+    def looked(folders: dict[str, dict[str, str]]) -> Answer:
+        return Answer("i", said=inside.Surroundings(1000, 0.0, "3.12.1", folders, {}), node="b")
+
+    unseen = looked({"/cache": {}, "/outputs": {"see": "No such file"}})
     check = inside.check_from_elsewhere(unseen, "a")
     assert (check.state, check.found) == ("fail", "b does not see what a wrote: /outputs: No such file")
     assert inside.check_from_elsewhere(Answer("i", fault="no place"), "a").state == "warn"
-    assert inside.check_from_elsewhere(Answer("i", said={"folders": {"/cache": {}}}, node="b"), "a").state == "ok"
+    assert inside.check_from_elsewhere(looked({"/cache": {}}), "a").state == "ok"
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -231,15 +244,15 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.mark.parametrize(("ahead", "state"), [(-100, "fail"), (0, "ok"), (5, "ok"), (25, "ok"), (60, "fail")])
 def test_clocks_are_compared_between_two_answers_of_the_server(ahead: int, state: str) -> None:
-    told = {"time": (NOW + timedelta(seconds=ahead)).timestamp()}
-    check = inside.check_clock(Answer("i", made=NOW, ended=NOW + timedelta(seconds=10), said=told))
+    told = (NOW + timedelta(seconds=ahead)).timestamp()
+    check = inside.check_clock(told, Answer("i", made=NOW, ended=NOW + timedelta(seconds=10)))
     assert check.state == state
 
 
 def test_training_together_reports_its_speed_or_the_fault() -> None:
-    said = {"backend": "gloo", "processes": 2, "device": "CPU", "gigabytes_per_second": 0.5, "shared_memory_mb": 64}
+    said = inside.TrialTraining("", "gloo", 2, "CPU", 0.5, 64)
     assert "0.5 GB/s" in inside.check_training(Answer("i", said=said)).found
-    short = Answer("i", said={"wrong": "process 0: RuntimeError: unable to write: No space left on device"})
+    short = Answer("i", said=inside.TrialTraining("process 0: RuntimeError: unable to write: No space left on device"))
     assert "sizeLimit" in inside.check_training(short).next_step
     assert inside.check_training(replace(short, said=None, fault="OOMKilled, exit code 137")).state == "fail"
 
