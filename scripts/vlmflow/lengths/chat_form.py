@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vlmflow.rows.chat import IMAGE_TAG, ROLES, opening
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, dialogue_start
 from vlmflow.rows.sharegpt import ShareGptRow
 
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -42,7 +42,7 @@ class ChatForm:
         A picture is one pad token between its marks.
         """
         pieces = []
-        own = opening(row.conversations) > 0
+        own = dialogue_start(row.conversations) > 0
         before = f"<|im_start|>system\n{self.system}<|im_end|>\n" if self.system and not own else ""
         last = len(row.conversations) - 1
         for number, turn in enumerate(row.conversations):

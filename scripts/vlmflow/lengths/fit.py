@@ -21,7 +21,7 @@ from vlmflow.lengths.count import RowLength, TokenCounter, make_again, read_leng
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.pictures.image_manifest import pictures_digest
-from vlmflow.rows.chat import opening
+from vlmflow.rows.chat import dialogue_start
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData, entries_named, pictures_in
@@ -213,7 +213,7 @@ def without_oldest(row: ShareGptRow, count: int) -> ShareGptRow:
 
     What the system says and the question stay where they are; the attempts keep their numbers.
     """
-    asked = opening(row.conversations) + 1
+    asked = dialogue_start(row.conversations) + 1
     return msgspec.structs.replace(
         row,
         attempts=row.attempts[count:],

@@ -38,7 +38,7 @@ def from_system(prompt: str | None) -> list[Turn]:
     return [] if prompt is None else [Turn("system", prompt)]
 
 
-def opening(turns: Sequence[Turn]) -> int:
+def dialogue_start(turns: Sequence[Turn]) -> int:
     """Give the number of the turn that opens the dialogue: 1 after a turn from system, else 0."""
     return 1 if turns[0].speaker == "system" else 0
 

@@ -6,7 +6,7 @@ from functools import partial
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.chat import from_system
 from vlmflow.rows.converted import ConvertedRow, MakeRows
-from vlmflow.rows.forms.fire import PARTS, RawRow, Trajectory, read_trajectory, timestep_rows, trajectory_row
+from vlmflow.rows.forms.fire import NESTED, RawRow, Trajectory, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.unread import Shape, Unread
@@ -28,7 +28,7 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
     limits: of the whole trajectory, whatever of it stands in an example: the timestep form writes a turn many times.
     """
     system = from_system(system_prompt)
-    unread = Unread((RawRow, RawRow), PARTS)
+    unread = Unread((RawRow, RawRow), NESTED)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         trajectory = read_trajectory(row, unread.shape.decode)

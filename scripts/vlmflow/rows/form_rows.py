@@ -15,7 +15,7 @@ from vlmflow.raw.choice import OF_ANOTHER_MODALITY
 from vlmflow.raw.named import pictures_of, source_of
 from vlmflow.raw.split import RawRows
 from vlmflow.raw.table_file import TEXT
-from vlmflow.rows.chat import FIRST_LINE, from_system, opening, without_tags, wrong_order
+from vlmflow.rows.chat import FIRST_LINE, dialogue_start, from_system, without_tags, wrong_order
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.raw_text import clean
 from vlmflow.rows.rejects import Reject
@@ -43,9 +43,9 @@ def form_rows(
     if form.sound:  # whatever is wrong with rows that are not sound, the general type finds out
         sound_type = _raw_type({**form.all_keys, **form.sound}, names)
     decode = msgspec.json.Decoder(raw_type).decode
-    parts = {names[form.turns]: get_args(form.keys[form.turns])[0]} if form.turns else {}
+    nested = {names[form.turns]: get_args(form.keys[form.turns])[0]} if form.turns else {}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
-    unread = Unread((sound_type, raw_type), parts, form.meanings_of(names), ignore_keys, assistants)
+    unread = Unread((sound_type, raw_type), nested, form.meanings_of(names), ignore_keys, assistants)
     assert form.read is not None, f"kind {kind}: a rule of its own converts it"
     read = form.read
     wants_picture = modality == "image"
@@ -73,7 +73,7 @@ def form_rows(
         turns = read(raw, prompt)
         if type(turns) is Reject:
             return turns
-        first = opening(turns)
+        first = dialogue_start(turns)
         answerless = len(turns) - first > 1 and turns[-1].speaker == "human"
         if answerless:
             turns.pop()  # what nobody answers teaches nothing

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, SPEAKERS, Text, Turn, opening, wrong_order
+from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, SPEAKERS, Text, Turn, dialogue_start, wrong_order
 from vlmflow.rows.rejects import Reject
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
@@ -105,7 +105,7 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
     turns = row.conversations
     if len(turns) > limits.max_turns:
         return Reject("too_many_turns", f"{len(turns)} turns, at most {limits.max_turns} are allowed")
-    first = opening(turns)
+    first = dialogue_start(turns)
     answers = (len(turns) - first) // 2
     if [turn.speaker for turn in turns[first:]] != SPEAKERS * answers or not answers:
         return wrong_order(turns, first)

@@ -31,11 +31,11 @@ Keys = dict[str, msgspec.Raw]
 """The keys of an object, each with its value as JSON."""
 
 OF_ROW = msgspec.json.Decoder(Keys).decode
-OF_PART = msgspec.json.Decoder(Keys | list[Keys]).decode
+OF_NESTED = msgspec.json.Decoder(Keys | list[Keys]).decode
 
 Names = tuple[str, ...]
 KeySet = tuple[Names, tuple[Names, ...]]
-"""The unread keys of a row, and those of each of its parts, which are the same in every object of it."""
+"""The unread keys of a row, and those of each key that holds objects, which are the same in all of these."""
 
 
 class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -120,17 +120,17 @@ class Shape:
 class Unread:
     """Counts what is not read in the rows of one raw split; each process has its own.
 
-    types: what rows are decoded into, the one for rows without unread keys in their parts first; their keys are
+    types: what rows are decoded into, the one for rows without unread keys in their nested objects first; their keys are
     those that are read.
-    parts: by key, as in the file, the type of the objects that it holds (one, or a list).
+    nested: by key, as in the file, the type of the objects that it holds (one, or a list).
     meanings: see `RawForm.meanings_of`. ignored: those of them that do not stop the conversion.
-    assistants: who of those that speak in the parts' objects, by their first field, gives answers.
+    assistants: who of those that speak in the nested objects, by their first field, gives answers.
     """
 
     def __init__(
         self,
         types: tuple[type[msgspec.Struct], type[msgspec.Struct]],
-        parts: Mapping[str, type[msgspec.Struct]],
+        nested: Mapping[str, type[msgspec.Struct]],
         meanings: Mapping[str, Meaning] | None = None,
         ignored: Collection[str] = (),
         assistants: Collection[str] = (),
@@ -138,12 +138,12 @@ class Unread:
         self.meanings, self.ignored = meanings or {}, ignored
         self._assistants = frozenset(assistants)
         self._names = {_folded(key): key for key in self.meanings}
-        self._types, self._parts = types, parts
+        self._types, self._nested = types, nested
         self._fields = {one.encode_name: one for one in msgspec.structs.fields(types[1])}
-        self._part_keys = {key: _names(part) for key, part in parts.items()}
+        self._nested_keys = {key: _names(held) for key, held in nested.items()}
         self._shapes: dict[KeySet, Shape] = {}
         self._found = Found()
-        self.shape = self._shapes.setdefault(((), tuple(() for _ in parts)), self._made((), [()] * len(parts)))
+        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested)))
 
     def last_turn(self) -> None:
         """Count a row whose unanswered last turn is dropped."""
@@ -153,17 +153,17 @@ class Unread:
         """Count the keys of a sound row, number `number` of the split, that is not of the current shape."""
         self._found.rows += 1
         try:
-            keys, parts = self._keys_of(row)
+            keys, nested = self._keys_of(row)
         except ValueError:  # a key that is not UTF-8 (files of cp1252), which the readers of the row skip
-            keys, parts = self._keys_of(row.decode(errors="replace").encode())
+            keys, nested = self._keys_of(row.decode(errors="replace").encode())
         top = tuple(sorted(keys.keys() - self._fields.keys()))
         paths = set(top)
         inner: list[set[Names]] = []
-        for part, read in self._part_keys.items():
-            inner.append({tuple(sorted(one.keys() - read)) for one in parts[part]})
-            paths.update(f"{part}.{key}" for names in inner[-1] for key in names)
+        for holder, read in self._nested_keys.items():
+            inner.append({tuple(sorted(one.keys() - read)) for one in nested[holder]})
+            paths.update(f"{holder}.{key}" for names in inner[-1] for key in names)
             if any(inner[-1]):
-                self._weigh_turns(part, number, parts[part])
+                self._weigh_turns(holder, number, nested[holder])
         done: set[str] = set()
         for key in top:
             path = self._known(key)
@@ -206,18 +206,18 @@ class Unread:
         return True
 
     def _keys_of(self, row: bytes) -> tuple[Keys, dict[str, list[Keys]]]:
-        """Give the keys of a row with their values, and likewise those of each object in its parts."""
+        """Give the keys of a row with their values, and likewise those of each of its nested objects."""
         keys = OF_ROW(row)
-        parts = {part: OF_PART(keys[part]) for part in self._parts}
-        return keys, {part: found if isinstance(found, list) else [found] for part, found in parts.items()}
+        nested = {holder: OF_NESTED(keys[holder]) for holder in self._nested}
+        return keys, {holder: found if isinstance(found, list) else [found] for holder, found in nested.items()}
 
-    def _weigh_turns(self, part: str, number: int, turns: list[Keys]) -> None:
-        spoken_by = msgspec.structs.fields(self._parts[part])[0].encode_name
+    def _weigh_turns(self, holder: str, number: int, turns: list[Keys]) -> None:
+        spoken_by = msgspec.structs.fields(self._nested[holder])[0].encode_name
         done: set[str] = set()
         for turn in turns:
             answers = msgspec.json.decode(turn[spoken_by]) in self._assistants
             for key, value in turn.items():
-                path = self._known(f"{part}.{key}")
+                path = self._known(f"{holder}.{key}")
                 if path and path not in done and self._weigh(path, number, value, answers):
                     done.add(path)
 
@@ -231,15 +231,15 @@ class Unread:
         self.shape = self._shapes[keys]
 
     def _made(self, top: Names, inner: Collection[Names]) -> Shape:
-        names = [*top, *(f"{part}.{key}" for part, keys in zip(self._parts, inner, strict=True) for key in keys)]
+        names = [*top, *(f"{holder}.{key}" for holder, keys in zip(self._nested, inner, strict=True) for key in keys)]
         plain, general = self._types
         if not any(inner) and plain is not general:
             made = _strict(plain, top, [])
         else:
             changed = []
-            for (key, part), unread in zip(self._parts.items(), inner, strict=True):
-                field, kind = self._fields[key], _strict(part, unread, [])
-                holds = list[kind] if field.type != part else kind  # type: ignore[valid-type]  # made here
+            for (key, held), unread in zip(self._nested.items(), inner, strict=True):
+                field, kind = self._fields[key], _strict(held, unread, [])
+                holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # made here
                 changed.append((field.name, holds, msgspec.field(name=key)))
             made = _strict(general, top, changed)
         return Shape(msgspec.json.Decoder(made).decode, tuple(names))

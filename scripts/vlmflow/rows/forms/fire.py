@@ -78,7 +78,7 @@ FORM = RawForm(
 )
 
 ROW = msgspec.json.Decoder(RawRow)
-PARTS = {"question": RawTurn, "conversations": RawTurn}
+NESTED = {"question": RawTurn, "conversations": RawTurn}
 
 
 def read_trajectory(row: bytes, decode: Callable[[bytes], RawRow] = ROW.decode) -> Trajectory | Reject:
