@@ -54,7 +54,7 @@ def copy(source: Path, raw: Path) -> None:
 
 
 class RawAccount(msgspec.Struct):
-    """What `raw/DATASET/FILE.json` says of the raw file beside it."""
+    """What `raw/DATASET/.fetched/FILE.json` says of the raw file FILE."""
 
     bytes: int
     sha256: str
