@@ -161,7 +161,7 @@ def test_too_few_gpus_are_explained(storm: Call) -> None:
 
 
 def test_an_api_server_that_is_away_is_waited_for(storm: Call) -> None:
-    assert "The API server does not do its work" in storm.said
+    assert "The API server fails" in storm.said
     assert "The API server answers again" in storm.said
 
 

@@ -54,7 +54,7 @@ def test_from_a_shell(server: ArchiveServer, tmp_path: Path) -> None:
     assert set(pictures_in(tmp_path / "store")) == set(NAMES)
     account = account_of(tmp_path)
     assert (account["wanted"], account["fetched"], account["missing"]) == (101, 100, {"pictures": 1, "rows": 1})
-    assert "gqa: 100 pictures, ranges, 2.0 MB: there is no address for single pictures" in done.stderr
+    assert "gqa: 100 pictures, ranges, 2.0 MB: the source has no address for single pictures" in done.stderr
     assert "100 of 100 pictures" in done.stderr
     assert "sam: 1 pictures, 1 rows: by_hand" in done.stderr
 

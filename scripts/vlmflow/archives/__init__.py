@@ -1,1 +1,1 @@
-"""Pictures from where they lie: which source has them, the cheapest way there, and an account of what came."""
+"""Fetches pictures from their sources: which source has them, the cheapest way, and an account of the result."""

@@ -1,4 +1,4 @@
-"""A whole archive brought to the disk: resumed after a break or a kill, checked, and only then named."""
+"""Downloads a whole archive: resumes after a break or a kill, and names the file only once it is checked."""
 
 import hashlib
 import logging
@@ -12,12 +12,12 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_archive(remote: RemoteFile, target: Path, digests: dict[str, str | None]) -> None:
-    """Bring an archive to `target`; the caller alone writes there.
+    """Download an archive to `target`; only the caller writes there.
 
-    remote: is open. target: holds the archive's version in its name; a file that is there is taken as it is.
-    digests: by algorithm (md5, sha256) what the archive's must be; None where it is not known.
+    remote: must be open. target: its name includes the archive's version; an existing file of the right size is kept.
+    digests: the archive's expected digests by algorithm (md5, sha256); None if unknown.
 
-    Raises VlmflowError where it does not fit on the disk, or has other digests; what `RemoteFile.stream` raises.
+    Raises VlmflowError if it does not fit on the disk, or a digest differs; what `RemoteFile.stream` raises.
     """
     if target.is_file() and target.stat().st_size == remote.length:
         return
@@ -27,7 +27,7 @@ def fetch_archive(remote: RemoteFile, target: Path, digests: dict[str, str | Non
             file.truncate(0)
         require_free_disk(target.parent, remote.length - file.tell(), remote.name)
         if file.tell():
-            logger.info("%s: going on at byte %s of %s", remote.name, f"{file.tell():,}", f"{remote.length:,}")
+            logger.info("%s: resuming at byte %s of %s", remote.name, f"{file.tell():,}", f"{remote.length:,}")
         if file.tell() < remote.length:
             remote.stream(file.tell(), remote.length, file.write, lambda: file.truncate(0))
         file.flush()
@@ -39,7 +39,7 @@ def fetch_archive(remote: RemoteFile, target: Path, digests: dict[str, str | Non
         if found != wanted:
             part.unlink()
             raise VlmflowError(
-                f"{remote.name}: the {algorithm} of what was received is {found}, it must be {wanted}",
-                "something on the way alters it, or its owner changed it: find out which before you use it",
+                f"{remote.name}: the received file has {algorithm} {found}, expected {wanted}",
+                "something on the way changes it, or its owner changed it: find out which before you use it",
             )
     part.replace(target)

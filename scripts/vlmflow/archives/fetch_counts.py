@@ -1,4 +1,4 @@
-"""The account of a fetch: of every source how many pictures were wanted, had, fetched and missing, and the bytes."""
+"""The account of a fetch: for every source the pictures wanted, had, fetched and missing, and the bytes."""
 
 import logging
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ from vlmflow.pictures.picture_counts import PictureCost
 from vlmflow.web.missing import REASONS, Missing
 
 NO_SOURCE = "none"
-"""Stands for the source of pictures that no source has."""
+"""The name for pictures without a source."""
 
 logger = logging.getLogger(__name__)
 
 
 class Cost(PictureCost):
-    """What a reason costs, with one of the pictures and its detail."""
+    """The pictures and rows lost for one reason, with one of the pictures and its detail."""
 
     example: str = ""
     detail: str = ""
 
 
 class SourceAccount(msgspec.Struct):
-    """What became of the pictures of one source."""
+    """The result for the pictures of one source."""
 
     wanted: int = 0
     """Pictures that rows name and this source should have: those had, fetched and missing. Counted at the end."""
@@ -32,10 +32,10 @@ class SourceAccount(msgspec.Struct):
     licence: str | None = None
 
     ways: list[str] = []
-    """How they were fetched, and why so."""
+    """How they were fetched, and why."""
 
     had: int = 0
-    """Pictures that were in a root before."""
+    """Pictures that were already in a root."""
 
     fetched: int = 0
 
@@ -43,14 +43,14 @@ class SourceAccount(msgspec.Struct):
     """By reason."""
 
     bytes_wanted: int = 0
-    """Of the fetched pictures as they lie in the archive."""
+    """Of the fetched pictures, packed as in the archive."""
 
     bytes_transferred: int = 0
-    """Of all content that came."""
+    """Of all received content."""
 
 
 class FetchedPictures(msgspec.Struct):
-    """What `images/DATASET/SPLIT.fetched.json` says: the sums over all sources, and each of them."""
+    """The content of `images/DATASET/SPLIT.fetched.json`: the sums over all sources, and each source."""
 
     wanted: int
     had: int
@@ -62,21 +62,21 @@ class FetchedPictures(msgspec.Struct):
 
 
 class FetchAccount:
-    """Counts what became of every picture that the rows name."""
+    """Counts the result for every picture that the rows name."""
 
     def __init__(self, sources: Mapping[str, PictureSource]) -> None:
         self._sources = sources
         self.by_source: dict[str, SourceAccount] = {}
 
     def of(self, source: str | None) -> SourceAccount:
-        """Give the account of a source; None is for pictures that no source has."""
+        """Return the account of a source; None stands for pictures without a source."""
         name = source or NO_SOURCE
         if name not in self.by_source:
             self.by_source[name] = SourceAccount(licence=self._sources[name].licence if source else None)
         return self.by_source[name]
 
     def plan(self, source: str, way: Way, pictures: int) -> None:
-        """Say and keep how the pictures of a source will be fetched."""
+        """Log and record how the pictures of a source will be fetched."""
         size = "of unknown size" if way.bytes is None else f"{way.bytes / 1e6:,.1f} MB"
         text = f"{pictures:,} pictures, {way.kind}, {size}: {way.why}"
         logger.info("%s: %s", source, text)
@@ -89,7 +89,7 @@ class FetchAccount:
         cost.rows += rows
 
     def close(self) -> FetchedPictures:
-        """Give the account, and log what is missing and what it costs."""
+        """Return the account, and log the missing pictures with the rows that name them."""
         for name, source in sorted(self.by_source.items()):
             source.wanted = source.had + source.fetched + sum(cost.pictures for cost in source.missing.values())
             logger.info(
@@ -99,7 +99,7 @@ class FetchAccount:
             )
             for reason, cost in sorted(source.missing.items()):
                 logger.warning(
-                    "%s: %d pictures, %d rows: %s (%s), as %s: %s",
+                    "%s: %d pictures, %d rows: %s (%s), for example %s: %s",
                     *(name, cost.pictures, cost.rows, reason, REASONS[reason], cost.example, cost.detail),
                 )
         accounts = self.by_source.values()

@@ -1,4 +1,4 @@
-"""The pictures that a split's rows name: those that no root holds are fetched from their sources."""
+"""Fetches the pictures that a split's rows name and no root has, from their sources."""
 
 import errno
 import fcntl
@@ -27,14 +27,14 @@ from vlmflow.web.missing import Missing
 logger = logging.getLogger(__name__)
 
 TRY_ELSEWHERE = {"no_member", "refused"}
-"""Reasons after which the next source that may have the picture is asked."""
+"""Reasons after which the next possible source of a picture is tried."""
 
 
 @dataclass
 class Wish:
-    """A picture that rows name and no root holds.
+    """A picture that rows name and no root has.
 
-    rows: how many. places: where it may be fetched, those not tried yet.
+    rows: their number. places: the places not tried yet.
     """
 
     rows: int
@@ -44,8 +44,8 @@ class Wish:
 class PictureFetch:
     """One fetch for one split.
 
-    sources: by name. pins: of archives on the hub. store: where pictures go, under paths by which rows find them.
-    max_bytes: of a picture. what: names the work to people.
+    sources: by name. pins: those of archives on the hub. store: the folder for pictures, with paths as rows name them.
+    max_bytes: the limit of a picture. what: the work, for people.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class PictureFetch:
         self._failures: list[VlmflowError] = []
 
     def fetch(self, paths: Mapping[str, int], roots: PictureRoots) -> FetchedPictures:
-        """Fetch what the roots lack, and give the account.
+        """Fetch what the roots lack, and return the account.
 
         paths: distinct paths as rows write them, with the number of rows. roots: the store is one of them.
 
-        Raises VlmflowError where an archive is not pinned, before anything is fetched; where the disk is full; and
-        where servers failed too often, after all else has come.
+        Raises VlmflowError if an archive is not pinned, before anything is fetched; PassingError if the disk is full;
+        and either if servers failed too often, after everything else is fetched.
         """
         wishes = self._wishes(paths, roots)
         asked = {place.source for wish in wishes.values() for place in wish.places}
@@ -84,8 +84,8 @@ class PictureFetch:
             next_step = "free some space there, or put stores.fetched_pictures on a larger disk"
             raise PassingError(
                 f"{error.filename or self._store}: {error.strerror}",
-                f"{next_step if error.errno == errno.ENOSPC else 'correct that'}, and run the same command again: "
-                "what has come is kept",
+                f"{next_step if error.errno == errno.ENOSPC else 'fix it'}, and run the same command again: it keeps "
+                "the fetched pictures",
             ) from None
         account = self._account.close()
         if self._failures:
@@ -97,7 +97,7 @@ class PictureFetch:
         return account
 
     def _wishes(self, paths: Mapping[str, int], roots: PictureRoots) -> dict[str, Wish]:
-        """Give what is to be fetched, by path; what is here, or cannot be, is accounted for."""
+        """Return what to fetch, by path; count what is already here, and what cannot be fetched."""
         places = Places(self._sources)
         named: dict[str, Wish] = {}
         here: set[str] = set()
@@ -124,12 +124,12 @@ class PictureFetch:
                 missing = Missing("no_source", "add one to picture_sources (config), or a root to image_roots")
                 self._account.miss(None, name, wish.rows, missing)
             else:
-                how = self._sources[source].by_hand or "no address of it is known"
+                how = self._sources[source].by_hand or "its address is unknown"
                 self._account.miss(source, name, wish.rows, Missing("by_hand", how))
         return wishes
 
     def _round(self, wishes: Mapping[str, Wish], progress: FetchProgress) -> dict[str, Wish]:
-        """Ask the likeliest source for every wish; give the wishes that are left for other sources."""
+        """Fetch every wish from its likeliest source; returns the wishes that remain for other sources."""
         by_source: dict[str, dict[str, list[str]]] = {}
         for name, wish in wishes.items():
             place = wish.places[0]
@@ -158,7 +158,7 @@ class PictureFetch:
         return left
 
     def _fetch_of(self, source: str, in_store: Mapping[str, str], progress: FetchProgress) -> SourceFetch:
-        """Give the fetch from one source; in_store: by name in the archive, the path in the store."""
+        """Return the fetch from one source. in_store: paths in the store by names in the archive."""
         wanted = [member for member, name in in_store.items() if not (self._store / name).is_file()]
         return SourceFetch(
             source,
@@ -171,7 +171,7 @@ class PictureFetch:
         )
 
     def _plan(self, fetches: Sequence[SourceFetch]) -> None:
-        """Plan all sources side by side: of servers that do not answer none waits for another's end."""
+        """Plan all sources in parallel, so that servers that do not answer do not add up."""
 
         def plan(fetch: SourceFetch) -> None:
             with self._failing(fetch):
@@ -191,7 +191,7 @@ class PictureFetch:
         if missing is None:
             if member in fetch.fetched:
                 self._account.of(fetch.name).fetched += 1
-            else:  # another process brought it while this one waited
+            else:  # another process fetched it while this one waited
                 self._account.of(fetch.name).had += 1
         elif missing.reason in TRY_ELSEWHERE and len(wish.places) > 1:
             left[name] = Wish(wish.rows, wish.places[1:])
@@ -200,7 +200,7 @@ class PictureFetch:
 
     @contextmanager
     def _failing(self, fetch: SourceFetch) -> Iterator[None]:
-        """Keep a failure for the end: one source's server must not cost what the others have."""
+        """Raise a failure only at the end: one source's server must not prevent fetches from others."""
         try:
             yield
         except VlmflowError as error:
@@ -215,7 +215,7 @@ def _can_be_fetched(source: PictureSource) -> bool:
 
 @contextmanager
 def _own(lock: Path) -> Iterator[None]:
-    """Have a source to this process alone: the other split's fetch then finds what this one brought."""
+    """Lock a source for this process: the other split's fetch then finds what this one fetched."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as file:
         told = False
@@ -225,7 +225,7 @@ def _own(lock: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if not told:
-                    logger.info("%s: another process fetches from it; waiting for that one", lock.stem)
+                    logger.info("%s: another process fetches from it; waiting", lock.stem)
                 told = True
                 time.sleep(1.0)
         yield

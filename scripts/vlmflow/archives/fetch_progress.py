@@ -1,4 +1,4 @@
-"""How far a fetch of pictures has come: bytes and pictures, their rates, and the time left."""
+"""Progress of a fetch of pictures: bytes and pictures, their rates, and the time left."""
 
 import threading
 
@@ -6,10 +6,10 @@ from vlmflow.core.progress import Progress, amount
 
 
 class FetchProgress(Progress):
-    """Counts bytes as they come, for rate and time left, and pictures as they are whole.
+    """Counts received bytes, for rate and time left, and complete pictures.
 
-    what: the stage and its subject. `total` and `total_pictures` are set when the plan is made; `total` may be an
-    estimate, and is not shown once it is exceeded. Several threads may count.
+    what: the stage and its subject. `total` and `total_pictures` are set after planning; `total` may be an estimate,
+    and is hidden once it is exceeded. Several threads may count.
     """
 
     def __init__(self, what: str) -> None:
@@ -19,12 +19,12 @@ class FetchProgress(Progress):
         self._lock = threading.Lock()
 
     def advance(self, units: int = 1) -> None:
-        """Count `units` more bytes; less than 0 where some had to be dropped."""
+        """Count `units` more bytes; a negative number for dropped ones."""
         with self._lock:
             super().advance(units)
 
     def line(self, seconds: float) -> str:
-        """Give the report after `seconds` of work."""
+        """Return the report after `seconds` of work."""
         if self.count > self.total:
             self.total = 0
         rate = self.pictures / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""All that is wanted of one source: planned, said, and fetched."""
+"""Plans and fetches all wanted pictures of one source."""
 
 import difflib
 import logging
@@ -27,18 +27,18 @@ from vlmflow.web.transport import CONNECTIONS, Transport
 logger = logging.getLogger(__name__)
 
 Give = Callable[[str, Content], Missing | None]
-"""Takes a picture's name in the archive and its bytes, and keeps it; gives why it cannot."""
+"""Takes a picture's name in the archive and its bytes, and saves it; returns why it cannot, or None."""
 
 
 class SourceFetch:
-    """What is wanted of one source, on its way.
+    """The fetch of the wanted pictures of one source.
 
-    name: of the source. wanted: the pictures' names in the archive. give: takes each that comes.
-    folder: for directories and whole archives. max_bytes: of a picture. progress: counts bytes and pictures.
+    name: the source's name. wanted: the pictures' names in the archive. give: called with each fetched picture.
+    folder: for directories and whole archives. max_bytes: the limit of a picture. progress: counts bytes and pictures.
 
-    way: the one that is gone; None before `plan`, and where there is none.
-    fetched, missing: what became of `wanted`, once `run` has ended.
-    bytes_wanted: of the pictures, packed as they are in the archive. bytes_transferred: of content, all in all.
+    way: the chosen way; None before `plan`, and if there is none.
+    fetched, missing: the result for `wanted`, after `run`.
+    bytes_wanted: of the pictures, packed as in the archive. bytes_transferred: of all received content.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class SourceFetch:
         self._members: dict[str, Member] = {}
 
     def plan(self, pins: Mapping[str, Pin]) -> None:
-        """Choose the way, and look as far as it takes to know its bytes.
+        """Choose the way; asks the server as far as needed to know its bytes.
 
-        Raises VlmflowError where a server fails too often. Where a source does not give anything, all is missing.
+        Raises VlmflowError if a server fails too often. If the source refuses everything, all pictures are missing.
         """
         self._ways = ways_to(self._source, self.wanted, self._directory_is_here())
         if self.wanted:
             self._take_next_way(pins)
 
     def run(self, pins: Mapping[str, Pin]) -> None:
-        """Fetch what is wanted; where nothing came, by the other way, if there is one.
+        """Fetch what is wanted; if the first way gives nothing, try the other one, if any.
 
-        Raises VlmflowError where a server fails too often or something changed, OSError where the disk does.
+        Raises VlmflowError if a server fails too often or a file changed, OSError if the disk fails.
         """
         while self.way is not None:
             try:
@@ -97,18 +97,18 @@ class SourceFetch:
             self._take_next_way(pins)
 
     def stop(self) -> None:
-        """Let what another thread waits for or receives end soon, with Stopped."""
+        """Make waiting and receiving threads end soon, with Stopped."""
         self._transport.stop()
 
     def miss_the_rest(self, missing: Missing) -> None:
-        """Count what has not come, and is not missing for a reason of its own, as missing."""
+        """Count as missing what was not fetched and has no other reason yet."""
         for name in self.wanted:
             if name not in self.fetched:
                 self.missing.setdefault(name, missing)
 
     @property
     def bytes_transferred(self) -> int:
-        """Bytes of content that came so far, those of broken attempts among them."""
+        """Bytes of content received so far, with those of broken attempts."""
         return self._transport.received
 
     # --- the plan ---------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class SourceFetch:
 
     @property
     def _archive_folder(self) -> Path:
-        """Where whole archives of the source lie while they come and are read."""
+        """The folder for whole archives of the source, while they are downloaded and read."""
         return self._folder / self.name
 
     def _take_next_way(self, pins: Mapping[str, Pin]) -> None:
@@ -146,9 +146,9 @@ class SourceFetch:
         whole = name_on_disk(remote, self._archive_folder)
         if whole.exists() or unfinished(whole).exists():
             here = (whole if whole.exists() else unfinished(whole)).stat().st_size
-            return Way("whole", remote.length - here, f"{here / 1e6:,.1f} MB of it are here already")
+            return Way("whole", remote.length - here, f"{here / 1e6:,.1f} MB of it are already here")
         if not remote.takes_ranges:
-            return Way("whole", remote.length, "its server does not give parts of it")
+            return Way("whole", remote.length, "its server does not support ranges")
         key = f"{remote.name} {remote.version} {remote.length}"
         self._find_members(kept_directory(self._directory_file, key, remote.read, remote.length).members)
         if should_fetch_archive(self.bytes_wanted, remote.length):
@@ -157,12 +157,12 @@ class SourceFetch:
         return Way("ranges", sum(part.end - part.start for part in self._ranges), way.why)
 
     def _find_members(self, members: Mapping[str, Member]) -> None:
-        """Find what is wanted in a zip's directory; what is not there, or cannot be right, is missing."""
+        """Find the wanted members in a zip's directory; absent and invalid ones are missing."""
         self._members = {}
         for name in self.wanted:
             try:
                 if name not in members:
-                    raise Refused("no_member", f"there is no member {name!r} in {self._source.archive}")
+                    raise Refused("no_member", f"{self._source.archive} has no member {name!r}")
                 refuse_unreadable(members[name], self._max_bytes)
                 self._members[name] = members[name]
             except Refused as refusal:
@@ -172,7 +172,7 @@ class SourceFetch:
         if members and len(lacking) == len(self.wanted):
             near = difflib.get_close_matches(self.wanted[0], list(members)[:10_000], n=3, cutoff=0.3)
             logger.warning(
-                "%s: not one of its names is in the archive, as %r; there are %s; correct `members` of this source",
+                "%s: the archive has none of its names, for example %r; it has %s; fix `members` of this source",
                 self.name,
                 self.wanted[0],
                 ", ".join(near or list(members)[:3]),
@@ -197,17 +197,17 @@ class SourceFetch:
             archive.unlink()
         if self._source.form != "zip":
             for name in set(self.wanted) - found:
-                self.missing[name] = Missing("no_member", f"there is no member {name!r} in {self._source.archive}")
+                self.missing[name] = Missing("no_member", f"{self._source.archive} has no member {name!r}")
 
     def _forget_other_versions(self) -> None:
         here = {name_on_disk(remote, self._archive_folder) for remote, _ in self._archives}
         for other in set(self._archive_folder.iterdir()) - here - set(map(unfinished, here)):
-            logger.info("%s: removing %s, which is of another version", self.name, other)
+            logger.info("%s: removing %s, an archive of another version", self.name, other)
             other.unlink()
 
     def _run_one_by_one(self) -> None:
         address = self._source.one_by_one
-        assert address is not None, "this way is planned where there is an address"
+        assert address is not None, "this way is planned only with an address"
 
         def bring(member: str) -> None:
             try:
@@ -263,7 +263,7 @@ class SourceFetch:
         try:
             content = content_of(packed, member)
         except Refused:
-            try:  # was it the way, or the archive?
+            try:  # read it again: was the transfer damaged, or the archive?
                 content = content_of(memoryview(read(member.start, member.end)), member)
             except Refused as refusal:
                 return refusal.missing

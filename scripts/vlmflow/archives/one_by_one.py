@@ -1,4 +1,4 @@
-"""Pictures that a server gives one by one."""
+"""Fetches single pictures from a server."""
 
 from urllib.parse import quote
 
@@ -10,9 +10,9 @@ HEADERS = {"accept-encoding": "identity", "user-agent": "vlmflow"}
 
 
 def fetch_one(base: str, member: str, transport: Transport, max_bytes: int) -> bytes:
-    """Give the bytes of one picture, read from `base` + `member`.
+    """Return the bytes of one picture from the address `base` + `member`.
 
-    Raises Refused where the server does not give it, VlmflowError where it fails too often, Stopped.
+    Raises Refused if the server refuses it or it is too large, VlmflowError if the server fails too often; Stopped.
     """
     address = base + quote(member)
     blocks: list[bytes] = []
@@ -32,7 +32,7 @@ def fetch_one(base: str, member: str, transport: Transport, max_bytes: int) -> b
         size = 0
         transport.get(address, HEADERS, _accept, take)
         if not blocks:
-            raise PassingFault(f"{host_of(base)} gives nothing")
+            raise PassingFault(f"{host_of(base)} sent an empty file")
 
     transport.patiently(f"{base}{member}", attempt)
     return b"".join(blocks)

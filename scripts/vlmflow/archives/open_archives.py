@@ -1,4 +1,4 @@
-"""The archives of a source, opened: on any server, or on the hub at their pinned commit."""
+"""Opens the archives of a source: on any server, or on the hub at their pinned commit."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from vlmflow.web.remote_file import RemoteFile
 from vlmflow.web.transport import Transport
 
 Digests = dict[str, str | None]
-"""By algorithm, what the digest of an archive must be."""
+"""The expected digests of an archive by algorithm; None if unknown."""
 
 
 def require_pins(sources: Mapping[str, PictureSource], pins: Mapping[str, Pin]) -> None:
-    """Raise VlmflowError for the first archive on the hub whose commit pins.yaml does not tell."""
+    """Raise VlmflowError for the first archive on the hub without a commit in pins.yaml."""
     for source in sources.values():
         if source.archive and (address := _on_hub(source.archive)):
             pinned_revision(address, pin_of(source.archive, pins))
@@ -28,10 +28,10 @@ def require_pins(sources: Mapping[str, PictureSource], pins: Mapping[str, Pin]) 
 def open_archives(
     source: PictureSource, pins: Mapping[str, Pin], transport: Transport
 ) -> list[tuple[RemoteFile, Digests]]:
-    """Give the files of a source's archive, open for reading, and their digests.
+    """Return the files of a source's archive, open for reading, with their digests.
 
-    One file, except where an address on the hub names several parquet files by `*`.
-    Raises Refused where the server does not give one, VlmflowError where it is not pinned or fails too often.
+    This is one file, unless an address on the hub names several parquet files by `*`.
+    Raises Refused if the server refuses one, VlmflowError if one is not pinned or the server fails too often.
     """
     archive = source.archive
     assert archive is not None, "a source without an archive is fetched one by one"
@@ -54,7 +54,7 @@ def open_archives(
 
 
 def name_on_disk(remote: RemoteFile, folder: Path) -> Path:
-    """Give the file that an archive becomes on the disk, in a folder of its source; another version is another file."""
+    """Return the file for an archive in its source's folder; each version has another name."""
     version = "".join(letter for letter in remote.version if letter.isalnum())[:40]
     return folder / f"{version}-{remote.size}-{remote.name.rpartition('/')[2]}"
 

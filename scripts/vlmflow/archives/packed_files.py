@@ -1,4 +1,4 @@
-"""Pictures out of tar and parquet files on this disk: read once, from the first byte to the last."""
+"""Extracts pictures from tar and parquet files on this disk, which it reads once from the first byte to the last."""
 
 import tarfile
 from collections.abc import Iterator, Set
@@ -11,7 +11,8 @@ Content = tuple[str, bytes | Missing]
 ROWS_AT_A_TIME = 16
 
 LARGEST_HEADER = 1 << 20
-"""Bytes of a header that extends another one (a long name, pax records): it is read as a whole, whatever it claims."""
+"""The most bytes of a header that extends another one (a long name, pax records): tarfile reads it at once, whatever
+size it claims."""
 
 EXTENDED = {
     tarfile.XHDTYPE,
@@ -23,13 +24,13 @@ EXTENDED = {
 
 
 class BoundedHeader(tarfile.TarInfo):
-    """A tar's header that takes no more memory than it should; no picture is stored as a sparse file.
+    """A tar's header with a limit on its memory, and without sparse files, which no picture needs.
 
-    Raises tarfile.ReadError for one that would.
+    Raises tarfile.ReadError for a header beyond that.
     """
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        """Read what follows this header by its type: tarfile's own place for subclasses to step in."""
+        """Read what follows this header, by its type: tarfile's own hook for subclasses."""
         if self.type in EXTENDED and self.size > LARGEST_HEADER:
             raise tarfile.ReadError(f"a header of {self.size:,} bytes")
         if self.type == tarfile.GNUTYPE_SPARSE:
@@ -42,9 +43,9 @@ class BoundedHeader(tarfile.TarInfo):
 
 
 def tar_members(archive: Path, wanted: Set[str], max_bytes: int) -> Iterator[Content]:
-    """Yield name and content of the wanted regular files in a tar, packed or not, as they come.
+    """Yield name and content of the wanted regular files in a tar, compressed or not, in their order.
 
-    Raises Refused where it is no tar, or broken.
+    Raises Refused if it is not a tar, or damaged.
     """
     try:
         with tarfile.open(archive, "r|*", tarinfo=BoundedHeader) as files:
@@ -60,22 +61,22 @@ def tar_members(archive: Path, wanted: Set[str], max_bytes: int) -> Iterator[Con
                 assert opened is not None, "it is a regular file"
                 content = opened.read()
                 whole = len(content) == entry.size
-                yield name, content if whole else Missing("damaged", "it is cut")
+                yield name, content if whole else Missing("damaged", "the file is truncated")
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        raise Refused("unreadable", f"no tar, or broken: {error}") from None
+        raise Refused("unreadable", f"not a tar file, or damaged: {error}") from None
 
 
 def parquet_members(
     table: Path, wanted: Set[str], max_bytes: int, picture_column: str, name_column: str | None
 ) -> Iterator[Content]:
-    """Yield name and content of the wanted pictures of a parquet file, a few rows at a time.
+    """Yield name and content of the wanted pictures of a parquet file, reading a few rows at a time.
 
-    picture_column: holds the bytes, or a struct of `bytes` and `path`, as the hub's data sets do.
-    name_column: holds their names; None takes the struct's `path`.
+    picture_column: the column with the bytes, or with a struct of `bytes` and `path`, as in data sets on the hub.
+    name_column: the column with their names; None uses the struct's `path`.
 
-    Raises Refused where it is no parquet file, or has no such columns.
+    Raises Refused if it is not a parquet file, is damaged, or lacks these columns.
     """
     import pyarrow
     from pyarrow import parquet
@@ -85,7 +86,7 @@ def parquet_members(
             columns = [picture_column, *([name_column] if name_column else [])]
             if lacking := set(columns) - set(file.schema_arrow.names):
                 names = ", ".join(file.schema_arrow.names)
-                raise Refused("unreadable", f"no column {', '.join(lacking)}; there are {names}")
+                raise Refused("unreadable", f"no column {', '.join(lacking)}; the file has {names}")
             for batch in file.iter_batches(ROWS_AT_A_TIME, columns=columns):
                 for row in batch.to_pylist():
                     picture = row[picture_column]
@@ -100,4 +101,4 @@ def parquet_members(
     except (pyarrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        raise Refused("unreadable", f"no parquet file, or broken: {' '.join(str(error).split())[:200]}") from None
+        raise Refused("unreadable", f"not a parquet file, or damaged: {' '.join(str(error).split())[:200]}") from None

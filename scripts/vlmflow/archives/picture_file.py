@@ -1,4 +1,4 @@
-"""A fetched picture written to its store: whole or not at all, and on the disk when it has its name."""
+"""Writes a fetched picture to its store: complete or not at all, and synced to disk before it gets its name."""
 
 import errno
 import mmap
@@ -14,16 +14,16 @@ WRITE_ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXE
 BUFFER_BYTES = 1 << 20
 
 Content = bytes | memoryview
-"""A picture's bytes, or where they lie within those of its archive."""
+"""A picture's bytes, or a view of them in its archive's bytes."""
 
 _own = threading.local()
 
 
 def write_picture(file: Path, content: Content) -> Missing | None:
-    """Write a picture, whole or not at all, synced to the disk; gives why it cannot have its name.
+    """Write a picture completely or not at all, synced to disk; returns why it cannot have its name, or None.
 
-    Who calls this has the picture's source to itself: `whole_file`'s lock and buffer would cost more than the writing.
-    Raises OSError where the disk fails.
+    The caller must have locked the picture's source: `whole_file`'s own lock and buffer would cost more than the write.
+    Raises OSError if the disk fails.
     """
     part = unfinished(file)
     try:
@@ -36,7 +36,7 @@ def write_picture(file: Path, content: Content) -> Missing | None:
     except (NotADirectoryError, FileExistsError, IsADirectoryError):
         with suppress(NotADirectoryError):
             part.unlink(missing_ok=True)
-        return Missing("name_conflict", f"{file.name!r} would lie below a file, or where a folder lies")
+        return Missing("name_conflict", f"{file.name!r} would be below a file, or has the name of a folder")
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -46,14 +46,14 @@ def write_picture(file: Path, content: Content) -> Missing | None:
 
 
 def _write(part: Path, content: Content) -> None:
-    """Write to the disk past the page cache, where the file system lets us: what is synced at once gains nothing there.
+    """Write to disk without the page cache, if the file system allows it: a file that is synced at once does not gain.
 
-    Finding pages for it took as long as all else that is done for a picture (docs/benchmarks.md).
+    Allocating its pages took as long as all other work on a picture (docs/benchmarks.md).
     """
     try:
         _write_through(part, content, os.O_DIRECT)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # open(2): what a file system that cannot do it says, be it later
+        if error.errno != errno.EINVAL:  # open(2): a file system without O_DIRECT, even if it says so later
             raise
         _write_through(part, content, 0)
 
@@ -75,7 +75,7 @@ def _write_through(part: Path, content: Content, direct: int) -> None:
 
 
 def _pages() -> memoryview:
-    """Give this thread's buffer, which begins with a page: only from there a disk takes bytes itself."""
+    """Return this thread's buffer, aligned to a page as O_DIRECT requires."""
     if not hasattr(_own, "pages"):
         _own.pages = memoryview(mmap.mmap(-1, BUFFER_BYTES))
     pages: memoryview = _own.pages

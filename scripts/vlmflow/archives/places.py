@@ -1,4 +1,4 @@
-"""Which sources have the picture that a row names, and under which name in the archive."""
+"""Finds the sources of a picture that a row names, and its name in their archives."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from vlmflow.pictures.paths import spellings
 
 
 class Place(NamedTuple):
-    """Where a picture can be fetched.
+    """A place from which a picture can be fetched.
 
-    source: the name of its row in the table. member: its name in the archive. name: its path in the store.
+    source: its row's name in the table of sources. member: its name in the archive. name: its path in the store.
     """
 
     source: str
@@ -19,7 +19,7 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Where pictures can be fetched, by the beginnings of their paths.
+    """Finds places of pictures by the beginnings of their paths.
 
     sources: by name.
     """
@@ -33,9 +33,9 @@ class Places:
         self._beginnings = sorted(beginnings, key=lambda item: -len(item[0]))
 
     def of(self, path: str) -> list[Place]:
-        """Give where a picture may be fetched, the likeliest first.
+        """Return the places from which a picture may be fetched, the likeliest first; [] if no source matches.
 
-        path: normalised (`pictures.paths.picture_name`). COCO's pictures are found by their number, whatever the year.
+        path: normalised (`pictures.paths.picture_name`). A picture of COCO is found by its number, in any year's split.
         """
         found = []
         for spelling in spellings(path):

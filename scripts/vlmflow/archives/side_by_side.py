@@ -1,4 +1,4 @@
-"""Work that waits for the wire and for the disk, done by several threads."""
+"""Runs work that waits for network and disk in several threads."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -10,13 +10,13 @@ Part = TypeVar("Part")
 def side_by_side(
     parts: Iterable[Part], work: Callable[[Part], object], threads: int, stop: Callable[[], object]
 ) -> None:
-    """Call `work(part)` for every part, so many at a time.
+    """Call `work(part)` for every part, in so many threads.
 
-    stop: makes the work that is under way end early; called where a part of it fails.
+    stop: makes running work end early; called when a part fails.
 
-    Raises what was raised first.
+    Raises the first exception of a part.
     """
-    left = iter(list(parts))  # one call takes from a list's iterator, so that threads can share it
+    left = iter(list(parts))  # threads can share a list's iterator: taking an item is a single call
     errors: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -38,7 +38,7 @@ def side_by_side(
     try:
         for worker in workers:
             worker.join()
-    except BaseException as interruption:  # in this thread: nobody waits for the others any more
+    except BaseException as interruption:  # this thread was interrupted, and does not wait for the others any more
         fail(interruption)
         raise
     if errors:

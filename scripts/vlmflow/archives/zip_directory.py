@@ -1,7 +1,7 @@
-"""The central directory of a zip: what it holds and where, read once over ranges and kept on disk.
+"""Reads the central directory of a zip once over ranges, and keeps it on disk.
 
-`zipfile` reads it; what it believes and we do not (a size, a place, members that lie in one another) is checked here
-and in `zip_members`, before and after a member's bytes come.
+`zipfile` parses it. This module and `zip_members` check what `zipfile` trusts (sizes, offsets, overlapping members),
+before and after a member's bytes are read.
 """
 
 import gc
@@ -17,24 +17,24 @@ from vlmflow.core.files import whole_file
 from vlmflow.web.missing import Refused
 
 Read = Callable[[int, int], bytes]
-"""Gives the bytes of an archive from a place up to another."""
+"""Returns the bytes of an archive from a start up to an end (exclusive)."""
 
 TAIL_BYTES = (1 << 16) + 100
-"""The records of the end, zip64's among them, with the longest comment."""
+"""The records at the end, with zip64's and the longest comment."""
 
 LARGEST_DIRECTORY = 1 << 26
-"""Bytes: that of 118,287 pictures takes 9 MB; a larger one is a broken record, or hostile. What is made of it takes
+"""The most bytes of a directory: 118,287 pictures take 9 MB, so a larger one is damaged or hostile. Parsed, it takes
 twelve times as much memory."""
 
 LOCAL_HEADER = 30
 LONGEST_NAMES = 2 * 0xFFFF
-"""Bytes before a member's name; and of its name and extra field, which may differ from the directory's."""
+"""Bytes before a member's name; the most of its name and extra field, which may differ from the directory's."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A member of a zip.
 
-    start, end: the bytes of the archive in which its local header and content lie, nothing else's.
+    start, end: the range of the archive with its local header and content, before the next member.
     packed, size: bytes of its content, packed and unpacked. crc: CRC-32 of the unpacked content.
     method: 0 stored, 8 deflated. flags: the format's general purpose bits; bit 0 is encryption.
     """
@@ -49,7 +49,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Directory(msgspec.Struct, frozen=True):
-    """What a zip holds: members by name.
+    """The members of a zip by name.
 
     key: the archive and its version.
     """
@@ -59,9 +59,9 @@ class Directory(msgspec.Struct, frozen=True):
 
 
 def kept_directory(kept: Path, key: str, read: Read, size: int) -> Directory:
-    """Give the directory of an archive, from `kept` where that is of the same `key`, else read and kept there.
+    """Return the directory of an archive, from the file `kept` if that has the same `key`; else read it and save it.
 
-    size: bytes of the archive. Raises Refused where it is no zip, or broken; whatever `read` raises.
+    size: bytes of the archive. Raises Refused if it is not a zip, or damaged; whatever `read` raises.
     """
     if (found := directory_on_disk(kept, key)) is not None:
         return found
@@ -72,7 +72,7 @@ def kept_directory(kept: Path, key: str, read: Read, size: int) -> Directory:
 
 
 def directory_on_disk(kept: Path, key: str) -> Directory | None:
-    """Give the directory that was kept of an archive; None where there is none of this version."""
+    """Return the saved directory of an archive; None if there is none of this version."""
     try:
         found = msgspec.json.decode(kept.read_bytes(), type=Directory)
     except (OSError, ValueError):
@@ -81,22 +81,22 @@ def directory_on_disk(kept: Path, key: str) -> Directory | None:
 
 
 def read_members(read: Read, size: int) -> dict[str, Member]:
-    """Read the central directory; of two members with one name the last counts, as for every unzip.
+    """Read the central directory; of two members with one name the last counts, as in every unzip tool.
 
-    size: bytes of the archive. Raises Refused where it is no zip, or broken; whatever `read` raises.
+    size: bytes of the archive. Raises Refused if it is not a zip, or damaged; whatever `read` raises.
     """
-    gc.disable()  # it would look through 100,000 members again and again
+    gc.disable()  # it would traverse 100,000 members again and again
     try:
         archive = zipfile.ZipFile(_Archive(read, size))
         return _members(archive.infolist(), archive.start_dir)
     except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError) as error:
-        raise Refused("unreadable", f"no zip, or its central directory is broken: {error}") from None
+        raise Refused("unreadable", f"not a zip file, or its central directory is damaged: {error}") from None
     finally:
         gc.enable()
 
 
 class _Archive:
-    """An archive as the file that `zipfile` wants; its end, where that looks several times, is read once."""
+    """An archive as a file for `zipfile`; its end, which `zipfile` reads several times, is read once."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -111,13 +111,13 @@ class _Archive:
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         place = offset + (self._size if whence == os.SEEK_END else 0)
         if place < 0:
-            raise OSError("before the archive's first byte")
+            raise OSError("the position is before the archive's first byte")
         self._place = place
         return place
 
     def read(self, count: int = -1) -> bytes:
         if count > LARGEST_DIRECTORY:
-            raise ValueError(f"it claims {count:,} bytes")
+            raise ValueError(f"it claims to have {count:,} bytes")
         start, end = self._place, self._size if count < 0 else min(self._size, self._place + count)
         self._place = max(start, end)
         before = self._read(start, min(end, self._tail_start)) if start < min(end, self._tail_start) else b""
@@ -125,7 +125,7 @@ class _Archive:
 
 
 def _members(infos: list[zipfile.ZipInfo], directory_start: int) -> dict[str, Member]:
-    """Give the members but for folders, each up to where the next one of any kind begins."""
+    """Return the members without folders; each ends at the latest where the next one of any kind begins."""
     starts = sorted({info.header_offset for info in infos})
     next_starts = dict(zip(starts, [*starts[1:], directory_start], strict=False))
     members = {}

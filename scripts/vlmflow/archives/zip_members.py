@@ -1,4 +1,4 @@
-"""The members of a zip: which bytes hold those that are wanted, and their content, checked."""
+"""Members of a zip: the byte ranges of the wanted ones, and their checked content."""
 
 import struct
 import zlib
@@ -11,14 +11,14 @@ from vlmflow.archives.zip_directory import LOCAL_HEADER, Member
 from vlmflow.web.missing import Refused
 
 WASTE = 0.01
-"""Bytes between wanted members that may be read along, as a share of those that are wanted: of the 5 % that are
-allowed in all, the directory may need most."""
+"""Unwanted bytes between members that may also be read, as a share of the wanted ones: 5 % are allowed in total, and
+the directory may need most of them."""
 
 LARGEST_GAP = 1 << 20
-"""A gap is read along where that takes less time than asking anew: 100 ms of latency at 10 MB/s a connection."""
+"""The largest gap that is read rather than split into two requests: 100 ms of latency at 10 MB/s per connection."""
 
 LARGEST_RANGE = 4 << 20
-"""Bytes asked for at once, unless a single member is larger: what a break costs in memory and in waiting."""
+"""The most bytes of a request, unless a single member is larger: it limits memory, and the loss after a break."""
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
 STORED, DEFLATED = 0, 8
@@ -34,19 +34,19 @@ class Range(msgspec.Struct):
 
 
 def refuse_unreadable(member: Member, max_bytes: int) -> None:
-    """Raise Refused for a member that cannot be right, or is too large, before a byte of it is read."""
+    """Raise Refused for an invalid or too large member, before a byte of it is read."""
     if member.flags & ENCRYPTED or member.method not in (STORED, DEFLATED):
         raise Refused("unreadable", f"encrypted, or packed by method {member.method}")
     if max(member.size, member.packed) > max_bytes:
         raise Refused("too_large", f"{max(member.size, member.packed):,} bytes, the limit is {max_bytes:,}")
     if member.start < 0 or member.start + LOCAL_HEADER + member.packed > member.end:
-        raise Refused("damaged", "the directory places it outside the archive, or over the next member")
+        raise Refused("damaged", "the directory places it outside of the archive, or over the next member")
 
 
 def ranges_of(members: dict[str, Member]) -> list[Range]:
-    """Give the ranges that hold some members, neighbours and those across small gaps in one.
+    """Return the ranges with some members; neighbours, also across small gaps, share a range.
 
-    The smallest gaps are closed first, as long as all together waste no more than WASTE.
+    The smallest gaps are closed first, as long as all of them together waste at most WASTE.
     """
     in_order = sorted(members.items(), key=lambda item: item[1].start)
     ends = [0]
@@ -66,7 +66,7 @@ def ranges_of(members: dict[str, Member]) -> list[Range]:
 
 
 def _largest_gap(gaps: Iterable[int], budget: float) -> int:
-    """Give the largest gap that may be closed: all that are no larger fit into the budget together."""
+    """Return the largest gap to close: all gaps up to it fit into the budget together."""
     largest, sum_so_far = 0, 0
     for gap in sorted(gap for gap in gaps if 0 < gap <= LARGEST_GAP):
         sum_so_far += gap
@@ -77,20 +77,20 @@ def _largest_gap(gaps: Iterable[int], budget: float) -> int:
 
 
 def content_of(packed: memoryview, member: Member) -> Content:
-    """Give a member's content from its bytes in the archive (`member.start` to `member.end`).
+    """Return a member's content from its bytes in the archive (`member.start` to `member.end`).
 
-    Sizes and CRC are the directory's: data descriptors behind the content and what the local header claims count
-    for nothing. A content that unpacks to more than its size is not unpacked further.
+    Sizes and CRC come from the directory; data descriptors and the local header's values are ignored. Unpacking stops
+    as soon as the content exceeds its size.
 
-    Raises Refused where they do not fit.
+    Raises Refused if content and directory differ.
     """
     if packed[:4] != LOCAL_SIGNATURE or len(packed) < LOCAL_HEADER:
-        raise Refused("damaged", "no member begins where the directory says")
+        raise Refused("damaged", "no member begins at the offset in the directory")
     name_length, extra_length = struct.unpack_from("<HH", packed, 26)
     start = LOCAL_HEADER + name_length + extra_length
     content: Content = packed[start : start + member.packed]
     if len(content) < member.packed:
-        raise Refused("damaged", "it runs into the next member")
+        raise Refused("damaged", "it overlaps the next member")
     if member.method == DEFLATED:
         inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
@@ -98,7 +98,7 @@ def content_of(packed: memoryview, member: Member) -> Content:
         except zlib.error as error:
             raise Refused("damaged", str(error)) from None
     if len(content) != member.size:
-        raise Refused("damaged", f"it unpacks to more or less than the {member.size:,} bytes of the directory")
+        raise Refused("damaged", f"its unpacked size differs from the {member.size:,} bytes in the directory")
     if zlib.crc32(content) != member.crc:
-        raise Refused("damaged", "its CRC is not the directory's")
+        raise Refused("damaged", "its CRC differs from the directory's")
     return content

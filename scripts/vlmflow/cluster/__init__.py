@@ -1,1 +1,1 @@
-"""The Kubernetes cluster seen from outside: how code, files and the token reach it."""
+"""The Kubernetes cluster from outside: its API, and how code, files and the token get there."""

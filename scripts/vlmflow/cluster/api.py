@@ -1,4 +1,4 @@
-"""The API server as plain JSON: kinds and names in, dictionaries in the API's own form out."""
+"""The API server as plain JSON: takes kinds and names, returns objects as dictionaries in the API's own form."""
 
 from contextlib import suppress
 from datetime import datetime
@@ -11,23 +11,23 @@ import urllib3
 from vlmflow.cluster.client import Refused
 
 Object = dict[str, Any]
-"""A Kubernetes object as its JSON says it."""
+"""A Kubernetes object as in its JSON."""
 
 Objects = list[Object]
-"""For annotations within Api, whose method `list` hides the builtin."""
+"""For annotations in Api, whose method `list` hides the builtin."""
 
 LOG_TIMEOUT = (5, 10)
 """Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
 
 LOG_READ, LOG_KEPT = 32 << 20, 1 << 20
-"""Bytes of a log that are read, and of their end that are kept: a line may have any length."""
+"""The most bytes of a log that are read, and that are kept of their end: a line may have any length."""
 
 
 class Api:
-    """The cluster's API and one namespace of it. Every call raises Refused where it fails.
+    """The cluster's API and one of its namespaces. Every call raises Refused if it fails.
 
-    client: of `vlmflow.cluster.client`; says which cluster, with whose rights, and how patiently.
-    kind: `secrets`, `apps/v1/deployments`.
+    client: from `vlmflow.cluster.client`; it decides on cluster, rights and retries.
+    kind: for example `secrets`, `apps/v1/deployments`.
     """
 
     def __init__(self, client: kubernetes.client.ApiClient, namespace: str) -> None:
@@ -35,14 +35,14 @@ class Api:
         self.namespace = namespace
 
     def now(self) -> datetime:
-        """Give the time by the API server's clock, which its time stamps have."""
+        """Return the time of the API server's clock, which also sets its timestamps."""
         now: datetime = self.client.rest_client.now()
         return now
 
     def call(self, method: str, path: str, body: Object | None = None, answer: Any = None, **query: str) -> Any:
-        """Make one call, and give the parsed answer. path: below the server's address.
+        """Make one call and return the parsed answer. path: below the server's address.
 
-        answer: a type whose keys alone are read of it (msgspec); all of it, where it is of another form.
+        answer: a msgspec type; only its keys are read, or all if the answer has another form.
         """
         text = self._send(method, path, body, query).data
         if answer is not None:
@@ -51,10 +51,10 @@ class Api:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise Refused(0, f"the answer to {method} {path} is no JSON ({error}): {text[:200]!r}") from None
+            raise Refused(0, f"the answer to {method} {path} is not JSON ({error}): {text[:200]!r}") from None
 
     def get(self, kind: str, name: str) -> Object | None:
-        """Give an object of the namespace, or None where there is none."""
+        """Return an object of the namespace, or None if it does not exist."""
         try:
             found: Object = self.call("GET", f"{self._path(kind)}/{name}")
             return found
@@ -64,14 +64,14 @@ class Api:
             return None
 
     def list(self, kind: str, selector: str = "", fields: str = "", answer: Any = None) -> list[Object]:
-        """Give the objects of a kind in the namespace. selector: of labels; fields: of fields; answer: as in `call`."""
+        """Return the objects of a kind. selector: by labels. fields: a field selector. answer: as in `call`."""
         query = {name: words for name, words in (("labelSelector", selector), ("fieldSelector", fields)) if words}
         found: Object = self.call("GET", self._path(kind), None, answer, **query)
         items: Objects = found["items"]
         return items
 
     def create(self, kind: str, body: Object) -> None:
-        """Make an object in the namespace; one of its name is this one, made by a try whose answer was lost."""
+        """Create an object. An existing one of its name is the same object, created by a try whose answer was lost."""
         try:
             self.call("POST", self._path(kind), body)
         except Refused as refused:
@@ -79,9 +79,9 @@ class Api:
                 raise
 
     def delete(self, kind: str, name: str, propagation: str = "Background") -> None:
-        """Delete an object and what belongs to it; fine if it is gone.
+        """Delete an object and its dependents, if it exists.
 
-        propagation: Foreground for one that goes when all that belongs to it is gone.
+        propagation: Foreground to keep the object until its dependents are gone.
         """
         try:
             self.call("DELETE", f"{self._path(kind)}/{name}", {"propagationPolicy": propagation})
@@ -90,7 +90,7 @@ class Api:
                 raise
 
     def log(self, pod: str, container: str, lines: int | None = None) -> str:
-        """Give the end of a pod's log, LOG_KEPT bytes at most. lines: of its last ones alone."""
+        """Return the end of a pod's log, at most LOG_KEPT bytes. lines: only so many of its last lines."""
         query = {"container": container, "limitBytes": str(LOG_READ)} | ({"tailLines": str(lines)} if lines else {})
         found = self._send("GET", f"{self._path('pods')}/{pod}/log", None, query, stream=True)
         kept = bytearray()
@@ -107,7 +107,7 @@ class Api:
         return f"/{'apis/' + group if group else 'api/v1'}/namespaces/{self.namespace}/{plural}"
 
     def _send(self, method: str, path: str, body: Object | None, query: dict[str, str], stream: bool = False) -> Any:
-        """Send one request below the client's own methods, which would make Python's text of a log that is JSON."""
+        """Send one request without the client's own methods, which would parse a log that happens to be JSON."""
         headers = {**self.client.default_headers, "Content-Type": "application/json"}
         headers["Accept"] = "*/*" if stream else "application/json"
         words = list(query.items())

@@ -1,4 +1,4 @@
-"""The checkout on its way into the controller: its last commit, and the files as they are."""
+"""Packs the checkout for the controller: its last commit, and the files as they are."""
 
 import subprocess
 import tarfile
@@ -10,15 +10,15 @@ from vlmflow.core.errors import VlmflowError
 
 
 def pack(checkout: Path, stream: IO[bytes]) -> int:
-    """Write a tar of a git checkout: every file that git does not ignore, and a .git with the last commit alone.
+    """Write a tar of a git checkout: every file that git does not ignore, and a .git with only the last commit.
 
-    Snakemake asks git which files make up the workflow, and provenance names the commit. Gives the number of files.
+    Snakemake asks git which files belong to the workflow, and provenance names the commit. Returns the number of files.
 
-    Raises VlmflowError where the folder is no git checkout.
+    Raises VlmflowError if the folder is not a git checkout with a commit.
     """
     names = files_of(checkout)
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=stream, mode="w|") as archive:
-        # Of a local path git would make hard links of everything; of an address it copies one commit.
+        # From a local path git would hard-link everything; from an address it copies one commit.
         _git(checkout, "clone", "--quiet", "--no-checkout", "--depth=1", checkout.resolve().as_uri(), folder)
         archive.add(Path(folder, ".git"), ".git", filter=_nobodys)
         for name in names:
@@ -27,7 +27,7 @@ def pack(checkout: Path, stream: IO[bytes]) -> int:
 
 
 def files_of(checkout: Path) -> list[str]:
-    """Name every file of the checkout that git tracks or would take up, and that is there."""
+    """Return the existing files of the checkout that git tracks or would add, sorted."""
     listed = _git(checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     return sorted(name for name in listed.split("\0") if name and (checkout / name).is_file())
 

@@ -1,6 +1,6 @@
-"""The connection to the API server: which cluster, how long to be patient, and which answers are worth it.
+"""The connection to the API server: which cluster, how long to retry, and after which answers.
 
-The executor, `make status` and `make doctor` all call through it; they differ in their patience alone.
+The executor, `make status` and `make doctor` all use it; they differ only in how long they retry.
 """
 
 import json
@@ -19,35 +19,35 @@ from kubernetes.client.rest import ApiException, RESTClientObject
 from vlmflow.core.errors import VlmflowError
 
 PATIENCE = 600.0
-"""Seconds for which a call is tried again while the server is away or refuses for now."""
+"""Seconds for which a call is retried while the server is unreachable or refuses temporarily."""
 
 CREATE_PATIENCE = 60.0
-"""The same for the creation of a Job: meanwhile nobody looks at the others."""
+"""The same for the creation of a Job: during the retries the other Jobs are not watched."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
-"""Seconds between two tries, doubled each time, where the server does not say how long."""
+"""Seconds between two tries, doubled each time, unless the server sets them."""
 
 TOLD_AFTER = 3
-"""Failures in a row before a person hears of it: one is nothing."""
+"""Failures in a row before they are reported: a single one is normal."""
 
 TIMEOUT = (5, 60)
-"""Seconds to connect, and to wait for an answer: a server that hangs is one that is away."""
+"""Seconds to connect, and to wait for an answer: a server that hangs counts as unreachable."""
 
 FOR_NOW = {408, 429, 500, 502, 503, 504}
-"""Status codes that mean: not now."""
+"""Status codes of a temporary refusal."""
 
 WAKING = {401, 403}
-"""Status codes of a server that has just begun and has not read its accounts and roles yet."""
+"""Status codes of a server that has just started and has not read its accounts and roles yet."""
 
 WAKING_SECONDS = 15.0
 
 
 class Refused(ApiException):
-    """The API server said no, or could not be reached. Text: why, with the status.
+    """The API server refused a call, or could not be reached. Its text is the reason with the status.
 
-    status: HTTP's, 0 where there was no answer. word: the API's own for it (AlreadyExists, Forbidden, Invalid), or
-    nothing. why: in the server's words. for_now: whether the same call may do a moment later. All else is as in the
-    client's own exception, which upstream's executor catches.
+    status: of HTTP, 0 without an answer. word: the API's own reason (AlreadyExists, Forbidden, Invalid), or "".
+    why: the server's message. for_now: whether the same call may succeed later. It derives from the client's own
+    exception, which upstream's executor catches.
     """
 
     def __init__(self, status: int, why: str, word: str = "", for_now: bool = False) -> None:
@@ -57,22 +57,22 @@ class Refused(ApiException):
         self.for_now = for_now
 
     def __str__(self) -> str:
-        """Give the server's words, with the status where there was an answer."""
+        """Return the server's message, with the status if there was an answer."""
         return f"{self.why} ({self.status})" if self.status else self.why
 
     @classmethod
     def of(cls, error: Exception) -> "Refused":
-        """Read what the client or urllib3 raised."""
+        """Convert an exception of the client or of urllib3."""
         if not isinstance(error, ApiException):
             return cls(0, f"no answer from the API server: {type(error).__name__}: {error}", for_now=True)
-        if not error.status:  # the client's way to say that TLS failed
+        if not error.status:  # the client reports a TLS failure without a status
             for_now = "CERTIFICATE_VERIFY_FAILED" not in str(error.reason)
             said = " ".join(str(error.reason).split())
             return cls(0, f"no answer from the API server: TLS failed: {said}", for_now=for_now)
         status = _status_of(error)
         word = str(status.get("reason", ""))
-        # A Conflict, for requests that name no version of what they change, is another request's fault: the server
-        # gave up counting this one into a quota that the other's changed meanwhile, and did nothing.
+        # A Conflict on a request that names no version of its object comes from another request: both changed one
+        # quota, and the server refused this one without doing anything.
         refused = cls(
             error.status,
             str(status.get("message") or error.reason),
@@ -84,10 +84,10 @@ class Refused(ApiException):
 
 
 def connect(say: Callable[[str], None], patience: float = PATIENCE) -> kubernetes.client.ApiClient:
-    """Give a client of the cluster that the kubeconfig names, or of the one that this pod runs in.
+    """Return a client of the cluster that the kubeconfig names, or of the one that this pod runs in.
 
-    say: is told when the server does not answer, and when it does again. patience: seconds.
-    Raises VlmflowError where there is neither.
+    say: prints when the server stops answering, and when it answers again. patience: seconds of retries.
+    Raises VlmflowError without a kubeconfig outside of a pod.
     """
     configuration = kubernetes.client.Configuration()
     try:
@@ -107,7 +107,7 @@ def connect(say: Callable[[str], None], patience: float = PATIENCE) -> kubernete
 def client_of(
     configuration: kubernetes.client.Configuration, say: Callable[[str], None], patience: float
 ) -> kubernetes.client.ApiClient:
-    """Give a client of a configured cluster; say, patience: as `connect` takes them."""
+    """Return a client of a configured cluster. say, patience: as in `connect`."""
     configuration.retries = False
     client = kubernetes.client.ApiClient(configuration)
     client.rest_client = PatientRest(configuration, say, patience)
@@ -115,10 +115,10 @@ def client_of(
 
 
 class PatientRest(RESTClientObject):
-    """The client's transport: tries again what fails for now, and gives up after `patience` seconds.
+    """The client's transport: retries temporary failures for `patience` seconds.
 
-    A create that was cut off may have been done: its second try then answers 409 AlreadyExists, which the
-    caller has to know how to take.
+    An interrupted create may have succeeded. Its second try then answers 409 AlreadyExists, which the caller must
+    handle.
     """
 
     def __init__(self, configuration: Any, say: Callable[[str], None], patience: float) -> None:
@@ -129,15 +129,15 @@ class PatientRest(RESTClientObject):
         self._ahead = timedelta(0)
 
     def now(self) -> datetime:
-        """Give the time by the server's clock, as its last answer had it: ours may be minutes away from it."""
+        """Return the time of the server's clock, from its last answer: ours may differ by minutes."""
         return datetime.now(UTC) + self._ahead
 
     def request(self, method: str, url: str, **options: Any) -> Any:
         """Send one request. Raises Refused with the last failure."""
         options["_request_timeout"] = options.get("_request_timeout") or TIMEOUT
-        # A lost node's log is answered by 500 for as long as the node is lost, and nothing hangs on a log.
+        # The log of a lost node gives 500 as long as the node is lost, and no decision depends on a log.
         patience = 0.0 if url.endswith("/log") else self._patience
-        if method == "POST" and url.endswith("/jobs"):  # whether it was made is looked at, and if not, it is made again
+        if method == "POST" and url.endswith("/jobs"):  # the next look finds the Job, or it is created again
             patience = min(patience, CREATE_PATIENCE)
         begun, pause, failures = time.monotonic(), FIRST_PAUSE, 0
         while True:
@@ -149,7 +149,7 @@ class PatientRest(RESTClientObject):
                     raise refused from error
                 failures += 1
                 if failures == TOLD_AFTER:
-                    self._say(f"The API server does not do its work ({_short(error)}); trying again.")
+                    self._say(f"The API server fails ({_short(error)}); trying again.")
                 asked = _retry_after(refused)
                 time.sleep(asked if asked is not None else pause * random.uniform(0.8, 1.2))  # noqa: S311
                 pause = min(pause * 2, LONGEST_PAUSE)
@@ -161,7 +161,7 @@ class PatientRest(RESTClientObject):
                 return answer
 
     def _read_clock(self, answer: Any) -> None:
-        """Read the Date that HTTP servers answer with (RFC 9110, 6.6.1), in whole seconds."""
+        """Read the server's time from the header Date (RFC 9110, 6.6.1), which has whole seconds."""
         headers = getattr(answer, "urllib3_response", answer).headers
         with suppress(ValueError):
             self._ahead = parsedate_to_datetime(headers.get("Date", "")) - datetime.now(UTC)
@@ -184,7 +184,7 @@ def _short(error: Exception) -> str:
 
 
 def _status_of(error: ApiException) -> dict[str, Any]:
-    """Give the API's Status object, which a proxy in between has not."""
+    """Return the API's Status object; {} for another answer, such as a proxy's."""
     try:
         status = json.loads(error.body)
     except (TypeError, ValueError):

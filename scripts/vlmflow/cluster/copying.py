@@ -1,4 +1,4 @@
-"""Files and folders between this machine and the volumes of a cluster, through its controller."""
+"""Copies files and folders between this machine and the volumes of a cluster, through its controller."""
 
 import logging
 import threading
@@ -18,20 +18,20 @@ log = logging.getLogger("vlmflow")
 
 VOLUMES = ("/cache", "/outputs")
 TARGETS = PurePosixPath("/outputs/targets")
-"""Where targets lie (default-storage-prefix of profiles/kubernetes)."""
+"""The folder of the targets (default-storage-prefix of profiles/kubernetes)."""
 
 TRIES = 8
-"""Streams in a row that bring nothing new, before we give up."""
+"""Streams in a row without new bytes after which copying fails."""
 PAUSE = 2.0
 """Seconds before the second stream; each further pause is twice as long."""
 
 
 def get(kubectl: Kubectl, target: str, to: Path) -> None:
-    """Bring a file or folder to this machine, each file with its SHA-256 compared; what is there already is kept.
+    """Copy a file or folder to this machine and check each file's SHA-256; bytes that are already here are kept.
 
     target: a target of the workflow (merged/RUN), or an absolute path on a volume.
 
-    Raises VlmflowError where it is not there, or the controller cannot be reached for minutes.
+    Raises VlmflowError if it does not exist, or the controller cannot be reached for minutes.
     """
     source, to = _on_volume(target), to.resolve()
     with Progress(f"get {target}", 0, "bytes") as progress:
@@ -42,13 +42,13 @@ def get(kubectl: Kubectl, target: str, to: Path) -> None:
                 return receive(to, take, lambda done, total: _show(progress, done, total))
 
         _until_all_is_there(stream, lambda: sum(sizes_at(to).values()))
-    log.info(f"{target} is here, every file with the digest that it has there: {to}")
+    log.info(f"copied {target} to {to}; every file has the digest of the original")
 
 
 def put(kubectl: Kubectl, source: Path, to: str) -> None:
-    """Bring a file or folder of this machine to a volume, each file with its SHA-256 compared there.
+    """Copy a file or folder of this machine to a volume; the controller checks each file's SHA-256.
 
-    to: an absolute path on a volume. Raises VlmflowError as `get`.
+    to: an absolute path on a volume. Raises VlmflowError as `get` does.
     """
     place, source = _on_volume(to), source.resolve()
     total = sum(file.stat().st_size for file in _local_files(source).values())
@@ -67,42 +67,42 @@ def put(kubectl: Kubectl, source: Path, to: str) -> None:
                 return wrong
 
         _until_all_is_there(stream, lambda: there)
-    log.info(f"{source} is at {to}, every file with the digest that it has here")
+    log.info(f"copied {source} to {to}; every file has the digest of the original")
 
 
 def _local_files(source: Path) -> dict[str, Path]:
     try:
         return files_at(source)
     except Refused as refused:
-        raise VlmflowError(str(refused), "name a file, or a folder of files") from None
+        raise VlmflowError(str(refused), "give a file, or a folder of files") from None
 
 
 def _on_volume(path: str) -> PurePosixPath:
     place = TARGETS / path
     if ".." in place.parts or not any(place.is_relative_to(volume) for volume in VOLUMES):
         raise VlmflowError(
-            f"{path}: is neither a target nor a path on a volume",
-            "name a target (merged/RUN), or a path under /cache or /outputs",
+            f"{path}: neither a target nor a path on a volume",
+            "give a target (merged/RUN), or a path under /cache or /outputs",
         )
     return place
 
 
 def _until_all_is_there(stream: Callable[[], int], have: Callable[[], int]) -> None:
-    """Open stream after stream until one ends with every digest right; each goes on where the last one broke off."""
+    """Open streams until one ends with every digest right; each resumes where the last one broke off."""
     tries, before = 0, -1
     while True:
         try:
             wrong = stream()
             if not wrong:
                 return
-            cause = f"{wrong} files have other bytes than those that were sent"
+            cause = f"{wrong} files arrived with other bytes than those sent"
         except Broken as broken:
             cause = str(broken)
         now = have()
         tries, before = (0 if now > before >= 0 else tries + 1), now
         if tries >= TRIES:
-            raise VlmflowError(cause, "`make doctor` says what the cluster lacks; the same command resumes from here")
-        log.info(f"{cause}; trying again, from where it broke off")
+            raise VlmflowError(cause, "run `make doctor` to see what the cluster lacks; the same command resumes here")
+        log.info(f"{cause}; resuming where it broke off")
         time.sleep(min(PAUSE * 2**tries, 60))
 
 
@@ -113,7 +113,7 @@ def _show(progress: Progress, done: int, total: int) -> None:
 
 
 class _Counted:
-    """A stream that counts what goes through it."""
+    """A stream that reports written bytes to a progress."""
 
     def __init__(self, stream: IO[bytes], progress: Progress) -> None:
         self._stream, self._progress = stream, progress
@@ -126,9 +126,9 @@ class _Counted:
 
 
 class _Talk:
-    """A file_stream in the controller: gives the streams to it and from it.
+    """A file_stream process in the controller; as a context it gives the streams to it and from it.
 
-    Raises VlmflowError with what it refused, and Broken where the connection broke.
+    Raises VlmflowError with what it refused, and Broken if the connection broke.
     """
 
     def __init__(self, kubectl: Kubectl, action: str, path: PurePosixPath) -> None:
@@ -145,7 +145,7 @@ class _Talk:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         for stream in self._streams:
-            with suppress(OSError):  # it went first; what it said is the cause
+            with suppress(OSError):  # the other side has ended first; its message is the cause
                 stream.close()
         code = self._process.wait()
         self._reader.join(10)

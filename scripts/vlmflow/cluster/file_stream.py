@@ -1,17 +1,17 @@
-"""Files over one stream, each with its digest, resumed where an earlier stream broke.
+"""Sends files over one stream, each with its digest; resumes where an earlier stream broke.
 
-Runs on both sides: imported here, and given as text to the controller's Python; standard library alone.
+Runs on both sides: imported here, and as text in the controller's Python; uses only the standard library.
 
-usage: file_stream.py send PATH      what is at PATH goes to standard output
-       file_stream.py receive PATH   what comes from standard input is put at PATH
+usage: file_stream.py send PATH      send PATH to standard output
+       file_stream.py receive PATH   write what arrives on standard input to PATH
 
-The receiver begins: a line of JSON with the bytes that it has of each file, finished or not (`NAME.part`). The sender
-answers with the number of files and bytes, and for each file with a line of JSON (name, size, mtime in ns, offset), the
-bytes from that offset on, and a line with the SHA-256 of the whole file. It ends with an empty line. The receiver
-compares every digest, and gives a file its name then; one that is another is sent anew by the next stream.
+The receiver starts with a line of JSON: the bytes that it has of each file, finished or not (`NAME.part`). The sender
+answers with the number of files and bytes. For each file it then sends a line of JSON (name, size, mtime in ns,
+offset), the bytes from that offset on, and a line with the SHA-256 of the whole file; at the end an empty line. The
+receiver compares every digest before a file gets its name; after a mismatch, the next stream sends the file again.
 
-Jobs write to the volumes, and the controller has a token and what it executes on its other mounts: no link is followed
-to a place outside of the folder that is read, and none at all to a place that is written.
+Jobs write to the volumes, and the controller's other mounts hold a token and what it executes. So reading follows no
+link out of the folder, and writing follows no link at all.
 """
 
 import errno
@@ -28,11 +28,11 @@ from typing import IO, Any, Protocol
 
 BLOCK = 1 << 20
 LONGEST_LINE = 64 << 20
-"""Bytes of a line of JSON: that of the receiver names every file."""
+"""The most bytes of a line of JSON: the receiver's names every file."""
 
 PART = ".part"
 SINGLE = ""
-"""The name of a file that is sent by itself."""
+"""The name of a file that is sent without a folder."""
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -40,31 +40,31 @@ FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Broken(Exception):
-    """The stream ended early, or holds what is no such stream."""
+    """The stream ended early or has another form."""
 
 
 class Refused(Exception):
-    """What is to be copied must not be, or is not there."""
+    """The path may not be copied, or does not exist."""
 
 
 def files_at(path: Path) -> dict[str, Path]:
-    """Give the regular files at a path by their names in it; a file by itself has the name "".
+    """Return the regular files below a path by their names in it; a single file has the name "".
 
-    path: absolute, and without a link on the way. A link is followed where it stays within the folder.
+    path: absolute and without links. Links below it are followed within the folder.
 
-    Raises Refused where there is nothing, or a link leads out.
+    Raises Refused if it does not exist, or a link leads out of it.
     """
     if path.is_file():
         return {SINGLE: path}
     if not path.is_dir():
-        raise Refused(f"{path} is not there")
+        raise Refused(f"{path} does not exist")
     root, found = path, {}
     for folder, folders, names in os.walk(root):
         for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             file = Path(folder, name)
             real = Path(os.path.realpath(file)) if file.is_symlink() else file  # resolve() raises for a link to itself
             if not real.is_relative_to(root):
-                raise Refused(f"{file} is a link to {real}, which is outside of {path}")
+                raise Refused(f"{file} is a link to {real}, outside of {path}")
             if not real.is_file():
                 raise Refused(f"{file} is neither a file nor a folder")
             if name != ".snakemake_timestamp":
@@ -73,12 +73,12 @@ def files_at(path: Path) -> dict[str, Path]:
 
 
 def sizes_at(path: Path) -> dict[str, int]:
-    """Give the bytes that are at a path of each file, by name; those of an unfinished one go by its name to be."""
+    """Return the existing bytes of each file at a path, by name; an unfinished file has its final name here."""
     if path.is_file() or (not path.exists() and _part(path).is_file()):
         return {SINGLE: (path if path.is_file() else _part(path)).stat().st_size}
     root = _root(path)
     found = [place for place in root.rglob("*") if place.is_file() and not place.is_symlink()]
-    found.sort(key=lambda place: place.suffix != PART)  # of a file that is there twice, the finished one counts
+    found.sort(key=lambda place: place.suffix != PART)  # if both exist, the finished file counts
     return {place.relative_to(root).as_posix().removesuffix(PART): place.stat().st_size for place in found}
 
 
@@ -90,9 +90,9 @@ class Sink(Protocol):
 
 
 def send(path: Path, there: dict[str, int], stream: Sink) -> None:
-    """Send what is at a path. there: the bytes that the receiver has, by name.
+    """Send the files at a path. there: the bytes that the receiver has, by name.
 
-    Raises Refused as `files_at`, and where a file shrinks meanwhile.
+    Raises Refused as `files_at` does, and if a file shrinks meanwhile.
     """
     files = files_at(path)
     say(stream, {"files": len(files), "bytes": sum(file.stat().st_size for file in files.values())})
@@ -113,12 +113,12 @@ def send(path: Path, there: dict[str, int], stream: Sink) -> None:
 
 
 def receive(path: Path, stream: IO[bytes], seen: Callable[[int, int], None]) -> int:
-    """Put what comes at a path, each file whole or not at all; a new folder takes its name when all of it is there.
+    """Write what arrives to a path, each file completely or not at all; a new folder gets its name when it is complete.
 
-    seen: is told of every block: the bytes done so far, and of all.
+    seen: called after every block with the bytes done so far, and with the total.
 
-    Gives the number of files whose bytes were not those that were sent: to be sent anew. Raises Broken where the stream
-    ends early, and Refused for a name that leads out of the path.
+    Returns the number of files whose digest did not match, which must be sent again. Raises Broken if the stream ends
+    early, and Refused for a name that leads out of the path.
     """
     head = heard(stream)
     root = _root(path)
@@ -134,7 +134,7 @@ def receive(path: Path, stream: IO[bytes], seen: Callable[[int, int], None]) -> 
         done += about["size"]
         files += 1
     if files != head["files"]:
-        raise Broken(f"{files} of {head['files']} files came")
+        raise Broken(f"{files} of {head['files']} files arrived")
     if not wrong and root != path and root.is_dir():
         with reached(path) as there:
             _part(there).rename(there)
@@ -142,18 +142,18 @@ def receive(path: Path, stream: IO[bytes], seen: Callable[[int, int], None]) -> 
 
 
 def _root(path: Path) -> Path:
-    """Give the folder that files arrive in: one that is there, or else one beside it until it is whole."""
+    """Return the folder that files arrive in: the existing one, or else one beside it until all files are there."""
     return path if path.exists() else _part(path)
 
 
 def _receive_one(stream: IO[bytes], place: Path, about: dict[str, Any], seen: Callable[[int], None]) -> bool:
-    """Take one file. Tells whether its digest is right: then it has its name; else it is gone.
+    """Receive one file, and return whether its digest is right: then it has its name; otherwise it is deleted.
 
-    place: as `reached` gives it.
+    place: from `reached`.
     """
     part, count, digest = _part(place), about["offset"], hashlib.sha256()
     whole = place.is_file() and not place.is_symlink() and place.stat().st_size == count == about["size"]
-    if not whole and count and not os.path.lexists(part):  # the file has grown where it comes from
+    if not whole and count and not os.path.lexists(part):  # the sender's file has grown
         with (
             os.fdopen(os.open(place, os.O_RDONLY | FILE), "rb") as old,
             os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o644), "wb") as new,
@@ -180,21 +180,21 @@ def _receive_one(stream: IO[bytes], place: Path, about: dict[str, Any], seen: Ca
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Give the place of a name in a folder. Raises Refused for one that leads elsewhere."""
+    """Return the path of a name in a folder. Raises Refused for a name that leads elsewhere."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or "\0" in name or not parts:
-        raise Refused(f"{name!r} is no name of a file in a folder")
+        raise Refused(f"{name!r} is not the name of a file in a folder")
     return folder / name
 
 
 @contextmanager
 def reached(place: Path, make: bool = False) -> Iterator[Path]:
-    """Give another path to an absolute one, for the time of the block; it leads there whatever is renamed on the way.
+    """Yield another path to an absolute one during the block; it leads there whatever folder above is renamed.
 
-    As harness.storage.no_links, which cannot be imported in the controller. The last name may be a link: who gets the
-    path does not follow it. make: whether folders on the way are made where they are missing.
+    Like harness.storage.no_links, which cannot be imported in the controller. The last name may be a link: the caller
+    must not follow it. make: whether to make missing folders above it.
 
-    Raises Refused where a folder on the way is a link, or the block meets one.
+    Raises Refused if a folder above it is a link, or the block meets one.
     """
     way, descriptor = Path("/"), os.open("/", FOLDER)
     try:
@@ -208,7 +208,7 @@ def reached(place: Path, make: bool = False) -> Iterator[Path]:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             way = _part(way) if str(error.filename).endswith(PART) and way.suffix != PART else way
-            raise Refused(f"{way} is a link, or of another kind than it should be, and is not followed") from None
+            raise Refused(f"{way} is a link or not the expected kind of file; it is not followed") from None
         error.filename, error.filename2 = str(way), None
         raise
     finally:
@@ -221,24 +221,24 @@ def _folder_in(descriptor: int, name: str, make: bool) -> int:
     except FileNotFoundError:
         if not make:
             raise
-    with suppress(FileExistsError):  # made by another at the same moment
+    with suppress(FileExistsError):  # another process made it at the same moment
         os.mkdir(name, dir_fd=descriptor)
     return os.open(name, FOLDER, dir_fd=descriptor)
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
-    """Give a regular file's content for the time of the block. Raises Refused where it, or one on the way, is none."""
+    """Open a regular file during the block. Raises Refused if it is something else, or its path has a link."""
     with reached(file) as place:
         content = os.fdopen(os.open(place, os.O_RDONLY | FILE), "rb")
     with content:
         if not stat.S_ISREG(os.fstat(content.fileno()).st_mode):
-            raise Refused(f"{file} is no regular file")
+            raise Refused(f"{file} is not a regular file")
         yield content
 
 
 def refuse_links_to(path: Path) -> None:
-    """Refuse a path that leads over a link, before anything else is said of what it leads to."""
+    """Refuse a path with a link, before any message shows where it leads."""
     for place in [path, *path.parents]:
         if place.is_symlink():
             raise Refused(f"{place} is a link to {place.readlink()}")
@@ -264,7 +264,7 @@ def say(stream: Sink, value: Any) -> None:
 
 
 def heard(stream: IO[bytes]) -> Any:
-    """Give the JSON of the next line; None for the empty line at the end. Raises Broken where there is none."""
+    """Return the JSON of the next line; None for the empty line at the end. Raises Broken if there is none."""
     line = stream.readline(LONGEST_LINE)
     if line == b"\n":
         return None

@@ -1,4 +1,4 @@
-"""The output of the run in the controller, followed over connections that break."""
+"""Follows the output of the run in the controller, over connections that break."""
 
 import io
 import sys
@@ -8,18 +8,18 @@ from vlmflow.cluster.kubectl import Kubectl, pipe
 from vlmflow.core.errors import VlmflowError
 
 PATIENCE = 600.0
-"""Seconds without a controller that answers: its pod may have to find another node."""
+"""Seconds to wait for a controller that does not answer: its pod may have to move to another node."""
 PAUSE = 2.0
 
 
 def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATIENCE) -> int:
-    """Show the output until the run has ended; gives Snakemake's exit code.
+    """Show the output until the run has ended; returns Snakemake's exit code.
 
-    controller: the command of the controller's process. patience: seconds to wait for a controller that answers.
+    controller: the command of the controller's process. patience: seconds to wait if the controller does not answer.
 
-    A connection that breaks ends `kubectl exec` with a code of its own, as a failed run does: so the controller is
-    asked how the run ended, and where it has not, the output goes on from the byte at which it broke off.
-    Raises VlmflowError where nobody answers for `patience`.
+    Both a broken connection and a failed run end `kubectl exec` with an exit code. So this function asks the controller
+    how the run ended; if it has not, the output continues from the byte at which it broke off.
+    Raises VlmflowError if the controller does not answer for `patience`.
     """
     shown, told, answered = 0, -1, time.monotonic()
     while True:
@@ -48,7 +48,7 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
                 f"the controller does not answer for {patience:.0f} s: {pipe(process.stderr).read().decode().strip()}",
                 "the run continues; `kubectl get pods` shows the controller, `make cluster-log` follows it",
             )
-        if told != shown:  # once, however long nobody answers
+        if told != shown:  # print it once, however long the controller does not answer
             told = shown
             print(
                 "\nThe connection to the controller broke; trying again. The run continues.\n",
@@ -59,7 +59,7 @@ def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATI
 
 
 def _code(kubectl: Kubectl, controller: tuple[str, ...]) -> str | None:
-    """Give what the controller says of the run: its code, "on" or "none"; None where nobody answers."""
+    """Return the state of the run: its exit code, "on" or "none"; None if the controller does not answer."""
     process = kubectl.talk_to_controller(*controller, "code")
     said = process.communicate()[0].decode().strip()
     return said if process.returncode == 0 else None

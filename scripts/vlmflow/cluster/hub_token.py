@@ -1,4 +1,4 @@
-"""The hub's token: from a file that git ignores into a Secret, over standard input, and nowhere else."""
+"""Copies the hub's token from a file that git ignores into a Secret, only over standard input."""
 
 import base64
 import json
@@ -13,29 +13,31 @@ KEY = "HF_TOKEN"
 
 
 def read_token(file: Path) -> str:
-    """Read the line HF_TOKEN=… of a file of such lines.
+    """Return the value of the line HF_TOKEN=… in a file.
 
-    Raises VlmflowError where it is missing, empty, has a blank in it, or where git tracks the file. No message holds
-    the token.
+    Raises VlmflowError if it is missing, empty, not ASCII or has a blank in it, or if git tracks the file. No message
+    shows the token.
     """
     advice = f"write a line {KEY}=hf_… into {file}"
     if not file.is_file():
         raise VlmflowError(f"no file {file}", advice)
     tracked = subprocess.run(["git", "ls-files", "--error-unmatch", file.name], cwd=file.parent, capture_output=True)
     if tracked.returncode == 0:
-        raise VlmflowError(f"{file} is tracked by git", f"git rm --cached {file}; then make a new token on the hub")
+        raise VlmflowError(
+            f"{file} is tracked by git", f"run git rm --cached {file}; then create a new token on the hub"
+        )
     for line in file.read_text().splitlines():
         name, _, value = line.removeprefix("export ").partition("=")
         value = value.strip().strip("'\"")
         if name.strip() == KEY:
             if not value or not value.isascii() or any(character.isspace() for character in value):
-                raise VlmflowError(f"{file}: the value of {KEY} is empty, or has a blank in it", advice)
+                raise VlmflowError(f"{file}: the value of {KEY} is empty, not ASCII, or has a blank in it", advice)
             return value
     raise VlmflowError(f"{file} has no line {KEY}=…", advice)
 
 
 def secret(token: str) -> str:
-    """Give the Secret as JSON, for kubectl's standard input."""
+    """Return the Secret as JSON, for kubectl's standard input."""
     return json.dumps(
         {
             "apiVersion": "v1",

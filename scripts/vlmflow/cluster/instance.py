@@ -1,7 +1,7 @@
-"""Whose vlmflow it is in a namespace that several people share: a suffix of names, and a label.
+"""The instance of vlmflow, if several people share a namespace: a suffix of names, and a label.
 
-The environment variable VLMFLOW_INSTANCE says it, on a person's side and in the controller (k8s/base/controller.yaml);
-without it there is one vlmflow in the namespace, whose objects have neither. k8s/components/instance sets both.
+The environment variable VLMFLOW_INSTANCE names it, on a laptop and in the controller (k8s/base/controller.yaml).
+Without it the namespace has one vlmflow, whose objects have no suffix and no label. k8s/components/instance sets both.
 """
 
 import os
@@ -15,34 +15,34 @@ PART_OF = "app.kubernetes.io/part-of=vlmflow"
 
 
 def instance() -> str:
-    """Give the name of the instance, empty for the one without.
+    """Return the name of the instance, or "".
 
-    Raises VlmflowError where it could be no part of an object's name.
+    Raises VlmflowError if it cannot be part of an object's name.
     """
     name = os.environ.get(VARIABLE, "")
     if name and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", name):
-        what = f"{VARIABLE} is {name!r}, which is no name of at most 30 small letters, digits and dashes"
+        what = f"{VARIABLE} is {name!r}, not a name of at most 30 lower-case letters, digits and dashes"
         raise VlmflowError(
-            what, f"unset {VARIABLE}, or export {VARIABLE}=NAME as your copy of k8s/components/instance has it"
+            what, f"unset {VARIABLE}, or export {VARIABLE}=NAME with the name in your copy of k8s/components/instance"
         )
     return name
 
 
 def named(name: str) -> str:
-    """Give the name that an object of k8s/ has in this instance."""
+    """Return the name of an object of k8s/ in this instance."""
     return f"{name}-{instance()}" if instance() else name
 
 
 def short(name: str) -> str:
-    """Give the name that an object has in k8s/."""
+    """Return the name of an object in k8s/."""
     return name.removesuffix(f"-{instance()}") if instance() else name
 
 
 def labels() -> dict[str, str]:
-    """Give the labels by which objects are this instance's."""
+    """Return the labels of this instance's objects."""
     return {LABEL: instance()} if instance() else {}
 
 
 def selector() -> str:
-    """Give the selector of this instance's objects, and of no other's."""
+    """Return the selector of this instance's objects, which excludes those of other instances."""
     return f"{PART_OF},{LABEL}={instance()}" if instance() else f"{PART_OF},!{LABEL}"

@@ -1,6 +1,6 @@
-"""The pod templates of a namespace: what its suspended CronJobs hold, from which nothing is ever started.
+"""The pod templates of a namespace: suspended CronJobs, which never start anything by themselves.
 
-This release reads PodTemplates too, which older overlays made; CronJobs win over those of the same name.
+This release also reads PodTemplates, which older overlays made; a CronJob of the same name takes precedence.
 """
 
 from collections.abc import Callable
@@ -13,23 +13,23 @@ from vlmflow.cluster.instance import selector, short
 CRON_JOBS, POD_TEMPLATES = "batch/v1/cronjobs", "podtemplates"
 
 NAMES = ("default", "fetch", "gpu", "train")
-"""Those that rules ask for; an overlay may have more."""
+"""The templates that rules use; an overlay may have more."""
 
 CONTAINER = "snakemake"
-"""The container of a template that runs the rule: the name that the executor plugin gives it."""
+"""The container of a template that runs the rule; the executor plugin uses this name."""
 
 GPU_RESOURCE = "vlmflow/gpu-resource"
-"""The annotation with the cluster's name for its GPUs; nvidia.com/gpu without it."""
+"""The annotation with the cluster's resource name of GPUs; default nvidia.com/gpu."""
 
 MIGRATION = "k8s/README.md, From PodTemplates to CronJobs"
 
 
 @dataclass(frozen=True)
 class TemplatesFound:
-    """What a namespace has.
+    """The pod templates of a namespace.
 
-    templates: each as {metadata, template}, under the name by which rules ask for it (that of k8s/templates).
-    old: names of those that are PodTemplates. unread: names of PodTemplates that are CronJobs too.
+    templates: each as {metadata, template}, with its name in k8s/templates, which rules use.
+    old: names of those that are PodTemplates. unread: names of PodTemplates that also exist as CronJobs.
     """
 
     templates: list[Object]
@@ -37,28 +37,28 @@ class TemplatesFound:
     unread: list[str]
 
     def warning(self) -> str:
-        """Say which PodTemplates are left; nothing where none is."""
+        """Return which PodTemplates remain; "" if none."""
         said = []
         if self.old:
             said.append(f"PodTemplates, which the next release will not read: {', '.join(self.old)}")
         if self.unread:
-            said.append(f"PodTemplates that are not read, since CronJobs have their names: {', '.join(self.unread)}")
+            said.append(f"PodTemplates that are ignored, since CronJobs have their names: {', '.join(self.unread)}")
         return "; ".join(said)
 
     def next_step(self) -> str:
-        """Say what to do about PodTemplates that are left."""
+        """Return what to do about remaining PodTemplates."""
         apply = f"apply the overlay, which makes CronJobs ({MIGRATION}), then " if self.old else ""
-        return f"{apply}`kubectl delete podtemplates -n NAMESPACE -l '{selector()}'`"
+        return f"{apply}run `kubectl delete podtemplates -n NAMESPACE -l '{selector()}'`"
 
 
 def pod_templates(objects: Callable[[str], list[Object]]) -> TemplatesFound:
-    """Give the pod templates of a namespace.
+    """Return the pod templates of a namespace.
 
-    objects: lists the objects of a kind; raises Refused.
+    objects: lists the objects of a kind; may raise Refused.
 
-    A kind that may not be listed counts as one of which there is none: PodTemplates may not with ClusterRole `admin`
-    (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#user-facing-roles), CronJobs not with the Role of
-    older overlays. Raises the refusal of CronJobs where there are no PodTemplates either; any other failure at once.
+    A kind that the user may not list counts as empty: ClusterRole `admin` does not allow PodTemplates
+    (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#user-facing-roles), the Role of older overlays does
+    not allow CronJobs. Raises the refusal of CronJobs if there are no PodTemplates either; any other failure at once.
     """
     refused = None
     try:
@@ -85,7 +85,7 @@ def pod_templates(objects: Callable[[str], list[Object]]) -> TemplatesFound:
 
 
 def template_in(cron_job: Object) -> Object | None:
-    """Give the template that a suspended CronJob holds, as {metadata, template}; None for one that is to run."""
+    """Return the template in a suspended CronJob, as {metadata, template}; None if it is not suspended."""
     spec = cron_job["spec"]
     if not spec.get("suspend"):
         return None
@@ -93,7 +93,7 @@ def template_in(cron_job: Object) -> Object | None:
 
 
 def container_of(template: Object) -> Object | None:
-    """Give the container of a pod template that runs the rule; None where it has none."""
+    """Return the container of a pod template that runs the rule, or None."""
     containers = template["template"]["spec"].get("containers") or []
     return next((container for container in containers if container["name"] == CONTAINER), None)
 

@@ -1,4 +1,4 @@
-"""Receives a packed checkout: runs in the controller, given as text to its Python; standard library alone.
+"""Receives a packed checkout: runs as text in the controller's Python; uses only the standard library.
 
 usage: unpack.py FOLDER < TAR
 """
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def unpack(folder: Path) -> None:
-    """Make `folder` the checkout that standard input holds; files that git does not know (of a run) stay.
+    """Replace `folder` by the checkout on standard input; files that git does not track (of a run) stay.
 
-    All of it arrives beside first: a stream that is cut off changes nothing.
+    The checkout is unpacked beside it first: a stream that breaks changes nothing.
     """
     new = folder / ".arriving"
     shutil.rmtree(new, ignore_errors=True)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
-        # Python 3.11.2, which Debian 12 has, knows no filters yet: https://docs.python.org/3/library/tarfile.html
+        # Python 3.11.2 of Debian 12 has no filters yet: https://docs.python.org/3/library/tarfile.html
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(new)  # noqa: S202
     subprocess.run(["git", "add", "--all"], cwd=new, check=True)
@@ -33,14 +33,14 @@ def unpack(folder: Path) -> None:
 
 
 def _known(folder: Path) -> set[str]:
-    """Name the files that git knows; none where there is no checkout, or half of one."""
+    """Return the files that git tracks; none if there is no checkout, or an incomplete one."""
     own = ["git", f"--git-dir={folder / '.git'}", f"--work-tree={folder}", "ls-files", "-z"]
     listed = subprocess.run(own, check=False, capture_output=True, text=True)
     return set(filter(None, listed.stdout.split("\0")))
 
 
 def _clear_the_way(folder: Path, name: str) -> None:
-    """Make room for a file: a folder of its name goes, and a file in the place of one of its folders."""
+    """Make room for a file: remove a folder of its name, and files in the place of its folders."""
     for above in reversed(Path(name).parents):
         if (folder / above).is_file() or (folder / above).is_symlink():
             (folder / above).unlink()

@@ -1,1 +1,1 @@
-"""Bytes from the network: the hub, other servers, and downloads that are resumed."""
+"""Network access: the hub, other servers, and resumed downloads."""

@@ -1,7 +1,7 @@
-"""One file of the hub, brought here: resumed after a break or a kill, checked, and only then named.
+"""Downloads one file of the hub: resumes after a break or a kill, and names the file only once it is checked.
 
-Not by huggingface_hub's own downloader: it writes into a temporary file of its process, so that the next process
-begins a shard of gigabytes anew after a kill.
+It does not use huggingface_hub's own downloader: that one writes to a temporary file of its process, so after a kill
+the next process downloads a shard of gigabytes from the start.
 """
 
 import errno
@@ -29,19 +29,19 @@ BLOCK_BYTES = 1 << 20
 
 
 def download(file: HubFile, target: Path, transport: Transport) -> str:
-    """Bring a file of the hub to `target`, and give its SHA-256.
+    """Download a file of the hub to `target`, and return its SHA-256.
 
-    The bytes gather in `target` + ".part", which a later call goes on with and which one process at a time
-    writes. A `target` that is there already is checked, and fetched again only where its bytes are others.
+    The bytes go to `target` + ".part", which a later call resumes and only one process at a time writes. An existing
+    `target` is checked, and fetched again only if its bytes differ.
 
-    Raises VlmflowError where the hub refuses, gives other bytes than it told, or fails too often; Stopped.
+    Raises VlmflowError if the hub refuses, sends bytes with another digest, or fails too often; Stopped.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _own_part(target, transport) as handle:
             return _download_alone(file, target, handle, transport)
     except OSError as error:
-        next_step = "free some space there" if error.errno == errno.ENOSPC else "correct that"
+        next_step = "free some space there" if error.errno == errno.ENOSPC else "fix it"
         raise PassingError(
             f"{unfinished(target)}: {error.strerror}",
             f"{next_step} and run the same command again: it resumes where it stopped",
@@ -57,7 +57,7 @@ def _download_alone(file: HubFile, target: Path, handle: IO[bytes], transport: T
             part.unlink()
             return content.sha256.hexdigest()
         transport.discount(file.size)
-        logger.warning("%s: %s holds other bytes; fetching it again", file, target)
+        logger.warning("%s: %s has other bytes; fetching it again", file, target)
     try:
         content = _complete(file, handle, transport)
     except (VlmflowError, Stopped):
@@ -70,9 +70,9 @@ def _download_alone(file: HubFile, target: Path, handle: IO[bytes], transport: T
 
 
 class _Content:
-    """The bytes of a file that are here, and their digests.
+    """The received bytes of a file, and their digests.
 
-    handle: the file, whose present content is read first; open for appending where more is to come.
+    handle: the file; its present content is read first. Open it for appending if more will come.
     """
 
     def __init__(self, handle: IO[bytes], file: HubFile, transport: Transport) -> None:
@@ -94,7 +94,7 @@ class _Content:
         self.validator: str | None = None
         """The ETag under which the last answer gave bytes, for If-Range."""
         self.sha256 = hashlib.sha256()
-        # What git calls a file: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+        # The digest of a git blob: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
         self._blob = hashlib.sha1(f"blob {self._file.size}\0".encode(), usedforsecurity=False)
 
     def _take(self, block: bytes) -> None:
@@ -108,7 +108,7 @@ class _Content:
         return self._file.size - self.size
 
     def append(self, block: bytes) -> None:
-        """Take the next bytes; what is beyond the file's end is dropped, and nothing but that raises Enough."""
+        """Append the next bytes, without those beyond the file's end. Raises Enough if all are beyond it."""
         wanted = block[: self.missing]
         self._transport.discount(len(block) - len(wanted))
         if not wanted:
@@ -130,9 +130,9 @@ class _Content:
 
 @contextmanager
 def _own_part(target: Path, transport: Transport) -> Iterator[IO[bytes]]:
-    """Open the unfinished file for this process alone; wait for another process that writes it.
+    """Open the unfinished file for this process alone; wait while another process writes it.
 
-    The one that waits may wake up with a file that has been renamed meanwhile: it opens the name again.
+    After the wait the open file may have been renamed: then the name is opened again.
     """
     part = unfinished(target)
     told = False
@@ -142,7 +142,7 @@ def _own_part(target: Path, transport: Transport) -> Iterator[IO[bytes]]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not told:
-                    logger.info("%s: another process is fetching it; waiting for that one", target)
+                    logger.info("%s: another process is fetching it; waiting", target)
                     told = True
                 transport.pause(1.0)
                 continue
@@ -152,7 +152,7 @@ def _own_part(target: Path, transport: Transport) -> Iterator[IO[bytes]]:
 
 
 def _complete(file: HubFile, handle: IO[bytes], transport: Transport) -> _Content:
-    """Receive what is missing, and check the whole; pieces that do not fit are fetched anew, once."""
+    """Receive what is missing, and check the whole file; fetch it once more if its pieces do not fit together."""
     content = _Content(handle, file, transport)
     for _ in range(2):
         _receive_all(file, content, transport)
@@ -162,10 +162,10 @@ def _complete(file: HubFile, handle: IO[bytes], transport: Transport) -> _Conten
         content.restart()
         if not pieced:
             break
-        logger.warning("%s: its pieces are not of one file; fetching it from the start", file)
+        logger.warning("%s: its pieces do not belong to one file; fetching it from the start", file)
     raise VlmflowError(
-        f"{file}: the bytes received have sha256 {wrong}, the hub's digest of the file is {file.etag}",
-        "something on the way alters them: look at proxies and HF_ENDPOINT, then run the same command again",
+        f"{file}: the received bytes have sha256 {wrong}, the hub's digest of the file is {file.etag}",
+        "something on the way changes them: check proxies and HF_ENDPOINT, then run the same command again",
     )
 
 
@@ -182,9 +182,9 @@ def _receive_all(file: HubFile, content: _Content, transport: Transport) -> None
 
 
 def _receive(file: HubFile, content: _Content, transport: Transport) -> None:
-    """Make one attempt: ask the hub for a fresh address, and receive from there what is missing.
+    """Make one attempt: ask the hub for a new address, and receive from there what is missing.
 
-    Raises PassingFault where bytes are still missing at its end.
+    Raises PassingFault if bytes are still missing afterwards.
     """
     found, address = hub.look_up(file.source, file.revision, file.path)
     if found != file:
@@ -202,14 +202,14 @@ def _receive(file: HubFile, content: _Content, transport: Transport) -> None:
         transport.get(address, headers, lambda answer: _accept(answer, file, content), content.append)
     except Refused as refusal:
         raise VlmflowError(
-            f"{file}: {refusal}", "look at proxies and HF_ENDPOINT, then run the same command again"
+            f"{file}: {refusal}", "check proxies and HF_ENDPOINT, then run the same command again"
         ) from None
     if content.missing:
         raise PassingFault(f"{host_of(address)} ended the file {content.missing:,} bytes early")
 
 
 def _accept(answer: Answer, file: HubFile, content: _Content) -> None:
-    """Take an answer as the missing bytes, or as the whole file, or refuse it with PassingFault."""
+    """Accept an answer as the missing bytes or as the whole file. Raises PassingFault for any other."""
     if answer.status == 416:
         content.restart()
     if problem := answer.problem(200, 206):
@@ -219,16 +219,16 @@ def _accept(answer: Answer, file: HubFile, content: _Content) -> None:
         wanted = rf"bytes {content.size}-\d+/{file.size}"
         if not re.fullmatch(wanted, answer.headers.get("content-range", "")):
             content.restart()
-            raise PassingFault(f"{answer.host} gives another range than asked for")
+            raise PassingFault(f"{answer.host} sends another range than requested")
         if None not in (content.validator, etag) and content.validator != etag:
             content.restart()
-            raise PassingFault(f"{answer.host} gives another file than before")
+            raise PassingFault(f"{answer.host} sends another file than before")
         content.pieced = True
     else:
         announced = answer.headers.get("content-length")
         if announced not in (None, str(file.size)):
             raise PassingFault(f"{answer.host} announces {announced} bytes, the file has {file.size}")
         if content.size:
-            logger.warning("%s: %s gives it from the start again", file, answer.host)
+            logger.warning("%s: %s sends it from the start again", file, answer.host)
             content.restart()
     content.validator = None if etag is None or etag.startswith("W/") else etag

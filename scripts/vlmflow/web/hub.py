@@ -1,6 +1,6 @@
-"""What the Hugging Face hub says of its repositories: commits, files, sizes, digests and addresses.
+"""Asks the Hugging Face hub about its repositories: commits, files, sizes, digests and addresses.
 
-huggingface_hub asks, with its own ways to a token (HF_TOKEN, `hf auth login`) and a hub (HF_ENDPOINT).
+It uses huggingface_hub, which finds the token (HF_TOKEN, `hf auth login`) and the hub (HF_ENDPOINT) by itself.
 """
 
 import re
@@ -35,10 +35,10 @@ COMMIT = r"[0-9a-f]{40}"
 DIGEST = r"[0-9a-f]{40}|[0-9a-f]{64}"
 
 NO_HUB = (
-    "check this machine's network, its proxy (HTTPS_PROXY) and HF_ENDPOINT, then run the same command again: it goes "
-    "on where it stopped; or give a path on this machine in place of the address (config: models, datasets)"
+    "check this machine's network, its proxy (HTTPS_PROXY) and HF_ENDPOINT, then run the same command again: it "
+    "resumes where it stopped; or set a path on this machine instead of the address (config: models, datasets)"
 )
-"""What to do where the hub could not be reached at all."""
+"""The next step if the hub could not be reached at all."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HubFile:
     revision: the full commit.
     path: its name in the repository.
     size: bytes.
-    etag: SHA-256 of a file in LFS (64 hexadecimal digits), else the SHA-1 of its git blob (40).
+    etag: the SHA-256 of a file in LFS (64 hexadecimal digits), or else the SHA-1 of its git blob (40).
     """
 
     source: HubSource
@@ -63,16 +63,16 @@ class HubFile:
 
     @property
     def sha256(self) -> str | None:
-        """The SHA-256 as the hub tells it; it does not for files outside LFS."""
+        """The hub's SHA-256 of the file; None outside LFS."""
         return self.etag if len(self.etag) == 64 else None
 
 
 def look_up(source: HubSource, revision: str, path: str) -> tuple[HubFile, str]:
-    """Ask once for a file at a commit, and for the address from which its bytes can be read.
+    """Ask once for a file at a commit; returns it with the address of its bytes.
 
-    The address may be signed and short-lived: it is not for logs and messages.
+    The address may be signed and short-lived: keep it out of logs and messages.
 
-    Raises PassingFault, or VlmflowError for what waiting does not help.
+    Raises PassingFault for a temporary failure, VlmflowError for any other.
     """
     name = str(HubSource(source.repo_type, source.repo, path))
     with _in_our_words(name, revision):
@@ -85,7 +85,7 @@ def look_up(source: HubSource, revision: str, path: str) -> tuple[HubFile, str]:
 
 
 def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[HubFile]]:
-    """Give a repository's commit (the given one, else its newest) and all its files at it, by name.
+    """Return a repository's commit (the given one, or else its newest) and all its files, sorted by name.
 
     Raises VlmflowError.
     """
@@ -113,7 +113,7 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
 
 
 def broken_off(error: Exception, address: str) -> PassingFault:
-    """Tell httpx's error at an address as ours; theirs may hold the address, which may be signed."""
+    """Convert an error of httpx; its own text may hold the address, which may be signed."""
     reason = f"{type(error).__name__} at {host_of(address)}"
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
         return PassingFault(reason, next_step=NO_HUB)
@@ -121,7 +121,7 @@ def broken_off(error: Exception, address: str) -> PassingFault:
 
 
 def headers_for(address: str) -> dict[str, str]:
-    """Give the headers of a download: the token is in them only where the address is the hub's own."""
+    """Return the headers of a download, with the token only if the address is the hub's own."""
     own = _origin(address) == _origin(constants.ENDPOINT)
     return {**build_hf_headers(token=None if own else False), "accept-encoding": "identity"}
 
@@ -132,7 +132,7 @@ def _origin(address: str) -> tuple[str, str, int | None]:
 
 
 def _checked(source: HubSource, revision: str, path: str, size: int | None, etag: str | None) -> HubFile:
-    """Refuse what must not become a path or cannot be checked: the answer of a server is foreign text."""
+    """Refuse a name that must not become a path, and a digest that cannot be checked: a server is not trusted."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or not part.isprintable() for part in parts) or parts[-1].endswith(UNFINISHED):
         raise VlmflowError(f"{source}: the hub names a file {path!r}", "do not use this repository")
@@ -140,7 +140,7 @@ def _checked(source: HubSource, revision: str, path: str, size: int | None, etag
         file = HubSource(source.repo_type, source.repo, path)
         raise VlmflowError(
             f"{file}: the hub gives size {size!r} and digest {etag!r}, which cannot be checked",
-            "check HF_ENDPOINT: a mirror must give the hub's own headers",
+            "check HF_ENDPOINT: a mirror must send the hub's own headers",
         )
     return HubFile(source, revision, path, size, etag)
 
@@ -148,33 +148,33 @@ def _checked(source: HubSource, revision: str, path: str, size: int | None, etag
 def _require_commit(name: str, answered: str, revision: str) -> None:
     if answered != revision:
         raise VlmflowError(
-            f"{name}: the hub answers with commit {answered} in place of {revision}",
-            "check the revision in pins.yaml, and HF_ENDPOINT (a mirror that is behind)",
+            f"{name}: asked for commit {revision}, the hub returned {answered}",
+            "check the revision in pins.yaml, and HF_ENDPOINT (a mirror may be outdated)",
         )
 
 
 def _not_the_hub(name: str) -> VlmflowError:
     return VlmflowError(
-        f"{name}: {host_of(constants.ENDPOINT)} answers, but not as a hub does",
+        f"{name}: {host_of(constants.ENDPOINT)} does not answer like a hub",
         "check HF_ENDPOINT, and whether a proxy or a login page answers instead",
     )
 
 
 @contextmanager
 def _in_our_words(name: str, revision: str | None) -> Iterator[None]:
-    """Tell huggingface_hub's errors as ours; theirs hold addresses and whatever the server wrote."""
+    """Convert huggingface_hub's errors; their texts hold addresses and whatever the server wrote."""
     try:
         yield
     except OfflineModeIsEnabled:
-        raise VlmflowError(f"{name}: HF_HUB_OFFLINE forbids to ask the hub", "unset it for this stage") from None
+        raise VlmflowError(f"{name}: HF_HUB_OFFLINE forbids access to the hub", "unset it for this stage") from None
     except HFValidationError:
         raise VlmflowError(
-            f"{name} is no name on the hub", "use hf://OWNER/NAME or hf://datasets/OWNER/NAME/FILE"
+            f"{name} is not a valid name on the hub", "use hf://OWNER/NAME or hf://datasets/OWNER/NAME/FILE"
         ) from None
     except HfHubHTTPError as error:
         raise _refusal(error, name, revision) from None
     except httpx.TooManyRedirects:
-        raise VlmflowError(f"{name}: the hub's redirects go in a circle", "check HF_ENDPOINT, and proxies") from None
+        raise VlmflowError(f"{name}: the hub's redirects form a loop", "check HF_ENDPOINT and proxies") from None
     except httpx.HTTPError as error:
         raise broken_off(error, constants.ENDPOINT) from None
     except (AttributeError, KeyError, TypeError, ValueError, httpx.InvalidURL):
@@ -185,8 +185,8 @@ def _refusal(error: HfHubHTTPError, name: str, revision: str | None) -> VlmflowE
     status = error.response.status_code
     if isinstance(error, GatedRepoError) or status == 403:
         return VlmflowError(
-            f"{name}: the hub gives it only to those whom its owner has granted access ({status})",
-            "accept its terms on its page on the hub, then give your token: HF_TOKEN or `hf auth login`",
+            f"{name} is gated, and its owner has not granted access ({status})",
+            "accept its terms on its page on the hub, then set your token: HF_TOKEN or `hf auth login`",
         )
     if isinstance(error, RevisionNotFoundError):
         return VlmflowError(f"{name}: there is no commit {revision}", "check the revision in pins.yaml")
@@ -195,7 +195,7 @@ def _refusal(error: HfHubHTTPError, name: str, revision: str | None) -> VlmflowE
     if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
         return VlmflowError(
             f"{name}: the hub does not have it, or not for this token ({status})",
-            "check the address; if it is private or gated, give a token for it: HF_TOKEN or `hf auth login`",
+            "check the address; if it is private or gated, set a token for it: HF_TOKEN or `hf auth login`",
         )
     if status in PASSING_STATUS:
         return PassingFault(f"{host_of(constants.ENDPOINT)} answers {status}", asked_wait(error.response.headers))

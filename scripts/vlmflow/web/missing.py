@@ -3,24 +3,24 @@
 import msgspec
 
 REASONS = {
-    "no_source": "no row of picture_sources.yaml names where such a path comes from",
+    "no_source": "no row of picture_sources.yaml matches its path",
     "by_hand": "the source must be downloaded by hand",
-    "refused": "the server has it not, or does not give it",
-    "no_member": "the archive holds no such name",
-    "failed": "the server failed too often, or the archive is not the one that is expected",
-    "unreadable": "the archive cannot be read: no such format, or broken",
+    "refused": "the server does not have it, or refuses it",
+    "no_member": "the archive has no such name",
+    "failed": "the server failed too often, or the archive is not the expected one",
+    "unreadable": "the archive cannot be read: unknown format, or damaged",
     "damaged": "the bytes differ from the archive's directory",
     "too_large": "larger than picture_limits.max_bytes",
     "name_conflict": "another picture's path runs through it, as if it were a folder",
 }
-"""A closed set."""
+"""All reasons, for people."""
 
 
 class Missing(msgspec.Struct, frozen=True):
     """Why a picture could not be fetched.
 
     reason: a key of REASONS.
-    detail: what exactly, for a person.
+    detail: the exact cause, for people.
     """
 
     reason: str
@@ -28,7 +28,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Refused(Exception):
-    """What a source does not give, and will not a moment later; `missing` says why."""
+    """A source refuses a file permanently; `missing` has the reason."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

@@ -1,7 +1,7 @@
-"""How patient every request is: what may pass, how long and how often it is tried, and when it is given up.
+"""Retries of requests: which failures are temporary, how long and how often to retry, and when to fail.
 
-The hub's API, downloads, ranges and single pictures share it. What a server refuses for good is no matter of patience:
-it is a VlmflowError, or `missing.Refused`.
+The hub's API, downloads, ranges and single pictures share these rules. A permanent refusal is not retried: it is a
+VlmflowError, or `missing.Refused`.
 """
 
 import logging
@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
-"""HTTP answers that may be others a moment later."""
+"""HTTP status codes of temporary failures."""
 
 CONNECT_TIMEOUT = 30
 READ_TIMEOUT = 60
-"""Seconds without a connection, or without a byte, after which an attempt is given up and made anew."""
+"""Seconds without a connection, or without a byte, after which an attempt fails and is retried."""
 
 TRIES = 8
-"""Failures in a row after which an attempt is given up."""
+"""Failures in a row after which the work fails."""
 
 PROGRESS_BYTES = 1 << 20
-"""New bytes that end a row of failures: a connection that breaks but delivers is tried again without end; one that
+"""New bytes that end a row of failures: a connection that breaks but delivers is retried without limit; one that
 trickles is given up."""
 
 FIRST_WAIT = 1.0
@@ -38,8 +38,8 @@ LONGEST_WAIT = 60.0
 """Seconds before the second attempt, doubled before each further one up to the longest."""
 
 TOLD_WAIT = 4
-"""First waits from which on a wait is reported as a warning: that before the fourth attempt, and what a server asks
-for. Of shorter ones a server that breaks a hundredth of its answers would make a line for every hundredth picture."""
+"""A wait of at least so many first waits is reported as a warning: from the third one on, or if a server asks for it.
+Shorter ones are not: a server that breaks 1 % of its answers would cause a line for every hundredth picture."""
 
 LONGEST_ASKED_WAIT = 600.0
 """Seconds that a server may ask us to wait (Retry-After); the hub's rate limits reset within 300."""
@@ -47,15 +47,15 @@ LONGEST_ASKED_WAIT = 600.0
 AGAIN = "run the same command again later: it resumes where it stopped"
 
 NO_CONNECTION = f"check this machine's network and proxy (HTTPS_PROXY, HTTP_PROXY), then {AGAIN}"
-"""What to do where a server could not be reached at all."""
+"""The next step if a server could not be reached at all."""
 
 
 class PassingFault(Exception):
-    """A failure that may be gone a moment later.
+    """A temporary failure.
 
-    reason: what happened, with the host but without the address: that one may be signed.
-    asked_wait: seconds that the server asks us to wait, where it does.
-    next_step: what to do where it does not pass.
+    reason: what happened, with the host but without the address, which may be signed.
+    asked_wait: seconds that the server asks us to wait, or None.
+    next_step: what to do if it persists.
     """
 
     def __init__(self, reason: str, asked_wait: float | None = None, next_step: str = AGAIN) -> None:
@@ -69,7 +69,7 @@ class Patience:
     """Counts the failures in a row of one piece of work and waits between its attempts.
 
     what: the work, for people.
-    pause: waits so many seconds.
+    pause: waits the given seconds.
     """
 
     def __init__(self, what: str, pause: Callable[[float], object] = time.sleep) -> None:
@@ -78,11 +78,11 @@ class Patience:
         self._failures = 0
 
     def call(self, attempt: Callable[[], Result], received: Callable[[], int] = int) -> Result:
-        """Give what `attempt` gives, tried again after each PassingFault.
+        """Return the result of `attempt`, retried after each PassingFault.
 
-        received: gives the bytes that are here by now; PROGRESS_BYTES more than ever before end a row of failures.
+        received: returns the bytes received so far; PROGRESS_BYTES more than ever before end a row of failures.
 
-        Raises VlmflowError when it is given up, and whatever else the attempt raises.
+        Raises PassingError after the last failure, and whatever else the attempt raises.
         """
         furthest = received()
         while True:
@@ -97,7 +97,7 @@ class Patience:
     def wait(self, fault: PassingFault) -> None:
         """Wait after a failed attempt.
 
-        Raises VlmflowError where it was the last one, or where the server asks for more than can be waited.
+        Raises PassingError if it was the last one, or if the server asks to wait longer than LONGEST_ASKED_WAIT.
         """
         self._failures += 1
         if self._failures == TRIES:
@@ -107,7 +107,7 @@ class Patience:
             if fault.asked_wait > LONGEST_ASKED_WAIT:
                 raise PassingError(
                     f"{self.what}: {fault.reason}, and the server asks to wait {fault.asked_wait:,.0f} s",
-                    "run the same command again after that time; a token (HF_TOKEN) widens the limits",
+                    "run the same command again after that time; a token (HF_TOKEN) raises the limits",
                 )
             seconds = max(seconds, fault.asked_wait)
         level = logging.WARNING if seconds >= TOLD_WAIT * FIRST_WAIT else logging.DEBUG
@@ -116,7 +116,7 @@ class Patience:
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Give the seconds that a refusing server asks to wait, by the hub's RateLimit or by Retry-After."""
+    """Return the seconds that a server asks to wait, by the hub's RateLimit or by Retry-After; None if it does not."""
     limit = parse_ratelimit_headers(headers)
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
@@ -124,7 +124,7 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
     if value.isdecimal():
         return float(value)
     try:
-        # By the server's own clock where it tells it: ours may be wrong, or jump.
+        # By the server's own clock, if its answer has it: ours may be wrong, or jump.
         now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
         return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""One file on an HTTP server, read in ranges by several threads, whatever the network does."""
+"""One file on an HTTP server, read in ranges by several threads over an unreliable network."""
 
 import re
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from vlmflow.web.transport import Accept, Answer, Enough, Sink, Transport, host_
 class RemoteFile:
     """A file on a server.
 
-    name: what it is called to people and in messages; it holds no secrets.
-    find: gives an address to read it from, which may be valid for a while only; may raise PassingFault.
-    size: bytes; None until `open` where it is not known beforehand.
-    version: what the bytes cannot change under: a commit, or the server's ETag or date, learned by `open`.
-    takes_ranges: whether the server gives parts of it.
+    name: its name for people, without secrets.
+    find: returns its address, which may be valid only for a while; may raise PassingFault.
+    size: bytes; None until `open` if unknown.
+    version: names the content: a commit, or the server's ETag or date, which `open` reads.
+    takes_ranges: whether the server sends parts of it.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class RemoteFile:
 
     @property
     def length(self) -> int:
-        """Bytes; known once it is open."""
+        """The size in bytes; known after `open`."""
         assert self.size is not None, f"{self.name} is not open"
         return self.size
 
     def open(self) -> None:
-        """Learn size and version from the server, and whether it gives ranges.
+        """Ask the server for size and version, and whether it supports ranges.
 
-        Raises Refused where the server does not give the file, VlmflowError where it fails too often.
+        Raises Refused if the server refuses the file, VlmflowError if it fails too often.
         """
 
         def learn(answer: Answer) -> None:
@@ -66,31 +66,31 @@ class RemoteFile:
         else:
             size = int(text) if (text := answer.headers.get("content-length", "")).isdecimal() else None
         if size is None:
-            raise Refused("refused", f"{answer.host} does not tell its size")
+            raise Refused("refused", f"{answer.host} does not report its size")
         if self.size not in (None, size):
             raise VlmflowError(
                 f"{self.name}: {answer.host} has {size:,} bytes under this name, {self.size:,} are expected",
-                "find out why before you use it; its size is in the configuration (picture_sources), "
-                "picture_sources.yaml or pins.yaml",
+                "find out why before you use it; the configuration (picture_sources), picture_sources.yaml or "
+                "pins.yaml sets its size",
             )
         self.size = size
         self._mark = _mark_of(answer)
         self.version = self.version or self._mark
 
     def read(self, start: int, end: int) -> bytes:
-        """Give the bytes from `start` up to `end` (exclusive); what came before a break is not asked for again.
+        """Return the bytes from `start` up to `end` (exclusive); after a break only the missing ones are requested.
 
-        Raises VlmflowError where the file changed meanwhile or the server fails too often, Stopped.
+        Raises VlmflowError if the file changed meanwhile or the server fails too often; Stopped.
         """
         blocks: list[bytes] = []
         self.stream(start, end, blocks.append, blocks.clear)
         return b"".join(blocks)
 
     def stream(self, start: int, end: int, sink: Sink, restart: Callable[[], object]) -> None:
-        """Hand the bytes from `start` up to `end` (exclusive) to `sink`, block by block.
+        """Pass the bytes from `start` up to `end` (exclusive) to `sink`, block by block.
 
-        restart: drops what `sink` took, where a server without ranges begins from the start again.
-        Raises as `read`.
+        restart: drops what `sink` has got, if a server without ranges sends the file from the start again.
+        Raises as `read` does.
         """
         place = start
 
@@ -108,7 +108,7 @@ class RemoteFile:
                 restart()
                 place = 0
             headers = {"range": f"bytes={place}-{end - 1}"} if self.takes_ranges else {}
-            if self._mark.startswith('"'):  # a strong ETag: no other counts there (RFC 9110, 13.1.5)
+            if self._mark.startswith('"'):  # If-Range needs a strong ETag (RFC 9110, 13.1.5)
                 headers["if-range"] = self._mark
             first = place
             self._ask(headers, lambda answer: self._accept(answer, first, end), take)
@@ -118,14 +118,14 @@ class RemoteFile:
         self._transport.patiently(self.name, attempt, lambda: place - start)
 
     def _ask(self, headers: dict[str, str], accept: Accept, sink: Sink) -> None:
-        """Ask for the file; refusals are PassingFault, or Refused where it was never given so far."""
+        """Ask for the file. Raises PassingFault, or Refused for a refusal before the first successful answer."""
         address, own_headers = self._address, self._headers
         if address is None:
             address = self._find()
             own_headers = hub.headers_for(address)
 
         def accept_file(answer: Answer) -> None:
-            if self._address != answer.address:  # where redirects end is asked at once from now on
+            if self._address != answer.address:  # from now on ask directly where the redirects ended
                 self._headers = hub.headers_for(answer.address)
                 self._address = answer.address
             self._refuse_what_is_no_file(answer)
@@ -136,7 +136,7 @@ class RemoteFile:
     def _refuse_what_is_no_file(self, answer: Answer) -> None:
         problem = answer.problem(200, 206)
         if problem:
-            self._address = None  # a signed address may have run out
+            self._address = None  # a signed address may have expired
             raise answer.fault(problem) if answer.may_pass or self._opened else Refused("refused", problem)
 
     def _accept(self, answer: Answer, start: int, end: int) -> None:
@@ -144,20 +144,20 @@ class RemoteFile:
         if self._mark and mark and mark != self._mark:
             raise PassingError(
                 f"{self.name} changed at {answer.host} while it was read",
-                "run the same command again: pictures that have come are kept, all else is read from the new one",
+                "run the same command again: it keeps the fetched pictures, and reads the others from the new file",
             )
         if self.takes_ranges:
             if answer.status == 200:
-                raise PassingFault(f"{answer.host} gives the whole file in place of a range")
+                raise PassingFault(f"{answer.host} sends the whole file instead of a range")
             found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", answer.headers.get("content-range", ""))
             if not found or int(found[1]) != start or int(found[2]) >= end or found[3] not in ("*", str(self.size)):
-                raise PassingFault(f"{answer.host} gives another range than asked for")
+                raise PassingFault(f"{answer.host} sends another range than requested")
             if answer.headers.get("content-length") not in (None, str(int(found[2]) + 1 - start)):
-                raise PassingFault(f"{answer.host} gives another length than that of the range")
+                raise PassingFault(f"{answer.host} sends another length than that of the range")
         elif answer.headers.get("content-length") not in (None, str(self.size)):
-            raise PassingFault(f"{answer.host} gives another length than before")
+            raise PassingFault(f"{answer.host} sends another length than before")
 
 
 def _mark_of(answer: Answer) -> str:
-    """Give what tells one version of a file from another: its ETag, be it a weak one, else its date; or nothing."""
+    """Return what identifies a version of the file: its ETag, weak or strong, or else its date; "" without both."""
     return answer.headers.get("etag") or answer.headers.get("last-modified", "")

@@ -1,9 +1,9 @@
-"""Every request for bytes, many at a time, made by libcurl: kept connections, redirects, proxies, certificates.
+"""Requests for bytes, many at a time, through libcurl: kept connections, redirects, proxies, certificates.
 
-libcurl, because a request through it takes two fifths of the processor time of one through urllib3, and little of that
-under Python's lock: with sixteen threads that lock was what a fetch waited for. obstore, which asks in Rust, is not in
-the locks and was not tried: whether it sends If-Range, keeps a token from the host that a redirect names, and hears
-Ctrl-C is not known. The hub's API is asked by huggingface_hub (`hub`), with the same patience.
+A request through libcurl takes two fifths of the processor time of one through urllib3, and little of that under
+Python's lock, which limited a fetch with sixteen threads. obstore (in Rust) is not in the lock files and was not tried:
+it is unknown whether it sends If-Range, hides a token from the host of a redirect, and stops on Ctrl-C. huggingface_hub
+calls the hub's API (`hub`), with the same retries.
 """
 
 import ssl
@@ -26,32 +26,32 @@ from vlmflow.web.patience import AGAIN, NO_CONNECTION, PASSING_STATUS, PassingFa
 Result = TypeVar("Result")
 
 CONNECTIONS = 16
-"""Requests at a time: enough to hide 100 ms of latency behind 1 MB pieces at 100 MB/s, and what browsers together ask
-of a server without being refused."""
+"""Requests at a time: enough to hide 100 ms of latency with 1 MB pieces at 100 MB/s, and as few as servers accept from
+browsers."""
 
 REDIRECTS = 10
 BLOCK_BYTES = 1 << 19
-"""The most that libcurl takes from a connection at once: each block costs a turn of Python's lock."""
+"""The most bytes that libcurl passes on at once: each block has to wait for Python's lock."""
 
 GO_ON, ABORT = None, -1
-"""What libcurl's callbacks give; -1 is neither the number of bytes taken nor the 0 that lets a transfer go on."""
+"""Return values of libcurl's callbacks; -1 is neither a number of taken bytes nor the 0 that continues a transfer."""
 
 BY_CALLBACK = {pycurl.E_ABORTED_BY_CALLBACK, pycurl.E_WRITE_ERROR}
 NO_ADDRESS = {pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL}
 
 
 class Stopped(Exception):
-    """Another request of the same transport failed; what is here stays and is resumed next time."""
+    """Another request of the same transport failed; received bytes stay, and the next call resumes."""
 
 
 class Enough(Exception):
-    """Raised by those who take an answer, to end a request of which no more is wanted."""
+    """Raised by `accept` or `sink` to end a request early."""
 
 
 class Answer(NamedTuple):
-    """What a server says before the first byte of content.
+    """The head of a server's answer, before the first byte of content.
 
-    address: of the one that answered, where all redirects ended. headers: by their names in lower case.
+    address: after all redirects. headers: by their names in lower case.
     """
 
     address: str
@@ -60,22 +60,22 @@ class Answer(NamedTuple):
 
     @property
     def host(self) -> str:
-        """Who answered, for people: an address may be signed."""
+        """The host that answered, for people: the address may be signed."""
         return host_of(self.address)
 
     def problem(self, *statuses: int) -> str | None:
-        """Say what is wrong with it, if it was to be bytes of a file with one of some statuses."""
+        """Return why the answer is not bytes of a file with one of these statuses; None if it is."""
         if self.status not in statuses:
             return f"{self.host} answers {self.status}"
         if self.headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml")):
-            return f"{self.host} gives an HTML page in place of the file (a proxy or a login page?)"
+            return f"{self.host} sends an HTML page instead of the file (a proxy or a login page?)"
         if self._is_compressed:
-            return f"{self.host} gives the file compressed, which was not asked for"
+            return f"{self.host} sends the file compressed, which was not requested"
         return None
 
     @property
     def may_pass(self) -> bool:
-        """Whether the server may answer with the file a moment later."""
+        """Whether the server may send the file a moment later."""
         return self.status in PASSING_STATUS or self._is_compressed
 
     @property
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
         return self.headers.get("content-encoding", "identity") != "identity"
 
     def fault(self, reason: str) -> PassingFault:
-        """Give a passing fault, with the wait that the server asks for."""
+        """Return a PassingFault with the wait that the server asks for."""
         return PassingFault(reason, asked_wait(self.headers))
 
 
@@ -92,10 +92,10 @@ Sink = Callable[[bytes], object]
 
 
 class Transport:
-    """What all requests of a run share: connections, counters, and the order to stop.
+    """What all requests of a stage share: connections, counters, and the signal to stop.
 
-    progress: counts the bytes that are here.
-    received: bytes of content that came, in all, also those that had to be dropped.
+    progress: counts the bytes received and kept.
+    received: all bytes of content received, also dropped ones.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -104,19 +104,20 @@ class Transport:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._idle: SimpleQueue[pycurl.Curl | None] = SimpleQueue()
-        """Handles, each with the connections it keeps; made when they are first needed."""
+        """Handles, each with its kept connections; created at their first use."""
         for _ in range(CONNECTIONS):
             self._idle.put(None)
         self._proxies = urllib.request.getproxies()
-        """By scheme, as the environment names them for every program in Python."""
+        """By scheme, from the environment, as Python's own library finds them."""
 
     def get(self, address: str, headers: Mapping[str, str], accept: Accept, sink: Sink) -> None:
-        """Ask for an address, following redirects, and hand its content to `sink`, block by block.
+        """Request an address, follow redirects, and pass the content to `sink`, block by block.
 
-        accept: called once, before the first block; what it or `sink` raises ends the request, Enough in silence.
+        accept: called once, before the first block. An exception from it or from `sink` ends the request; Enough ends
+        it without an error.
 
-        Raises PassingFault where no answer comes, or not all of its content; Refused where redirects lead nowhere;
-        Stopped; whatever `accept` and `sink` raise.
+        Raises PassingFault without a complete answer; Refused if redirects do not end or lead to no address; Stopped;
+        whatever `accept` and `sink` raise.
         """
         handle = self._idle.get() or _new_handle()
         try:
@@ -129,7 +130,7 @@ class Transport:
             self._idle.put(handle)
 
     def patiently(self, what: str, attempt: Callable[[], Result], received: Callable[[], int] = int) -> Result:
-        """Call `attempt` as `Patience.call` does, with waits that end where all is to stop. Raises Stopped too."""
+        """Call `attempt` as `Patience.call` does, with waits that `stop` ends. Raises Stopped too."""
         return Patience(what, self.pause).call(attempt, received)
 
     def count(self, received: int) -> None:
@@ -141,30 +142,30 @@ class Transport:
             self._progress.advance(received)
 
     def discount(self, dropped: int) -> None:
-        """Take bytes back from the progress: they had to be dropped, or are no part of what was wanted."""
+        """Subtract bytes from the progress that were dropped or not wanted."""
         with self._lock:
             self._progress.advance(-dropped)
 
     def pause(self, seconds: float) -> None:
-        """Wait, or less where all is to stop: then Stopped is raised."""
+        """Wait. Raises Stopped as soon as `stop` was called."""
         if self._stop.wait(seconds):
             raise Stopped
 
     def stop(self) -> None:
-        """Let every request end at its next byte, with Stopped."""
+        """End every request at its next byte, with Stopped."""
         self._stop.set()
 
     def _proxy_for(self, address: str) -> str:
-        """Give the proxy for an address; "" for none, as libcurl takes it."""
+        """Return the proxy for an address; "" means none to libcurl."""
         if urllib.request.proxy_bypass(host_of(address)):
             return ""
         return self._proxies.get(urlsplit(address).scheme) or self._proxies.get("all", "")
 
 
 class _Request:
-    """One request on its way through libcurl, which calls back through C: no exception passes there.
+    """One request through libcurl. No exception passes through its C code.
 
-    So what is raised in a callback is kept, and raised when libcurl has given up for it.
+    So an exception of a callback is kept, and raised after libcurl has aborted.
     """
 
     def __init__(self, transport: Transport, address: str, accept: Accept, sink: Sink) -> None:
@@ -177,7 +178,7 @@ class _Request:
         self._raised: BaseException | None = None
 
     def perform(self, handle: pycurl.Curl) -> None:
-        """Make the request. Raises as Transport.get."""
+        """Make the request. Raises as `Transport.get` does."""
         handle.setopt(pycurl.URL, self._address)
         handle.setopt(pycurl.HEADERFUNCTION, self._head.append)
         handle.setopt(pycurl.WRITEFUNCTION, self._take)
@@ -205,9 +206,10 @@ class _Request:
         return GO_ON
 
     def _watch(self, *_: int) -> int | None:
-        """Called with every block, and once a second where none comes: for Ctrl-C, which the main thread alone hears.
+        """Let Ctrl-C stop the request: libcurl calls this with every block, and at least once a second.
 
-        In other threads it would cost more than all else here: each call waits for its turn of Python's lock.
+        Only the main thread gets Ctrl-C; in other threads it would cost more than all else, since each call has to wait
+        for Python's lock.
         """
         try:
             self._transport.count(0)
@@ -217,7 +219,7 @@ class _Request:
         return GO_ON
 
     def _answer(self) -> Answer:
-        """Read the lines of all heads that came: of the redirects, and of the answer."""
+        """Parse the received heads: those of the redirects, and that of the answer."""
         address, status = self._address, 0
         headers: dict[str, str] = {}
         for line in self._head:
@@ -234,38 +236,38 @@ class _Request:
         host = host_of(self._address)
         if self._raised:
             return self._raised
-        if code in BY_CALLBACK:  # Python came to its handler of Ctrl-C on the way into a callback, and printed it
+        if code in BY_CALLBACK:  # Python handled Ctrl-C while it entered a callback, and has printed it
             return KeyboardInterrupt()
         if code == pycurl.E_TOO_MANY_REDIRECTS:
-            return Refused("refused", f"the redirects of {host} go in a circle")
+            return Refused("refused", f"the redirects of {host} form a loop")
         if code in NO_ADDRESS:
-            return Refused("refused", f"{host} is, or redirects to, what is no address")
+            return Refused("refused", f"{host} is not a valid address, or redirects to an invalid one")
         next_step = AGAIN if connected else NO_CONNECTION
         return PassingFault(f"{host}: {text or f'libcurl fails with {code}'}", next_step=next_step)
 
 
 def host_of(address: str) -> str:
-    """Give the host of an address, for messages."""
+    """Return the host of an address, for messages."""
     return urlsplit(address).hostname or "the server"
 
 
 def _new_handle() -> pycurl.Curl:
-    """Give what makes one request after the other, over connections that it keeps."""
+    """Return a libcurl handle, which makes one request after the other over kept connections."""
     handle = pycurl.Curl()
     for option, value in {
         pycurl.NOSIGNAL: 1,  # there are other threads
         pycurl.BUFFERSIZE: BLOCK_BYTES,
         pycurl.CONNECTTIMEOUT: patience.CONNECT_TIMEOUT,
         pycurl.LOW_SPEED_LIMIT: 1,
-        pycurl.LOW_SPEED_TIME: patience.READ_TIMEOUT,  # of the last five seconds: it notices by as many later
+        pycurl.LOW_SPEED_TIME: patience.READ_TIMEOUT,  # averaged over five seconds, so it fires as much later
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
         pycurl.FOLLOWLOCATION: 1,
         pycurl.MAXREDIRS: REDIRECTS,
-        pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,  # no redirect leads to a file of this machine
+        pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,  # no redirect may lead to a local file
         pycurl.REDIR_PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
     }.items():
         handle.setopt(option, value)
-    trusted = ssl.get_default_verify_paths()  # SSL_CERT_FILE and SSL_CERT_DIR, or where the system has them
+    trusted = ssl.get_default_verify_paths()  # SSL_CERT_FILE and SSL_CERT_DIR, or the system's certificates
     handle.setopt(pycurl.CAINFO, trusted.cafile or certifi.where())
     if trusted.capath:
         handle.setopt(pycurl.CAPATH, trusted.capath)

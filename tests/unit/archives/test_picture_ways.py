@@ -68,7 +68,7 @@ def test_coco_by_number_one_by_one(server: ArchiveServer, tmp_path: Path, caplog
     assert sorted(int(Path(name).stem) for name in stored) == [1, 2, 3, 5]
     assert (account["wanted"], account["fetched"], account["missing"]["pictures"]) == (6, 5, 1)
     assert "one by one" in caplog.text
-    assert "ranges it would be about" in caplog.text
+    assert "ranges would take about" in caplog.text
     assert server.ranges_of("zips/train2017.zip") == []
     assert len(server.ranges_of("train2017/000000000001.jpg")) == 1
     roots = PictureRoots([str(tmp_path / "store")], "roots")
@@ -122,7 +122,7 @@ def test_unknown_sizes_are_not_reported(
     assert "test: 0.5 of 0.5 MB · " in capsys.readouterr().err  # with the end of the zip, where its directory is
     sources["y"] = PictureSource(members={"y/": "{rest}"}, one_by_one=f"{server.base}/y/")
     account = fetch(tmp_path / "store", sources, ["x/1.jpg", "y/1.jpg"])
-    assert account["sources"]["y"]["ways"] == ["1 pictures, one by one, of unknown size: there is no archive"]
+    assert account["sources"]["y"]["ways"] == ["1 pictures, one by one, of unknown size: the source has no archive"]
     said = capsys.readouterr().err
     assert "test: 1.1 MB · " in said
     assert "2 of 2 pictures" in said
@@ -144,7 +144,7 @@ def test_the_cheaper_way_is_chosen_and_reported() -> None:
     ways = ways_to(train, few, directory_is_here=False)
     assert [way.kind for way in ways] == ["one by one", "ranges"]
     assert ways[0].bytes == pytest.approx(100 * (train.size / train.pictures + 700), rel=0.01)
-    assert "ranges it would be about 2" in ways[0].why
+    assert "ranges would take about 2" in ways[0].why
     many = [f"train2017/{number:012}.jpg" for number in range(30_000)]
     assert [way.kind for way in ways_to(train, many, directory_is_here=True)] == ["ranges", "one by one"]
     most = [f"train2017/{number:012}.jpg" for number in range(40_000)]
@@ -278,7 +278,7 @@ def test_pictures_inside_parquet(server: ArchiveServer, tmp_path: Path, name_col
     assert pictures_in(tmp_path / "store") == {f"x/{n}.jpg": PICTURES[f"p/{n}.jpg"] for n in (1, 2)}
     account = fetch(tmp_path / "other", {"x": PictureSource(**values, picture_column="photo")}, ["x/1.jpg"])
     detail = account["sources"]["x"]["missing"]["unreadable"]["detail"]
-    assert detail == "no column photo; there are image, file, text"
+    assert detail == "no column photo; the file has image, file, text"
     server.files["x.parquet"] = b"PAR1" + bytes(100)
     account = fetch(tmp_path / "broken", {"x": PictureSource(**values)}, ["x/1.jpg"])
     assert set(account["sources"]["x"]["missing"]) == {"unreadable"}

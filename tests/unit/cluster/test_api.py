@@ -50,7 +50,7 @@ def test_it_reports_and_gives_up_when_its_patience_ends(api: Api, server: BadMin
     with pytest.raises(Refused) as failed:
         api.list(JOBS)
     assert str(failed.value) == "said ServiceUnavailable (503)"
-    assert "does not do its work (503" in said[0]
+    assert "The API server fails (503" in said[0]
 
 
 def test_an_absent_server(server: BadMinutes, api: Api) -> None:
@@ -118,7 +118,7 @@ def test_the_time_is_the_servers(api: Api, server: BadMinutes) -> None:
 
 def test_a_proxys_page_is_a_failure(api: Api, server: BadMinutes) -> None:
     server.answers = [(200, b"<html>", {})]
-    with pytest.raises(Refused, match=r"the answer to GET /api/v1/namespaces/here/pods is no JSON .*<html>"):
+    with pytest.raises(Refused, match=r"the answer to GET /api/v1/namespaces/here/pods is not JSON .*<html>"):
         api.list("pods")
 
 

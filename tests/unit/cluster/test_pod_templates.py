@@ -51,7 +51,7 @@ def test_a_cron_job_wins_over_a_pod_template_of_its_name() -> None:
     found = pod_templates(listing([cron_job("gpu")], [old_template("big"), old_template("gpu")]))
     are_old = {each["metadata"]["name"]: "old" in each["template"]["spec"] for each in found.templates}
     assert are_old == {"big": True, "gpu": False}
-    assert "will not read: big; PodTemplates that are not read, since CronJobs have their names: gpu" in found.warning()
+    assert "will not read: big; PodTemplates that are ignored, since CronJobs have their names: gpu" in found.warning()
     others_stay = "-l 'app.kubernetes.io/part-of=vlmflow,!app.kubernetes.io/instance'"
     assert f"kubectl delete podtemplates -n NAMESPACE {others_stay}" in found.next_step()
 

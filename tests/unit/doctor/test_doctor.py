@@ -162,7 +162,7 @@ def test_templates_are_complete_and_run_the_rule() -> None:
     assert (old.state, old.found) == (
         "warn",
         "default, fetch, gpu, train; PodTemplates, which the next release will not read: gpu; "
-        "PodTemplates that are not read, since CronJobs have their names: train",
+        "PodTemplates that are ignored, since CronJobs have their names: train",
     )
     assert "k8s/README.md" in old.next_step
     broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))

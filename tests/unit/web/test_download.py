@@ -128,7 +128,7 @@ def test_answers_that_are_not_the_file_are_requested_again(
         pytest.param(with_headers(Content_Range=f"bytes 0-9/{len(CONTENT)}"), "another range", id="another range"),
         pytest.param(of_another_size, "another range", id="another size"),
         pytest.param(with_headers(ETag='"another"'), "another file than before", id="another ETag"),
-        pytest.param(as_another_file, "not of one file", id="another file"),
+        pytest.param(as_another_file, "do not belong to one file", id="another file"),
         pytest.param(refuses(416), "answers 416", id="416"),
         pytest.param(with_headers(Content_Length="9999999"), "", id="Content-Length too large"),
         pytest.param(with_headers(Content_Length="999"), "", id="Content-Length too small"),
@@ -168,14 +168,14 @@ def test_a_file_is_fetched_whole_from_a_server_that_refuses_ranges(server: HubSe
     ("fault", "cause"),
     [
         (refuses(503), "localhost answers 503, 8 times in a row"),
-        (html_page(), "an HTML page in place of the file"),
+        (html_page(), "an HTML page instead of the file"),
         (with_headers(Content_Length="7"), "announces 7 bytes, the file has 300000"),
         (with_headers(Content_Encoding="gzip"), "compressed"),
         (breaks(0), "8 times in a row"),
         (refuses(429, Retry_After="86400"), "asks to wait 86,400 s"),
         (
             refuses(302, Location=f"/storage/datasets/o/d/big.json?Signature={SIGNATURE}"),
-            "redirects of localhost go in a circle",
+            "redirects of localhost form a loop",
         ),
     ],
 )

@@ -75,8 +75,8 @@ def look_up_again(kind: str) -> None:
         (refuses(404, X_Error_Code="EntryNotFound"), "no such file", "address"),
         (refuses(404, X_Error_Code="RevisionNotFound"), "no commit " + REVISION, "pins.yaml"),
         (refuses(410), "answers 410", "later"),
-        (html_page(), "not as a hub does", "login page"),
-        (lambda answer: Answer(200, {}, b"[1, 2]"), "not as a hub does", "HF_ENDPOINT"),
+        (html_page(), "does not answer like a hub", "login page"),
+        (lambda answer: Answer(200, {}, b"[1, 2]"), "does not answer like a hub", "HF_ENDPOINT"),
     ],
 )
 def test_refusals_say_what_to_do(server: HubServer, kind: str, fault, cause: str, next_step: str):
@@ -99,17 +99,17 @@ def test_a_wrong_token_is_refused(server: HubServer, monkeypatch: pytest.MonkeyP
 def test_another_commit_than_the_requested_one_is_refused(server: HubServer):
     """A moved revision."""
     server.faults[("head", "big.json")] = [with_headers(X_Repo_Commit="2" * 40)]
-    with pytest.raises(VlmflowError, match=f"commit {'2' * 40} in place of {REVISION}"):
+    with pytest.raises(VlmflowError, match=f"asked for commit {REVISION}, the hub returned {'2' * 40}"):
         hub.look_up(DATA, REVISION, "big.json")
     server.faults[("api", "o/m")] = [lambda answer: Answer(200, {}, answer.body.replace(REVISION.encode(), b"2" * 40))]
-    with pytest.raises(VlmflowError, match=f"commit {'2' * 40} in place of {REVISION}"):
+    with pytest.raises(VlmflowError, match=f"asked for commit {REVISION}, the hub returned {'2' * 40}"):
         hub.describe(MODEL, REVISION)
 
 
 def test_redirects_in_a_circle_are_refused(server: HubServer):
     circle = refuses(302, Location="/datasets/o/d/resolve/" + REVISION + "/big.json")
     server.faults[("head", "big.json")] = [circle] * 50
-    with pytest.raises(VlmflowError, match="circle"):
+    with pytest.raises(VlmflowError, match="loop"):
         hub.look_up(DATA, REVISION, "big.json")
 
 
@@ -128,7 +128,7 @@ def test_files_that_cannot_be_checked_are_refused(server: HubServer, headers: di
 
 
 def test_a_name_that_the_hub_cannot_have_is_refused(server: HubServer):
-    with pytest.raises(VlmflowError, match="no name on the hub"):
+    with pytest.raises(VlmflowError, match="not a valid name on the hub"):
         hub.describe(HubSource("model", "o/m--x", None))
     assert not server.requests
 
