@@ -1,4 +1,4 @@
-"""What the pages say can be followed: links lead somewhere, what they name is there."""
+"""The pages are true: links resolve, and what they name exists."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NAMED = re.compile(r"((?:docs/[a-z-]+|k8s/README)\.md)(?:, ([A-Z][\w ]+))?")
-"""A page that code or a message names, with the heading behind a comma: `docs/kubernetes.md, Upgrade`."""
+"""A page that code or a message names, with the heading after a comma: `docs/kubernetes.md, Upgrade`."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -67,7 +67,7 @@ def test_every_file_that_a_page_names_is_there() -> None:
 
 
 def texts_of_the_code() -> str:
-    """Return all strings of the code, one per line; f-strings fall apart at their values."""
+    """Return all strings of the code, one per line; f-strings are split at their values."""
     files = [*ROOT.glob("scripts/**/*.py"), ROOT / "k8s" / "base" / "controller.py"]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

@@ -1,4 +1,4 @@
-"""The table of mutations fits the code: who moves the code takes its mutation along."""
+"""The table of mutations fits the code: if you move code, move its mutation too."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The version is that of pyproject.toml, wherever it cannot be read from there."""
+"""The version is that of pyproject.toml, also where it must be repeated."""
 
 import re
 import subprocess

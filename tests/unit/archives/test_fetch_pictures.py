@@ -1,4 +1,4 @@
-"""Pictures of a zip fetched as ranges, one by one, or as a whole: what came, what it cost, and what is said."""
+"""Pictures of a zip fetched as ranges, one by one, or whole: the result, its cost, and the messages."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def gqa(server: ArchiveServer, **more: Any) -> dict[str, PictureSource]:
 
 
 def require_wanted(store: Path, paths: list[str] = WANTED) -> None:
-    """What is there is whole; nothing else is."""
+    """Every file there is complete, and there are no others."""
     assert pictures_in(store) == {path: PICTURES[path.removeprefix("gqa/")] for path in paths}
 
 
@@ -192,7 +192,7 @@ def require_wanted_with(store: Path) -> None:
 
 
 def test_another_size_than_configured(server: ArchiveServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What a source that failed did not give was neither here nor fetched."""
+    """The missing pictures of a failed source were neither present nor fetched."""
     caplog.set_level(logging.INFO)
     with pytest.raises(VlmflowError, match="under this name, 5 are expected") as raised:
         fetch(tmp_path / "store", gqa(server, size=5), WANTED)
@@ -204,7 +204,7 @@ def test_another_size_than_configured(server: ArchiveServer, tmp_path: Path, cap
 def test_servers_that_are_not_there_are_waited_for_together(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wait begins when all sources wait: one after the other they would wait forever."""
+    """Each wait begins when all sources wait; one after the other, the test would never end."""
     together = threading.Barrier(5, timeout=120)
     monkeypatch.setattr(Transport, "pause", lambda *_: together.wait())
     sources = {
@@ -232,7 +232,7 @@ def test_an_archive_that_changes_under_way(server: ArchiveServer, tmp_path: Path
     with pytest.raises(VlmflowError, match="while it was read"):
         fetch(tmp_path / "store", gqa(server), WANTED)
     server.faults.clear()
-    server.files["gqa.zip"] = zip_of(changed)  # same names, sizes and places: only the ETag tells
+    server.files["gqa.zip"] = zip_of(changed)  # same names, sizes and places: only the ETag differs
     account = fetch(tmp_path / "store", gqa(server), WANTED)
     assert account["fetched"] + account["had"] == 29
     kept = sum((tmp_path / "store" / path).read_bytes() == PICTURES[path.removeprefix("gqa/")] for path in WANTED)

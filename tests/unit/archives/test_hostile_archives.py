@@ -1,4 +1,4 @@
-"""Archives that are broken or lie: what is sound in them comes, what is not is counted, and nothing else is written."""
+"""Broken and lying archives: intact members are fetched, the others are counted, and nothing else is written."""
 
 import io
 import re
@@ -32,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
 def fetch_from(
     server: ArchiveServer, tmp_path: Path, content: bytes, paths: list[str] = WANTED
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return what is there afterwards, and what is missing by reason."""
+    """Return the fetched files, and the missing ones by reason."""
     server.files["x.zip"] = content
     source = PictureSource(members={"x/": "p/{rest}"}, archive=f"{server.base}/x.zip")
     account = fetch(tmp_path / "store", {"x": source}, paths)
@@ -88,7 +88,7 @@ BROKEN_64: dict[str, Callable[[bytearray], object]] = {
 
 
 def zip_of_many(monkeypatch: pytest.MonkeyPatch) -> bytearray:
-    """Return a zip with zip64's record and locator, to which the old end record defers, as where members are many."""
+    """Return a zip with zip64's record and locator, which the old end record refers to, as with many members."""
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 10)
     content = bytearray(zip_of(PICTURES))
     struct.pack_into("<HHII", content, end_record(content) + 8, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
@@ -130,7 +130,7 @@ def test_a_directory_that_claims_gigabytes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_names_that_lead_elsewhere(server: ArchiveServer, tmp_path: Path) -> None:
-    """Members are looked for by name; a member's own name never becomes a path."""
+    """Members are found by name; a member's own name never becomes a path."""
     hostile = {"../evil.jpg": b"evil", "/etc/evil.jpg": b"evil", "p/../../evil.jpg": b"evil"}
     rows = ["x/1.jpg", "x/../../evil.jpg", "/etc/evil.jpg", "../evil.jpg"]
     server.files["x.zip"] = zip_of(hostile | PICTURES)
@@ -145,7 +145,7 @@ def directory_entry(content: bytearray, name: str) -> int:
 
 
 def test_a_member_whose_size_lies(server: ArchiveServer, tmp_path: Path) -> None:
-    """A bomb: it unpacks to a thousand times what the directory says, and is not unpacked further."""
+    """A bomb: it unpacks to a thousand times the size in the directory, and unpacking stops."""
     content = bytearray(zip_of({**PICTURES, "p/bomb.jpg": bytes(10 * MAX_BYTES)}, deflate=True))
     struct.pack_into("<I", content, directory_entry(content, "p/bomb.jpg") + 24, 5_000)
     found, missing = fetch_from(server, tmp_path, bytes(content), ["x/bomb.jpg", *WANTED])

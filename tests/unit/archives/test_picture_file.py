@@ -1,4 +1,4 @@
-"""A fetched picture is written past the page cache where that can be, and whole in any case."""
+"""A fetched picture is written without the page cache if possible, and always completely."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from workflow_runs import ROOT
 
 @pytest.fixture(params=["disk", "memory"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk, and one on a file system that may have no way past the page cache."""
+    """A folder on a disk, and one on a file system that may not support O_DIRECT."""
     if request.param == "disk":
         yield tmp_path
     else:
@@ -70,7 +70,7 @@ print("kept")
 
 
 def test_a_file_system_without_a_way_past_the_cache_is_written_through_it(tmp_path: Path) -> None:
-    """A ramfs is one, in a mount namespace of its own."""
+    """Such as ramfs, in its own mount namespace."""
     mounted = 'mount -t ramfs ramfs "$0" && exec "$@"'
     program = [sys.executable, "-c", WITHOUT_A_WAY_PAST_THE_CACHE, tmp_path]
     command = ["unshare", "--mount", "--map-root-user", "bash", "-c", mounted, tmp_path, *program]

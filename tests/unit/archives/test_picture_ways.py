@@ -39,7 +39,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
 
 
 def coco(server: ArchiveServer, **more: Any) -> dict[str, PictureSource]:
-    """The table's own rows, at another server: this is how a mirror is configured."""
+    """The table's own rows at another server, as for a mirror."""
     over = {}
     for split in ("train", "val"):
         archive = f"zips/{split}2017.zip"
@@ -47,7 +47,7 @@ def coco(server: ArchiveServer, **more: Any) -> dict[str, PictureSource]:
             archive=f"{server.base}/{archive}", one_by_one=f"{server.base}/", size=len(server.files[archive]), **more
         )
     sources = read_sources(over)
-    # The real zips have a directory of many more members than are wanted here.
+    # The real zips have many more members than these.
     return {name: source.model_copy(update={"md5": None}) for name, source in sources.items()}
 
 
@@ -114,12 +114,12 @@ def test_the_zip_is_used_if_single_pictures_are_refused(server: ArchiveServer, t
 def test_unknown_sizes_are_not_reported(
     server: ArchiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is a sum that they should be part of; a source without an archive is one like the others."""
+    """Nor is a sum that includes them; a source without an archive is like any other."""
     server.files["x.zip"] = zip_of({"p/1.jpg": bytes(400_000)})
     server.files["y/1.jpg"] = bytes(600_000)
     sources = {"x": PictureSource(members={"x/": "p/{rest}"}, archive=f"{server.base}/x.zip")}
     fetch(tmp_path / "known", sources, ["x/1.jpg"])
-    assert "test: 0.5 of 0.5 MB · " in capsys.readouterr().err  # with the end of the zip, where its directory is
+    assert "test: 0.5 of 0.5 MB · " in capsys.readouterr().err  # includes the end of the zip, with its directory
     sources["y"] = PictureSource(members={"y/": "{rest}"}, one_by_one=f"{server.base}/y/")
     account = fetch(tmp_path / "store", sources, ["x/1.jpg", "y/1.jpg"])
     assert account["sources"]["y"]["ways"] == ["1 pictures, one by one, of unknown size: the source has no archive"]
@@ -152,7 +152,7 @@ def test_the_cheaper_way_is_chosen_and_reported() -> None:
 
 
 def test_every_known_prefix_has_a_source() -> None:
-    """Docs of FIRE and Volcano: each beginning of a path leads to a source, to fetch from or by hand."""
+    """Every path prefix of FIRE and Volcano has a source, fetched or by hand."""
     table = read_sources({})
     places = Places(table)
     for path, source in {
@@ -215,7 +215,7 @@ def test_a_tar_is_read_once(server: ArchiveServer, tmp_path: Path, name: str) ->
 def test_a_whole_archive_that_changes_in_its_middle(
     server: ArchiveServer, tmp_path: Path, name: str, ranges: bool, etag: Callable[[bytes], str]
 ) -> None:
-    """Two archives of one size under one name, another ETag: no picture is made of both, and the next run has one."""
+    """Two archives of the same size and name, but another ETag: no picture mixes both, and the next run gets one."""
     server.etag_of = etag
     changed = {key: content[::-1] for key, content in PICTURES.items()}
     old, new = (zip_of(each) if name == "x.zip" else tar_of(each, name != "x.tar") for each in (PICTURES, changed))
@@ -288,7 +288,7 @@ HUB_ZIP = "hf://datasets/o/d/x.zip"
 
 
 def test_an_archive_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: ArchiveServer) -> None:
-    """By its pinned commit; its storage's address is signed for a moment, and asked for again when it runs out."""
+    """By its pinned commit; its storage's address is signed for a short time, and requested again when it expires."""
     source = {"x": PictureSource(members={"x/": "p/{rest}"}, archive=HUB_ZIP)}
     with served_hub(monkeypatch) as hub:
         content = zip_of(PICTURES)
@@ -317,14 +317,14 @@ LATER = {"Date": "Wed, 21 Oct 2015 07:28:00 GMT", "Retry_After": "Wed, 21 Oct 20
 
 @pytest.fixture
 def jumping_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock of the day jump weeks forth and back at every look."""
+    """Make the wall clock jump weeks forward and back at every reading."""
     jumps = cycle((1e6, -2e6, 3e6))
     monkeypatch.setattr("time.time", lambda: 1e9 + next(jumps))
 
 
 @pytest.mark.usefixtures("jumping_clock")
 def test_a_clock_that_jumps(server: ArchiveServer, tmp_path: Path) -> None:
-    """Waits and rates are measured by a clock that does not; a date to wait for, by the server's own."""
+    """Waits and rates use a monotonic clock; a date to wait for uses the server's clock."""
     server.faults["train2017/000000000001.jpg"] = [refuses(503, **LATER), refuses(429, **LATER)]
     account = fetch(tmp_path / "store", coco(server), ["coco/train2017/000000000001.jpg"])
     assert account["fetched"] == 1

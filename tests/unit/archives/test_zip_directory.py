@@ -16,7 +16,7 @@ from vlmflow.web.missing import Refused
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 COMMENTS = st.binary(max_size=50).filter(lambda comment: b"PK\5\6" not in comment)
-"""zipfile takes a signature within the comment for the record's own; such an archive is refused, or has no members."""
+"""zipfile takes a signature in the comment for that of the record; such an archive is refused, or has no members."""
 
 MEMBERS = st.dictionaries(NAMES, st.tuples(st.binary(max_size=200), st.booleans(), st.binary(max_size=9)), max_size=8)
 
@@ -40,7 +40,7 @@ def found_in(content: bytes) -> dict[str, Member]:
 
 
 def contents(archive: bytes, members: dict[str, Member]) -> dict[str, bytes]:
-    """Return what the bytes of each member unpack to."""
+    """Return the unpacked content of each member."""
     return {name: bytes(content_of(memoryview(archive)[one.start : one.end], one)) for name, one in members.items()}
 
 
@@ -70,7 +70,7 @@ def test_a_directory_with_wrong_bytes_is_read_or_refused(members: dict, data: st
 
 
 def zip64(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Return a zip of which every size and place is larger than the old fields hold, as Python sees it."""
+    """Return a zip in which every size and offset exceeds the old fields, as Python reads it."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 5)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     return zip_of({f"{number}.jpg": (bytes(number), True, b"") for number in range(10, 20)}, b"comment", b"")
@@ -116,7 +116,7 @@ def test_bytes_after_the_archive() -> None:
 
 @pytest.mark.parametrize("comment", [b"PK\5\6" + b"x" * 30, b"PK\5\6" + bytes(18) + b"x"], ids=["words", "a record"])
 def test_a_signature_in_the_comment_rejects_only_that_archive(comment: bytes) -> None:
-    """`zipfile` takes the last signature for the record's own: the archive is refused, or has no members."""
+    """`zipfile` takes the last signature for that of the record: the archive is refused, or has no members."""
     with suppress(Refused):
         assert not found_in(zip_of(ONE, comment, b""))
 

@@ -1,4 +1,4 @@
-"""What clean-runs never lists: what is in a shared store, behind a link, or elsewhere."""
+"""What clean-runs never lists: files in a shared store, behind a link, or elsewhere."""
 
 import fcntl
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_files_behind_a_link_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_without_the_runs_file_only_leftovers_of_runs_are_listed(tmp_path: Path) -> None:
-    """What a file of somebody's own fetches is in no manifest yet."""
+    """The downloads of somebody's own configuration are in no manifest yet."""
     fetched = tmp_path / "stores" / "models" / f"owner--name@{'0' * 40}"
     pictures = tmp_path / "stores" / "pictures" / "mine"
     made(fetched, pictures, tmp_path / "models" / "m", tmp_path / "images", tmp_path / "merged" / "y.part")

@@ -1,4 +1,4 @@
-"""The client of the API server against a real HTTP server that has bad minutes."""
+"""The client of the API server against a real HTTP server that fails on demand."""
 
 import ssl
 import subprocess

@@ -1,4 +1,4 @@
-"""The controller's own process and its checkout, tried without a cluster: with real processes and real git."""
+"""The controller's process and its checkout, without a cluster, with real processes and real git."""
 
 import contextlib
 import errno
@@ -35,9 +35,9 @@ echo done; exit 7
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """The working directory, and a command named snakemake that ends with 7 once there is a file `go`.
+    """The working directory, and a command named snakemake that ends with 7 once the file `go` exists.
 
-    Where there is a file `begun`, it says what Snakemake says when the old Jobs are ended and the first is to come.
+    If the file `begun` exists, it prints what Snakemake prints after it has ended the old Jobs.
     """
     program = tmp_path / "bin/snakemake"
     program.parent.mkdir()
@@ -111,14 +111,14 @@ def test_a_stopped_run_stays_stopped(work: Path, serve: Callable) -> None:
 
 
 def test_a_stop_that_the_pods_end_cut_short_is_carried_out(work: Path, serve: Callable) -> None:
-    """Snakemake is started once more, to end the Jobs of the one before, and interrupted when it has."""
+    """Snakemake is started once more to end the previous one's Jobs, and then interrupted."""
     first = serve()
     ended(work, "start", "--", "merged/a")
     until_output_has(work, "running")
     children = psutil.Process(first.pid).children(recursive=True)
     first.kill()
     first.wait(timeout=60)
-    for child in children:  # they end with the pod; Snakemake's stand-in would write beside the next one
+    for child in children:  # they end with the pod; otherwise two would write at once
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     (work.parent / "run/stop").touch()
@@ -157,7 +157,7 @@ def test_a_snakemake_that_was_killed_is_started_again_three_times(work: Path, se
         program = str(work.parent / "bin/snakemake")
         found = [each for each in psutil.process_iter(["cmdline"]) if program in (each.info["cmdline"] or [])]
         for each in found:
-            with contextlib.suppress(psutil.NoSuchProcess):  # what it starts each moment may be among them
+            with contextlib.suppress(psutil.NoSuchProcess):  # they may include what it is just starting
                 each.kill()
     code, said = ended(work, "follow")
     assert said.count("Snakemake was killed (signal 9). It is restarted.") == 3

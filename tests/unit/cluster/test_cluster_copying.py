@@ -1,4 +1,4 @@
-"""Files to and from a cluster's volumes over connections that break: real processes, in kubectl's place one of ours."""
+"""Files to and from a cluster's volumes over connections that break: real processes, with a substitute for kubectl."""
 
 import os
 import stat
@@ -56,7 +56,7 @@ def kubectl(folder: Path, limits: tuple[int, ...] = ()) -> Kubectl:
 
 @pytest.fixture(autouse=True)
 def own_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECTL", "kubectl")  # put back at the end
+    monkeypatch.setenv("KUBECTL", "kubectl")  # restored at the end
 
 
 def make_target(folder: Path) -> Path:
@@ -156,7 +156,7 @@ def test_nothing_is_written_or_read_over_a_link_on_a_volume(volume: Path, tmp_pa
 
 @pytest.mark.parametrize("planted", ["mine.part", "mine/weights.part", "mine/inner"])
 def test_a_link_in_the_place_of_what_is_unfinished_leads_nowhere(volume: Path, tmp_path: Path, planted: str) -> None:
-    """A job's pod sees what is being put. It may leave a link there, and bytes of its own that would go through it."""
+    """A job's pod sees the upload. It may put a link there, and bytes of its own that would be written through it."""
     (tmp_path / "checkout").mkdir()
     (volume / planted).parent.mkdir(exist_ok=True)
     if planted == "mine/weights.part":

@@ -1,4 +1,4 @@
-"""Which pod templates a namespace has, by what its API server lists."""
+"""The pod templates of a namespace, from the lists of its API server."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ def test_pod_templates_are_suspended_cron_jobs(old: list[dict] | Refused) -> Non
 
 @pytest.mark.parametrize("cron_jobs", [FORBIDDEN, []], ids=["refused", "none there"])
 def test_pod_templates_of_an_older_overlay_are_read_with_a_warning(cron_jobs: list[dict] | Refused) -> None:
-    """Its Role lets the controller list PodTemplates alone."""
+    """Its Role lets the controller list only PodTemplates."""
     found = pod_templates(listing(cron_jobs, [old_template("gpu")]))
     assert found.templates == [old_template("gpu")]
     assert found.warning() == "PodTemplates, which the next release will not read: gpu"

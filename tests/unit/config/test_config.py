@@ -303,7 +303,7 @@ def test_every_fault_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", ["2e-5", 2e-5, "0.00002", ".2E-4"])
 def test_numbers_are_taken_in_exponent_form(written: Any) -> None:
-    """YAML reads 2e-5 as a text, the command line as a number."""
+    """YAML reads 2e-5 as text, the command line as a number."""
     config = check_config(with_value("runs.r.train.learning_rate", written), [])
     assert config.runs["r"].train.learning_rate == 2e-5
 

@@ -1,4 +1,4 @@
-"""The registry of raw forms: it finds every module, refuses two of one kind, and a form's code is its kind's alone."""
+"""The registry of raw forms: it finds every module, refuses two of one kind, and knows the code of each kind."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ FORMS = Path(raw_forms.__file__).parents[1] / "rows" / "forms"
 
 @pytest.fixture
 def own_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of forms, empty as yet, instead of the product's."""
+    """An empty package of forms instead of the project's."""
     package = tmp_path / "own_forms"
     package.mkdir()
     (package / "__init__.py").touch()

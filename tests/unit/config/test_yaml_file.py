@@ -1,4 +1,4 @@
-"""YAML that people edit: what is wrong in it is reported by file, line and column."""
+"""YAML that people edit: errors are reported with file, line and column."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", '{"a": 1,\n"b": 2,\n"a": 3}'])
 def test_a_duplicate_key_is_refused_with_its_lines(tmp_path: Path, text: str) -> None:
-    """YAML's own loader takes the last one silently."""
+    """YAML's own loader silently uses the last one."""
     file = written(tmp_path, text)
     with pytest.raises(VlmflowError, match=f"^{file}, line 3, column 1: .*'a'.* line 1; .*; the line is: "):
         read_yaml(file)
@@ -26,7 +26,7 @@ def test_one_key_in_two_blocks_is_no_fault(tmp_path: Path) -> None:
 
 
 def test_aliases_that_expand_too_far_are_refused(tmp_path: Path) -> None:
-    """Ten values, ten times over in each line: a hundred million in the eighth."""
+    """Ten values, repeated ten times in each line: a hundred million in the eighth."""
     lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
     lines += [f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 10)}]" for depth in range(1, 8)]
     with pytest.raises(VlmflowError, match=r"run\.yaml, line \d+, column \d+: more than 100,000 values"):

@@ -58,7 +58,7 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_results_come_in_the_order_of_the_items(processes: int) -> None:
-    """A closure serves as the function; it is inherited, not pickled."""
+    """The function may be a closure; it is inherited, not pickled."""
     offset = 100
 
     def slow_when_even(item: int) -> int:
@@ -89,7 +89,7 @@ def test_two_writers_of_one_name_do_not_mix(
 
 
 def test_items_are_taken_no_faster_than_results() -> None:
-    """What is in memory is bounded, however many items there are."""
+    """Memory is bounded, however many items there are."""
     taken = []
     results = ordered_map(abs, (taken.append(number) or number for number in range(1000)), 2)
     next(results)
@@ -121,7 +121,7 @@ def test_workers_end_with_a_killed_parent() -> None:
 
 
 def test_a_long_stage_reports_its_end_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """The last unit and the end of the block each showed it."""
+    """Formerly the last unit and the end of the block each showed it."""
     with Progress("the check", 2, "rows") as progress:
         for _ in range(2):
             progress._shown -= LOG_INTERVAL

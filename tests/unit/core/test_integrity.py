@@ -1,4 +1,4 @@
-"""Files that changed after a stage recorded them: seen by size, mtime and inode, and by their digest."""
+"""Files that changed after a stage recorded them: found by size, mtime and inode, and by digest."""
 
 import os
 import shutil
@@ -28,18 +28,18 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def look(folder: Path, files: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return what is gone and what changed."""
+    """Return the missing and the changed files."""
     return compare("files", folder / "files", files, "kind/name")
 
 
 def read_files(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return how many files were read since the last call ("" for none), by what was said of it."""
+    """Return how many files were read since the last call, from the log ("" for none)."""
     said = capsys.readouterr().err
     return said.split(": ")[1].split(" ")[0] if said else ""
 
 
 def swap(file: Path, content: str) -> None:
-    """Put another file of the same size and times in a file's place."""
+    """Replace a file by another one of the same size and times."""
     before = file.stat()
     other = file.with_name("other")
     other.write_text(content)
@@ -109,7 +109,7 @@ def test_paths_that_are_no_longer_files_count_as_missing(tmp_path: Path, files: 
 
 
 def test_a_file_that_cannot_be_read_is_neither_gone_nor_changed(tmp_path: Path, files: dict) -> None:
-    """The disk may give it the next time; the kernel refuses the first page of a process's memory."""
+    """The next read may succeed; here the kernel refuses the first page of a process's memory."""
     (tmp_path / "files" / "b").unlink()
     (tmp_path / "files" / "b").symlink_to("/proc/self/mem")
     with pytest.raises(PassingError, match=rf"^{tmp_path}/files/b: Input/output error\n"):
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read_is_neither_gone_nor_changed(tmp_path: Path, 
 def test_forged_times_deceive_a_quick_check_but_not_a_full_one(
     tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of the promise: same size, mtime and inode, other bytes."""
+    """The known limit: other bytes with the same size, mtime and inode."""
     assert look(tmp_path, files) == ([], [])
     forge(tmp_path / "files" / "b", "the bytes of B")
     assert look(tmp_path, files) == ([], [])
@@ -130,7 +130,7 @@ def test_forged_times_deceive_a_quick_check_but_not_a_full_one(
 def test_another_machine_reads_everything_once(
     tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A copy has other inodes; the record of the first is no harm."""
+    """A copy has other inodes; the record of the original does no harm."""
     assert look(tmp_path, files) == ([], [])
     (tmp_path / "files").rename(tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "files")
@@ -149,7 +149,7 @@ def test_a_damaged_record_or_none_has_files_read(tmp_path: Path, files: dict, da
     record = tmp_path / "records" / "kind" / "name.json"
     record.parent.mkdir(parents=True)
     if damage is None:
-        record.mkdir()  # nor can it be written
+        record.mkdir()  # and it cannot be written either
     else:
         record.write_bytes(damage)
     swap(tmp_path / "files" / "b", "the bytes of B")
@@ -157,16 +157,16 @@ def test_a_damaged_record_or_none_has_files_read(tmp_path: Path, files: dict, da
 
 
 def test_a_record_with_another_digest_is_no_proof(tmp_path: Path, files: dict) -> None:
-    """The digest that an earlier stage recorded decides; what a record says of another one counts for nothing."""
+    """The digest of the earlier stage decides; a record of another digest is ignored."""
     assert look(tmp_path, files) == ([], [])
     assert look(tmp_path, files | {"a": "0" * 64}) == ([], ["a"])
     assert look(tmp_path, files) == ([], [])
 
 
 def test_a_file_that_changed_a_moment_ago_is_read_again(tmp_path: Path, files: dict) -> None:
-    """Its next change could fall into the same tick of the disk's clock."""
+    """Its next change could have the same timestamp."""
     file = tmp_path / "files" / "b"
-    os.utime(file, (time.time() + 3600,) * 2)  # as if no time had passed since; or the disk's clock is ahead
+    os.utime(file, (time.time() + 3600,) * 2)  # as if no time had passed, or the disk's clock were ahead
     assert look(tmp_path, files) == ([], [])
     forge(file, "the bytes of B")
     assert look(tmp_path, files) == ([], ["b"])
@@ -175,7 +175,7 @@ def test_a_file_that_changed_a_moment_ago_is_read_again(tmp_path: Path, files: d
 def test_what_changed_while_a_model_was_proven_is_not_remembered_as_proven(
     tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its digest was taken before, how it looks after."""
+    """Its digest is from before the change, its stat from after it."""
     folder = tmp_path / "files"
     proven = write_proof(folder, some_checks(), tmp_path)
     (folder / "b").write_text("the bytes of B")
@@ -186,7 +186,7 @@ def test_what_changed_while_a_model_was_proven_is_not_remembered_as_proven(
 
 
 def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
-    """They are read whole, every time: their size, times and inode say nothing."""
+    """They are read completely each time; size, times and inode do not matter."""
     rows, account = tmp_path / "train.jsonl", tmp_path / "train.account.json"
     rows.write_text('{"id": 1}\n')
     write_json(account, {"digests": {rows.name: sha256_of(rows), "pictures": "no file"}})

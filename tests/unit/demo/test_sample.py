@@ -46,7 +46,7 @@ def record(folder):
 
 
 def understood(row: dict) -> Trajectory | Reject:
-    """Return what the workflow makes of a row by its text alone."""
+    """Return what the workflow makes of a row from its text only."""
     trajectory = read_trajectory(json.dumps(row).encode())
     if isinstance(trajectory, Reject):
         return trajectory
@@ -72,7 +72,7 @@ def test_two_runs_write_the_same_bytes_whatever_was_there(tmp_path, folder):
 
 
 def test_words_and_places_are_the_same_under_every_python(folder):
-    """The digest was taken under Python 3.11, 3.12 and 3.13; a changed generator changes it on purpose."""
+    """The digest is the same under Python 3.11, 3.12 and 3.13; change it together with the generator."""
     texts = hashlib.sha256(b"".join((folder / name).read_bytes() for name in (*FILES.values(), "faults.json")))
     assert texts.hexdigest() == "a4c5c9b911c4b49d73c6781bda4fef4d58058ff8b5c158909781205996a81431"
 
@@ -220,7 +220,7 @@ def test_each_fault_is_what_its_name_says(name, folder, splits, record):
 
 
 def test_the_misnamed_paths_have_their_pictures(folder, splits, record):
-    """The rows of these two faults are to be kept: the picture is there, under the name that is meant."""
+    """The rows with these two faults must be kept: the picture exists under the intended name."""
     for (split, number), fault in record.items():
         image = splits[split][number].get("image", "")
         if fault["fault"] == "coco_of_2014":

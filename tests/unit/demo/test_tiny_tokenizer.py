@@ -1,4 +1,4 @@
-"""The tiny tokenizer: Qwen's ids and split, and every text comes back as it was."""
+"""The tiny tokenizer: Qwen's ids and splitting, and every text survives a round trip."""
 
 import json
 import unicodedata
@@ -52,7 +52,7 @@ def test_every_id_in_use_is_given_and_none_other(written, tokenizer):
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 @example("½ ﬁ e\u0301 \r\n 12345  can't")
 def test_every_text_survives_a_round_trip(written, tokenizer, text):
-    """NFC is Qwen's own normalisation: nothing else may change, in transformers and without."""
+    """NFC is Qwen's own normalisation: nothing else may change, with transformers and without."""
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
     assert Tokenizer.from_file(str(written[0] / "tokenizer.json")).encode(text).ids == ids

@@ -1,4 +1,4 @@
-"""What the doctor makes of what a cluster says. What a cluster says itself is tested in tests/cluster."""
+"""The doctor's judgement of a cluster's answers. tests/cluster tests the answers themselves."""
 
 import json
 import os
@@ -218,7 +218,7 @@ def test_what_a_dead_probe_left_is_removed_by_the_next(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_two_can_have_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Lustre without -o flock where flock succeeds, or does nothing."""
+    """As on Lustre without -o flock, where flock succeeds or does nothing."""
     assert in_pod.tried(str(tmp_path), ".doctor-1") == {}
     monkeypatch.setattr(in_pod.fcntl, "flock", lambda *_: None)
     wrong = in_pod.tried(str(tmp_path), ".doctor-2")
@@ -267,7 +267,7 @@ def test_a_probe_is_the_template_with_another_command() -> None:
 
 
 def test_a_probe_has_the_labels_of_a_runs_jobs_and_keeps_off_a_node() -> None:
-    """Kueue, and clusters like it, park or refuse Jobs without a queue's label."""
+    """Kueue, for example, holds or refuses Jobs without a queue's label."""
     template = json.loads(json.dumps(TEMPLATES["gpu"]))
     template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "research"
     made = probe.job("n", template, ["python"], {"cpu": "1"}, elsewhere_than="node-a")

@@ -1,4 +1,4 @@
-"""Which files are a model's, and which models are refused, by file, key and value."""
+"""Which files belong to a model, and which models are refused, with file, key and value."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check(folder: Path) -> list[str]:
-    """Do what the stage does before it reads the files."""
+    """Do the same checks as the stage before it reads the files."""
     names = list_files(folder, "models.m.source").names
     refuse_code(folder, names)
     return names
@@ -172,7 +172,7 @@ def test_shards_are_in_the_folder(folder: Path, content: object, message: str) -
 
 
 def test_pickles_next_to_a_decoy_in_safetensors_are_refused(folder: Path) -> None:
-    """Without another index transformers reads that of the pickles; these may be called anything."""
+    """Without another index transformers reads that of the pickles, which may have any name."""
     for index in folder.glob("*.index.json"):
         index.unlink()
     (folder / "weights.txt").write_bytes(b"pickle")

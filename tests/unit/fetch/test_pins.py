@@ -111,7 +111,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_empty_values_are_filled_in(server: HubServer, table: Path, caplog: pytest.LogCaptureFixture):
-    """A data file in LFS and one outside it; a model whose revision nobody has chosen yet."""
+    """A data file in LFS and one outside it, and a model without a chosen revision."""
     caplog.set_level("INFO", "vlmflow")
     small = "hf://datasets/o/d/small.json"
     table.write_text(f"{HEAD}{DATA}:\n  revision: '{REVISION}'\n  size:\n  sha256:\n{small}:\n{MODEL}:\n")
@@ -136,7 +136,7 @@ def test_empty_values_are_filled_in(server: HubServer, table: Path, caplog: pyte
 
 
 def test_a_pin_is_moved_only_on_purpose(server: HubServer, table: Path):
-    """A moved revision is reported, and the table keeps what it holds until somebody empties the row."""
+    """A moved revision is reported, and the table keeps its values until somebody empties the row."""
     for wrong in ({"size": 7}, {"sha256": "0" * 64}, {"revision": "2" * 40}):
         row = {"revision": REVISION, "size": 3, "sha256": sha256(b"[1]"), **wrong}
         table.write_text(yaml.safe_dump({DATA: row}))
@@ -150,7 +150,7 @@ def test_a_pin_is_moved_only_on_purpose(server: HubServer, table: Path):
 
 
 def test_one_row_that_fails_does_not_cost_the_others(server: HubServer, table: Path):
-    """A file whose name was guessed wrong: what the repository holds is listed."""
+    """For a wrong file name, the repository's files are listed."""
     table.write_text(f"hf://datasets/o/d/trian.json:\nhf://o/none:\n{MODEL}:\n")
     with pytest.raises(VlmflowError) as raised:
         make_pins.main(pins=table)

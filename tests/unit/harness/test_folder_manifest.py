@@ -57,7 +57,7 @@ def test_a_file_that_is_not_a_manifest_is_refused_with_its_address(content: byte
 
 
 def test_a_manifest_that_nobody_could_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job wrote it, and the main process reads it."""
+    """A job wrote it; the main process reads it."""
     monkeypatch.setattr(folder_manifest, "LARGEST", 1_000)
     entries = {f"file-{number}": entry(f"file-{number}") for number in range(10)}
     with pytest.raises(VlmflowError, match="larger than 0 MB"):
@@ -78,7 +78,7 @@ def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> Non
     prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
     pod_folder.remove_of(prefix, "lost-pod-x1")
     pod_folder.remove_of(prefix, "never-began")
-    pod_folder.remove_of(tmp_path / ".pods", "other")  # a folder that pods share is no pod's own
+    pod_folder.remove_of(tmp_path / ".pods", "other")  # a folder that several pods share belongs to none
     assert [place.name for place in (tmp_path / ".pods").iterdir()] == ["other"]
 
 
@@ -102,7 +102,7 @@ def test_a_name_that_is_not_a_pods_removes_nothing(tmp_path: Path, name: str) ->
 
 
 def test_when_the_controller_starts_the_folders_of_pods_that_went_are_removed(tmp_path: Path) -> None:
-    cut_off = [f".discarded.{since:016x}-{'0' * 12}.gone" for since in (0, time.time_ns())]  # the second may continue
+    cut_off = [f".discarded.{since:016x}-{'0' * 12}.gone" for since in (0, time.time_ns())]  # the second may still run
     for name in ("lost-pod-x1", "living-x2", "late-x3", "No-pods", ".hidden", *cut_off):
         (tmp_path / ".pods" / name / "fs").mkdir(parents=True)
     prefix = tmp_path / ".pods" / "$VLMFLOW_POD"

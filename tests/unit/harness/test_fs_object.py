@@ -1,4 +1,4 @@
-"""A stored target by itself, and what a job may have put instead."""
+"""A stored target, and what a job may have put in its place."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from vlmflow.core.errors import VlmflowError
 
 
 class Provider:
-    """What FsObject asks of its provider."""
+    """What FsObject needs from its provider."""
 
     def __init__(self, local_prefix: Path) -> None:
         self.local_prefix = local_prefix
@@ -46,14 +46,14 @@ def test_a_stale_local_copy_gives_way_to_the_link(tmp_path: Path) -> None:
     for _ in range(2):
         target.retrieve_object()
         assert target.local_path().readlink() == target.query_path
-    target.store_object()  # what is stored already stays as it is
+    target.store_object()  # what is already stored remains unchanged
     assert not target.query_path.is_symlink()
     target.remove()
     assert not os.path.lexists(target.local_path())
 
 
 def test_a_reader_restores_the_version_that_a_killed_writer_renamed(tmp_path: Path) -> None:
-    """Where names cannot be exchanged, a folder loses its name for a moment before another one gets it."""
+    """If names cannot be exchanged, a folder loses its name for a moment before another one gets it."""
     target = make_object(tmp_path, "folder")
     (target.query_path.parent / f".folder.{time.time_ns():016x}-0123456789ab.old").mkdir(parents=True)
     assert target.exists()

@@ -53,7 +53,7 @@ def scripts(tmp_path: Path) -> Path:
 
 
 def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scripts: Path) -> None:
-    """However deep it is imported; and of no other script."""
+    """Also through indirect imports; and of no other script."""
     names = ["one", "two", "three"]
     before = {name: code_digest.of_scripts(scripts)(name) for name in names}
     (scripts / "pack" / "b.py").write_text("def f(): return 2\n")
@@ -64,7 +64,7 @@ def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scrip
 
 
 def test_declared_files_of_a_script_count_as_its_code(scripts: Path) -> None:
-    """What editors hide beside them counts for nothing."""
+    """Hidden files of editors do not count."""
     (scripts / "pack" / "texts").mkdir()
     page = scripts / "pack" / "texts" / "page.jinja"
     page.write_text("one")
@@ -84,7 +84,7 @@ def test_declared_files_of_a_script_count_as_its_code(scripts: Path) -> None:
 
 
 def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_path: Path) -> None:
-    """A new page cannot forget them: which scripts draw pages is seen by their code."""
+    """A new page cannot forget them: the test finds the scripts that draw pages by their code."""
     folder = tmp_path / "scripts"
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     asked = {}
@@ -111,7 +111,7 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
 
 
 def test_no_line_of_a_rule_is_longer_than_120_characters() -> None:
-    """Neither ruff nor snakefmt looks at their comments and texts."""
+    """Neither ruff nor snakefmt checks their comments and strings."""
     files = [SCRIPTS.parent / "Snakefile", *(SCRIPTS.parent / "rules").glob("*.smk")]
     assert [(file.name, line) for file in files for line in file.read_text().splitlines() if len(line) > 120] == []
 

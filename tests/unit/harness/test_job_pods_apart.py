@@ -1,4 +1,4 @@
-"""Jobs' pods and the controller, in the files of k8s/ as they are; overlays: tests/cluster/test_objects.py."""
+"""Jobs' pods and the controller in the files of k8s/; for overlays see tests/cluster/test_objects.py."""
 
 import yaml
 
@@ -11,7 +11,7 @@ TMP = "/tmp"  # noqa: S108 - in a container
 
 
 def test_only_the_controllers_file_names_its_claim() -> None:
-    """The overlays say where its volume comes from, or leave the claim out."""
+    """The overlays set its volume, or leave the claim out."""
     naming = {str(file.relative_to(K8S)) for file in K8S.rglob("*.yaml") if STATE_CLAIM in file.read_text()}
     own = {"base/claims.yaml", "base/controller.yaml"}
     given = {"overlays/local/kustomization.yaml", "overlays/local/volumes.yaml", "overlays/s3/kustomization.yaml"}
@@ -29,7 +29,7 @@ def test_what_the_controller_executes_lies_on_its_claim_or_in_its_config_map() -
 
 
 def test_nothing_is_written_into_an_images_files() -> None:
-    """What a container writes for itself goes to an emptyDir: HOME, with the caches in it, and temporary files."""
+    """A container's own files go to an emptyDir: HOME with the caches, and temporary files."""
     files = [K8S / "base/controller.yaml", *(K8S / "templates").glob("[!k]*.yaml")]
     assert len(files) == 5
     for file in files:

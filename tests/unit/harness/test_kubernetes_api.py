@@ -1,4 +1,4 @@
-"""What the executor makes of an API server that has bad minutes: a real HTTP server."""
+"""The executor with an API server that fails on demand, a real HTTP server."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def cluster(server: BadMinutes, said: list[str]) -> Namespace:
 
 @pytest.fixture
 def sight(cluster: Namespace, said: list[str]) -> PatientWatch:
-    """Return a look at one Job."""
+    """Return a watch on one Job."""
     watch = Watch(cluster, "", said.append)
     watch.follow("j", RuleJob("train_lora", {}), None)
     return PatientWatch(watch, said.append)
@@ -49,7 +49,7 @@ def test_an_unreadable_answer_ends_no_call(server: BadMinutes, sight: PatientWat
     server.answers = [(200, {"items": [{"metadata": {}}]}, {}), (200, {"kind": "Status"}, {})]
     assert sight.look(["j"]) == {}
     assert sight.look(["j"]) == {}
-    assert sight.look(["j"])["j"].state == "failed"  # it is not among the Jobs that there are
+    assert sight.look(["j"])["j"].state == "failed"  # it is not among the existing Jobs
 
 
 def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
@@ -86,7 +86,7 @@ def test_a_log_that_is_not_there_is_no_failure(cluster: Namespace, server: BadMi
 
 
 def test_a_check_before_the_executor_is_ready_finds_nothing() -> None:
-    """Snakemake's thread of looks begins before __post_init__; one that ends there would never see a Job again."""
+    """Snakemake's checking thread starts before __post_init__; if it ended there, it would never see a Job again."""
     executor = object.__new__(HardenedExecutor)
 
     async def look() -> list:
@@ -100,7 +100,7 @@ TAKEN = Outcome("failed", "p", "preempted", disrupted=True)
 
 @pytest.fixture
 def disruptions(cluster: Namespace, said: list[str]) -> Disruptions:
-    """Return the budget of one Job, which has been created, and whose pauses are over at once."""
+    """Return the budget of one created Job, whose pauses end at once."""
     disruptions = Disruptions(cluster, Watch(cluster, "", said.append), clock=lambda: 0.0)
     disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_lora", {}), None)
     return disruptions
@@ -141,7 +141,7 @@ def test_the_budget_of_disruptions_ends_and_an_hour_of_work_renews_it(disruption
 
 
 def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinutes, said: list[str]) -> None:
-    """The Job may be there: a second one beside it would write the same targets."""
+    """The Job may exist; a second one would write the same targets."""
     cluster._api.client.rest_client._patience = 0.0
     watch = Watch(cluster, "", said.append)
     disruptions = Disruptions(cluster, watch)
@@ -154,7 +154,7 @@ def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinut
     planned = disruptions.plan("j", outcome)
     assert (outcome.disrupted, planned.state) == (True, "waiting")
     assert planned.why.startswith("its Job could not be created: ")
-    taken = disruptions.plan("j", TAKEN)  # it was there after all: its pod ran
+    taken = disruptions.plan("j", TAKEN)  # it existed after all: its pod ran
     assert taken.why.startswith("preempted")
 
 

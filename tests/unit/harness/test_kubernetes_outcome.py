@@ -1,4 +1,4 @@
-"""What became of a Job, judged from objects as the API shows them."""
+"""How a Job ended, judged from objects as the API shows them."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -157,7 +157,7 @@ def test_a_stage_that_fails_while_its_pod_is_removed_was_disrupted() -> None:
 
 @pytest.mark.parametrize("message", ["", json.dumps(NOT_AGAIN)])
 def test_a_pod_that_fails_as_it_is_deleted_by_hand_was_disrupted(message: str) -> None:
-    """The same as when it is gone at the next look: what a stage says as it is told to end is no failure of its own."""
+    """As if it were gone at the next check: what a stage reports while it must end is not its own failure."""
     ended = deleted(pod("Failed", 1), -200)
     ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = message
     seen = judge(job(Failed="BackoffLimitExceeded"), [ended], None, NOW)
@@ -166,7 +166,7 @@ def test_a_pod_that_fails_as_it_is_deleted_by_hand_was_disrupted(message: str) -
 
 
 def suspended(is_now: bool, at: str = "2026-11-21T11:30:00Z") -> dict:
-    """Return a Job that a queue has suspended, or has let continue again."""
+    """Return a Job that a queue has suspended, or has resumed."""
     condition = {"type": "Suspended", "status": str(is_now), "lastTransitionTime": at}
     return {"metadata": {"name": "j"}, "spec": {"suspend": is_now}, "status": {"conditions": [condition]}}
 

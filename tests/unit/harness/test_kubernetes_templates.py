@@ -81,7 +81,7 @@ def test_the_template_overrides_the_plugin_and_the_rule_overrides_the_template()
     assert main["args"] == ["-c", "trap : TERM; python -m snakemake"]
     declared = {"cpu": "8", "memory": "65536M", "ephemeral-storage": "20000M"}
     assert main["resources"] == {"requests": declared, "limits": declared}
-    assert pod_of(job)["activeDeadlineSeconds"] == 3600 + 1800  # the rule's hour, and time to pull the image
+    assert pod_of(job)["activeDeadlineSeconds"] == 3600 + 1800  # the rule's hour, plus time to pull the image
     assert "activeDeadlineSeconds" not in job["spec"]
     assert job["spec"]["backoffLimit"] == 0
     assert job["spec"]["ttlSecondsAfterFinished"] >= 24 * 3600
@@ -290,7 +290,7 @@ def test_a_checkouts_template_in_the_older_form_is_checked_too(tmp_path: Path) -
 
 
 def test_a_wrong_template_is_refused_when_the_workflow_is_read(tmp_path: Path) -> None:
-    """A dry run for the cluster needs no cluster; one on this machine has no pods, and so no templates."""
+    """A dry run for the cluster needs no cluster; a local one has no pods, so no templates."""
     files = clone(tmp_path / "clone")
     template = files / "k8s/templates/gpu.yaml"
     template.write_text(template.read_text().replace("name: snakemake", "name: main"))

@@ -1,4 +1,4 @@
-"""Why a pod is Pending, in words."""
+"""The reasons why a pod is Pending."""
 
 import time
 from datetime import UTC, datetime
@@ -89,7 +89,7 @@ def test_which_claim_is_unbound() -> None:
 
 
 PULL = 'failed to pull and unpack image "r.io/a:1": failed to resolve reference "r.io/a:1": '
-"""As containerd begins; what follows are its and the registries' own words."""
+"""The beginning of containerd's messages; its own and the registries' words follow."""
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ class FakeTime:
 
 
 class OnePod:
-    """The namespace's answers, as a test sets them: judging what is said needs no cluster."""
+    """The namespace's answers, set by a test: judging them needs no cluster."""
 
     def __init__(self) -> None:
         self.pod = pod({"nvidia.com/gpu": "4"}, GPUS)
@@ -258,7 +258,7 @@ def test_an_image_that_cannot_be_pulled_is_given_up_in_the_end(
         clock.now += 10
     cluster.said.append(at("00:01", event("Pod", "p", "Pulling", "Pulling image")))
     clock.now += 30
-    assert watch.look(["j"])["j"].state == "waiting"  # it is being pulled now
+    assert watch.look(["j"])["j"].state == "waiting"  # it is being pulled
     cluster.said.append(at("00:02", event("Pod", "p", "Failed", PULL + words)))
     clock.now += 30
     outcome = watch.look(["j"])["j"]
@@ -332,7 +332,7 @@ def test_what_a_log_holds_besides_text_is_not_shown() -> None:
     assert newest_progress(f"{line}\n" + "x · " * 1_000_000 + "0:06 left") == line
     begun = time.process_time()
     assert newest_progress(("x" + " · " * 600 + "\n") * 100) == ""
-    assert time.process_time() - begun < 0.5  # a search from every dot on took 2 s
+    assert time.process_time() - begun < 0.5  # a search from every dot took 2 s
     assert cause("\x1b[31mthe stage failed: " + "x" * 5_000).startswith("the stage failed: xxx")
     assert len(cause("x" * 3_000_000)) < 2_100
 

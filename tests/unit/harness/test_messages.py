@@ -1,4 +1,4 @@
-"""The commands that a stage's messages name: complete, and ones that help where the workflow was called."""
+"""The commands in a stage's messages: complete, and usable where the workflow was called."""
 
 import shlex
 import subprocess
@@ -23,7 +23,7 @@ FIT = "fit them again: snakemake --forcerun fit_rows -- "
 def told(
     monkeypatch: pytest.MonkeyPatch, prefix: str | None, files: list[Path] = FILES, config: list[str] | None = None
 ) -> None:
-    """Tell stages of a call; prefix: where targets lie, where the stage is in a pod."""
+    """Tell stages about a call. prefix: the storage prefix, if the stage runs in a pod."""
     monkeypatch.chdir(ROOT)
     for name in ("INTEGRITY", "RECORDS", "CALL", "TARGETS", "LOCAL"):
         monkeypatch.setenv(f"VLMFLOW_{name}", "left from elsewhere")
@@ -46,7 +46,7 @@ def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pod and its folder are gone when the message is read; targets are on the volume."""
+    """The pod and its folder are gone when somebody reads the message; targets are on the volume."""
     told(monkeypatch, "/outputs/targets")
     assert complete_commands(REFRESH) == (
         f'make cluster-run TARGET=data/fire/stats.json ARGS="{CALL} --forcerun resolve_images"'
@@ -69,7 +69,7 @@ def test_in_a_pod_that_a_laptop_created(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_controller_takes_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What make hands to it is a call of Snakemake that checks the pictures again, with the first call's options."""
+    """It is given a call of Snakemake that checks the pictures again, with the first call's options."""
     mine = tmp_path / "my run.yaml"
     mine.write_text(f"datasets: {{fire: {{image_roots: ['{tmp_path}']}}}}")
     told(monkeypatch, "/outputs/targets", [FILES[0], mine], ['models={"a": {"source": "/m", "model_type": "qwen3"}}'])

@@ -1,4 +1,4 @@
-"""What a start does not load: the modules that cost most, and that the work at hand does not need."""
+"""Expensive modules that a start does not load because it does not need them."""
 
 import ast
 import subprocess
@@ -54,7 +54,7 @@ def test_a_job_is_prepared_without_pandas_and_runs_without_a_search_for_plugins(
 
 
 def test_the_digest_of_the_code_misses_no_import_of_the_project() -> None:
-    """It finds them by the beginnings of their lines; this is Python's own reading of every module."""
+    """The digest finds imports by the beginnings of lines; this test compares with Python's own parser."""
     for file in SCRIPTS.rglob("*.py"):
         code = file.read_bytes()
         read: set[str] = set()

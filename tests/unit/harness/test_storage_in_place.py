@@ -97,7 +97,7 @@ def test_a_target_that_is_a_link_is_replaced_and_what_it_led_to_stays(tmp_path: 
 
 
 def test_a_folder_of_any_depth_is_deleted(tmp_path: Path) -> None:
-    """A job can make one that no path names, and the controller removes it."""
+    """A job can make one too deep for any path, and the controller must remove it."""
     there = os.open(tmp_path, os.O_RDONLY)
     for _ in range(700):
         os.mkdir("deeper", dir_fd=there)
@@ -130,12 +130,12 @@ in_place.move(Path(sys.argv[1]), Path(sys.argv[2]))
 
 @pytest.mark.parametrize("moment", [None, 0.0, 0.02, 0.1])
 def test_after_a_kill_the_target_is_complete_or_absent(tmp_path: Path, elsewhere: Path, moment: float | None) -> None:
-    """From another file system, so that there is something to be killed in the middle of: 30 MB in 30 files."""
+    """From another file system, so that the kill is in the middle of a copy: 30 MB in 30 files."""
     source, target = elsewhere / "source", make_folder(tmp_path / "targets" / "merged", "old", files=30)
     source.mkdir()
     for number in range(30):
         (source / str(number)).write_bytes(b"w" * 1_000_000)
-    pause = "1" if moment == 0.0 else "0"  # after each file: that one is to be killed in the middle for certain
+    pause = "1" if moment == 0.0 else "0"  # after each file, so that the kill is certainly in the middle
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITE, source, target, pause], stdout=subprocess.PIPE, env={"PYTHONPATH": str(SCRIPTS)}
     )
@@ -152,7 +152,7 @@ def test_after_a_kill_the_target_is_complete_or_absent(tmp_path: Path, elsewhere
     files = [place for place in target.rglob("*") if place.is_file()] if target.exists() else []
     assert len(files) in (0, 30)
     assert len({place.stat().st_size for place in files if place.suffix == ""} - {1_000_000}) == 0
-    if source.exists() and len(list(source.iterdir())) == 30:  # what the next pod does
+    if source.exists() and len(list(source.iterdir())) == 30:  # as the next pod does
         in_place.move(source, target)
         assert {name for name in names_in(target.parent) if not name.endswith(".part")} == {"merged"}
         assert sum(place.stat().st_size for place in target.iterdir()) == 30_000_000

@@ -18,7 +18,7 @@ OLD = {"one": b"old", "more": {"three": b"old"}}
 
 
 PREEMPTIONS = 2
-"""How often one of three processes is interrupted at most; two are tried in every order."""
+"""At most how often one of three processes is interrupted; two are tried in every order."""
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def make(place: Path, content: Any) -> None:
 
 
 class Scene:
-    """A target of a kind, what was there before, and what the processes do to it.
+    """A target of one kind, its previous content, and what the processes do to it.
 
-    does: by the letter of a process, what it does; a writer's letter is its version's.
+    does: by a process's letter, what it does; a writer's letter is also its version's.
     """
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, kind: str, before: Any, exchange: bool) -> None:
@@ -67,7 +67,7 @@ class Scene:
             make(self.target, self.before)
 
     def check(self, processes: list[Process]) -> None:
-        """What holds at every moment, and after every kill."""
+        """Check what must hold at every moment and after every kill."""
         succeeded = any(process.outcome == "ok" for process in processes if process.letter in "ab")
         self.check_content(self.folder, succeeded)
         state = repr((content_of(self.folder), succeeded))
@@ -88,7 +88,7 @@ class Scene:
             assert found in [*self.versions.values(), *([] if succeeded else [self.before])], f"the target: {found}"
 
     def check_next_writer(self, folder: Path) -> None:
-        """Two days later, by their clock: it makes the target and leaves nothing beside it."""
+        """A writer two days later makes the target and leaves nothing next to it."""
         make(folder / "pods" / "c" / "x", self.versions["c"])
         in_place.move(folder / "pods" / "c" / "x", folder / "targets" / "x")
         assert content_of(folder / "targets") == {"x": self.versions["c"]}
@@ -119,7 +119,7 @@ class Scene:
 def test_two_writers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, step: str, before: str | None, exchange: bool
 ) -> None:
-    """Both succeed in every order: neither takes what the other one, alive, has beside the target."""
+    """Both succeed in every order: neither removes what the other, still alive, has next to the target."""
     was = {None: None, "file": b"old", "folder": OLD}[before]
     scene = Scene(folder, monkeypatch, kind, was, exchange)
     ends = scene.explore(*(lambda letter=letter: scene.writer(letter, getattr(in_place, step)) for letter in "ab"))
@@ -129,7 +129,7 @@ def test_two_writers(
 
 @pytest.mark.slow
 def test_a_live_writer_that_counts_as_killed_ends_correctly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It copies for two days, by the other one's clock, which removes what it has beside the target."""
+    """It copies for two days by the other's clock; the other removes what it has next to the target."""
     scene = Scene(folder, monkeypatch, "folder", OLD, exchange=True)
     ends = scene.explore(
         lambda: scene.writer("a", in_place.copy), lambda: scene.writer("b", in_place.move, clock=LATER)
@@ -140,7 +140,7 @@ def test_a_live_writer_that_counts_as_killed_ends_correctly(folder: Path, monkey
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_writer_whose_folder_is_swept_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """It lives on a node that was given up for lost, and the controller removes its pod's folder."""
+    """It lives on a node that counts as lost, and the controller removes its pod's folder."""
     scene = Scene(folder, monkeypatch, kind, None, exchange=True)
     ends = scene.explore(
         lambda: scene.writer("a", own=None), lambda: Process("d", lambda: in_place.discard(scene.source("a").parent))
@@ -155,7 +155,7 @@ def test_a_writer_whose_folder_is_swept_meanwhile(folder: Path, monkeypatch: pyt
 def test_a_target_that_is_removed_while_it_is_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, exchange: bool
 ) -> None:
-    """Another attempt begins, and removes what is there: the writer's version, what was there before, or nothing."""
+    """Another attempt starts and removes the target: the writer's version, the previous one, or nothing."""
     scene = Scene(folder, monkeypatch, kind, b"old" if kind == "file" else OLD, exchange)
     scene.may_be_free = True
     ends = scene.explore(lambda: scene.writer("a"), lambda: Process("d", lambda: in_place.take_away(scene.target)))
@@ -165,10 +165,10 @@ def test_a_target_that_is_removed_while_it_is_written(
 
 @pytest.mark.slow
 def test_a_reader_restores_the_name_while_two_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where names cannot be exchanged: a reader comes when the name is free, and meets both writers."""
+    """If names cannot be exchanged: a reader comes while the name is free, and meets both writers."""
     scene = Scene(folder, monkeypatch, "folder", {"one": b"old"}, exchange=False)
     scene.versions = {letter: {"one": letter.encode()} for letter in "abc"}
-    scene.has_next_writer = False  # tried with two writers; here it would take most of the time
+    scene.has_next_writer = False  # tested with two writers; here it would take most of the time
     ends = scene.explore(
         lambda: scene.writer("a"),
         lambda: scene.writer("b"),
@@ -180,7 +180,7 @@ def test_a_reader_restores_the_name_while_two_write(folder: Path, monkeypatch: p
 
 
 def test_what_a_live_writer_has_beside_the_target_stays(tmp_path: Path) -> None:
-    """And what a killed one left goes after a day, whichever target of that folder is written next."""
+    """And a killed writer's leftovers are removed after a day, whichever target of that folder is written next."""
     old, new = (f"{(time.time_ns() - age * 10**9):016x}-0123456789ab" for age in (in_place.LEFT_AFTER + 9, 60))
     stays = {f".x.{new}.part", f".x.{new}.old", f".free.{old}.old", ".x.y.part", "x.part", ".x.hand.old"}
     for name in {*stays, f".x.{old}.part", f".other.{old}.part", f".x.{old}.old", f".discarded.{old}.gone"}:
@@ -201,6 +201,6 @@ def test_what_a_live_writer_has_beside_the_target_stays(tmp_path: Path) -> None:
 
 
 def test_no_call_on_files_is_made_out_of_turn() -> None:
-    """A call that is not in the list would be tried in no order."""
+    """A call that is not in the list would not be tried in every order."""
     used = set(re.findall(r"\bos\.([a-z]+)\(", Path(in_place.__file__).read_text()))
     assert used - {"close", *CALLS} == set()

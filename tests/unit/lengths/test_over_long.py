@@ -1,4 +1,4 @@
-"""Rows that are longer than a run allows, by lengths that are given: nothing is counted here."""
+"""Rows that are longer than a run allows, with given lengths: nothing is measured here."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TOKENS = {"train": [50, 101, 100, 300], "val": [100]}
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[[OverLong], FittedRows]:
-    """Fits rows of TOKENS tokens each into 100, from `tmp_path` into its folder `fitted`."""
+    """Fit rows of TOKENS tokens each into 100, from `tmp_path` into its folder `fitted`."""
     for split, tokens in TOKENS.items():
         lengths, start = [], 0
         with (tmp_path / f"{split}.jsonl").open("wb") as rows:
@@ -70,7 +70,7 @@ def test_rows_that_are_left_out_are_counted_and_named(fit: Callable[[OverLong], 
 
 
 def test_lengths_of_other_rows_are_refused(fit: Callable[[OverLong], FittedRows], tmp_path: Path) -> None:
-    """Two rows that change places have their own lengths no more."""
+    """Two swapped rows no longer have their own lengths."""
     lines = (tmp_path / "train.jsonl").read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b"Say it.", b"Say it again.")
     (tmp_path / "train.jsonl").write_bytes(b"".join(lines))

@@ -1,4 +1,4 @@
-"""What an adapter does to which tensor, and which adapters are refused by name."""
+"""What an adapter does to each tensor, and which adapters are refused by name."""
 
 import json
 from collections.abc import Callable

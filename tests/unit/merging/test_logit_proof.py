@@ -1,4 +1,4 @@
-"""What is made of logits that differ: a verdict, or a refusal."""
+"""The judgement of different logits: a verdict, or a refusal."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ ALLOWED = 0.05
 
 
 def verdict(found_share: float, rounded_share: float, stray: float = 0.0, exact: bool = True) -> str:
-    """Judge a merge that shows a share of the adapter's effect, where rounding leaves another; both choose alike."""
+    """Judge a merge that shows one share of the adapter's effect, while rounding leaves another."""
     draw = torch.Generator().manual_seed(1)
     plain = torch.randn(20, 50, generator=draw)
     plain[:, 0] += 10

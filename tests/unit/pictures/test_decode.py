@@ -54,7 +54,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF"])
 def test_plain_pictures_are_used_as_they_are(format: str):
-    """The format is sniffed from the bytes; no name is looked at."""
+    """The bytes decide the format, not the name."""
     picture, copy = checked(PLAIN[format])
     assert (picture.format, picture.width, picture.height, picture.rewritten) == (format, 64, 48, None)
     assert (picture.mode, picture.bytes, copy) == ("RGB", len(PLAIN[format]), None)
@@ -69,7 +69,7 @@ def test_grey_and_black_and_white_are_plain(mode: str):
 @pytest.mark.parametrize("format", PLAIN)
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_cut_files_are_caught(format: str, share: float, recwarn: pytest.WarningsRecorder):
-    """The header of a half of a file is sound, its pixels are not there. Pillow's warnings are silent."""
+    """The header of half a file is valid, but pixels are missing. Pillow's warnings are off."""
     content = PLAIN[format] if format != "MPO" else PLAIN["JPEG"]
     found = check_picture(content[: int(len(content) * share)], LIMITS)
     assert isinstance(found, Unusable)
@@ -78,7 +78,7 @@ def test_cut_files_are_caught(format: str, share: float, recwarn: pytest.Warning
 
 
 def test_damaged_pixels_are_caught():
-    """A block of zeros in the middle, as a broken download leaves it."""
+    """A block of zeros in the middle, as after a broken download."""
     for format in ("PNG", "WEBP"):
         content = bytearray(PLAIN[format])
         content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
@@ -95,13 +95,13 @@ def test_other_formats_are_refused(content: bytes):
 
 
 def test_the_detail_is_the_same_in_every_run():
-    """Python writes the address of an object into Pillow's message."""
+    """Pillow's message contains the address of an object."""
     found = check_picture(PLAIN["GIF"][:30], LIMITS)
     assert found.detail == "GIF, UnidentifiedImageError: cannot identify image file <_io.BytesIO object>"
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_decoded():
-    """2.5 billion pixels in a hundred bytes, without a warning of Pillow's."""
+    """2.5 billion pixels in a hundred bytes, without Pillow's warning."""
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b""))
     with warnings.catch_warnings(record=True, action="always") as caught:
@@ -167,7 +167,7 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
     "name", [pytest.param(name, marks=[] if "floats" in name else pytest.mark.slow) for name in LARGEST]
 )
 def test_a_worker_has_room_for_the_largest_picture(tmp_path: Path, name: str):
-    """Peak memory of a process that checks and writes it, beside what the rule declares for each of its threads."""
+    """Compare the peak memory of a process that checks and writes it with what the rule declares per thread."""
     rule = (ROOT / "rules" / "resolve_images.smk").read_text()
     threads, mem_mb = (int(re.search(rf"^ +{key}[=:] *([\d_]+)", rule, re.M)[1]) for key in ("threads", "mem_mb"))
     file = put(tmp_path / "large", LARGEST[name]())
@@ -241,7 +241,7 @@ def test_pictures_are_put_upright(orientation: int):
 
 
 def test_orientation_in_a_png_and_in_a_tiff():
-    """Pillow turns a TIFF when it loads it, for us as for the trainer."""
+    """Pillow rotates a TIFF when it loads it, for us and for the trainer."""
     exif = Image.Exif()
     exif[0x0112] = 6
     picture, copy = checked(encoded(drawn(), "PNG", exif=exif))
@@ -252,7 +252,7 @@ def test_orientation_in_a_png_and_in_a_tiff():
 
 
 def test_a_hostile_exif_block_is_ignored():
-    """No orientation can be read, the trainer would not read it either."""
+    """No orientation can be read; the trainer would not read one either."""
     content = encoded(drawn(), "JPEG", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff" + b"\xff" * 60)
     assert checked(content)[0].rewritten is None
 
@@ -359,7 +359,7 @@ def test_16_bit_grey_is_scaled(format: str):
 
 @pytest.mark.parametrize("type", [np.int32, np.float32])
 def test_32_bit_grey_is_stretched(type: type):
-    """Such pictures say nothing of their range."""
+    """Such pictures do not give their range."""
     levels = np.linspace(-1000, 3_000_000, 4096).reshape(64, 64).astype(type)
     content = encoded(Image.fromarray(levels), "TIFF")
     assert checked(content)[0].rewritten == "32 bit"
@@ -379,7 +379,7 @@ def test_grey_levels_that_are_not_numbers_are_refused():
     st.integers(0, 4000),
 )
 def test_hostile_bytes_raise_nothing(format: str, patches: list[tuple[int, bytes]], end: int):
-    """Bytes changed anywhere and cut anywhere; the verdict is the same each time."""
+    """Bytes are changed and cut anywhere; the verdict is the same each time."""
     content = bytearray(PLAIN[format])
     for place, patch in patches:
         content[place : place + len(patch)] = patch
@@ -408,7 +408,7 @@ def tiff_12_bit(levels: np.ndarray) -> bytes:
 
 
 def test_a_12_bit_tiff_is_scaled_by_its_own_depth():
-    """Divided by 256 it was nearly black; a dark one stays dark, since the file says its depth."""
+    """Divided by 256 it was nearly black; a dark picture stays dark, because the file gives its depth."""
     levels = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
     content = tiff_12_bit(levels)
     assert checked(content)[0].rewritten == "12 bit"
@@ -421,7 +421,7 @@ def test_a_12_bit_tiff_is_scaled_by_its_own_depth():
     ("greatest", "depth"), [(0, 8), (255, 8), (256, 10), (1023, 10), (4095, 12), (4096, 14), (16_384, 16)]
 )
 def test_16_bit_greys_of_a_narrow_range_keep_it(format: str, greatest: int, depth: int):
-    """Levels in the room of 16 bits that fill fewer, as cameras and microscopes write them."""
+    """16-bit levels that use fewer bits, as cameras and microscopes write them."""
     levels = np.linspace(0, greatest, 40 * 40).astype(np.uint16).reshape(40, 40)
     content = encoded(Image.fromarray(levels), format)
     assert checked(content)[0].rewritten == f"{depth} bit"
@@ -430,7 +430,7 @@ def test_16_bit_greys_of_a_narrow_range_keep_it(format: str, greatest: int, dept
 
 @pytest.mark.parametrize(("said", "depth"), [(4095, 12), (1023, 12), (0, 12), (65_535, 12), (16_383, 14)])
 def test_a_tiff_may_say_its_greatest_level(said: int, depth: int):
-    """One that says less than it holds is not believed; 65535 is the default, and says nothing."""
+    """A value below its real levels is ignored; 65535 is the default, and means nothing."""
     levels = np.linspace(0, 4000, 40 * 40).astype(np.uint16).reshape(40, 40)
     content = encoded(Image.fromarray(levels), "TIFF", tiffinfo={341: said})
     assert checked(content)[0].rewritten == f"{depth} bit"

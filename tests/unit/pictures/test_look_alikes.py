@@ -1,4 +1,4 @@
-"""Pictures that look alike: the hash, the table of hashes, and the search."""
+"""Similar pictures: the hash, the table of hashes, and the search."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def test_a_changed_copy_of_a_picture_is_near_and_another_picture_is_far(seed: in
 
 
 def test_the_transform_is_the_one_that_the_paper_names() -> None:
-    """Against the sum as the definition writes it, for one picture."""
+    """Compared with the sum in the definition, for one picture."""
     pixels = np.asarray(scene(3).convert("L").resize((32, 32), Image.Resampling.BOX), float)
     place = 2 * np.arange(32) + 1
     waves = [
@@ -64,7 +64,7 @@ def test_the_transform_is_the_one_that_the_paper_names() -> None:
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "1"])
 def test_a_plain_colour_has_no_hash(mode: str) -> None:
-    """Empty pages would all look alike."""
+    """Otherwise all empty pages would be similar."""
     assert perceptual_hash(Image.new(mode, (200, 100), 1)) is None
 
 
@@ -87,7 +87,7 @@ def test_the_search_finds_the_same_pairs_as_comparing_all(data: st.DataObject, d
 
 @pytest.mark.parametrize("distance", range(FARTHEST + 1))
 def test_hashes_that_differ_everywhere_a_little_are_found(distance: int) -> None:
-    """The worst case for the segments: the bits are spread evenly over all of them."""
+    """The worst case for the segments: the differing bits are spread evenly over them."""
     spread = sum(1 << 16 * (number % 4) + 5 * (number // 4) for number in range(distance))
     one = 0x0123456789ABCDEF
     place, found = nearest_hashes(np.array([one ^ spread], np.uint64), np.array([one], np.uint64), distance)
@@ -105,7 +105,7 @@ def test_eighty_thousand_pictures_against_ten_thousand_take_seconds(distance: in
     assert time.perf_counter() - begun < 20
     assert (found[:500] == 3).all()
     assert (place[:500] == np.arange(500)).all()
-    assert (found[500:] >= 0).sum() < 20  # chance alone brings 5 within 10 bits, and none within 4
+    assert (found[500:] >= 0).sum() < 20  # by chance there are 5 within 10 bits, and none within 4
 
 
 def test_the_pictures_of_the_test_split_itself_are_not_near_it() -> None:
@@ -116,7 +116,7 @@ def test_the_pictures_of_the_test_split_itself_are_not_near_it() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Make a store of 40 pictures, one of them under two names, and its manifest."""
+    """Make a store of 40 pictures, one of which has two names, and its manifest."""
     entries = []
     for number in range(40):
         image = drawn(90, 60) if number == 7 else scene(number, 300, 200)

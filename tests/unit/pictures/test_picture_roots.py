@@ -60,7 +60,7 @@ def test_the_first_root_wins_and_an_exact_name_wins_in_any(tmp_path: Path):
 
 @pytest.mark.parametrize("lies", ["coco/train2017/000000231338.jpg", "COCO/val2014/COCO_val2014_000000231338.JPG"])
 def test_coco_pictures_are_found_by_number(tmp_path: Path, lies: str):
-    """The name stays the row's own, wherever the file lies."""
+    """The name remains the row's, wherever the file is."""
     file = put(tmp_path / lies, b"")
     for name in ("coco/train2014/000000231338.jpg", "coco/val2017/000000231338.jpg"):
         assert rooted(tmp_path).locate(name) == Located(name, str(file))
@@ -73,7 +73,7 @@ def test_bare_mathvista_paths_are_found(tmp_path: Path):
 
 
 def test_links_out_of_the_roots_are_refused(tmp_path: Path):
-    """Links, of files and of folders, also where another letter case leads to them."""
+    """Links of files and of folders, also under another letter case."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     put(outside / "secret.jpg", b"")
     put(tmp_path / "root-twin/secret.jpg", b"")
@@ -144,7 +144,7 @@ def test_a_picture_takes_few_system_calls(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def watch_disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Write down every path that is looked at, and look at it for real."""
+    """Record every path that is checked, and check it."""
     calls: list[tuple[str, str]] = []
 
     def watched(name: str):
@@ -218,7 +218,7 @@ def test_a_file_that_changed_since_it_was_found_is_refused(tmp_path: Path):
 def test_a_file_that_may_not_be_read_is_a_reason(tmp_path: Path):
     file = put(tmp_path / "a.jpg", b"1")
     file.chmod(0)
-    # root reads everything: give up its rights in a child, and look from there
+    # root reads everything: a child gives up its rights and checks
     child = os.fork()
     if child == 0:
         if os.geteuid() == 0:

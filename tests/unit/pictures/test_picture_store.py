@@ -34,7 +34,7 @@ def test_a_plain_picture_is_a_link_to_its_file(tmp_path: Path):
 
 
 def test_another_picture_is_a_link_to_its_copy(tmp_path: Path):
-    """The copy is what the trainer then sees."""
+    """The trainer then sees the copy."""
     file = put(tmp_path / "root/a.png", ALPHA)
     name = add(PictureStore(tmp_path / "store", "fire"), "chartqa/a.png", file)
     assert name == "chartqa/a.png.rgb.png"
@@ -69,7 +69,7 @@ def test_a_link_follows_its_file_to_another_root(tmp_path: Path):
 
 
 def test_only_links_are_ever_replaced(tmp_path: Path):
-    """A person's own files or folders instead of the store stay."""
+    """A person's own files or folders in place of the store remain."""
     own = put(tmp_path / "store/fire/a.jpg", b"own")
     (tmp_path / "store/fire/b.jpg").mkdir()
     file = put(tmp_path / "root/a.jpg", JPEG)
@@ -100,7 +100,7 @@ def test_the_rest_of_a_killed_run_is_overwritten(tmp_path: Path):
 
 
 def test_runs_may_meet_in_one_store(tmp_path: Path):
-    """Train and test are resolved at the same time, and name the same pictures."""
+    """Train and test are resolved at the same time and name the same pictures."""
     files = [
         put(tmp_path / f"root/{number}.png", encoded(drawn(40 + number).convert("RGBA"), "PNG")) for number in range(20)
     ]
@@ -127,7 +127,7 @@ def add_all(pictures: Path, files: list[Path], plain: Path) -> None:
 
 @pytest.mark.parametrize("content", [ALPHA, JPEG], ids=["copy", "plain"])
 def test_a_picture_that_changed_in_the_store_is_refused(tmp_path: Path, content: bytes):
-    """A copy's digest is in its own name: that of the bytes it was made from says nothing of it."""
+    """A copy has its own digest in its name: that of the original says nothing about the copy."""
     file = put(tmp_path / "root/a", content)
     name = add(PictureStore(tmp_path / "store", "fire"), "a", file)
     picture, _ = check_picture(content, PictureLimits())

@@ -36,7 +36,7 @@ def resolve(folder: Path, paths: list[str], processes: int = 1, **limits: Any) -
 
 
 def test_paths_are_counted_in_order_of_appearance(tmp_path: Path):
-    """A row without a picture, or that is no row, names none; the others are all there."""
+    """A row without a picture, or something that is not a row, names none; all others are there."""
     rows = ['{"image": "b"}', '{"image": "a"}', '{"image": "b", "x": [1]}', "7", "{}", '{"image": null}']
     rows += ['{"image": ["a"]}', '{"image": ""}', '{"images": [""]}', '"a"', '{"question": {"image": "c"}}']
     raw = put(tmp_path / "raw.json", f"[{','.join(rows)}]".encode())
@@ -55,7 +55,7 @@ def test_broken_rows_name_nothing(tmp_path: Path):
 
 
 def test_every_path_gets_an_entry(tmp_path: Path):
-    """What can be used has a name and a digest, what cannot has a reason."""
+    """A usable picture has a name and a digest, any other a reason."""
     put(tmp_path / "root/coco/train2017/000000000009.jpg", JPEG)
     put(tmp_path / "root/cut.jpg", JPEG[: len(JPEG) // 2])
     put(tmp_path / "root/png.jpg", encoded(drawn(), "PNG"))
@@ -111,7 +111,7 @@ def test_a_file_is_read_once_under_all_its_names(tmp_path: Path):
 
 
 def test_the_trainer_sees_what_the_manifest_says(tmp_path: Path):
-    """Every usable picture opens as RGB, upright, in the size of its entry."""
+    """Every usable picture opens as RGB, upright, and with the size of its entry."""
     exif = Image.Exif()
     exif[0x0112] = 6
     grey = np.arange(64 * 48, dtype=np.uint16).reshape(48, 64) * 21
@@ -147,7 +147,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path):
 
 
 def test_limits_apply(tmp_path: Path):
-    """The limits are the configuration's."""
+    """The limits come from the configuration."""
     put(tmp_path / "root/a.jpg", JPEG)
     assert resolve(tmp_path, ["a.jpg"])[0].reason is None
     assert resolve(tmp_path, ["a.jpg"], max_bytes=len(JPEG) - 1)[0].reason == "too_many_bytes"
@@ -164,7 +164,7 @@ def test_pictures_added_later_are_found(tmp_path: Path):
 
 
 def test_every_line_of_the_manifest_has_the_same_keys(tmp_path: Path):
-    """Readers that take the columns from the first line."""
+    """Some readers take the columns from the first line."""
     put(tmp_path / "root/a.jpg", JPEG)
     write_picture_manifest(tmp_path / "train.jsonl", resolve(tmp_path, ["a.jpg", "é\u2028.jpg"]))
     lines = (tmp_path / "train.jsonl").read_bytes().splitlines()

@@ -1,4 +1,4 @@
-"""Which rows are used: drawn from those of the modality and the sources asked for, by the source that is reported."""
+"""Which rows are used: drawn from those of the modality and the requested sources, by the reported source."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def converted(path: Path, **settings: Any) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Return the rows made of a file of LLaVA's form, and by row number why a row gave none."""
+    """Return the rows made from a file in LLaVA's form, and by row number why a row gave none."""
     dataset = DatasetSettings(kind="volcano", train=str(path), **settings)
     good, bad = path.with_name("good"), path.with_name("bad")
     make = form_rows("volcano", dataset.modality, dataset.columns, None, None)
@@ -33,7 +33,7 @@ def converted(path: Path, **settings: Any) -> tuple[list[dict[str, Any]], dict[i
 
 @pytest.mark.parametrize(("modality", "other"), [("text", "has_picture"), ("image", "text_only")])
 def test_rows_are_drawn_from_those_of_the_modality(tmp_path: Path, modality: str, other: str) -> None:
-    """As many as are asked for, however few of the file's rows are of that sort; broken ones are among the drawn."""
+    """As many as requested, however few rows have the modality; broken rows may be drawn."""
     rows = [{"conversations": TALK} | ({"image": f"coco/{n}.jpg"} if n % 23 else {}) for n in range(2_000)]
     path = write(tmp_path / "rows.jsonl", rows)
     of_it = 87 if modality == "text" else 1913
@@ -54,7 +54,7 @@ def test_what_is_wrong_with_a_row_is_seen_though_rows_are_drawn(tmp_path: Path) 
 
 
 def test_rows_are_chosen_by_the_source_that_is_reported(tmp_path: Path) -> None:
-    """LLaVA's rows name none: their picture's first folder stands for it."""
+    """LLaVA's rows name none: their picture's first folder is the source."""
     rows = [
         {"conversations": TALK, "image": "gqa/images/1.jpg"},
         {"conversations": TALK, "image": "coco/1.jpg"},
@@ -80,7 +80,7 @@ def test_a_row_that_names_several_pictures_asks_for_none(tmp_path: Path) -> None
 
 
 def test_image_may_be_called_images(tmp_path: Path) -> None:
-    """A file of texts under `images`: that name is then no list for any stage."""
+    """A file with texts under `images`: then no stage reads that key as a list."""
     path = write(tmp_path / "rows.jsonl", [{"conversations": TALK, "images": "gqa/1.jpg"}])
     settings = DatasetSettings(kind="volcano", train=str(path), columns={"image": "images"})
     assert settings.read_columns[:3] == ["conversations", "images", "source"]

@@ -45,13 +45,13 @@ def test_json_lines_are_read_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_row_is_rejected_alone(tmp_path: Path, broken: bytes, left: bytes) -> None:
-    """NaN, NUL, a lone surrogate, single quotes, a depth of 10,000: one row each, none lost around it."""
+    """NaN, NUL, a lone surrogate, single quotes, a depth of 10,000: one row each, and no other row is lost."""
     assert rows_of(tmp_path, b'[{"x": 1}, ' + broken + b' ,{"y": "]"}]') == [b'{"x": 1}', left, b'{"y": "]"}']
 
 
 @pytest.mark.parametrize("broken", [b'{"x": [2', b'{"x": {"y": 2', b'{"x": 2', b'{"x": "2'])
 def test_a_row_that_is_not_closed_takes_none_along(tmp_path: Path, broken: bytes) -> None:
-    """By its brackets it would reach to the end of the file."""
+    """By its brackets it would extend to the end of the file."""
     behind = [b'{"x": %d}' % number for number in range(3, 7)]
     rows = [b'{"x": 1}', broken, *behind]
     assert rows_of(tmp_path, b"[" + b", ".join(rows) + b"]") == rows
@@ -66,7 +66,7 @@ def test_a_row_that_is_not_closed_takes_none_along(tmp_path: Path, broken: bytes
     indent=st.sampled_from([None, 0, 2]),
 )
 def test_broken_rows_reject_no_valid_row(tmp_path_factory, damages: dict[int, str], indent: int | None) -> None:
-    """Quotes and brackets too many or too few, in several rows of one file."""
+    """Too many or too few quotes and brackets, in several rows of one file."""
     turn = {"role": "a", "value": 'x [1], {2} "'}
     sound = [json.dumps({"image": f"{number}.jpg", "turns": [turn, turn]}, indent=indent) for number in range(10)]
     rows = [damaged(row, damages.get(number)) for number, row in enumerate(sound)]
@@ -107,7 +107,7 @@ STRAY = ['"x', "{", "}", "[", "]", '{"turns": [{"role": "a"', '{"image": "x, "tu
 def test_a_broken_row_does_not_hide_rows_that_begin_differently(
     tmp_path_factory, ways: list[tuple[str, ...]], stray: dict[int, str], turns: int
 ) -> None:
-    """Rows whose keys are in another order than those before the damage are found behind it."""
+    """Rows with another order of keys than those before the damage are found after it."""
     sound = []
     for number, keys in enumerate(ways):
         row = {"id": number, "image": f"{number}.jpg", "turns": [{"role": "a", "value": "x"}] * turns}
@@ -120,7 +120,7 @@ def test_a_broken_row_does_not_hide_rows_that_begin_differently(
 
 
 def test_a_thousand_rows_after_a_broken_one_are_found(tmp_path: Path) -> None:
-    """Every way to begin a row is learned, and an object inside of rows is none: it would tear the broken ones."""
+    """Every way to begin a row is learned; an object inside rows is not one, because it would split broken rows."""
     turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}] * 2
     first = [json.dumps({"id": n, "conversations": turns}) for n in range(1000)]
     then = [json.dumps({"conversations": turns, "id": n}) for n in range(1000)]
@@ -133,7 +133,7 @@ def test_a_thousand_rows_after_a_broken_one_are_found(tmp_path: Path) -> None:
     "piece", [b',{"a":[', b',{"a":"', b'{"a":[{"a":1},{"a":1},' + b"1," * 500, b',{"', b",   ", b"[{},"]
 )
 def test_a_hostile_array_takes_time_in_proportion_to_its_size(tmp_path: Path, piece: bytes) -> None:
-    """Eight times the bytes take about eight times as long: nothing is read again from every place."""
+    """Eight times the bytes take about eight times as long: no place makes the reader start again."""
     seconds = []
     for size in (10_000, 80_000):
         begun = time.process_time()
@@ -149,7 +149,7 @@ def test_a_comma_after_the_last_row_is_not_a_row(tmp_path: Path, end: bytes) -> 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_line_of_blanks_is_no_row(tmp_path: Path, name: str) -> None:
-    """Nor are a hundred thousand blanks on one line, and at the end of the file, looked at more than once."""
+    """A hundred thousand blanks on one line, and at the end of the file, are read only once."""
     path = tmp_path / name
     blank = b" " * 100_000
     path.write_bytes(b'{"a": 1}\n\n  \n \t\r\n' + blank + b'\n  {"b": 2}\r\n' + blank)
@@ -237,7 +237,7 @@ VALUES = st.recursive(
 
 @given(rows=st.lists(VALUES, max_size=6), indent=st.sampled_from([None, 0, 2]), broken=st.booleans())
 def test_both_ways_find_the_same_rows(tmp_path_factory, rows: list, indent: int | None, broken: bool) -> None:
-    """The splitter by brackets finds what msgspec finds; a row of NaN at the end makes it do the work."""
+    """The splitter by brackets finds the same rows as msgspec; a row with NaN at the end makes it run."""
     path = tmp_path_factory.mktemp("rows") / "raw.json"
     path.write_text(json.dumps([*rows, float("nan")] if broken else rows, indent=indent))
     with JsonRows(path) as found:

@@ -30,7 +30,7 @@ LIMITS = PictureLimits()
 HOSTILE = (
     "<script>document.title='taken'</script><img src=http://127.0.0.1:8/x onerror=document.title='taken'>\u202e&amp;"
 )
-"""As text of a turn; the row check refuses no angle brackets but those of tags that the trainer knows."""
+"""As a turn's text; the row check refuses only those angle brackets that are the trainer's tags."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def test_a_browser_shows_the_page_without_asking_for_anything(
     folder: Path, browser: Browser, tmp_path: Path, dark: bool
 ) -> None:
-    """Bars have sizes, pictures are decoded, nothing is loaded, nothing runs; screenshots stay in the test's folder."""
+    """Bars have sizes, pictures are decoded, nothing is loaded or run; screenshots remain in the test's folder."""
     page = tmp_path / "page.html"
     page.write_text(page_of(folder))
     browser.check_page(page, "fire: the data")
@@ -106,7 +106,7 @@ def test_a_browser_shows_the_page_without_asking_for_anything(
 
 
 def test_the_browser_would_notice_a_request_and_a_script(browser: Browser, tmp_path: Path) -> None:
-    """The instrument itself: the same hostile text, put in as it is."""
+    """Check the browser test itself: the same hostile text, unescaped."""
     page = put(tmp_path / "bad.html", f"<!DOCTYPE html><title>own</title><body>{HOSTILE}".encode())
     browser.requests.clear()
     browser.open(page)
@@ -147,7 +147,7 @@ def test_every_count_of_the_account_is_on_the_page(folder: Path, browser: Browse
 
 
 def test_rows_left_out_are_counted_apart_from_rejected_ones(folder: Path, browser: Browser, tmp_path: Path) -> None:
-    """In tiles, bars, tables and the other pages alike: rows in = kept + rejected + left out."""
+    """In tiles, bars, tables and the other pages: rows in = kept + rejected + left out."""
     data = copytree(folder / "data" / "fire", tmp_path / "fire")
     stats = read_account(data / "stats.json", Stats)
     stats.train.rows_in += 30
@@ -186,7 +186,7 @@ def test_rows_left_out_are_counted_apart_from_rejected_ones(folder: Path, browse
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_what_a_reason_means_can_be_read(folder: Path, browser: Browser, tmp_path: Path, width: int) -> None:
-    """On a narrow page the table was wider than the window, and its last column out of sight."""
+    """On a narrow page the table was wider than the window, and its last column invisible."""
     page = put(tmp_path / "page.html", page_of(folder).encode())
     browser.open(page, width=width)
     boxes = browser.evaluate(
@@ -210,7 +210,7 @@ def test_hostile_values_of_an_account_are_texts(folder: Path, browser: Browser, 
 
 
 def test_empty_parts_are_left_out_or_named(folder: Path, browser: Browser, tmp_path: Path) -> None:
-    """No table without rows, no list without points, no details without a text."""
+    """No table without rows, no list without items, no details without text."""
     data = copytree(folder / "data" / "fire", tmp_path / "fire")
     stats = read_account(data / "stats.json", Stats)
     for split, counts in stats.splits.items():
@@ -244,7 +244,7 @@ def test_the_same_data_give_the_same_page(folder: Path) -> None:
 
 
 def test_a_picture_that_is_gone_or_changed_leaves_its_place_empty(folder: Path, tmp_path: Path) -> None:
-    """The store may have changed since the rows were validated: no broken page, no other file's bytes."""
+    """The store may have changed since validation: the page does not break, and shows no other file's bytes."""
     page = page_of(folder)
     kept = {path: path.read_bytes() for path in (folder / "store").rglob("*.jpg")}
     for number, path in enumerate(kept):
@@ -280,7 +280,7 @@ def test_pictures_on_the_page_contain_only_pixels(tmp_path: Path) -> None:
 
 
 def test_a_picture_beyond_the_default_limits_is_shown_where_they_were_raised(tmp_path: Path) -> None:
-    """A rewritten copy may be larger than any file that was taken: it is shown too."""
+    """A rewritten copy may be larger than any allowed file; it is shown too."""
     file = put(tmp_path / "a.jpg", encoded(Image.new("L", (8_000, 5_001)), "JPEG"))
     assert thumbnail(file, 300, LIMITS) is None
     assert thumbnail(file, 300, PictureLimits(max_pixels=50_000_000)) is not None

@@ -35,7 +35,7 @@ def row(folder: Path, split: str, name: str, text_tokens: int, picture_tokens: i
 def lengths(tmp_path: Path) -> dict[str, Path]:
     """Lengths of 200 train rows, half of them with a picture, and of 20 val rows without.
 
-    Beside them the rows (rows-SPLIT.jsonl) and summary.json.
+    With the rows (rows-SPLIT.jsonl) and summary.json.
     """
     rows = {
         "train": [row(tmp_path, "train", f"t{n}", 100 + n, 50 * (n % 2)) for n in range(200)],
@@ -70,7 +70,7 @@ def page_of(lengths: dict[str, Path], max_length: int = 300) -> str:
 
 def test_it_recommends_a_max_length(lengths: dict[str, Path]) -> None:
     page = page_of(lengths)
-    assert "25 of 220 rows are longer" in page  # those with a picture from 251 text tokens on
+    assert "25 of 220 rows are longer" in page  # those with a picture, from 251 text tokens
     assert "0 of 220 rows are longer" in page_of(lengths, max_length=349)
     assert "longer rows need over_long" not in page, "there are none"
     summary = lengths["train"].with_name("summary.json")

@@ -1,4 +1,4 @@
-"""Whose data it is: what the model card says of sources and licences."""
+"""Sources and licences in the model card."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def licences_of(dataset: dict[str, object], picture_sources: dict[str, object]) 
 
 
 def test_the_licence_of_a_picture_source_reaches_the_card(tmp_path: Path) -> None:
-    """The longest beginning decides, COCO's pictures are known by their number, and the data set's own word is last."""
+    """The longest prefix decides, COCO's pictures match by number, and the data set's own licence overrides all."""
     stated = licences_of({}, {"coco-train2017": {"licence": "cc-by-4.0"}, "gqa": {"licence": "a"}})
     assert stated["chartqa/"] == "cc-by-nc-4.0"  # from picture_sources.yaml
     stated["chartqa/own/"] = "mine"

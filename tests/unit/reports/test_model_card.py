@@ -1,4 +1,4 @@
-"""The model card of merged weights: what they were trained on, and how to ask them."""
+"""The model card of merged weights: their training data, and how to use them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is said at the end of a run."""
+"""The summary at the end of a run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""FIRE-form files for benchmarks: sizes like the real data's, and every row usable."""
+"""Files in FIRE's form for benchmarks: realistic sizes, and every row usable."""
 
 from bulk_rows import PICTURE_COUNT, write_fire_rows
 from vlmflow.config.data_settings import RowLimits

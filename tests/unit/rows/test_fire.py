@@ -40,7 +40,7 @@ def test_a_valid_row_is_understood() -> None:
 
 
 def test_tags_in_the_question_are_stripped_and_one_is_put_in_front() -> None:
-    """Tags anywhere in the first question are stripped, and one is put in front."""
+    """Tags anywhere in the first question are removed, and one is put in front."""
     trajectory = read(fire_row(question="What <image> is it?\n<image>"))
     row = trajectory_row("id", trajectory)
     assert row.conversations[0].value == "<image>\nWhat  is it?"
@@ -158,7 +158,7 @@ def trajectories(draw: Any) -> dict[str, Any]:
 
 @given(raw=trajectories())
 def test_trajectory_answers_are_the_timestep_targets_one_by_one(raw: dict[str, Any]) -> None:
-    """The two forms, cross-checked, with unlimited history."""
+    """Compare the two forms, with unlimited history."""
     trajectory = read(raw)
     if isinstance(trajectory, Reject):
         assert trajectory.reason == "empty_turn"
@@ -188,7 +188,7 @@ def test_a_bounded_history_keeps_the_last_attempts_and_their_numbers(raw: dict[s
 
 @given(raw=trajectories())
 def test_both_forms_give_the_trajectory_back(raw: dict[str, Any]) -> None:
-    """Round trip: answers and answered feedback of the raw row, in order, from either form."""
+    """Round trip: either form gives the raw row's answers and answered feedback, in order."""
     trajectory = read(raw)
     if isinstance(trajectory, Reject):
         return
@@ -212,7 +212,7 @@ KEYS = ["image", "question", "conversations", "score", "source", "round", "groun
 
 @given(raw=trajectories(), key=st.sampled_from(KEYS), junk=JUNK, noise=st.binary(max_size=8), at=st.integers(0, 400))
 def test_any_row_is_converted_or_rejected(raw: dict[str, Any], key: str, junk: Any, noise: bytes, at: int) -> None:
-    """Well-formed or not: nothing raises, every rejection has a known reason, every row made is sound."""
+    """Well-formed or not: nothing raises, every rejection has a known reason, every converted row is valid."""
     text = json.dumps(raw | {key: junk}).encode()
     for row in (text, text[:at] + noise + text[at:], json.dumps(raw, ensure_ascii=False).encode()[:at], noise):
         result = read_trajectory(row)
@@ -241,7 +241,7 @@ def test_a_system_prompt_begins_every_conversation(form: str) -> None:
 
 
 def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | None) -> tuple[int, list[dict[str, Any]]]:
-    """Convert a valid row and this one; give the bytes that were written, and the rejects."""
+    """Convert a valid row and this one; return the written bytes, and the rejects."""
     raw = write_array(folder / "raw.json", [fire_row(), row])
     made, rejects = folder / "made.jsonl", folder / "rejects.jsonl"
     settings = convert_fire.DatasetBlock(form=form, max_history_rounds=history, row_limits=RowLimits())
@@ -254,7 +254,7 @@ def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | Non
 def test_ten_thousand_turns_are_one_reject_and_not_ten_thousand_examples(
     tmp_path: Path, form: str, history: int | None
 ) -> None:
-    """The timestep form would write each turn thousands of times: 1 GB of 469 KB. Limits are of the raw row."""
+    """The timestep form would write each turn thousands of times: 1 GB from 469 KB. The limits apply to the raw row."""
     size, rejects = convert_one(tmp_path, fire_row(rounds=5_000), form, history)
     assert size < 10_000
     detail = "10000 turns, at most 64 are allowed"
@@ -267,5 +267,5 @@ def test_ten_thousand_turns_are_one_reject_and_not_ten_thousand_examples(
     assert size < 10_000
     assert [reject["reason"] for reject in rejects] == ["turn_too_long"]
     last = fire_row(rounds=2)
-    last["conversations"][-1]["value"] += "x" * 30_000  # nobody answers it: it is in no example
+    last["conversations"][-1]["value"] += "x" * 30_000  # nobody answers it, so it is in no example
     assert convert_one(tmp_path, last, form, history)[1] == []

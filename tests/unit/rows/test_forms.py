@@ -1,4 +1,4 @@
-"""The common raw forms: what each row becomes, and that no row, however broken, raises."""
+"""The common raw forms: the result of each row; no row raises, however broken."""
 
 import json
 from typing import Any
@@ -150,7 +150,7 @@ KEYS = sorted({key for kind in KINDS for key in form_of(kind).all_keys})
     at=st.integers(0, 80),
 )
 def test_any_row_is_converted_or_rejected(row: Any, kind: str, modality: str, noise: bytes, at: int) -> None:
-    """Well-formed or not: nothing raises, every rejection has a known reason, every row made is of its modality."""
+    """Well-formed or not: nothing raises, every rejection has a known reason, every converted row has the modality."""
     text = json.dumps(row).encode()
     make = form_rows(kind, modality, {}, "Say it.", "Be brief.")
     for raw in (text, text[:at] + noise + text[at:], text[:at], noise):

@@ -1,4 +1,4 @@
-"""Hostile raw files, for every reader: what cannot be read costs its own row, with a reason, and nothing else."""
+"""Hostile raw files, for every reader: an unreadable row is rejected alone, with a reason."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ GOOD = [{"prompt": f"q{n}", "completion": f"a{n}"} for n in range(3)]
 
 
 def outcome(path: Path, kind: str = "prompt_completion", processes: int = 1) -> dict[int, str]:
-    """Convert and check a file of texts; give by row number "" for a row that can be used, else the reason."""
+    """Convert and check a file of texts; return by row number "" for a usable row, else the reason."""
     good, bad = path.with_name("converted"), path.with_name("rejects")
     with open_rows([path], "train") as rows:
         refuse_columns(rows, kind, "text", {})
@@ -85,7 +85,7 @@ JSON_FAULTS = {
 @pytest.mark.parametrize("write", [as_array, as_lines])
 @pytest.mark.parametrize("fault", JSON_FAULTS)
 def test_a_hostile_json_row_is_rejected_alone(tmp_path: Path, write: Callable, fault: str) -> None:
-    """With a BOM and CRLF around it, in an array and in lines; first, in the middle and last."""
+    """With a BOM and CRLF around it, in an array and in lines; as the first, a middle and the last row."""
     row, reason = JSON_FAULTS[fault]
     good = [json.dumps(row).encode() for row in GOOD]
     rows = [good[0], row, good[1], good[2], row] if len(row) > 1e6 else [row, good[0], row, good[1], good[2], row]
@@ -115,7 +115,7 @@ def test_a_row_with_nothing_in_it_is_rejected(tmp_path: Path, kind: str) -> None
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_file_without_rows_is_refused_by_name(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    if name == "rows.jsonl" and b"[" in content:  # lines that are not rows cost themselves
+    if name == "rows.jsonl" and b"[" in content:  # lines that are not rows are rejected alone
         assert set(outcome(tmp_path / name).values()) <= {"bad_json", "bad_shape"}
         return
     with pytest.raises(VlmflowError, match=f"{name}: has no rows") as raised:
@@ -163,14 +163,14 @@ def test_a_cut_csv_file_is_refused_with_the_place(tmp_path: Path) -> None:
 
 
 def faults_of(path: Path, content: bytes) -> tuple[int, dict[int, bytes]]:
-    """Return the number of rows, and by number the bytes of those that cannot be read."""
+    """Return the number of rows, and by number the bytes of the unreadable ones."""
     path.write_bytes(content)
     with open_rows([path], "train") as rows:
         return len(rows), {number: content[slice(*rows.place(number)[2:])] for number in rows.faults}
 
 
 def test_an_unclosed_quotation_rejects_only_its_own_line(tmp_path: Path) -> None:
-    """Up to the next quotation mark, 1000 lines further, all would be one row."""
+    """Everything up to the next quotation mark, 1000 lines later, would be one row."""
     lines = [b"q%d,a%d\r\n" % (n, n) for n in range(2000)]
     lines[500], lines[1500] = b'"oops,a\r\n', b'q,"fine"\r\n'
     rows, faults = faults_of(tmp_path / "rows.csv", b"".join([b"prompt,completion\r\n", *lines]))
@@ -193,7 +193,7 @@ def test_a_broken_quotation_rejects_no_valid_row(tmp_path: Path, bad: bytes, las
 
 
 def test_an_open_quotation_is_followed_so_far_and_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stray marks a file apart would hold all between them in memory; each costs its own line, and is said."""
+    """Two stray marks far apart would keep all between them in memory; each rejects its own line, with a reason."""
     monkeypatch.setattr("vlmflow.raw.csv_file.LONGEST_RECORD", 20_000)
     lines = [b"q%d,a%d\n" % (n, n) for n in range(20_000)]
     long = b'q,"' + b"long\n" * 3_000 + b'"\n'
@@ -256,7 +256,7 @@ def test_a_csv_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, s
 
 @pytest.mark.parametrize("kind", ["volcano", "sharegpt", "messages"])
 def test_turns_that_are_texts_are_refused_once(tmp_path: Path, kind: str) -> None:
-    """JSON inside of CSV: the first line says what to do, and not each row that it cannot be used."""
+    """JSON inside CSV: one error says what to do, instead of a reject per row."""
     key = next(iter(form_of(kind).keys))
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[key], ['[{"from": "human"}]']])
@@ -353,7 +353,7 @@ def test_a_column_that_is_not_needed_is_not_read(tmp_path: Path, column: pa.Arra
         assert list(rows) == [b"{}"] * 3
     kind = DatasetSettings(kind="alpaca", train="x.parquet", columns={"input": "given"})
     assert kind.read_columns[:6] == ["instruction", "given", "output", "image", "images", "source"]
-    assert {"system", "history", "label"} <= set(kind.read_columns[6:])  # they change what a row means
+    assert {"system", "history", "label"} <= set(kind.read_columns[6:])  # keys that change what a row means
     assert not {"made", "input"} & set(kind.read_columns)
     assert kind.choice("train").read_columns == kind.read_columns
 
@@ -455,7 +455,7 @@ def test_fixed_rows_that_are_not_in_the_file_are_refused(tmp_path: Path, lines: 
 
 
 def test_fixed_rows_replace_the_raw_rows(tmp_path: Path) -> None:
-    """A row that was no JSON is in the quarantine as a text; one that was too large as null, and stays."""
+    """In the quarantine, a row that was not JSON is a text; one that was too large is null, and remains rejected."""
     raw = [b"{}", b"{bad", b'{"c": 3}', b'{"d": 4}']
     path = as_lines(tmp_path, raw)
     mended = [(0, {"a": 1}, "train"), (1, '{"b": 2}', "train"), (2, None, "train"), (3, {}, "test")]

@@ -1,4 +1,4 @@
-"""Rejected rows put right: edited in the form in which the quarantine shows them, one after the other."""
+"""Fixed rows: edited in the quarantine's form, one after the other."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def quarantine(raw: Path, mended: list[Path] = []) -> tuple[list[Row], RowStats]:  # noqa: B006
-    """Convert and validate one file of prompts and completions; give the rejected rows and the account."""
+    """Convert and validate one file of prompts and completions; return the rejected rows and the account."""
     folder = raw.parent / f"data{len(mended)}"
     folder.mkdir(exist_ok=True)
     files = SplitFiles("train", [raw], folder / "converted", folder / "rejects")
@@ -39,7 +39,7 @@ def write_lines(path: Path, rows: list[Row]) -> Path:
 
 
 def table(folder: Path, bad: dict[int, str]) -> Path:
-    """Write a CSV file of 20 rows, some of which are other lines."""
+    """Write a CSV file of 20 rows, some of them replaced by other lines."""
     path = folder / "rows.csv"
     lines = [bad.get(n, f"q{n},a{n}\n").encode("utf-8", "surrogateescape") for n in range(20)]
     path.write_bytes(b"prompt,completion\n" + b"".join(lines))
@@ -51,7 +51,7 @@ def texts(folder: Path) -> str:
 
 
 def test_rows_are_fixed_one_after_the_other(tmp_path: Path) -> None:
-    """The quarantine of the second run, fixed in its turn, does not undo what the first one fixed."""
+    """Fixing the second run's quarantine does not undo the fixes of the first one."""
     raw = write_lines(
         tmp_path / "rows.jsonl", [{"prompt": f"q{n}", "completion": "a" if n > 1 else ""} for n in range(9)]
     )
@@ -100,7 +100,7 @@ def test_a_csv_row_is_fixed_as_a_line_of_its_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_csv_line_that_is_still_broken_is_rejected_again(tmp_path: Path, mend: Callable, detail: str) -> None:
-    """Not an error: whoever mends one row of many leaves the others as they are. Bytes that are no UTF-8 stay so."""
+    """Not an error: a person may fix one row of many. Bytes that are not UTF-8 remain so."""
     raw = table(tmp_path, BROKEN)
     rows, _ = quarantine(raw)
     rows[0]["raw"] = mend(rows[0]["raw"])
@@ -138,7 +138,7 @@ def test_tabs_separate_the_fields_of_a_fixed_line_of_tsv(tmp_path: Path) -> None
 
 
 def test_a_row_written_in_other_spaces_is_not_edited(tmp_path: Path) -> None:
-    """json.dumps and jq write the values in spaces, escapes and an order of their own; 1.0 for 1 is an edit."""
+    """json.dumps and jq use their own spaces, escapes and order; 1.0 instead of 1 is an edit."""
     raw = tmp_path / "rows.jsonl"
     bad = '{"prompt":"ä\\n","completion":"","score":%s}\n'
     raw.write_text("".join(bad % n if n < 2 else f'{{"prompt":"q{n}","completion":"a"}}\n' for n in range(9)))

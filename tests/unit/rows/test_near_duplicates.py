@@ -30,7 +30,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def splits(tmp_path: Path) -> list[SplitFiles]:
-    """Make 20 train pictures, of which a/3 and a/4 look like b/1, and two test pictures; with a table of hashes."""
+    """Make 20 train pictures, of which a/3 and a/4 look like b/1, two test pictures, and a table of hashes."""
     train = [fire_row(f"a/{n}.jpg", f"question {n}") for n in range(20)]
     train += [fire_row("a/3.jpg", " What IS\u00a0it ?\n"), fire_row("a/3.jpg", "another")]
     test = [fire_row("b/1.jpg", "<image>\nwhat is it"), fire_row("b/2.jpg", "what is it?")]
@@ -94,7 +94,7 @@ def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path) 
             row("t1", "Who are you?", "x"),
             row("t2", "Be kind.", "WHO ARE  YOU", "y"),
             row("t3", "Who is he?", "z"),
-            row("e1", "who are you", "w"),  # the test row itself, where test was taken from train
+            row("e1", "who are you", "w"),  # the test row itself, if test was drawn from train
         ],
         "test": [row("e1", "who are you", "w")],
     }.items():
@@ -142,7 +142,7 @@ ASKED = [
 def test_near_questions_that_are_reported_are_dropped_and_no_others(
     tmp_path: Path, kind: str, test: list[str] | None, reported: list[int] | None
 ) -> None:
-    """A question of marks alone is like no other; of a question and those like it, none is on both sides."""
+    """A question of only punctuation is like no other; a question and those like it are never on both sides."""
 
     def made(split: str, asked: list[str]) -> SplitFiles:
         rows = [{"text": text} if kind == "text" else {"instruction": text, "output": "x"} for text in asked]
@@ -169,10 +169,10 @@ def test_near_questions_that_are_reported_are_dropped_and_no_others(
 
 
 def test_a_test_split_taken_from_train_has_near_duplicates_too(tmp_path: Path, splits: list[SplitFiles]) -> None:
-    """Of a picture and those that look like it, none is in test while another is in train or val."""
+    """A picture and those that look like it are never both in test and in train or val."""
     rules = replace(RULES, test_share=0.3)
     train = splits[:1]
-    values = {digest(f"a/{n}.jpg"): 0xFF << 8 * (n // 3) for n in range(20)}  # seven looks
+    values = {digest(f"a/{n}.jpg"): 0xFF << 8 * (n // 3) for n in range(20)}  # seven different pictures
     table = [{"sha256": name, "hash": f"{value:016x}"} for name, value in values.items()]
     put(tmp_path / "hashes.jsonl", b"".join(json.dumps(entry).encode() + b"\n" for entry in table))
     stats = validate(train, tmp_path / "out", rules, 1, near_test=near_test(tmp_path, 4))

@@ -19,7 +19,7 @@ BROKEN = '{"prompt": 1'
 
 
 def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) -> str:
-    """Convert and validate rows, a file for each list, of a data set of the folder's name; give the error."""
+    """Convert and validate rows, one file per list, as a data set with the folder's name; return the error."""
     raw = []
     for number, content in enumerate([rows, *more]):
         raw.append(folder / f"rows-{number}.jsonl")
@@ -83,7 +83,7 @@ def test_single_rows_should_be_fixed(tmp_path: Path) -> None:
 
 
 def test_a_row_and_a_byte_can_be_found_in_the_file(tmp_path: Path) -> None:
-    """By line and byte of the very file, blank lines and all."""
+    """By line and byte of the file itself, including blank lines."""
     said = refusal(tmp_path, [TEXT, TEXT], ["", TEXT, '{"prompt": x}', "[", BROKEN], modality="text")
     content = (tmp_path / "rows-1.jsonl").read_bytes()
     start = content.index(b'{"prompt": x}')

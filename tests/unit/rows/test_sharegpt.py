@@ -84,13 +84,13 @@ def test_rows_without_pictures_or_scores_or_with_a_system_turn_are_valid(changes
     ],
 )
 def test_rules_beyond_the_schema(changes: dict[str, Any], reason: str) -> None:
-    """Tags and pictures, stray tags and special tokens, alternation; and limits on size."""
+    """Tags and pictures, stray tags and special tokens, alternation, and size limits."""
     assert found(**changes) == reason
 
 
 @given(text=st.text(st.sampled_from("<>|/imagethnk \n\t\r\x00\x7f\x1fü\\")), ascii_only=st.booleans())
 def test_the_quick_scan_of_a_line_misses_no_mark(text: str, ascii_only: bool) -> None:
-    """Whatever way the JSON is written in; it may look twice for nothing, never the other way round."""
+    """However the JSON is written; a false alarm is allowed, a miss is not."""
     talks = talk("<image>\nQ", "a" + text, "f", "b")
     line = json.dumps(SOUND | {"conversations": talks}, ensure_ascii=ascii_only).encode()
     if any(pattern.search(text) for pattern in MARKS.values()):
@@ -104,7 +104,7 @@ ODD = ODD | st.lists(ODD, max_size=2) | st.dictionaries(st.sampled_from(["from",
 
 @st.composite
 def rows(draw: Any) -> Any:
-    """Sound rows with up to three places changed: keys taken out, put in, values of any kind."""
+    """Valid rows with up to three changes: removed keys, added keys, values of any kind."""
     row = json.loads(json.dumps(SOUND))
     places = [row, row["conversations"], *row["conversations"]]
     for _ in range(draw(st.integers(0, 3))):

@@ -1,4 +1,4 @@
-"""Keys that no form reads: those that change what a row means stop the conversion, the others are counted."""
+"""Keys that no form reads: those that change what a row means stop the conversion; the others are counted."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ TOOL = {"name": "clock", "parameters": {"type": "object", "properties": {}}}
 
 
 def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
-    """Return a conversation; the changes are laid over its turns, from the last one on."""
+    """Return a conversation; the changes apply to its turns, from the last one backwards."""
     talk = [dict(turn) for turn in (CHAT if of == "messages" else TALK)]
     for turn, change in zip(reversed(talk), changes, strict=False):
         turn.update(change)
@@ -41,7 +41,7 @@ def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
 def converted(
     path: Path, kind: str, processes: int = 1, mended: list[Path] | None = None, **settings: Any
 ) -> unread.UnreadKeys:
-    """Convert a file of texts in the folder of data set `mine`; give what was not read."""
+    """Convert a file of texts in the folder of data set `mine`; return the unread keys."""
     dataset = DatasetSettings(kind=kind, train=str(path), modality="text", **settings)
     made = path.parent / "mine" / "train.jsonl"
     make = form_rows(kind, "text", dataset.columns, dataset.prompt, None, dataset.ignore_keys)
@@ -90,7 +90,7 @@ STOPS = [
 def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
     tmp_path: Path, kind: str, row: dict[str, Any], key: str
 ) -> None:
-    """With the rows that have it, the first of them, its value, and the line that continues without; then that line."""
+    """The message has the rows, the first one, its value, and the line that ignores the key; then try that line."""
     sound = {name: value for name, value in row.items() if name != key}
     if "messages" in row or "conversations" in row:
         sound |= turns(of="messages" if "messages" in row else "conversations")
@@ -117,7 +117,7 @@ HIDDEN = [
     ("alpaca", json.dumps(ASK)[:-1] + f', "system": {"[" * 900}{"]" * 900}}}', "system"),
     ("alpaca", json.dumps(ASK)[:-1] + ', "system": "\u202e\u009b31m"}', "system"),
 ]
-"""In another case, behind the wrong speaker, too large, too deep, and written to move a terminal's cursor."""
+"""In another letter case, in the wrong speaker's turn, too large, too deep, and with terminal control codes."""
 
 
 @pytest.mark.parametrize(("kind", "row", "key"), HIDDEN)
@@ -144,7 +144,7 @@ NEUTRAL = [
 
 @pytest.mark.parametrize(("kind", "row"), NEUTRAL)
 def test_null_empty_and_neutral_values_never_stop(tmp_path: Path, kind: str, row: dict[str, Any]) -> None:
-    """Nor does a user's turn that is not trained anyway, nor a key in a form in which it means nothing."""
+    """Nor does a user's turn, which is not trained anyway, nor a key without meaning in its form."""
     found = converted(written(tmp_path, [row, row]), kind, **({"prompt": "Say it."} if kind == "text" else {}))
     unread_keys = {key for key in row if key not in (*ASK, "messages", "text")}
     unread_keys |= {f"messages.{key}" for turn in row.get("messages", []) for key in turn if key not in CHAT[0]}
@@ -153,7 +153,7 @@ def test_null_empty_and_neutral_values_never_stop(tmp_path: Path, kind: str, row
 
 
 def test_preference_data_names_all_of_its_keys_at_once(tmp_path: Path) -> None:
-    """As LLaMA-Factory's dpo_en_demo.json: the question alone, and two answers beside it."""
+    """Like LLaMA-Factory's dpo_en_demo.json: a question, and two answers next to it."""
     asked = [*TALK, {"from": "human", "value": "And?"}]
     row = {"conversations": asked, "chosen": TALK[1], "rejected": {"from": "gpt", "value": "No."}}
     path = written(tmp_path, [row] * 3)
@@ -169,14 +169,14 @@ def test_preference_data_names_all_of_its_keys_at_once(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
-    """Rejected rows, and those of another modality, mean nothing to a training."""
+    """Rejected rows, and those of another modality, are not trained."""
     bad = turns({"role": "tool"}) | {"tools": [TOOL]}
     found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "tools": [TOOL]}]), "messages")
     assert found == unread.UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
 
 
 def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
-    """As in a file of cp1252: the texts that are read are plain, a key that nobody reads is not."""
+    """As in a cp1252 file: the texts that are read are plain, an unread key is not."""
     path = tmp_path / "rows.jsonl"
     keys = [b'"cat\xe9gorie": "x", "label": false', b'"label": false, "cat\xe9gorie": "x"', b'"cat\xe9gorie": "x"']
     path.write_bytes(b"".join(b'{"prompt": "q", "completion": "a", %s}\n' % key for key in keys))
@@ -191,7 +191,7 @@ def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
 
 
 def test_a_table_stops_too(tmp_path: Path) -> None:
-    """All values of CSV are texts; of parquet, columns that nobody reads are counted without being read."""
+    """All CSV values are texts; unread parquet columns are counted without being read."""
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerows([["prompt", "completion", "label", "note"], ["q", "a", "True", "x"], ["q", "b", "False", ""]])
@@ -228,7 +228,7 @@ def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
 
 
 def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More names of keys than are kept, rows with keys of many sorts, in many shards."""
+    """More names of keys than are kept, and rows with many kinds of keys, in many shards."""
     monkeypatch.setattr(unread, "NAMES_KEPT", 40)
     monkeypatch.setattr("vlmflow.rows.convert.SHARD_BYTES", 2_000)
     long = {"n" * 200: 1}

@@ -51,7 +51,7 @@ TEST = some_rows(3, first=900)
 
 
 def test_rows_in_are_rows_kept_and_rejects_by_reason(tmp_path: Path) -> None:
-    """Every raw row is counted once, and every reject is in the quarantine with its place and itself."""
+    """Every raw row is counted once, and every reject is in the quarantine with its place and its content."""
     train = [*some_rows(10), b'{"bad": NaN}', fire_row(picture(50)), fire_row(picture(51), conversations=[])]
     stats = run(tmp_path, train, TEST, pictures={picture(50): {"reason": "missing", "detail": "nowhere"}})
     rejected = {"bad_json": 1, "picture_missing": 1, "unbalanced_turns": 1}
@@ -82,7 +82,7 @@ def test_what_a_row_puts_into_a_detail_is_cut(tmp_path: Path) -> None:
 
 
 def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
-    """The same bytes under another name; the train row goes, and it does not count as a fault."""
+    """The same bytes under another name: the train row is rejected, but does not count as a fault."""
     train = [*some_rows(5), fire_row("coco/copy.jpg", "another question")]
     stats = run(
         tmp_path,
@@ -96,7 +96,7 @@ def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
 
 
 def test_duplicates_are_dropped(tmp_path: Path) -> None:
-    """Same picture bytes and same canonical conversation; white space and tags make no difference."""
+    """The same picture bytes and the same canonical conversation; white space and tags make no difference."""
     again = fire_row("other/name.jpg", "<image>question 0 \r\n")
     stats = run(
         tmp_path,
@@ -110,7 +110,7 @@ def test_duplicates_are_dropped(tmp_path: Path) -> None:
 
 
 def test_val_is_taken_by_picture(tmp_path: Path) -> None:
-    """No picture is in both; the same seed gives the same split, another seed another."""
+    """No picture is in both; the same seed gives the same split, another seed another one."""
     train = [fire_row(picture(number), f"q{turn}") for turn in range(3) for number in range(40)]
     held_out = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -126,7 +126,7 @@ def test_val_is_taken_by_picture(tmp_path: Path) -> None:
 
 
 def test_one_unusable_attempt_rejects_all_rows_of_the_trajectory(tmp_path: Path) -> None:
-    """In the timestep form the first attempts of a row whose last answer holds a tag go with it."""
+    """In the timestep form, if the last answer contains a tag, the examples of the first attempts are rejected too."""
     bad = fire_row(picture(7), rounds=3)
     bad["conversations"][4]["value"] = "Answer: <image>"
     stats = run(tmp_path, [*some_rows(5), bad], TEST, form="timestep")
@@ -136,7 +136,7 @@ def test_one_unusable_attempt_rejects_all_rows_of_the_trajectory(tmp_path: Path)
 
 
 def test_too_many_rejects_stop_the_workflow(tmp_path: Path) -> None:
-    """The error says how many, why and where; the quarantine is left to look at, and no data file is."""
+    """The error says how many, why and where; it leaves the quarantine, but no data file."""
     train = [*some_rows(3), *[fire_row(picture(60 + n), conversations=[]) for n in range(4)]]
     with pytest.raises(
         VlmflowError,
@@ -152,7 +152,7 @@ def test_too_many_rejects_stop_the_workflow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("empty", ["train", "test"])
 def test_zero_kept_rows_is_an_error(tmp_path: Path, empty: str) -> None:
-    """A whole file that gives nothing."""
+    """A whole file without a usable row."""
     rows = {"train": some_rows(3), "test": TEST} | {empty: [fire_row(conversations=[])]}
     with pytest.raises(VlmflowError, match="none of the 1 rows is left"):
         run(tmp_path, rows["train"], rows["test"], SplitRules(0.2, 1, 1.0, RowLimits()))
@@ -209,7 +209,7 @@ def text_files(folder: Path, prompts: list[str], answers: list[str]) -> SplitFil
 
 
 def test_rows_without_pictures_are_split_by_prompt(tmp_path: Path) -> None:
-    """Rows of one prompt stay together; test is taken before val, and the same seed takes the same."""
+    """Rows with the same prompt stay together; test is drawn before val, and the same seed draws the same."""
     prompts = [f"question {number % 50}" for number in range(200)]
     files = text_files(tmp_path / "in", prompts, [f"answer {number}" for number in range(200)])
     held_out = []
@@ -232,14 +232,14 @@ def test_rows_without_pictures_are_split_by_prompt(tmp_path: Path) -> None:
 def test_what_is_held_out_is_drawn_from_rows_that_can_be_used(
     tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every fifth row is rejected: whatever the seed draws, test and val have a row; also where workers share one."""
+    """Every fifth row is rejected: with any seed test and val have a row, also if several workers share one."""
     monkeypatch.setattr("vlmflow.rows.row_check.SHARD_BYTES", 500)
     if modality == "text":
         answers = ["<|im_end|>" if number % 5 == 0 else "fine" for number in range(30)]
         files = text_files(tmp_path / "in", [f"question {number}" for number in range(30)], answers)
     else:
         train = some_rows(30)
-        for number in range(0, 30, 5):  # the last of two attempts; the first by itself could be used
+        for number in range(0, 30, 5):  # the last of two attempts; the first alone would be usable
             train[number]["conversations"][2]["value"] = "<|im_end|>"
         files = split_files(tmp_path / "in", "train", train, "timestep")
     for seed in range(12):
@@ -251,7 +251,7 @@ def test_what_is_held_out_is_drawn_from_rows_that_can_be_used(
 
 
 def test_if_all_prompts_are_equal_the_answer_decides(tmp_path: Path) -> None:
-    """Else all rows of kind text would be one group."""
+    """Otherwise all rows of kind text would be one group."""
     files = text_files(tmp_path / "in", ["Say something."] * 40, [f"answer {number % 39}" for number in range(40)])
     rules = SplitRules(0.1, 1, 0.0, RowLimits(), test_share=0.1, modality="text")
     with pytest.raises(VlmflowError, match=r"train\.jsonl would be empty"):

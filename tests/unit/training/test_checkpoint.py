@@ -21,7 +21,7 @@ def test_the_newest_complete_checkpoint_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*FILES, "rng_state_1.pth"])
 @pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
 def test_a_checkpoint_that_does_not_open_is_none(tmp_path: Path, name: str, damage: str) -> None:
-    """After a kill or a full disk the one before is resumed; the broken one is put away."""
+    """After a kill or a full disk, training resumes from the previous one; the broken one is removed."""
     checkpoint(tmp_path, 10)
     broken = checkpoint(tmp_path, 20)
     content = (broken / name).read_bytes()
@@ -40,7 +40,7 @@ def test_a_checkpoint_that_does_not_open_is_none(tmp_path: Path, name: str, dama
 def test_a_saved_checkpoint_without_a_kind_of_file_is_moved_aside(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another form, as FSDP or save_only_model writes it: days of work that were deleted as "not whole"."""
+    """Another form, as from FSDP or save_only_model: formerly days of work were deleted as "not whole"."""
     checkpoint(tmp_path / "checkpoints", 10)
     other = checkpoint(tmp_path / "checkpoints", 20)
     (other / name).rename(other / "pytorch_model.distcp")
@@ -52,7 +52,7 @@ def test_a_saved_checkpoint_without_a_kind_of_file_is_moved_aside(
 
 
 def test_a_checkpoint_that_a_kill_cut_off_is_removed(tmp_path: Path) -> None:
-    """The trainer's state is written last: without it the checkpoint was never finished."""
+    """The trainer's state is written last; without it the checkpoint was never complete."""
     cut = checkpoint(tmp_path / "checkpoints", 20)
     for name in ("trainer_state.json", "scheduler.pt"):
         (cut / name).unlink()
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_a_kill_cut_off_is_removed(tmp_path: Path) -> None:
 def test_a_training_ends_early_or_at_its_evaluated_last_step(
     losses: list[float | None], early_stop_after: int | None, ended: bool, early: bool
 ) -> None:
-    """The losses are in the checkpoint: what a resumed training counts on."""
+    """The losses are in the checkpoint, where a resumed training reads them."""
     history = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses, 1) if loss is not None]
     state = TrainerState(len(losses), 5, log_history=[{"step": 1, "loss": 4.0}, *history])
     found = Checkpoint(Path("checkpoint"), state, DDP)

@@ -69,7 +69,7 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
-    """A loss that is not a number, or does not fall, is seen in minutes, not days."""
+    """A loss that is not a number, or does not fall, is found in minutes, not days."""
     gate = gate_of(**{"losses": [5, 4, 3, 2]} | changes)
     assert check in failed(gate)
     assert not gate.passed
@@ -92,7 +92,7 @@ def test_the_longest_rows_are_trained_on_first(tmp_path: Path) -> None:
 
 
 def test_every_chosen_row_is_trained_on() -> None:
-    """The sample gives way to the longest rows; steps that do not reach these are refused."""
+    """The longest rows have priority over the sample; too few steps for them are refused."""
     small = job(processes=1, per_device_batch_size=1, gradient_accumulation_steps=2)
     assert len(choose_rows(LENGTHS, VAL, small, SmokeSettings(steps=10, longest=16, sample=48)).train) == 20
     with pytest.raises(VlmflowError, match="to 8 or more"):
@@ -127,7 +127,7 @@ def test_a_smoke_run_is_no_longer_than_the_full_one(caplog: pytest.LogCaptureFix
 
 
 def test_few_steps_are_judged_by_the_validation_loss() -> None:
-    """Their single steps differ by their rows: a valid run of 4 steps was refused."""
+    """Single steps differ by their rows: a good run of 4 steps was refused."""
     rising = [12.79, 12.9, 12.9, 13.0]
     assert gate_of(rising, 4).passed
     assert failed(gate_of(rising, 4, eval_losses=[(2, 3.0), (4, 3.1)])) == ["the loss falls"]

@@ -17,7 +17,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.training.lease import Lease, newest
 
 SILENCE = 4.0
-"""Seconds after which these holders take over: much longer than a busy machine keeps one of them from counting."""
+"""Seconds after which these holders take over: much longer than a busy machine delays one of them."""
 
 HOLD = f"""
 import subprocess, sys, time
@@ -36,14 +36,14 @@ Start = Callable[..., subprocess.Popen]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder in memory: a holder that waits for a slow disk does not count."""
+    """Return a folder in memory, because a holder that waits for a slow disk does not count."""
     with other_file_system(tmp_path) as other:
         yield other
 
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
-    """Start a holder, in a process of its own, on a machine of that name."""
+    """Start a holder in its own process, with that machine name."""
     begun: list[subprocess.Popen] = []
 
     def start(machine: str, patience: float = 0) -> subprocess.Popen:
@@ -80,7 +80,7 @@ def test_a_living_holder_on_another_machine_is_waited_for_and_named(folder: Path
     with refused, Lease(folder, "two", beat=0.1, silence=SILENCE).held(patience=0):
         pass
     waiting = start("two", patience=60)
-    time.sleep(SILENCE + 1)  # longer than the silence after which it would take over
+    time.sleep(SILENCE + 1)  # longer than the silence after which it takes over
     assert waiting.poll() is None
     assert newest(folder).number == 1
     holder.stdin.close()
@@ -101,7 +101,7 @@ def test_a_killed_holder_is_taken_over_after_its_silence(folder: Path, start: St
 
 
 def test_what_a_killed_holder_on_this_machine_left_is_free_at_once(folder: Path, start: Start) -> None:
-    """Who asks for the lease holds the folder's lock already."""
+    """Whoever requests the lease already holds the folder's lock."""
     holder = start("one")
     orphan = holds(holder)
     holder.kill()
@@ -119,7 +119,7 @@ def test_a_frozen_holder_that_was_taken_over_ends_with_its_children(folder: Path
         holder.send_signal(signal.SIGCONT)
         assert holder.wait(timeout=30) == -signal.SIGKILL
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(child).wait(timeout=20)  # raises where it lives on; by itself it would end after 60
+            psutil.Process(child).wait(timeout=20)  # raises if it is still alive; it would end by itself after 60
         assert newest(folder).machine == "two"
 
 
@@ -149,7 +149,7 @@ def test_only_one_holder_gets_a_number(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_does_not_stop_the_count(folder: Path, start: Start) -> None:
-    """Each count lies where the last one lay: the file neither grows nor is it emptied."""
+    """Each count overwrites the last one: the file neither grows nor is emptied."""
     holds(start("one"))
     file = folder / "lease-1.json"
     counts = set()

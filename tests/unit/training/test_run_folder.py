@@ -31,7 +31,7 @@ def test_no_two_trainers_hold_one_folder(tmp_path: Path) -> None:
 
 
 def test_an_orphan_of_a_killed_trainer_keeps_the_folder(tmp_path: Path) -> None:
-    """The lock is inherited: it is held while any child that got it lives, and free when the last has ended."""
+    """The lock is inherited: it is held while any child that inherited it lives, and free when the last has ended."""
     folder = RunFolder(tmp_path / "run")
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder.path)],

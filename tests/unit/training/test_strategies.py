@@ -1,4 +1,4 @@
-"""Every strategy of training: what a run may say, what it means for ms-swift, and which checkpoints are whole."""
+"""Every training strategy: its settings, its ms-swift arguments, and its complete checkpoints."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ SAVED = {
         "global_step20/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
     ],
 }
-"""By strategy the files that a training of two processes adds to its checkpoint of step 20."""
+"""By strategy, the files that a training with two processes adds to its checkpoint of step 20."""
 
 FILES = [(name, file) for name, files in SAVED.items() for file in ["adapter_model.safetensors", *files]]
 
@@ -109,7 +109,7 @@ def test_one_with_a_damaged_file_is_not(tmp_path: Path, name: str, file: str, da
 
 
 def test_every_process_leaves_its_shards(tmp_path: Path) -> None:
-    """`latest` and the random states are there, and all that is there opens."""
+    """`latest` and the random states exist, and every file can be read."""
     for strategy in (ZERO2, ZERO3):
         folder = checkpoint(tmp_path / strategy.name, 20, processes=4, states=SAVED[strategy.name])
         assert read_checkpoint(folder, 4, strategy) is None

@@ -31,7 +31,7 @@ def value(arguments: list[str], name: str) -> str | None:
 
 
 def test_the_trainer_is_strict_and_uses_no_network() -> None:
-    """Broken and over-long rows stop ms-swift instead of being swapped for others; no network."""
+    """Broken and over-long rows stop ms-swift instead of being replaced; no network."""
     arguments = job().arguments()
     assert value(arguments, "strict") == "true"
     assert value(arguments, "check_model") == "false"
@@ -57,7 +57,7 @@ def test_strategies_are_ms_swifts_own_flags(device: str, strategy: str, expected
 
 
 def test_a_hang_ends_and_nobody_loads_the_best_checkpoint() -> None:
-    """Loading it is collective, while each rank would decide by itself; ms-swift's own timeout is 208 days."""
+    """Loading it is collective, but each rank would decide alone; ms-swift's own timeout is 208 days."""
     arguments = job().arguments()
     assert value(arguments, "ddp_timeout") == "1800"
     assert value(arguments, "load_best_model_at_end") is None
@@ -160,7 +160,7 @@ def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
 
 
 def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
-    """The configuration refuses every argument that some training sets."""
+    """The configuration refuses every argument that any training sets."""
     assert value(job(swift_args={"packing": True}).arguments(), "packing") == "true"
     jobs = [job(strategy=name) for name in STRATEGIES]
     jobs += [job(device="cpu"), job(max_steps=1), replace(job(), cached=Path("cached"))]
@@ -190,7 +190,7 @@ def test_a_slow_torch_is_refused() -> None:
 
 
 def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    """Two batches per loader, each with the pixels of a picture as the processor gives them."""
+    """Two batches per loader, each with a picture's pixels as the processor returns them."""
     settings = TrainSettings(dataloader_workers=4, image_max_tokens=1024)
     assert shared_memory_needed(settings, 4) == 4 * 4 * 2 * (4096 * 1536 * 4)
     with pytest.raises(VlmflowError, match="dataloader_workers to 0"):
@@ -208,7 +208,7 @@ def test_progress_shows_speed_and_time_left_of_this_session() -> None:
 
 
 def test_a_progress_line_that_a_full_disk_cut_is_replaced(tmp_path: Path) -> None:
-    """Else the next session would write on behind the stump, and no report could be made any more."""
+    """Otherwise the next session would write after the incomplete line, and no report could be made."""
     progress = tmp_path / "progress.jsonl"
     assert end_of_whole_lines(progress) == 0
     progress.write_text('{"event": "begin"}\n{"event": "lo')

@@ -1,4 +1,4 @@
-"""One file of the hub against everything that a network does to it, and the bringing of several."""
+"""One file of the hub against every network fault, and the download of several."""
 
 import fcntl
 import logging
@@ -54,7 +54,7 @@ def test_a_file_arrives_complete(server: HubServer, tmp_path: Path, name: str):
 
 
 def test_the_token_goes_to_the_hub_and_not_to_its_storage(server: HubServer, tmp_path: Path):
-    """Redirects are followed from the hub to its storage, and from there to another storage."""
+    """Redirects lead from the hub to its storage, and from there to another storage."""
     address = f"{server.storage}/storage/datasets/o/d/big.json?Signature={SIGNATURE}"
     server.faults[("bytes", "small.json")] = [refuses(302, Location=address)]
     server.faults[("bytes", "big.json")] = [refuses(307, Location=address.replace("localhost", "other.localhost"))]
@@ -76,7 +76,7 @@ def test_a_break_is_resumed(server: HubServer, tmp_path: Path, monkeypatch: pyte
     server.faults[("bytes", "big.json")] = [breaks(HALF, end), breaks(1000, end)]
     receive(tmp_path / "big.json")
     assert (tmp_path / "big.json").read_bytes() == CONTENT
-    if end != "reset":  # a reset also takes back what is still on the way
+    if end != "reset":  # a reset also discards the bytes in transfer
         assert server.ranges("big.json") == [None, f"bytes={HALF}-", f"bytes={HALF + 1000}-"]
         assert server.sent("big.json") == len(CONTENT)
         conditions = [seen.headers.get("if-range") for seen in server.requests if seen.kind == "bytes"]
@@ -84,7 +84,7 @@ def test_a_break_is_resumed(server: HubServer, tmp_path: Path, monkeypatch: pyte
 
 
 def as_another_file(answer: Answer) -> Answer:
-    """The second half of another file, of the same size and under the same address."""
+    """The second half of another file, with the same size and address."""
     headers = {**answer.headers, "Content-Range": f"bytes {HALF}-{len(CONTENT) - 1}/{len(CONTENT)}"}
     return Answer(206, headers, CONTENT[:HALF])
 
@@ -112,7 +112,7 @@ def of_another_size(answer: Answer) -> Answer:
 def test_answers_that_are_not_the_file_are_requested_again(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, reason: str, resumed: bool
 ):
-    """Such an answer is reported and asked for again; what is here stays."""
+    """Such an answer is reported and requested again; received bytes are kept."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [breaks(HALF)] * resumed + [fault]
     assert receive(tmp_path / "big.json") == sha256(CONTENT)
@@ -137,7 +137,7 @@ def test_answers_that_are_not_the_file_are_requested_again(
 def test_wrong_pieces_are_noticed(
     server: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault, reason: str
 ):
-    """A second half that is not of the first one's file; the file is the right one at the end."""
+    """A second half from another file; in the end the file is the right one."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     server.faults[("bytes", "big.json")] = [breaks(HALF), fault]
     assert receive(tmp_path / "big.json") == sha256(CONTENT)
@@ -155,7 +155,7 @@ def test_bytes_beyond_the_end_are_not_taken(server: HubServer, tmp_path: Path):
 
 
 def test_a_file_is_fetched_whole_from_a_server_that_refuses_ranges(server: HubServer, tmp_path: Path):
-    """416 to whatever begins in the middle."""
+    """The server answers 416 to every range."""
     no_range = refuses(416)
     server.faults[("bytes", "big.json")] = [
         breaks(HALF),
@@ -195,7 +195,7 @@ def test_persistent_faults_are_reported(
 
 
 def test_attempts_are_counted_from_zero_only_after_progress(server: HubServer, tmp_path: Path):
-    """A line that breaks after every MiB is used; one that gives the same part again and again is not."""
+    """A connection that breaks after every MiB is used; one that gives the same part again and again is given up."""
     server.repos["datasets/o/d"].files["big.json"] = content = bytes(PROGRESS_BYTES) * 10
     server.faults[("bytes", "big.json")] = [breaks(PROGRESS_BYTES)] * (patience.TRIES + 1)
     assert receive(tmp_path / "big.json") == sha256(content)
@@ -215,7 +215,7 @@ def test_bytes_that_differ_from_the_hubs_digest_are_refused(server: HubServer, t
 
 
 def test_a_file_that_changes_on_the_hub_meanwhile_is_refused(server: HubServer, tmp_path: Path):
-    """The hub gives another file for the same commit."""
+    """The hub returns another file for the same commit."""
     server.faults[("head", "big.json")] = [
         lambda answer: answer,
         lambda answer: answer,
@@ -227,7 +227,7 @@ def test_a_file_that_changes_on_the_hub_meanwhile_is_refused(server: HubServer, 
 
 
 def test_an_unfinished_file_is_resumed_whatever_it_holds(server: HubServer, tmp_path: Path):
-    """A part of an earlier run is continued; one that does not fit is noticed and dropped."""
+    """A part of an earlier run is resumed; one that does not fit is found and dropped."""
     target = tmp_path / "big.json"
     for part, ranges in [
         (CONTENT[:HALF], [f"bytes={HALF}-"]),
@@ -287,7 +287,7 @@ def test_the_first_failure_stops_the_other_downloads(server: HubServer, tmp_path
     server.repos["datasets/o/d"].files = {"slow.json": bytes(10_000_000), "missing.json": CONTENT}
     files = {tmp_path / name: hub.look_up(DATA, REVISION, name)[0] for name in ("slow.json", "missing.json")}
     del server.repos["datasets/o/d"].files["missing.json"]
-    server.pace = 0.2  # half a minute for the whole
+    server.pace = 0.2  # half a minute for the whole file
     with pytest.raises(VlmflowError, match="no such file"):
         from_hub.bring(files, "fetching", threads=2)
     assert server.sent("slow.json") < 10_000_000
@@ -295,7 +295,7 @@ def test_the_first_failure_stops_the_other_downloads(server: HubServer, tmp_path
 
 
 def test_waiting_for_another_process_ends_with_it(server: HubServer, tmp_path: Path):
-    """What the other process renames meanwhile is taken as it is, not written once more."""
+    """What the other process renames meanwhile is used, and not written again."""
     target = tmp_path / "big.json"
     with unfinished(target).open("wb") as part:
         fcntl.flock(part, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What the hub says, and how its refusals are reported."""
+"""The hub's answers, and the messages about its refusals."""
 
 import logging
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def test_a_repository_has_its_commit_and_files(server: HubServer):
 def test_the_token_is_sent_only_to_the_hub(server: HubServer):
     own = hub.headers_for(f"{server.endpoint}/o/m/resolve/x/config.json")
     assert own["authorization"] == f"Bearer {TOKEN}"
-    # The same machine under another name, another port, and no encryption: each is another party.
+    # The same machine under another name, another port, or without encryption is another party.
     for address in (
         f"{server.storage}/file",
         "http://127.0.0.1:1/file",
@@ -80,7 +80,7 @@ def look_up_again(kind: str) -> None:
     ],
 )
 def test_refusals_say_what_to_do(server: HubServer, kind: str, fault, cause: str, next_step: str):
-    """What the hub refuses for good is reported at once, what it refuses for a moment is tried again."""
+    """A permanent refusal is reported at once; a temporary one is retried."""
     server.faults = {("head", "big.json"): [fault], ("api", "o/m"): [fault]}
     with pytest.raises(VlmflowError) as raised:
         look_up_again(kind)
@@ -154,7 +154,7 @@ def test_passing_faults_are_tried_again(server: HubServer, caplog: pytest.LogCap
 
 
 def test_attempts_are_bounded(server: HubServer, monkeypatch: pytest.MonkeyPatch):
-    """Bounded patience."""
+    """Attempts have a limit."""
     server.faults[("api", "o/m")] = [refuses(503)] * 100
     with pytest.raises(VlmflowError, match="answers 503, 8 times in a row"):
         hub.describe(MODEL)
@@ -170,7 +170,7 @@ def test_an_unreachable_hub_is_reported(server: HubServer, monkeypatch: pytest.M
 
 
 def test_a_servers_requested_wait_is_obeyed():
-    """Retry-After, in both of its forms, and the hub's own RateLimit."""
+    """Retry-After in both forms, and the hub's own RateLimit."""
     assert asked_wait({"retry-after": "7"}) == 7
     assert asked_wait({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}) == 55
     assert asked_wait({"ratelimit": '"api";r=3;t=55'}) is None
@@ -188,14 +188,14 @@ def test_a_servers_requested_wait_is_obeyed():
 
 
 def test_short_waits_are_only_in_the_log(caplog: pytest.LogCaptureFixture):
-    """A server that breaks some answers must not bury all else that is said."""
+    """A server that breaks some answers must not hide all other messages."""
     caplog.set_level(logging.DEBUG, "vlmflow")
     received, faults = 0, iter([None, None, None, 30.0, None, 30.0])
 
     def attempt() -> None:
         nonlocal received
         if (seconds := next(faults, 0)) != 0:
-            received += PROGRESS_BYTES * (len(caplog.records) == 4)  # the fifth attempt gets further
+            received += PROGRESS_BYTES * (len(caplog.records) == 4)  # the fifth attempt gets more bytes
             raise PassingFault("busy", seconds)
 
     Patience("x", lambda _: None).call(attempt, lambda: received)
@@ -205,7 +205,7 @@ def test_short_waits_are_only_in_the_log(caplog: pytest.LogCaptureFixture):
 
 
 def test_a_connection_that_trickles_is_given_up():
-    """Each attempt brings some bytes; all together bring too few for another row of attempts."""
+    """Each attempt fetches some bytes; all together too few to start counting attempts again."""
     attempts = 0
 
     def attempt() -> None:
@@ -230,7 +230,7 @@ def test_nothing_secret_is_logged(server: HubServer, caplog: pytest.LogCaptureFi
 
 
 def test_only_the_host_of_an_address_is_reported():
-    """Who has a signed address has the file; httpx's own words may hold it."""
+    """Whoever has a signed address has the file; httpx's own messages may contain it."""
     address = f"https://user:word@storage.example.org/private/file?{SIGNATURE}"
     for error in (httpx.ConnectError(f"no way to {address}"), httpx.ReadError(f"broken: {address}")):
         said = str(hub.broken_off(error, address))

@@ -1,4 +1,4 @@
-"""Requests to archives: certificates, proxies, redirects, and how they are ended."""
+"""Requests to archives: certificates, proxies, redirects, and their end."""
 
 import http.server
 import os
@@ -92,7 +92,7 @@ def test_what_ends_early_is_a_passing_fault(
 
 
 def test_the_token_is_not_sent_to_another_server(server: ArchiveServer, transport: Transport) -> None:
-    """A redirect to another host does not carry the header along."""
+    """A redirect to another host does not get the header."""
     seen: list[str | None] = []
 
     class Storage(http.server.BaseHTTPRequestHandler):
@@ -163,7 +163,7 @@ with FetchProgress("test") as progress:
 
 
 def test_an_interrupt_is_not_lost_in_a_request(server: ArchiveServer) -> None:
-    """Python runs its handler when libcurl calls back, and no exception passes through C."""
+    """Python runs its handler in libcurl's callback, where no exception passes through C."""
     server.always["a.jpg"] = breaks(900, "stall")
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     command = [sys.executable, "-c", INTERRUPTED, f"{server.base}/a.jpg"]
@@ -174,7 +174,7 @@ def test_an_interrupt_is_not_lost_in_a_request(server: ArchiveServer) -> None:
 
 
 def test_a_suite_in_the_background_may_interrupt_what_it_starts() -> None:
-    """`make test &`: a shell has its background processes ignore SIGINT, and what they start ignores it too."""
+    """`make test &`: a shell's background processes ignore SIGINT, and so do the processes that they start."""
     own = f"{__file__}::{test_an_interrupt_is_not_lost_in_a_request.__name__}"
     suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", own]
     ignoring = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({suite[0]!r}, {suite!r})"
@@ -184,7 +184,7 @@ def test_a_suite_in_the_background_may_interrupt_what_it_starts() -> None:
 
 @contextmanager
 def running(handler: type, certificate: Path | None = None) -> Iterator[int]:
-    """Serve on a free port of loopback; returns it. certificate: a file with it and its key."""
+    """Serve on a free loopback port and return it. certificate: a file with the certificate and its key."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
