@@ -120,7 +120,7 @@ class Shape:
 class Unread:
     """Counts what is not read in the rows of one raw split; each process has its own.
 
-    types: what rows are decoded into, the one for rows without unread keys in their nested objects first; their keys are
+    types: what rows are decoded into, that for rows without unread keys in their nested objects first; their keys are
     those that are read.
     nested: by key, as in the file, the type of the objects that it holds (one, or a list).
     meanings: see `RawForm.meanings_of`. ignored: those of them that do not stop the conversion.
