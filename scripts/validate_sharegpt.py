@@ -14,7 +14,7 @@ from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.rows.stats import EditedFile, RulesUsed, Stats
-from vlmflow.rows.validate import NearTest, SplitFiles, SplitRules, validate
+from vlmflow.rows.validate import FindLookAlikes, SplitFiles, SplitRules, validate
 
 
 class DatasetBlock(Settings):
@@ -85,8 +85,8 @@ def main(
         whole_rows=settings.one_prompt,
         drop_near_questions=settings.near_duplicates.drop,
     )
-    near_test = _near_test(hashes or [], settings.near_duplicates.picture_distance)
-    counted = validate(files, stats.parent, rules, threads, mended, near_test, settings.read_columns)
+    find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
+    counted = validate(files, stats.parent, rules, threads, mended, find_look_alikes, settings.read_columns)
     account = Stats(
         dataset=stats.parent.name,
         kind=settings.kind,
@@ -115,14 +115,14 @@ def _rules_used(settings: DatasetBlock) -> RulesUsed:
     )
 
 
-def _near_test(hashes: list[Path], distance: int) -> NearTest:
+def _finder(hashes: list[Path], distance: int) -> FindLookAlikes:
     """Give what says which pictures are too near to the test split's; without hashes none are."""
     if not hashes:
         return lambda test: {}
     from vlmflow.pictures.hash_table import read_hashes  # with numpy and Pillow, which nothing else here needs
-    from vlmflow.pictures.look_alikes import near_pictures
+    from vlmflow.pictures.look_alikes import find_look_alikes
 
-    return partial(near_pictures, read_hashes(hashes), distance=distance)
+    return partial(find_look_alikes, read_hashes(hashes), distance=distance)
 
 
 if __name__ == "__main__":

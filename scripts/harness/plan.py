@@ -64,9 +64,9 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
         said = next((target for target in workflow.dag_settings.targets if str(file).endswith(target)), str(file))
         before = str(file).removesuffix(said)  # the prefix of a default storage
         known = [target.removeprefix(before) for target in _known_targets(workflow.rules, settings) if makers(target)]
-        near = difflib.get_close_matches(said, known, n=1)
+        nearest = difflib.get_close_matches(said, known, n=1)
         sys.exit(
-            f"{said}: no rule makes this target{f'; nearest: {near[0]}' if near else ''}\n"
+            f"{said}: no rule makes this target{f'; nearest: {nearest[0]}' if nearest else ''}\n"
             f"  what to do: use one from docs/outputs.md; runs: {', '.join(settings.runs)}; data sets: "
             f"{', '.join(settings.datasets)}; for those in your own file, add --configfile FILE before the --"
         )

@@ -170,12 +170,12 @@ class SourceFetch:
         self.bytes_wanted = sum(member.packed for member in self._members.values())
         lacking = [name for name, missing in self.missing.items() if missing.reason == "no_member"]
         if members and len(lacking) == len(self.wanted):
-            near = difflib.get_close_matches(self.wanted[0], list(members)[:10_000], n=3, cutoff=0.3)
+            nearest = difflib.get_close_matches(self.wanted[0], list(members)[:10_000], n=3, cutoff=0.3)
             logger.warning(
                 "%s: the archive has none of its names, for example %r; it has %s; fix `members` of this source",
                 self.name,
                 self.wanted[0],
-                ", ".join(near or list(members)[:3]),
+                ", ".join(nearest or list(members)[:3]),
             )
 
     # --- the ways ---------------------------------------------------------------------------------------------

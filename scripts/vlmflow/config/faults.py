@@ -47,8 +47,8 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
         return f"{where}: the name is not allowed; it must be a letter or digit, then up to 99 of [A-Za-z0-9._-]"
     if fault["type"] == "extra_forbidden":
         known = list(_schema_at(schema, path[:-1]).get("properties", {}))
-        near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-        hint = f"; nearest known key: {near[0]}" if near else ""
+        nearest = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+        hint = f"; nearest known key: {nearest[0]}" if nearest else ""
         return f"{where}: unknown key; allowed: {', '.join(known)}{hint}"
     wanted = allowed(_schema_at(schema, path))
     if fault["type"] == "missing":

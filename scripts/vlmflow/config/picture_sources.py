@@ -127,8 +127,8 @@ def read_sources(over: Mapping[str, PictureSource], path: Path = PICTURE_SOURCES
 
 def _nearest(name: str, sources: Mapping[str, PictureSource]) -> str:
     """Say which other source may be meant by the name of one that lacks something."""
-    near = difflib.get_close_matches(name, [other for other in sources if not sources[other].lacks], n=1)
-    return f"; nearest known source: {near[0]}" if near else ""
+    nearest = difflib.get_close_matches(name, [other for other in sources if not sources[other].lacks], n=1)
+    return f"; nearest known source: {nearest[0]}" if nearest else ""
 
 
 def _parsed(address: str) -> object:

@@ -160,8 +160,8 @@ def check_init_weights(value: object) -> None:
 
 
 def _nearest(name: str, kind: str) -> str:
-    near = difflib.get_close_matches(name.strip("-").replace("-", "_").lower(), names()[kind], n=3, cutoff=0.6)
-    return f"; nearest: {', '.join(near)}" if near else f"; scripts/vlmflow/config/{TABLE.name} lists them"
+    nearest = difflib.get_close_matches(name.strip("-").replace("-", "_").lower(), names()[kind], n=3, cutoff=0.6)
+    return f"; nearest: {', '.join(nearest)}" if nearest else f"; scripts/vlmflow/config/{TABLE.name} lists them"
 
 
 @functools.cache

@@ -70,9 +70,9 @@ def _files_of(source: HubSource, revision: str | None) -> tuple[str, list[HubFil
     wanted = [file for file in files if file.path == source.path]
     if not wanted:
         names = [file.path for file in files]
-        near = difflib.get_close_matches(source.path, names, n=10, cutoff=0.3) or names[:10]
+        nearest = difflib.get_close_matches(source.path, names, n=10, cutoff=0.3) or names[:10]
         raise VlmflowError(
-            f"{source}: no such file at {commit}; the repository has {', '.join(near)}",
+            f"{source}: no such file at {commit}; the repository has {', '.join(nearest)}",
             "write the right name in pins.yaml and in the configuration",
         )
     return commit, wanted

@@ -30,14 +30,14 @@ Hashes = np.ndarray
 """One-dimensional, uint64."""
 
 
-class Near(NamedTuple):
+class LookAlike(NamedTuple):
     """The nearest picture of the test split: its SHA-256, and in how many of 64 bits the hashes differ."""
 
     sha256: bytes
     distance: int
 
 
-def near_pictures(hashes: Mapping[bytes, int], test: Collection[bytes], distance: int) -> dict[bytes, Near]:
+def find_look_alikes(hashes: Mapping[bytes, int], test: Collection[bytes], distance: int) -> dict[bytes, LookAlike]:
     """Give every picture that is not in `test`, but within `distance` bits of one that is, with the nearest one.
 
     hashes: by the pictures' SHA-256, those of all splits. Where several are equally near, the order of hashes decides.
@@ -49,12 +49,12 @@ def near_pictures(hashes: Mapping[bytes, int], test: Collection[bytes], distance
     others = [digest for digest in hashes if digest not in known]
     wanted = np.array([hashes[digest] for digest in others], np.uint64)
     given = np.array(sorted(by_hash), np.uint64)
-    near: dict[bytes, Near] = {}
+    near: dict[bytes, LookAlike] = {}
     with Progress("comparing with the test split's pictures", len(others), "pictures") as progress:
         for first in range(0, len(others), SEARCHED_AT_ONCE):
             nearest, bits = nearest_hashes(wanted[first : first + SEARCHED_AT_ONCE], given, distance)
             for place in np.flatnonzero(bits >= 0):
-                near[others[first + place]] = Near(by_hash[int(given[nearest[place]])], int(bits[place]))
+                near[others[first + place]] = LookAlike(by_hash[int(given[nearest[place]])], int(bits[place]))
             progress.advance(len(nearest))
     return near
 

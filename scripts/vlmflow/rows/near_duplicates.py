@@ -10,7 +10,7 @@ import msgspec
 from vlmflow.core.files import whole_file
 from vlmflow.pictures.hash_table import read_hashes
 from vlmflow.pictures.image_manifest import name_and_digest, read_picture_manifest
-from vlmflow.pictures.look_alikes import Near, near_pictures
+from vlmflow.pictures.look_alikes import LookAlike, find_look_alikes
 from vlmflow.rows.chat import said
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.rows.questions import question_key, question_of
@@ -68,10 +68,10 @@ def find_near_duplicates(
     """
     digests, names = _pictures(manifests)
     test_pictures = {digests[name] for row in lines_of(test, Row) for name in row.images if name in digests}
-    near = near_pictures(read_hashes(tables), test_pictures, distance)
+    alike = find_look_alikes(read_hashes(tables), test_pictures, distance)
     named = (entry for manifest in manifests[:1] for entry in read_picture_manifest(manifest))
     paths = {entry.path: digests[name_and_digest(entry)[0]] for entry in named if entry.reason is None}
-    wanted = {found.sha256 for found in near.values()}
+    wanted = {found.sha256 for found in alike.values()}
     asked, alone, known = _test_questions(test, digests, wanted, whole_rows)
     pictures: dict[bytes, NearDuplicate] = {}
     questions: list[NearDuplicate] = []
@@ -83,8 +83,8 @@ def find_near_duplicates(
                 questions.append(NearDuplicate("question", row.id, same, 0, 1, 1, question))
             continue
         digest = paths.get(row.images[0])
-        if digest in near:
-            _count(pictures, digest, near[digest], names, question, asked)
+        if digest in alike:
+            _count(pictures, digest, alike[digest], names, question, asked)
     with whole_file(pairs) as file:
         file.write(msgspec.json.Encoder().encode_lines([*pictures.values(), *questions]))
     return Found(len(pictures), len(questions))
@@ -131,15 +131,15 @@ def _test_questions(
 def _count(
     pictures: dict[bytes, NearDuplicate],
     digest: bytes,
-    near: Near,
+    alike: LookAlike,
     names: dict[bytes, str],
     question: str,
     asked: dict[bytes, set[bytes]],
 ) -> None:
     pair = pictures.get(digest)
     if pair is None:
-        pair = pictures[digest] = NearDuplicate("picture", names[digest], names[near.sha256], near.distance, 0)
+        pair = pictures[digest] = NearDuplicate("picture", names[digest], names[alike.sha256], alike.distance, 0)
     pair.rows += 1
-    if question_key(question) in asked[near.sha256]:
+    if question_key(question) in asked[alike.sha256]:
         pair.same_questions += 1
         pair.question = pair.question or question

@@ -31,7 +31,7 @@ from vlmflow.rows.stats import RawFile, RowStats
 from vlmflow.rows.unread import Found, UnreadKeys
 
 if TYPE_CHECKING:  # with numpy, which takes as long to start as all of this
-    from vlmflow.pictures.look_alikes import Near
+    from vlmflow.pictures.look_alikes import LookAlike
 
 log = logging.getLogger("vlmflow")
 
@@ -111,7 +111,7 @@ class DatasetWriter:
         return digest.hexdigest()
 
 
-NearTest = Callable[[frozenset[bytes]], "Mapping[bytes, Near]"]
+FindLookAlikes = Callable[[frozenset[bytes]], "Mapping[bytes, LookAlike]"]
 """Takes the test split's pictures to the others that look like them, both by SHA-256."""
 
 
@@ -121,13 +121,13 @@ def validate(
     rules: SplitRules,
     processes: int,
     mended: Sequence[Path] = (),
-    near_test: NearTest = lambda test: {},
+    find_look_alikes: FindLookAlikes = lambda test: {},
     columns: list[str] | None = None,
 ) -> RowStats:
     """Write train, val, test and quarantine as JSON lines into `folder`, and give the account of every row.
 
     mended: edited quarantine files whose rows took the place of raw rows.
-    near_test: gives the pictures that train rows must not have; None for no such check.
+    find_look_alikes: gives the pictures that train rows must not have; None for no such check.
     columns: see `open_rows`.
 
     If a split is refused, the quarantine stays as `quarantine.jsonl.part`, and no other file gets its name.
@@ -145,7 +145,7 @@ def validate(
             checked = _checked(files["test"], accounts["test"], rules, folder, stack, processes)
             _take(files["test"], accounts["test"], writer, lambda verdict: "test", rules, checked)
         checked = _checked(files["train"], accounts["train"], rules, folder, stack, processes)
-        place = _place_train("test" in files, checked, writer, rules, near_test)
+        place = _place_train("test" in files, checked, writer, rules, find_look_alikes)
         _take(files["train"], accounts["train"], writer, place, rules, checked)
         kept = accounts["train"].kept
         for name, share in (("train", 1 - rules.val_share), ("val", rules.val_share)):
@@ -161,7 +161,7 @@ def validate(
 
 
 def _place_train(
-    has_test: bool, checked: CheckedRows, writer: DatasetWriter, rules: SplitRules, near_test: NearTest
+    has_test: bool, checked: CheckedRows, writer: DatasetWriter, rules: SplitRules, find_look_alikes: FindLookAlikes
 ) -> Place:
     """Give the function that says where a row of the raw train split goes.
 
@@ -170,7 +170,7 @@ def _place_train(
     groups, questions = checked.groups, checked.questions
     in_test = frozenset(writer.test_groups)
     test = hold_out(groups, 0.0 if has_test else rules.test_share, f"{rules.seed} test", frozenset())
-    near = near_test(in_test | test)
+    near = find_look_alikes(in_test | test)
     asked = writer.test_questions.union(questions[group] for group in test & questions.keys())
     asks = {group for group, question in questions.items() if question in asked}
     val = hold_out(groups, rules.val_share, str(rules.seed), in_test | test | near.keys() | asks)

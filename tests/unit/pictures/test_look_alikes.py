@@ -15,7 +15,7 @@ from PIL import Image, ImageEnhance
 from drawn_pictures import drawn, encoded, put
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.hash_table import hash_pictures, read_hashes
-from vlmflow.pictures.look_alikes import FARTHEST, Near, near_pictures, nearest_hashes
+from vlmflow.pictures.look_alikes import FARTHEST, LookAlike, find_look_alikes, nearest_hashes
 from vlmflow.pictures.perceptual_hash import perceptual_hash
 
 
@@ -110,8 +110,8 @@ def test_eighty_thousand_pictures_against_ten_thousand_take_seconds(distance: in
 
 def test_the_pictures_of_the_test_split_itself_are_not_near_it() -> None:
     hashes = {b"a": 0b0, b"b": 0b11, b"c": 0b1111, b"d": 2**63}
-    assert near_pictures(hashes, [b"a", b"x"], 2) == {b"b": Near(b"a", 2), b"d": Near(b"a", 1)}
-    assert near_pictures(hashes, [], 2) == {}
+    assert find_look_alikes(hashes, [b"a", b"x"], 2) == {b"b": LookAlike(b"a", 2), b"d": LookAlike(b"a", 1)}
+    assert find_look_alikes(hashes, [], 2) == {}
 
 
 @pytest.fixture

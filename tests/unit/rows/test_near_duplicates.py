@@ -12,7 +12,7 @@ from drawn_pictures import put
 from fire_rows import digest, fire_row, split_files, write_array
 from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.look_alikes import near_pictures
+from vlmflow.pictures.look_alikes import find_look_alikes
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
@@ -43,8 +43,8 @@ def splits(tmp_path: Path) -> list[SplitFiles]:
     return files
 
 
-def near_test(folder: Path, distance: int) -> Any:
-    return partial(near_pictures, read_hashes([folder / "hashes.jsonl"]), distance=distance)
+def finder(folder: Path, distance: int) -> Any:
+    return partial(find_look_alikes, read_hashes([folder / "hashes.jsonl"]), distance=distance)
 
 
 def find(folder: Path, splits: list[SplitFiles], distance: int) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def test_pairs_are_found_whether_their_rows_are_dropped_or_not(
         near = {"distance": 3, "rows": 3, "same_questions": 1, "question": "what is it"}
         assert pairs[0] == {"kind": "picture", "train": "a/3.jpg", "test": "b/1.jpg", **near}
         assert pairs[1]["question"] is None
-    stats = validate(splits, tmp_path / "out", RULES, 1, near_test=near_test(tmp_path, distance))
+    stats = validate(splits, tmp_path / "out", RULES, 1, find_look_alikes=finder(tmp_path, distance))
     rows = sum(pair["rows"] for pair in pairs)
     assert stats.train == SplitCounts(22, 22 - rows, {"near_test_picture": rows})
     left = [row for name in ("train", "val") for row in lines(tmp_path / "out" / f"{name}.jsonl")]
@@ -175,7 +175,7 @@ def test_a_test_split_taken_from_train_has_near_duplicates_too(tmp_path: Path, s
     values = {digest(f"a/{n}.jpg"): 0xFF << 8 * (n // 3) for n in range(20)}  # seven different pictures
     table = [{"sha256": name, "hash": f"{value:016x}"} for name, value in values.items()]
     put(tmp_path / "hashes.jsonl", b"".join(json.dumps(entry).encode() + b"\n" for entry in table))
-    stats = validate(train, tmp_path / "out", rules, 1, near_test=near_test(tmp_path, 4))
+    stats = validate(train, tmp_path / "out", rules, 1, find_look_alikes=finder(tmp_path, 4))
     looks = {
         name: {values[digest(row["images"][0])] for row in lines(tmp_path / "out" / f"{name}.jsonl")}
         for name in ("train", "val", "test")
