@@ -6,6 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
+
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_folder, write_json
 from vlmflow.demo.sample_dialogues import Row, raw_row
@@ -38,11 +40,20 @@ PATHS = {
 """How FIRE's rows of a source name their pictures; the source is not the first part of the path."""
 
 
+class BrokenRow(msgspec.Struct, frozen=True):
+    """An entry of `faults.json`. row: counted from 0. fault: a key of FAULTS. expected: "rejected" or "kept"."""
+
+    split: str
+    row: int
+    fault: str
+    expected: str
+
+
 def write_sample(folder: Path, train_rows: int, test_rows: int, seed: int) -> None:
     """Write a small FIRE: the two JSON files, `pictures/`, and `faults.json`.
 
-    The same arguments give the same bytes. `faults.json` lists what was broken on purpose: split, row
-    (from 0), fault, and whether the workflow must keep or reject the row; all other rows are sound.
+    The same arguments give the same bytes. `faults.json` lists what was broken on purpose (BrokenRow); all other rows
+    are sound.
 
     Raises VlmflowError where there are too few rows to hold the faults.
     """
@@ -63,7 +74,7 @@ def write_sample(folder: Path, train_rows: int, test_rows: int, seed: int) -> No
         for name, made in ((TRAIN_FILE, train), (TEST_FILE, test)):
             # In ASCII: one fault is a lone surrogate, which JSON can escape and UTF-8 cannot hold.
             (part / name).write_text(json.dumps(made, indent=1) + "\n", encoding="ascii")
-        write_json(part / FAULTS_FILE, train_broken + test_broken)
+        write_json(part / FAULTS_FILE, msgspec.to_builtins(train_broken + test_broken))
 
 
 class Gallery:
@@ -96,7 +107,7 @@ def _make_rows(
     gallery: Gallery,
     rng: Random,
     test_file: Path | None = None,
-) -> tuple[list[Row], list[dict[str, object]]]:
+) -> tuple[list[Row], list[BrokenRow]]:
     """Make the rows of a split, and the record of its faults; the first row is always sound."""
     places = rng.sample(range(1, count), len(faults))
     broken = dict(sorted(zip(places, faults, strict=True)))
@@ -116,8 +127,4 @@ def _make_rows(
             sound, unasked = rows[-1], questions
         else:
             fault.put_in(Site(rows[-1], gallery.folder / image, scene, sound, test_file))
-    record = [
-        {"split": split, "row": number, "fault": name, "expected": FAULTS[name].expected}
-        for number, name in broken.items()
-    ]
-    return rows, record
+    return rows, [BrokenRow(split, number, name, FAULTS[name].expected) for number, name in broken.items()]
