@@ -16,7 +16,7 @@ from cluster.paths import STATE
 from cluster.shell import wait_for
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.surroundings import Surroundings
-from harness.kubernetes.templates import Template, check
+from harness.kubernetes.templates import Template, read_template
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.pod_templates import pod_templates
 
@@ -71,7 +71,7 @@ def template(cluster: Cluster) -> Iterator[Template]:
     with cluster.having(a_namespace(NAMESPACE), *(volume for volume, _ in stored)):
         cluster.apply([account, *rendered_templates(), *(claim for _, claim in stored)], NAMESPACE)
         found = pod_templates(lambda kind: cluster.get(Path(kind).name, namespace=NAMESPACE)["items"])
-        yield next(template for template in map(check, found.templates) if template.name == "gpu")
+        yield next(template for template in map(read_template, found.templates) if template.name == "gpu")
 
 
 def rendered_templates() -> list[dict]:

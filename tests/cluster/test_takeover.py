@@ -15,7 +15,7 @@ from cluster.cluster_workflow import ClusterWorkflow
 from cluster.deployment import PODS_USER, deployed
 from cluster.paths import STATE
 from harness.kubernetes.job_shape import RuleJob, shape
-from harness.kubernetes.templates import check_all
+from harness.kubernetes.templates import read_templates
 from vlmflow.cluster.pod_templates import template_in
 from workflow_runs import checkout
 
@@ -105,7 +105,7 @@ def attack(workflow: ClusterWorkflow, template: str) -> dict:
         "spec": {"template": {"spec": pod}},
     }
     rule_job = RuleJob("attack", threads=1, mem_mb=500, disk_mb=100)
-    made = shape(plugins, check_all(found, NAMESPACE)[template], rule_job, {}, {})
+    made = shape(plugins, read_templates(found, NAMESPACE)[template], rule_job, {}, {})
     return json.loads(jobs.run(workflow.cluster, made, NAMESPACE).splitlines()[-1])
 
 

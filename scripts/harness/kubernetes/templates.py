@@ -58,9 +58,9 @@ def check_files(folder: Path) -> None:
         try:
             for found in yaml.safe_load_all(file.read_text()):
                 if found["kind"] == "CronJob":
-                    check(_suspended(found))
+                    read_template(_suspended(found))
                 elif found["kind"] == "PodTemplate":  # a copy of an older one; k8s/README.md
-                    check(found)
+                    read_template(found)
         except VlmflowError as error:
             raise VlmflowError(f"{file}: {error.cause}", error.next_step) from None
         except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -80,12 +80,12 @@ def of_namespace(cluster: Namespace, warn: Callable[[str], None]) -> dict[str, T
     found = cluster.pod_templates(selector())
     if found.warning():
         warn(f"namespace {cluster.name} has {found.warning()}\n  what to do: {found.next_step()}")
-    return check_all(found.templates, cluster.name)
+    return read_templates(found.templates, cluster.name)
 
 
-def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
+def read_templates(objects: list[Object], namespace: str) -> dict[str, Template]:
     """Return the checked templates by name. Raises VlmflowError if one is wrong or missing."""
-    templates = {template.name: template for template in map(check, objects)}
+    templates = {template.name: template for template in map(read_template, objects)}
     missing = [name for name in NAMES if name not in templates]
     if missing:
         raise VlmflowError(
@@ -95,7 +95,7 @@ def check_all(objects: list[Object], namespace: str) -> dict[str, Template]:
     return templates
 
 
-def check(found: Object) -> Template:
+def read_template(found: Object) -> Template:
     """Turn one {metadata, template} into a Template. Raises VlmflowError if it sets what only the rule may set."""
     metadata = found["metadata"]
     where = f"pod template {metadata['name']}"

@@ -14,7 +14,7 @@ from vlmflow.cluster.instance import named, selector
 from vlmflow.cluster.pod_templates import NAMES, pod_templates
 from vlmflow.config.model import Config
 from vlmflow.doctor import inside, needs, objects, rbac
-from vlmflow.doctor.findings import Check
+from vlmflow.doctor.findings import Finding
 from vlmflow.doctor.probe import Answer, Probe
 
 PATIENCE_ELSEWHERE = 60.0
@@ -48,7 +48,7 @@ class Doctor:
         self._templates: dict[str, Object] = {}
         self._nodes: list[Object] = []
 
-    def look(self) -> Iterator[Check]:
+    def look(self) -> Iterator[Finding]:
         """Yield each check as soon as it is made: first the objects, then what pods see."""
         try:
             version = self._api.call("GET", "/version")
@@ -73,13 +73,13 @@ class Doctor:
             yield from self._try("quota", self._quota)
             yield from self._look_inside()
 
-    def _try(self, what: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
+    def _try(self, what: str, look: Callable[[], list[Finding]]) -> Iterator[Finding]:
         try:
             yield from look()
         except Refused as refused:
             yield _not_seen(what, refused)
 
-    def _namespace(self) -> list[Check]:
+    def _namespace(self) -> list[Finding]:
         try:
             namespace = self._api.call("GET", f"/api/v1/namespaces/{self._api.namespace}")
         except Refused as refused:
@@ -88,7 +88,7 @@ class Doctor:
             namespace = None
         return [objects.check_namespace(namespace, self._api.namespace)]
 
-    def _rights_of_service_accounts(self) -> list[Check]:
+    def _rights_of_service_accounts(self) -> list[Finding]:
         checks = []
         if self._api.get("serviceaccounts", named("vlmflow-controller")):
             checks += rbac.check_rights(self._as("vlmflow-controller"), "controller", rbac.EXECUTOR)
@@ -100,35 +100,35 @@ class Doctor:
         client.set_default_header("Impersonate-User", user)
         return Api(client, self._api.namespace)
 
-    def _claims(self, names: Sequence[str]) -> list[Check]:
+    def _claims(self, names: Sequence[str]) -> list[Finding]:
         return [self._claim(name) for name in names]
 
-    def _claim(self, name: str) -> Check:
+    def _claim(self, name: str) -> Finding:
         return objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))
 
-    def _read_templates(self) -> list[Check]:
+    def _read_templates(self) -> list[Finding]:
         found = pod_templates(lambda kind: self._api.list(kind, selector()))
         check = objects.check_templates(found)
         if check.state != "fail":
             self._templates = {template["metadata"]["name"]: template for template in found.templates}
         return [check]
 
-    def _secret(self) -> list[Check]:
+    def _secret(self) -> list[Finding]:
         return [objects.check_secret(self._api.get("secrets", named("hf-token")), self._hub)]
 
-    def _controller(self) -> list[Check]:
+    def _controller(self) -> list[Finding]:
         deployment = self._api.get("apps/v1/deployments", named("controller"))
         return [*([self._claim(objects.STATE_CLAIM)] if deployment else []), objects.check_controller(deployment)]
 
-    def _look_at_nodes(self) -> list[Check]:
+    def _look_at_nodes(self) -> list[Finding]:
         self._nodes = self._api.call("GET", "/api/v1/nodes")["items"]
         return needs.check_nodes(self._nodes, self._templates, self._needs)
 
-    def _quota(self) -> list[Check]:
+    def _quota(self) -> list[Finding]:
         resource = needs.gpu_resource(self._templates["gpu"])
         return [needs.check_quota(self._api.list("resourcequotas"), resource, self._needs)]
 
-    def _look_inside(self) -> Iterator[Check]:
+    def _look_inside(self) -> Iterator[Finding]:
         # Without the right to list nodes, try the run's own number: its pod starts, or shows why it cannot.
         wanted = max((need.gpus for need in self._needs), default=0)
         gpus = needs.most_gpus(self._nodes, needs.gpu_resource(self._templates["gpu"])) if self._nodes else wanted
@@ -151,7 +151,7 @@ class Doctor:
             for probe in probes:
                 probe.remove()
 
-    def _look_from_elsewhere(self, left: str, first: str, probes: list[Probe[Any]]) -> Iterator[Check]:
+    def _look_from_elsewhere(self, left: str, first: str, probes: list[Probe[Any]]) -> Iterator[Finding]:
         """Check from a second node what a probe on the node `first` left on the volumes, and remove it."""
         template = self._templates["default"]
         others = [node for node in self._nodes if node["metadata"]["name"] != first]
@@ -165,9 +165,9 @@ class Doctor:
             probes[-1].answer(self._patience)
 
 
-def _not_seen(what: str, refused: Refused) -> Check:
+def _not_seen(what: str, refused: Refused) -> Finding:
     if refused.status == 403:
-        return Check(
+        return Finding(
             what, "warn", f"you have no right to read it: {refused}", "ask an administrator to run make doctor"
         )
-    return Check(what, "fail", str(refused), "check that KUBECONFIG names the right cluster and the API server is up")
+    return Finding(what, "fail", str(refused), "check that KUBECONFIG names the right cluster and the API server is up")

@@ -10,7 +10,7 @@ MARKS = {"ok": ("ok", "32"), "warn": ("note", "33"), "fail": ("FAIL", "31")}
 
 
 @dataclass(frozen=True)
-class Check:
+class Finding:
     """One line of the doctor's table.
 
     what: the thing that was checked.
@@ -25,12 +25,12 @@ class Check:
     next_step: str = ""
 
 
-def is_ready(checks: Iterable[Check]) -> bool:
+def is_ready(checks: Iterable[Finding]) -> bool:
     """Return whether no check failed."""
     return all(check.state != "fail" for check in checks)
 
 
-def as_line(check: Check, colours: bool) -> str:
+def as_line(check: Finding, colours: bool) -> str:
     """Format one check for people, with its next step on a separate line. colours: use ANSI codes."""
     word, code = MARKS[check.state]
     mark = f"\x1b[{code}m{word:<5}\x1b[0m" if colours else f"{word:<5}"
@@ -39,6 +39,6 @@ def as_line(check: Check, colours: bool) -> str:
     return f"{mark} {check.what:<20} {found}{step}"
 
 
-def as_json(checks: list[Check]) -> str:
+def as_json(checks: list[Finding]) -> str:
     """Format the checks for programs: {"ready": bool, "checks": [{what, state, found, next_step}]}."""
     return json.dumps({"ready": is_ready(checks), "checks": [asdict(check) for check in checks]}, indent=1)

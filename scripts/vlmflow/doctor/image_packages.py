@@ -5,7 +5,7 @@ from pathlib import Path
 
 from packaging.markers import Marker
 
-from vlmflow.doctor.findings import Check
+from vlmflow.doctor.findings import Finding
 
 LOCKED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\\]+))?", re.MULTILINE)
 
@@ -20,7 +20,7 @@ def locked_versions(lock: Path, python: str) -> dict[str, str]:
     }
 
 
-def check_image(image: str, python: str, packages: dict[str, str | None], lock: Path) -> Check:
+def check_image(image: str, python: str, packages: dict[str, str | None], lock: Path) -> Finding:
     """Check the packages of an image against a lock file. packages: versions by name, as its pod reported them."""
     present = {_canonical(name): version for name, version in packages.items()}
     locked = locked_versions(lock, python)
@@ -33,8 +33,8 @@ def check_image(image: str, python: str, packages: dict[str, str | None], lock: 
     if wrong:
         few = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         step = f"rebuild the image (docker build --target {lock.stem}) with a new tag, and set it in the overlay"
-        return Check(what, "fail", f"{image} was built from another envs/{lock.name}: {few}", step)
-    return Check(what, "ok", f"{image}: its {len(locked)} packages match envs/{lock.name}")
+        return Finding(what, "fail", f"{image} was built from another envs/{lock.name}: {few}", step)
+    return Finding(what, "ok", f"{image}: its {len(locked)} packages match envs/{lock.name}")
 
 
 def _canonical(name: str) -> str:

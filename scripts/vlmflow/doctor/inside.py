@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from vlmflow.cluster.api import Api, Object
-from vlmflow.doctor.findings import Check
+from vlmflow.doctor.findings import Finding
 from vlmflow.doctor.image_packages import check_image
 from vlmflow.doctor.needs import Need, gpu_resource
 from vlmflow.doctor.probe import Answer, Probe
@@ -114,12 +114,12 @@ def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gp
     return Probe(api, template, [*command, "python", "-c", DDP_TRIAL, *device], resources, TrialTraining)
 
 
-def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Check]:
+def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Finding]:
     """Turn the answer of an image's probe into checks of the image, the volumes and the clocks."""
     what = f"image {lock.stem}"
     if answer.said is None:
         step = "push the image to the nodes' registry, and set its name in the overlay under images:"
-        return [Check(what, "fail", f"{answer.image}: {answer.fault}", step)]
+        return [Finding(what, "fail", f"{answer.image}: {answer.fault}", step)]
     said = answer.said
     checks = [check_image(answer.image, said.python, said.packages, lock)]
     for folder, wrong in said.folders.items():
@@ -129,28 +129,28 @@ def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Check]:
     return checks
 
 
-def _usable(folder: str, wrong: dict[str, str], user: int) -> Check:
+def _usable(folder: str, wrong: dict[str, str], user: int) -> Finding:
     for trial, (state, words, step) in TRIALS.items():
         if trial in wrong:
-            return Check(f"volume {folder}", state, f"user {user} {words}: {wrong[trial]}", step)
-    return Check(f"volume {folder}", "ok", f"writable as user {user}, with locks, links and renamed folders")
+            return Finding(f"volume {folder}", state, f"user {user} {words}: {wrong[trial]}", step)
+    return Finding(f"volume {folder}", "ok", f"writable as user {user}, with locks, links and renamed folders")
 
 
-def check_from_elsewhere(answer: Answer[Surroundings], first: str) -> Check:
+def check_from_elsewhere(answer: Answer[Surroundings], first: str) -> Finding:
     """Check that a probe on another node than `first` saw the files that were written on `first`."""
     what = "volumes, two nodes"
     if answer.said is None:
         step = "nothing, if the cluster has a single node; else find out why the pod did not run"
-        return Check(what, "warn", f"not checked from another node than {first}: {answer.fault}", step)
+        return Finding(what, "warn", f"not checked from another node than {first}: {answer.fault}", step)
     unseen = {folder: wrong["see"] for folder, wrong in answer.said.folders.items() if wrong}
     if unseen:
         words = "; ".join(f"{folder}: {error}" for folder, error in unseen.items())
         step = "the claims must be on a shared file system (ReadWriteMany); a hostPath is local to each node"
-        return Check(what, "fail", f"{answer.node} does not see what {first} wrote: {words}", step)
-    return Check(what, "ok", f"{answer.node} sees what {first} wrote")
+        return Finding(what, "fail", f"{answer.node} does not see what {first} wrote: {words}", step)
+    return Finding(what, "ok", f"{answer.node} sees what {first} wrote")
 
 
-def check_clock(told: float, answer: Answer[Any]) -> Check:
+def check_clock(told: float, answer: Answer[Any]) -> Finding:
     """Compare a pod's clock with the API server's, read before and after the pod ran. told: by the pod's clock."""
     assert answer.made is not None, "a probe that said something was made"
     assert answer.ended is not None, "and it ended"
@@ -159,11 +159,11 @@ def check_clock(told: float, answer: Answer[Any]) -> Check:
     skew = max(early, late, 0.0)
     if skew > LARGEST_SKEW:
         step = "synchronize the clocks of the nodes and of the control plane by NTP"
-        return Check("clocks", "fail", f"a pod's clock differs by {skew:.0f} s from the API server's", step)
-    return Check("clocks", "ok", f"pods and API server agree within {max(1.0, skew):.0f} s")
+        return Finding("clocks", "fail", f"a pod's clock differs by {skew:.0f} s from the API server's", step)
+    return Finding("clocks", "ok", f"pods and API server agree within {max(1.0, skew):.0f} s")
 
 
-def check_training(answer: Answer[TrialTraining]) -> Check:
+def check_training(answer: Answer[TrialTraining]) -> Finding:
     """Turn the answer of `train_together` into a check."""
     said = answer.said
     if said is None or said.wrong:
@@ -171,9 +171,9 @@ def check_training(answer: Answer[TrialTraining]) -> Check:
         step = next(
             (hint for words, hint in HINTS.items() if words in wrong), "see docs/troubles.md, Training together"
         )
-        return Check("training together", "fail", wrong, step)
+        return Finding("training together", "fail", wrong, step)
     found = (
         f"{said.processes} processes on {said.device} over {said.backend}: "
         f"{said.gigabytes_per_second:.1f} GB/s between them, /dev/shm of {said.shared_memory_mb:,} MB"
     )
-    return Check("training together", "ok", found)
+    return Finding("training together", "ok", found)

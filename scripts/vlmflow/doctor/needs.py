@@ -11,7 +11,7 @@ from vlmflow.cluster.pod_templates import GPU_RESOURCE
 from vlmflow.config.model import Config
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
-from vlmflow.doctor.findings import Check
+from vlmflow.doctor.findings import Finding
 
 MB = 1_000_000
 
@@ -90,13 +90,13 @@ def most_gpus(nodes: list[Object], resource: str) -> int:
     return max((int(_allocatable(node, resource)) for node in nodes), default=0)
 
 
-def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Check]:
+def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Finding]:
     """Check every rule of each run against the nodes that its pods may use. templates: pod templates by name.
 
     The capacity of an empty node counts: what runs there now will end.
     """
     resource = gpu_resource(templates["gpu"])
-    checks = [Check("GPUs", "ok", _inventory(nodes, resource))]
+    checks = [Finding("GPUs", "ok", _inventory(nodes, resource))]
     for need in needs:
         unfit = [(ask, faults) for ask in need.asks if None not in (faults := _faults(nodes, templates, need, ask))]
         checks += [_no_node(need, ask, faults, resource) for ask, faults in unfit]
@@ -106,7 +106,7 @@ def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[N
             rules = f"each of its {len({ask.rule for ask in need.asks})} rules fits on a node"
             words = _in_words(largest, resource)
             found = f"{rules}; {largest.rule} ({words}) fits on {fitting}"
-            checks.append(Check(f"run {need.run}", "ok", found))
+            checks.append(Finding(f"run {need.run}", "ok", found))
     return checks
 
 
@@ -117,7 +117,7 @@ def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, ask: 
     return [_fault(node, spec, resource, ask, need.weights_mb) for node in nodes]
 
 
-def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> Check:
+def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> Finding:
     reasons = Counter(fault for fault in faults if fault)
     why = "; ".join(f"{count} node(s): {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
     step = (
@@ -126,7 +126,7 @@ def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> C
         f"the overlay's template {ask.pod_template} selects the nodes; --run NAME checks another run alone"
     )
     found = f"{_in_words(ask, resource)} on one node: it fits on no node. {why}"
-    return Check(f"rule {ask.rule}, run {need.run}", "fail", found, step)
+    return Finding(f"rule {ask.rule}, run {need.run}", "fail", found, step)
 
 
 def _in_words(ask: Ask, resource: str) -> str:
@@ -218,7 +218,7 @@ def _matches(labels: dict[str, str], expression: Object) -> bool:
             return True
 
 
-def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Check:
+def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Finding:
     """Check that the namespace's quotas leave enough for the largest run. resource: the resource name of GPUs."""
     all_asks = [ask for need in needs for ask in need.asks]
     asks = {
@@ -242,5 +242,5 @@ def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Check
                     short.append(f"{quota['metadata']['name']} leaves {unit}, a run requests {amount}")
     if short:
         step = "kubectl describe resourcequota; wait until other pods end, or ask for a larger quota"
-        return Check("quota", "fail", "; ".join(short), step)
-    return Check("quota", "ok", "left: " + ", ".join(left) if left else "none set")
+        return Finding("quota", "fail", "; ".join(short), step)
+    return Finding("quota", "ok", "left: " + ", ".join(left) if left else "none set")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vlmflow.cluster.api import Api, Object
-from vlmflow.doctor.findings import Check
+from vlmflow.doctor.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
     return [right for right in rights if not _may(api, right) and not (right.instead and _may(api, right.instead))]
 
 
-def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Check]:
+def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Finding]:
     """Check the executor's rights. who: whose they are, for the table. rights: those that they should have."""
     lacking = missing(api, rights)
     found = f"all {len(rights)} that the executor uses"
@@ -57,23 +57,23 @@ def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Check]:
         step = (
             "controller: kubectl apply -k k8s/overlays/NAME makes its Role; others: ask the namespace's administrator"
         )
-        return [Check(f"rights, {who}", "fail", f"missing: {words}", step)]
+        return [Finding(f"rights, {who}", "fail", f"missing: {words}", step)]
     if missing(api, (NODES,)):
         found += "; no right to list nodes: why a pod waits is shown without amounts (k8s/components/see-nodes)"
-    return [Check(f"rights, {who}", "ok", found)]
+    return [Finding(f"rights, {who}", "ok", found)]
 
 
-def check_job_service_account(api: Api) -> Check:
+def check_job_service_account(api: Api) -> Finding:
     """Check that jobs' pods have none of the rights. api: calls with their account."""
     present = [right for right in (*EXECUTOR, *STORAGE_KEYS, POD_TEMPLATES) if _may(api, right)]
     if present:
-        return Check(
+        return Finding(
             "rights, job pods",
             "fail",
             "too many: " + ", ".join(map(str, present)),
             "remove the role bindings of service account vlmflow-job",
         )
-    return Check("rights, job pods", "ok", "none")
+    return Finding("rights, job pods", "ok", "none")
 
 
 def _may(api: Api, right: Right) -> bool:

@@ -81,8 +81,8 @@ def resolve_pictures(
     """
     found: Found = {}
     verdicts: Verdicts = {}
-    check = partial(_check_chunk, store, limits)
-    for chunk in ordered_map(check, _files_to_check(paths, roots, found, progress), processes):
+    check = partial(_store_chunk, store, limits)
+    for chunk in ordered_map(check, _files_to_decode(paths, roots, found, progress), processes):
         verdicts.update(chunk)
         progress.advance(len(chunk))
     return list(_entries(paths, found, verdicts, store))
@@ -133,7 +133,7 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
         )
 
 
-def _files_to_check(
+def _files_to_decode(
     paths: Mapping[str, int], roots: PictureRoots, found: Found, progress: Progress
 ) -> Iterator[list[Located]]:
     """Fill `found`, and yield what is to be decoded in chunks, each file once, while workers decode."""
@@ -153,13 +153,13 @@ def _files_to_check(
         yield chunk
 
 
-def _check_chunk(
+def _store_chunk(
     store: PictureStore, limits: PictureLimits, chunk: list[Located]
 ) -> list[tuple[str, Picture | Unusable]]:
-    return [(located.file, _check(store, limits, located)) for located in chunk]
+    return [(located.file, _store(store, limits, located)) for located in chunk]
 
 
-def _check(store: PictureStore, limits: PictureLimits, located: Located) -> Picture | Unusable:
+def _store(store: PictureStore, limits: PictureLimits, located: Located) -> Picture | Unusable:
     content = read_picture(located.file, limits.max_bytes)
     if isinstance(content, Unusable):
         return content

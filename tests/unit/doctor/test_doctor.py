@@ -15,7 +15,7 @@ from harness.planned_jobs import planned_asks
 from vlmflow.cluster.pod_templates import TemplatesFound, template_in
 from vlmflow.config.model import check_config
 from vlmflow.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
-from vlmflow.doctor.findings import Check
+from vlmflow.doctor.findings import Finding
 from vlmflow.doctor.needs import Ask, Need
 from vlmflow.doctor.probe import Answer
 from workflow_runs import ROOT
@@ -39,7 +39,7 @@ def node(gpus: int = 4, taints: tuple = (), memory: str = "500Gi", **more: str) 
     }
 
 
-def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100) -> Check:
+def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100) -> Finding:
     return needs.check_nodes(list(nodes), TEMPLATES | {"gpu": template}, [need])[1]
 
 
@@ -151,13 +151,13 @@ def test_claims_are_bound_and_shared() -> None:
     claim["status"] = {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
     assert objects.check_claim(claim, "cache").state == "warn"
     claim["status"]["accessModes"] = ["ReadWriteMany"]
-    assert objects.check_claim(claim, "cache") == Check("claim cache", "ok", "1Gi, ReadWriteMany, fast")
+    assert objects.check_claim(claim, "cache") == Finding("claim cache", "ok", "1Gi, ReadWriteMany, fast")
     assert objects.check_claim(None, "cache").state == "fail"
 
 
 def test_templates_are_complete_and_run_the_rule() -> None:
     check = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), [], []))
-    assert check == Check("pod templates", "ok", "default, fetch, gpu, train")
+    assert check == Finding("pod templates", "ok", "default, fetch, gpu, train")
     old = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), ["gpu"], ["train"]))
     assert (old.state, old.found) == (
         "warn",
@@ -299,7 +299,7 @@ def test_a_probe_that_does_not_start_reports_the_clusters_reason() -> None:
 
 
 def test_table_and_json_say_whether_it_is_ready() -> None:
-    good, bad = Check("a", "ok", "fine"), Check("b", "fail", "gone", "bring it")
+    good, bad = Finding("a", "ok", "fine"), Finding("b", "fail", "gone", "bring it")
     assert json.loads(findings.as_json([good]))["ready"] is True
     assert json.loads(findings.as_json([good, bad]))["ready"] is False
     assert "what to do: bring it" in findings.as_line(bad, colours=False)

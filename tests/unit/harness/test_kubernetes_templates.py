@@ -11,7 +11,7 @@ import yaml
 from forked_snakemake import called
 from harness.kubernetes.job_shape import RuleJob, label_value, shape
 from harness.kubernetes.strategic_merge import merge
-from harness.kubernetes.templates import check, check_all, check_files, choose
+from harness.kubernetes.templates import check_files, choose, read_template, read_templates
 from vlmflow.cluster.pod_templates import template_in
 from vlmflow.core.errors import VlmflowError
 from workflow_runs import ROOT, VERSION, clone
@@ -56,7 +56,7 @@ def shipped() -> list[dict]:
 
 
 def shaped(template: str = "train", **rule: object) -> dict:
-    templates = check_all(shipped(), "vlmflow")
+    templates = read_templates(shipped(), "vlmflow")
     rule_job = RuleJob("train_lora", {"run": "qwen3vl-fire"}, **rule)
     return shape(PLUGINS_JOB, templates[template], rule_job, OWNER, {"VLMFLOW_COMMIT": "v1"})
 
@@ -104,7 +104,7 @@ def test_labels_say_rule_run_and_owner() -> None:
 def test_gpu_resource_takes_the_clusters_name() -> None:
     objects = shipped()
     objects[2]["metadata"]["annotations"]["vlmflow/gpu-resource"] = "nvidia.com/a100"
-    job = shape(PLUGINS_JOB, check(objects[2]), RuleJob("train_lora", gpus=4), OWNER, {})
+    job = shape(PLUGINS_JOB, read_template(objects[2]), RuleJob("train_lora", gpus=4), OWNER, {})
     for amounts in main_of(job)["resources"].values():
         assert amounts["nvidia.com/a100"] == "4"
         assert "nvidia.com/gpu" not in amounts
@@ -118,7 +118,7 @@ def test_no_gpu_asks_for_none() -> None:
 def test_what_else_a_template_asks_for_stays() -> None:
     objects = shipped()
     objects[0]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"rdma/hca": "1", "cpu": "64"}}
-    job = shape(PLUGINS_JOB, check(objects[0]), RuleJob("x", threads=2), OWNER, {})
+    job = shape(PLUGINS_JOB, read_template(objects[0]), RuleJob("x", threads=2), OWNER, {})
     assert main_of(job)["resources"]["limits"] == {"rdma/hca": "1", "cpu": "2"}
 
 
@@ -126,7 +126,7 @@ def test_a_queue_label_goes_only_to_the_job() -> None:
     objects = shipped()
     objects[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
     objects[0]["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "note": "x"}
-    job = shape(PLUGINS_JOB, check(objects[0]), RuleJob("x"), OWNER, {})
+    job = shape(PLUGINS_JOB, read_template(objects[0]), RuleJob("x"), OWNER, {})
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert "kueue.x-k8s.io/queue-name" not in job["spec"]["template"]["metadata"]["labels"]
     assert set(job["metadata"]["annotations"]) == {"note", "vlmflow/wildcards"}
@@ -135,7 +135,7 @@ def test_a_queue_label_goes_only_to_the_job() -> None:
 def test_what_the_api_server_fills_in_does_not_reach_the_pod() -> None:
     objects = shipped()
     objects[0]["template"]["spec"]["restartPolicy"] = "Always"
-    assert pod_of(shape(PLUGINS_JOB, check(objects[0]), RuleJob("x"), OWNER, {}))["restartPolicy"] == "Never"
+    assert pod_of(shape(PLUGINS_JOB, read_template(objects[0]), RuleJob("x"), OWNER, {}))["restartPolicy"] == "Never"
 
 
 def test_nothing_given_is_changed() -> None:
@@ -151,7 +151,7 @@ def test_only_fetch_holds_the_token() -> None:
 
 @pytest.mark.parametrize("found", shipped(), ids=lambda found: found["metadata"]["name"])
 def test_shipped_templates_are_restricted(found: dict) -> None:
-    spec = check(found).spec
+    spec = read_template(found).spec
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
     assert spec["automountServiceAccountToken"] is False
@@ -185,7 +185,7 @@ def test_wrong_templates_are_refused(change: object, said: str) -> None:
     found = shipped()[0]
     change(found)
     with pytest.raises(VlmflowError, match=said) as refused:
-        check(found)
+        read_template(found)
     assert "pod template default" in refused.value.cause
 
 
@@ -193,7 +193,7 @@ def test_a_token_for_another_audience_is_none_for_the_api_server() -> None:
     found = shipped()[0]
     token = {"path": "token", "audience": "sts.amazonaws.com", "expirationSeconds": 3600}
     with_volume(found, projected={"sources": [{"serviceAccountToken": token}]})
-    check(found)
+    read_template(found)
 
 
 def test_a_profile_that_gives_pods_the_controllers_state_is_refused() -> None:
@@ -201,7 +201,7 @@ def test_a_profile_that_gives_pods_the_controllers_state_is_refused() -> None:
     claim = {"name": "state", "persistentVolumeClaim": {"claimName": "controller-state"}}
     plugins["spec"]["template"]["spec"]["volumes"].append(claim)
     with pytest.raises(VlmflowError, match="the pod of train_lora run=a: volume state is the claim controller-state"):
-        shape(plugins, check(shipped()[0]), RuleJob("train_lora", {"run": "a"}), OWNER, {})
+        shape(plugins, read_template(shipped()[0]), RuleJob("train_lora", {"run": "a"}), OWNER, {})
 
 
 def test_sources_are_unpacked_where_no_other_pod_writes() -> None:
@@ -209,7 +209,7 @@ def test_sources_are_unpacked_where_no_other_pod_writes() -> None:
     run = "python -m snakemake --snakefile Snakefile --local-storage-prefix /outputs/.pods/x"
     plugins = deepcopy(PLUGINS_JOB)
     plugins["spec"]["template"]["spec"]["containers"][0]["args"] = ["-c", f"pip install x && {deploy} && {run}"]
-    job = shape(plugins, check(shipped()[0]), RuleJob("x"), OWNER, {})
+    job = shape(plugins, read_template(shipped()[0]), RuleJob("x"), OWNER, {})
     assert main_of(job)["args"][1] == (
         f"trap : TERM; pip install x && {deploy} --local-storage-prefix /workdir/.sources && {run}"
     )
@@ -217,11 +217,11 @@ def test_sources_are_unpacked_where_no_other_pod_writes() -> None:
 
 def test_a_missing_template_is_named() -> None:
     with pytest.raises(VlmflowError, match="namespace here has no pod template gpu"):
-        check_all([found for found in shipped() if found["metadata"]["name"] != "gpu"], "here")
+        read_templates([found for found in shipped() if found["metadata"]["name"] != "gpu"], "here")
 
 
 def test_which_template() -> None:
-    templates = check_all(shipped(), "vlmflow")
+    templates = read_templates(shipped(), "vlmflow")
     assert choose(templates, None, 0).name == "default"
     assert choose(templates, None, 4).name == "gpu"
     assert choose(templates, "fetch", 0).name == "fetch"
