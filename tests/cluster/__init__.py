@@ -1,1 +1,1 @@
-"""A real Kubernetes cluster on one Debian machine, for the tests: `python -m cluster` says how it is called."""
+"""A real Kubernetes cluster on one Debian machine, for the tests; for its usage run `python -m cluster`."""

@@ -11,7 +11,7 @@ from vlmflow.core.errors import VlmflowError
 
 
 def up(asked: argparse.Namespace) -> None:
-    """Start the cluster with what is asked for, saying how long each part took."""
+    """Start the cluster with the requested parts, and print how long each took."""
     cluster = Cluster()
     begun = time.monotonic()
     steps = [("cluster", True, cluster.up), ("second node", asked.second_node, cluster.add_node)]

@@ -1,4 +1,4 @@
-"""What some tests need beside the cluster: names (CoreDNS), an S3 server (versitygw), fake nodes (kwok).
+"""What some tests also need: DNS (CoreDNS), an S3 server (versitygw), fake nodes (kwok).
 
 Each is a process in the first node's namespaces, and ends with it.
 """
@@ -35,7 +35,7 @@ COREFILE = f""".:53 {{
 
 @dataclass(frozen=True)
 class S3:
-    """An S3 server that the machine and every pod reach at the same address; each folder below `folder` is a bucket."""
+    """An S3 server that the machine and every pod reach at the same address; each folder in `folder` is a bucket."""
 
     endpoint: str
     access_key: str
@@ -44,7 +44,7 @@ class S3:
 
 
 def start_dns(cluster: Cluster) -> None:
-    """Let pods look up services' names; nothing if they can. A name of the world outside is not found."""
+    """Let pods resolve services' names, if they cannot yet. Names outside the cluster are not found."""
     if pid_of("node-a.coredns"):
         return
     config = STATE / "Corefile"
@@ -53,7 +53,7 @@ def start_dns(cluster: Cluster) -> None:
     meta = {"name": "kube-dns", "namespace": "kube-system"}
     ports = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
     service = {"clusterIP": DNS_SERVICE_ADDRESS, "ports": ports}
-    # Without a selector: the server is no pod, so its address is said here.
+    # Without a selector: the server is not a pod, so its address is given here.
     endpoints = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -66,7 +66,7 @@ def start_dns(cluster: Cluster) -> None:
 
 
 def start_s3(cluster: Cluster) -> S3:
-    """Start the S3 server, and return how it is reached; what it holds ends with the cluster."""
+    """Start the S3 server, and return how to reach it; its content ends with the cluster."""
     known = STATE / "s3.json"
     if pid_of("node-a.versitygw"):
         server = S3(**json.loads(known.read_text()))
@@ -76,7 +76,7 @@ def start_s3(cluster: Cluster) -> S3:
     server.folder.mkdir()
     known.touch(mode=0o600)
     known.write_text(json.dumps(vars(server), default=str))
-    # By its environment: an argument list is for everyone to read.
+    # In its environment, because everyone can read an argument list.
     keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
     flags = ("--port", f"{ADDRESS}:{S3_PORT}", "--region", "us-east-1")
     cluster.node.start_part("versitygw", binary("versitygw"), *flags, "posix", server.folder, env=keys)
@@ -86,7 +86,7 @@ def start_s3(cluster: Cluster) -> S3:
         try:
             opener.open(server.endpoint, timeout=2).close()
         except urllib.error.HTTPError:
-            return True  # it refuses who brings no key
+            return True  # it refuses requests without a key
         return True
 
     wait_for("the S3 server answers", answers)
@@ -94,7 +94,7 @@ def start_s3(cluster: Cluster) -> S3:
 
 
 def start_fake_nodes(cluster: Cluster) -> None:
-    """Let kwok play the kubelets of the fake nodes: pods on them run, and Jobs complete, without a process."""
+    """Start kwok as the kubelet of the fake nodes: their pods run and Jobs complete without a process."""
     if pid_of("node-a.kwok"):
         return
     home = STATE / "kwok"
@@ -105,7 +105,7 @@ def start_fake_nodes(cluster: Cluster) -> None:
         "manage-all-nodes": "false",
         "manage-nodes-with-annotation-selector": selector,
         "node-ip": ADDRESS,
-        # Renewed every quarter of it: well within the grace that the cluster's nodes have.
+        # Renewed every quarter of it, well within the grace period of the cluster's nodes.
         "node-lease-duration-seconds": 12,
     }
     words = (f"--{key}={value}" for key, value in flags.items())
@@ -113,7 +113,7 @@ def start_fake_nodes(cluster: Cluster) -> None:
 
 
 def fake_node(name: str, resources: dict[str, str], labels: dict | None = None, taints: list | None = None) -> dict:
-    """Return a Node for kwok to play: apply it, and pods are placed on it by its resources, labels and taints."""
+    """Return a Node for kwok: once applied, pods are placed on it by its resources, labels and taints."""
     capacity = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "1Ti", "pods": "110", **resources}
     return {
         "apiVersion": "v1",

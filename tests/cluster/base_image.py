@@ -1,6 +1,6 @@
-"""The Debian that the images are built on: no registry is asked for one, the package archive is.
+"""The Debian base of the images, from the package archive instead of a registry.
 
-The machine's own way to package indexes (proxies, mirrors, certificates) is mounted while a step runs and is in no
+The machine's access to package indexes (proxies, mirrors, certificates) is mounted while a step runs, and is in no
 layer of an image.
 """
 
@@ -25,7 +25,7 @@ CARRIED_PIP_KEYS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", 
 def buildah(*argv: object, log: Path | None = None) -> str:
     """Run buildah on a store of the tests' own, and return what it prints.
 
-    In a mount namespace of its own: the store's mounts are not the machine's, and end with the command.
+    In its own mount namespace: the store's mounts are invisible to the machine, and end with the command.
     """
     store = CACHE / "buildah"
     places = ("--root", store / "root", "--runroot", store / "run", "--storage-driver", "overlay")
@@ -34,18 +34,18 @@ def buildah(*argv: object, log: Path | None = None) -> str:
 
 
 def recipe() -> str:
-    """Return what changes when the base image has to be made again."""
+    """Return a text that changes when the base image must be built again."""
     return hashlib.sha256(repr((SUITE, PACKAGES)).encode()).hexdigest()[:16]
 
 
 def make(log: Path) -> str:
-    """Return the base image's name, made where buildah's store has none of this recipe (a minute)."""
+    """Return the base image's name; build it if buildah's store lacks this recipe (a minute)."""
     made = CACHE / f"base-{recipe()}"
     if made.exists():
         return NAME
     archive = CACHE / "base.tar"
     options = (f"--include={','.join(PACKAGES)}", "--variant=minbase", "--skip=output/dev")
-    # The machine's apt settings serve the download, and do not stay in the image.
+    # The machine's apt settings are used for the download, and do not remain in the image.
     settings = (f"--aptopt={_apt_settings()}", '--customize-hook=rm --force "$1"/etc/apt/apt.conf.d/99mmdebstrap')
     run("mmdebstrap", *options, *settings, SUITE, archive, log=log)
     container = buildah("from", "scratch").strip()
@@ -60,7 +60,7 @@ def make(log: Path) -> str:
 
 
 def build_time_mounts() -> list[str]:
-    """Return buildah's options that lend a step the machine's way to package indexes.
+    """Return buildah's options that give a step the machine's access to package indexes.
 
     Folders and files that the base has are mounted over, so that no empty file stays behind as a mount point. With
     them /root is a folder of the machine: what a step leaves in its home, in /tmp and in apt's cache is in no layer.
@@ -94,7 +94,7 @@ def build_time_mounts() -> list[str]:
 
 
 def _certificates() -> Path | None:
-    """Return the bundle of authorities that the machine trusts, which may know more than the image's."""
+    """Return the machine's bundle of certificate authorities, which may have more than the image's."""
     for path in (os.environ.get("SSL_CERT_FILE"), CERTIFICATES):
         if path and Path(path).is_file():
             return Path(path).resolve()
@@ -115,7 +115,7 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _apt_settings() -> Path:
-    """Write the machine's apt settings on how to reach an archive to a file of their own, and return it."""
+    """Write the machine's apt settings for reaching an archive to a separate file, and return it."""
     wanted = ("Acquire::http::", "Acquire::https::", "Acquire::Check-", "Acquire::Retries")
     lines = [line for line in run("apt-config", "dump").splitlines() if line.startswith(wanted)]
     path = CACHE / "apt.conf"

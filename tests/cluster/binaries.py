@@ -1,4 +1,4 @@
-"""The Go programs that the cluster is made of: built once from the module proxy, kept in the cache folder.
+"""The cluster's Go programs: built once from the module proxy, and kept in the cache folder.
 
 Each folder of go/ is a module of its own with its go.sum: `kubernetes` links every component into one binary,
 `coredns` has few plugins, `pause` is this project's own; the others name an upstream command as their tool.
@@ -32,7 +32,7 @@ PROGRAMS = (*COMPONENTS, "coredns", "pause", *TOOLS)
 
 
 def binary(name: str) -> Path:
-    """Return the path of a program, building it where the cache has none for its sources.
+    """Return the path of a program; build it if the cache has none for its sources.
 
     name: one of PROGRAMS.
     """
@@ -47,7 +47,7 @@ def binary(name: str) -> Path:
 
 
 def _key(source: Path) -> str:
-    """Return what changes with the sources, their pins and the toolchain."""
+    """Return a text that changes with the sources, their pins and the toolchain."""
     digest = hashlib.sha256((SOURCES / "go" / "toolchain.lock").read_bytes())
     digest.update(_stamps().encode())
     for path in sorted(path for path in source.iterdir() if path.suffix in (".go", ".mod", ".sum")):
@@ -56,7 +56,7 @@ def _key(source: Path) -> str:
 
 
 def _stamps() -> str:
-    """Return the linker's flags that say the version: without them a kubelet calls itself v0.0.0-master."""
+    """Return the linker's flags for the version; without them a kubelet reports v0.0.0-master."""
     major, minor, _ = KUBERNETES.split(".")
     values = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -96,7 +96,7 @@ def _go() -> Path:
 
 
 def _go_environment() -> dict[str, str]:
-    """Return the environment of a build: own caches, and no other toolchain than the pinned one."""
+    """Return the environment of a build: its own caches, and only the pinned toolchain."""
     keep = {key: value for key, value in os.environ.items() if key not in ("GOROOT", "GOFLAGS")}
     return {
         **keep,

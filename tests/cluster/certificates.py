@@ -29,7 +29,7 @@ def make_all() -> None:
 
 
 def write_kubeconfig(path: Path, user: str) -> None:
-    """Write a kubeconfig, readable by root alone, with which `user` (a certificate's name) reaches the API server."""
+    """Write a kubeconfig, readable only by root, with which `user` (a certificate's name) reaches the API server."""
 
     def inline(name: str) -> str:
         return base64.b64encode((PKI / name).read_bytes()).decode()

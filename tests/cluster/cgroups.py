@@ -13,7 +13,7 @@ UNIFIED = (MOUNT / "cgroup.controllers").exists()
 
 
 def root_of(node: str) -> str:
-    """Return the cgroup below which the kubelet of a node puts its pods."""
+    """Return the parent cgroup of a node's pods."""
     return f"/{PARENT}/{node}"
 
 
@@ -25,7 +25,7 @@ def make(node: str) -> None:
             _hand_down_controllers(above)
             group = above / name
             group.mkdir(exist_ok=True)
-            for setting in ("cpuset.cpus", "cpuset.mems"):  # cgroup v1: empty until written, and then no process fits
+            for setting in ("cpuset.cpus", "cpuset.mems"):  # cgroup v1: empty at first, and then it accepts no process
                 if (group / setting).exists() and (above / setting).exists():
                     (group / setting).write_text((above / setting).read_text())
             above = group
@@ -52,7 +52,7 @@ def _hierarchies() -> list[Path]:
 
 
 def _hand_down_controllers(group: Path) -> None:
-    """Let the groups below use every controller that this one has (cgroup v2; beside v1 that is useless)."""
+    """Let the child groups use every controller of this one (cgroup v2; useless next to v1)."""
     if not UNIFIED:
         return
     wanted = " ".join(f"+{name}" for name in (group / "cgroup.controllers").read_text().split())

@@ -1,4 +1,4 @@
-"""The tests' own cluster: one control plane and up to two nodes, started in seconds and left without a trace."""
+"""The tests' own cluster: one control plane and up to two nodes, which start in seconds and leave no trace."""
 
 import shutil
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ MADE_KUBELET_FOLDER = STATE / "made-kubelet-folder"
 
 
 class Cluster(Kubectl):
-    """The cluster of this machine: there is one, whoever asks for it."""
+    """The cluster of this machine: there is only one."""
 
     def __init__(self) -> None:
         super().__init__(KUBECONFIG)
@@ -58,7 +58,7 @@ class Cluster(Kubectl):
             wait_for("the default service account", lambda: self.get("serviceaccount", "default", "default"))
 
     def down(self) -> None:
-        """End every process of the cluster and put the machine back as it was; what was built stays in the cache."""
+        """End every process of the cluster and restore the machine; the builds remain in the cache."""
         with alone("cluster"):
             self._down()
 
@@ -80,7 +80,7 @@ class Cluster(Kubectl):
             self.second_node.stop()
         name = self.second_node.name
         self.kubectl("delete", "node", name, "--ignore-not-found")
-        # No kubelet says any more that they ended: without force they would stay until a collector's next round.
+        # No kubelet reports their end any more: without force they would remain until a garbage collection.
         stays = (f"--field-selector=spec.nodeName={name}", "--force", "--grace-period=0", "--ignore-not-found")
         self.kubectl("delete", "pods", "--all-namespaces", *stays)
 
@@ -101,7 +101,7 @@ class Cluster(Kubectl):
                     image_layers.carry_image(node, image)
 
     def kill(self, pod: dict) -> None:
-        """Kill all that runs in a pod's container, as a crash would: the API server hears of it afterwards."""
+        """Kill everything in a pod's container, like a crash; the API server learns of it afterwards."""
         container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
         node = next(each for each in (self.node, self.second_node) if each.name == pod["spec"]["nodeName"])
         node.ctr("tasks", "kill", "--signal", "SIGKILL", "--all", container)

@@ -19,7 +19,7 @@ from cluster.shell import wait_for
 from workflow_runs import QUICK, ROOT, RUN, copy_folder
 
 DEMO = "/cache/demo"
-"""Where the pods find sample and tiny model."""
+"""Where the pods have sample and tiny model."""
 
 TWO_CORES = ("train_smoke", "train_lora", "verify_merged")
 """Rules whose pods ask for both cores of the second node; the pods of all others ask for one, and run side by side."""
@@ -35,8 +35,8 @@ THREADS = ["--max-threads", "2", "--set-threads", *(f"{rule}=1" for rule in ONE_
 class ClusterWorkflow:
     """A namespace with the project in it.
 
-    volumes: the folder of its volumes, as this machine sees them; checkout: a person's, from which they ask; instance:
-    whose it is, where the namespace has several.
+    volumes: the folder of its volumes, as this machine sees them; checkout: the person's; instance: whose it is, if the
+    namespace has several.
     """
 
     cluster: Cluster
@@ -45,7 +45,7 @@ class ClusterWorkflow:
     checkout: Path
     instance: str = ""
     pods: dict[str, dict] = field(default_factory=dict)
-    """Every pod of a rule that was seen, by name, as the API had it last."""
+    """Every pod of a rule that was seen, by name, in its last state."""
 
     @property
     def targets(self) -> Path:
@@ -78,14 +78,14 @@ class ClusterWorkflow:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment that leads the project's commands to this cluster."""
+        """The environment that points the project's commands to this cluster."""
         own = {"KUBECONFIG": str(self.cluster.kubeconfig), "KUBECTL": str(binary("kubectl"))}
         return os.environ | own | {"VLMFLOW_INSTANCE": self.instance}
 
     def run(self, *words: str, ends_well: bool = True) -> str:
-        """Run Snakemake in the controller to its end, from outside, and return what it said.
+        """Run Snakemake in the controller to its end, from outside, and return its output.
 
-        Raises AssertionError with that if it ends differently than expected.
+        Raises AssertionError with the output if it does not end as expected.
         """
         with self.watched():
             done = subprocess.run(
@@ -116,7 +116,7 @@ class ClusterWorkflow:
                     self.pods[pod["metadata"]["name"]] = pod
 
     def forget_pods(self) -> None:
-        """Forget the pods that were seen, once those of earlier calls are gone: the next watch would see them again."""
+        """Forget the seen pods once those of earlier calls are gone, because the next watch would see them again."""
         of_rules = {"namespace": self.namespace, "labels": "vlmflow/rule"}
         wait_for("pods of an earlier call go", lambda: not self.cluster.get("pods", **of_rules)["items"], 120)
         self.pods.clear()
@@ -130,7 +130,7 @@ class ClusterWorkflow:
 
 
 def whole_objects(text: str) -> Iterator[dict]:
-    """Return the JSON objects that follow one another in a text; its end may be cut off in the middle of one."""
+    """Return the consecutive JSON objects of a text; the last one may be cut off."""
     decoder = json.JSONDecoder()
     with suppress(json.JSONDecodeError):
         while text := text.lstrip():

@@ -16,7 +16,7 @@ from workflow_runs import RUN, checkout, copy_folder, make_demo_folder, snakemak
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first the tests of faults, which leave room for the local run, and last those that take the cluster down."""
+    """Put the tests of faults first, which leave room for the local run, and those that stop the cluster last."""
     order = {"test_executor.py": -1, "test_left_clean.py": 1}
     items.sort(key=lambda item: order.get(item.path.name, 0))
 
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> Iterator[Cluster]:
     """Return the tests' own cluster, for tests that stop parts of it; one that ran before is left running."""
     if reason := machine.why_not():
-        # Where CI decides over a change, a cluster that is not tested is a failure.
+        # In CI, an untested cluster is a failure.
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     everything.build()
     own = Cluster()
@@ -33,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
     own.up()
     yield own
     if ran_before:
-        own.up()  # test_left_clean.py took it down
+        own.up()  # test_left_clean.py stopped it
     else:
         own.down()
 
@@ -57,7 +57,7 @@ def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo(fresh_demo: Path) -> Path:
     """Return a demo folder in which the workflow ran on this machine."""
     folder = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
-    snakemake(folder, *THREADS, "--", f"merged/{RUN}")  # how many threads add up a sum is seen in its last bits
+    snakemake(folder, *THREADS, "--", f"merged/{RUN}")  # the number of threads changes the last bits of a sum
     return folder
 
 

@@ -13,7 +13,7 @@ ADDRESS = NODE_ADDRESSES["node-a"]
 ETCD = "http://127.0.0.1:2379"
 PEER = "http://127.0.0.1:2380"
 
-# The default (40 s) would make every test of a lost node wait longer.
+# With the default (40 s) every test of a lost node would wait longer.
 SECONDS_TO_NOTICE_A_LOST_NODE = 8
 
 
@@ -32,7 +32,7 @@ def ready() -> bool:
     """Say whether the API server answers that it is ready."""
     context = ssl.create_default_context(cafile=PKI / "ca.crt")
     context.load_cert_chain(PKI / "admin.crt", PKI / "admin.key")
-    # No proxy of the machine's environment stands between the tests and their own cluster.
+    # No proxy of the machine's environment may be between the tests and their own cluster.
     handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     with urllib.request.build_opener(*handlers).open(f"{API_URL}/readyz", timeout=2) as answer:
         return answer.status == 200
@@ -74,7 +74,7 @@ def _apiserver() -> list[object]:
 
 
 def _controller_manager() -> list[object]:
-    # Without its own credentials per controller, and with a higher rate, the default service account is there at once.
+    # With shared credentials and a higher rate, the default service account exists at once.
     return [
         f"--kubeconfig={KUBECONFIG}",
         "--leader-elect=false",

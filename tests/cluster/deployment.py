@@ -1,4 +1,4 @@
-"""The project's own objects on a cluster, as `kubectl apply -k k8s/overlays/local` makes them, in any namespace."""
+"""The project's objects on a cluster, as from `kubectl apply -k k8s/overlays/local`, in any namespace."""
 
 import functools
 import os
@@ -30,7 +30,7 @@ def _text(folder: Path) -> str:
 
 
 def with_instance(folder: Path, overlay: str) -> Path:
-    """Write an overlay that makes another one an instance of its own, `ann`, and return its folder."""
+    """Write an overlay that makes an instance `ann` of another overlay, and return its folder."""
     names = {"resources": f"overlays/{overlay}", "components": "components/instance"}
     folder.mkdir(parents=True, exist_ok=True)
     kustomization = {key: [os.path.relpath(K8S / name, folder)] for key, name in names.items()}
@@ -68,9 +68,9 @@ def in_namespace(cluster: Kubectl, namespace: str, volumes: Path, overlay: Path 
 
 @contextmanager
 def having_given(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[dict]]:
-    """Have what belongs to no namespace, and the namespace, as a cluster's administrator gives them.
+    """Apply what belongs to no namespace, and the namespace, as a cluster's administrator would.
 
-    volumes: as `in_namespace` takes it. Returns the objects that belong into the namespace.
+    volumes: as `in_namespace` takes it. Returns the objects of the namespace.
     """
     for name in ("cache", "outputs", "controller-state"):
         (volumes / name).mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def having_given(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[li
 
 @contextmanager
 def deployed(cluster: Kubectl, namespace: str, volumes: Path) -> Iterator[list[dict]]:
-    """Make the objects of overlays/local in a namespace, and take them away at the end. Returns those within it.
+    """Create the objects of overlays/local in a namespace, and delete them at the end. Returns those in it.
 
     volumes: as `in_namespace` takes it.
     """

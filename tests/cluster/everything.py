@@ -1,4 +1,4 @@
-"""All that a whole run of the cluster's tests is going to need, built at the start and side by side."""
+"""Everything that a full run of the cluster's tests needs, built at the start in parallel."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +7,7 @@ from cluster.binaries import PROGRAMS, binary
 
 
 def build() -> None:
-    """Build programs and images that the cache lacks; a second if it lacks none.
+    """Build the programs and images that the cache lacks; takes a second if it lacks none.
 
     Compilers keep the cores busy while the images' builds wait for downloads and the disk.
     """

@@ -1,4 +1,4 @@
-"""A small workflow of faults in a namespace of its own, called in the controller as a person does."""
+"""A small workflow of faults in its own namespace, called in the controller as a person would."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ cd "$0" && name=$1 && shift
 exec setsid --fork sh -c 'sh -c '"'"'echo $$ > "$0.pid"; exec snakemake "$@"'"'"' "$0" "$@" > "$0.log" 2>&1
                           echo $? > "$0.rc"' "$name" "$@" < /dev/null > /dev/null 2>&1
 """
-"""Starts Snakemake in a session of its own: what reaches the controller by `kubectl exec` ends with the API server."""
+"""Starts Snakemake in its own session, because a process of `kubectl exec` ends with the API server."""
 
 
 class Call:
@@ -57,11 +57,11 @@ class Call:
 
     @property
     def said(self) -> str:
-        """What it has said so far."""
+        """Its output so far."""
         return self._file.with_suffix(".log").read_text(errors="replace")
 
     def wait_for(self, words: str, limit: float = 180.0) -> None:
-        """Wait until it has said something. Raises VlmflowError if it has not."""
+        """Wait until the output contains a text. Raises VlmflowError if it does not."""
         wait_for(f"{self._file.name} says {words!r}", lambda: words in self.said, limit, pause=0.5)
 
     def signal(self, name: str) -> None:
@@ -89,11 +89,11 @@ class FaultWorkflow:
         self.cluster.kubectl(f"--namespace={NAMESPACE}", "exec", "deployment/controller", "--", *command)
 
     def call(self, name: str, *targets: str, **options: str) -> Call:
-        """Start Snakemake for some targets. options: laid over OPTIONS, with _ for -."""
+        """Start Snakemake for some targets. options: override OPTIONS, with _ for -."""
         return Call(self, name, targets, {key.replace("_", "-"): value for key, value in options.items()})
 
     def pods(self, rule: str, phase: str = "Running") -> list[dict]:
-        """Return a rule's pods of a phase that are not told to end."""
+        """Return a rule's pods in a phase that are not being deleted."""
         found = self.cluster.get("pods", namespace=NAMESPACE, labels=f"vlmflow/rule={rule}")["items"]
         return [pod for pod in found if pod["status"]["phase"] == phase and "deletionTimestamp" not in pod["metadata"]]
 
@@ -102,7 +102,7 @@ class FaultWorkflow:
         return wait_for(f"{rule} runs", lambda: self.pods(rule), limit, pause=0.5)[0]
 
     def begun(self, rule: str) -> dict:
-        """Wait until a rule's pod has left its mark that it waits for its fault, and return the pod."""
+        """Wait until a rule's pod signals that it waits for its fault, and return the pod."""
         wait_for(f"{rule} leaves its mark", (self.folder / f"{rule}.begun").exists, 180, pause=0.5)
         return self.running(rule)
 
@@ -114,7 +114,7 @@ class FaultWorkflow:
 
     @contextmanager
     def urgent_pod(self, gpus: int) -> Iterator[None]:
-        """Have a pod that goes before all others, and preempts them for its GPUs, while the block runs."""
+        """Run a pod that preempts all others for its GPUs until the block ends."""
         priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}}
         self.cluster.apply(priority | {"value": 1000})
         urgent = job("urgent", ["sleep", "600"], image_name("data"), {"nvidia.com/gpu": str(gpus)})
@@ -129,12 +129,12 @@ class FaultWorkflow:
             self.cluster.kubectl("delete", "priorityclass", "urgent")
 
     def suspend(self, pod: dict, is_to_wait: bool) -> None:
-        """Suspend a pod's Job, as a queue does, or let it continue."""
+        """Suspend or resume a pod's Job, as a queue does."""
         name, patch = pod["metadata"]["labels"]["job-name"], json.dumps({"spec": {"suspend": is_to_wait}})
         self.cluster.kubectl(f"--namespace={NAMESPACE}", "patch", "job", name, "--type=merge", f"--patch={patch}")
 
     def evict(self, pod: dict) -> None:
-        """Ask the eviction API, as `kubectl drain` does."""
+        """Call the eviction API, like `kubectl drain`."""
         name = pod["metadata"]["name"]
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
@@ -143,9 +143,9 @@ class FaultWorkflow:
 
 @contextmanager
 def fault_workflow(cluster: Cluster) -> Iterator[FaultWorkflow]:
-    """Make the namespace with the project's objects and the small workflow, and take it away at the end.
+    """Create the namespace with the project's objects and the small workflow, and delete it at the end.
 
-    One template is a PodTemplate, as older overlays have them; a test asks for the executor's words on it.
+    One template is a PodTemplate, as in older overlays; a test checks the executor's warning.
     """
     volumes = STATE / "volumes" / NAMESPACE
     with deployed_on_first_node(cluster, NAMESPACE, volumes, images=["data"]) as objects:
@@ -168,7 +168,7 @@ def _pod_of(template: dict) -> dict:
 
 
 def _quick(template: dict) -> dict:
-    """Use the small image for all, and give ending pods less time than on a real cluster."""
+    """Use the small image everywhere, and give ending pods less time than on a real cluster."""
     spec = _pod_of(template)
     spec["terminationGracePeriodSeconds"] = 8
     spec["containers"][0]["image"] = image_name("data")
@@ -176,7 +176,7 @@ def _quick(template: dict) -> dict:
 
 
 def _soon_given_up(template: dict) -> dict:
-    """Give up a lost node sooner than a real cluster does; the first node must not lose its pods while it is slow."""
+    """Count a node as lost sooner than a real cluster; the first node must not lose its pods while it is slow."""
     for toleration in _pod_of(template)["tolerations"]:
         if "tolerationSeconds" in toleration:
             toleration["tolerationSeconds"] = 5
@@ -184,7 +184,7 @@ def _soon_given_up(template: dict) -> dict:
 
 
 def _rather_on(template: dict, node: Node) -> dict:
-    """Have the scheduler take a node while it is there."""
+    """Make the scheduler use a node while the block runs."""
     there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node.name]}
     preferred = [{"weight": 100, "preference": {"matchExpressions": [there]}}]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}

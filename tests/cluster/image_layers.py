@@ -1,10 +1,10 @@
-"""A built image in a node's containerd without copying it: gigabytes in seconds, and once on the disk.
+"""Put a built image into a node's containerd without copying it: gigabytes in seconds, and once on the disk.
 
-What an import does is: keep each layer's archive, unpack it into a snapshot, record the image. buildah's store holds
+An import keeps each layer's archive, unpacks it into a snapshot, and records the image. buildah's store holds
 the unpacked layers in the form that overlayfs snapshots have (whiteouts as devices, opaque folders as attributes), on
-the same file system. So each snapshot is made of hard links to them, under the name that containerd looks for (the
-chain ID of OCI's image specification), and the image is recorded by an import whose layer archives are empty: they
-would be read only to unpack a snapshot that is missing.
+the same file system. So each snapshot consists of hard links to them, under the name that containerd looks for (the
+chain ID of OCI's image specification), and the image is recorded by an import with empty layer archives, which would
+be read only to unpack a missing snapshot.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from vlmflow.core.errors import VlmflowError
 
 
 def carry_image(node: Node, name: str) -> None:
-    """Bring an image of buildah's store into a node's; nothing if that very image is there.
+    """Put an image of buildah's store into a node's, unless it has that image.
 
     Layers that only an earlier image of this name had are removed, as soon as no pod is left that was made of them.
     """

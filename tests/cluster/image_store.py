@@ -1,4 +1,4 @@
-"""Images without a registry: archives of static programs, and carrying an archive into a node's containerd."""
+"""Images without a registry: archives of static programs, and their import into a node's containerd."""
 
 import hashlib
 import io
@@ -49,7 +49,7 @@ def program_archive(image: str, program: Path) -> Path:
 
 
 def carry_in(node: Node, archive: Path) -> None:
-    """Bring an archive's image into a node's store; do nothing if that archive was imported before."""
+    """Import an archive's image into a node's store, unless it was imported before."""
     seen = node.image_store / f"carried-{archive.stem}"
     if seen.exists():
         return

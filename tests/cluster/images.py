@@ -1,4 +1,4 @@
-"""The project's images, built from its Dockerfile with buildah, again only when what they are made of changes."""
+"""The project's images, built from its Dockerfile with buildah, and again only when their sources change."""
 
 import hashlib
 import json
@@ -24,13 +24,13 @@ class Layer:
 
 
 def image_name(target: str) -> str:
-    """Return the name by which manifests call the image of a Dockerfile target: vlmflow/TARGET:VERSION."""
+    """Return the name of a Dockerfile target's image in the manifests: vlmflow/TARGET:VERSION."""
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     return f"vlmflow/{target}:{version}"
 
 
 def project_image(target: str) -> str:
-    """Return the name of the image of a Dockerfile target, built where its sources have changed.
+    """Return the name of a Dockerfile target's image; build it if its sources have changed.
 
     Raises VlmflowError with the end of the build's log if a step fails.
     """
@@ -44,7 +44,7 @@ def stored_name(name: str) -> str:
 
 
 def image_id(name: str) -> str:
-    """Return the digest of an image's configuration: it changes when anything of the image does."""
+    """Return the digest of an image's configuration, which changes with anything in the image."""
     return json.loads(buildah("inspect", "--type", "image", stored_name(name)))["FromImageID"]
 
 
@@ -84,7 +84,7 @@ def _build_if_changed(target: str, name: str) -> str:
     buildah("bud", *steps, *base_image.build_time_mounts(), *arguments, PROJECT, log=log)
     built.write_text(json.dumps({"sources": _sources(), "name": name}))
     if all(_is_built(each) for each in TARGETS):
-        buildah("rmi", "--prune")  # what these builds have replaced, and the stages that only they needed
+        buildah("rmi", "--prune")  # replaced images, and stages that only these builds needed
     return name
 
 
@@ -102,7 +102,7 @@ LOCKS = [PROJECT / "envs" / f"{name}.lock" for name in ("uv", "data", "train")]
 
 
 def _sources() -> str:
-    """Return the digest of all that .dockerignore lets into a build, the Dockerfile, and the base's recipe."""
+    """Return the digest of the files that .dockerignore allows, the Dockerfile, and the base's recipe."""
     digest = hashlib.sha256(base_image.recipe().encode())
     for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *LOCKS]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

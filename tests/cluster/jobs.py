@@ -1,4 +1,4 @@
-"""Jobs, their pods and a shared volume, as tests need them: objects of the API as plain dictionaries."""
+"""Jobs, their pods and a shared volume for tests, as plain API dictionaries."""
 
 import os
 from pathlib import Path
@@ -16,13 +16,13 @@ RESTRICTED = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""A container's security context that the Pod Security Standard `restricted` lets through."""
+"""A container's security context that the Pod Security Standard `restricted` allows."""
 
 
 def job(name: str, command: list[str], image: str, resources: dict[str, str] | None = None, **pod: object) -> dict:
     """Return a Job of one pod and no retry that runs a command in an image of the node's store.
 
-    resources: requests, and limits alike; pod: fields laid over the pod's spec.
+    resources: requests and limits; pod: fields that override the pod's spec.
     """
     container = {
         "name": "main",

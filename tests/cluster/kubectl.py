@@ -1,4 +1,4 @@
-"""kubectl with one kubeconfig: what the tests ask of the cluster, theirs or another."""
+"""kubectl with one kubeconfig: the tests' calls to the cluster, their own or another."""
 
 import functools
 import json
@@ -36,7 +36,7 @@ class Kubectl:
 
     @functools.cached_property
     def program(self) -> str | Path:
-        """The kubectl to run: for another's cluster the machine's own, if it has one, to build nothing for it."""
+        """The kubectl to run: for another cluster the machine's own, if it has one, to avoid a build."""
         return (None if self.kubeconfig == KUBECONFIG else shutil.which("kubectl")) or binary("kubectl")
 
     def kubectl(self, *argv: object, input: str | None = None) -> str:
@@ -67,12 +67,12 @@ class Kubectl:
 
     @contextmanager
     def having(self, *objects: dict) -> Iterator[None]:
-        """Have objects that belong to no namespace, or namespaces themselves, while the block runs.
+        """Create objects that belong to no namespace, or namespaces themselves, until the block ends.
 
-        They are made again, and deleted at the end without waiting for it: a namespace with pods takes 16 s.
+        They are created again if they exist, and deleted at the end without waiting: a namespace with pods takes 16 s.
         """
         names = [f"{one['kind']}/{one['metadata']['name']}" for one in objects]
-        self.kubectl("delete", *names, "--ignore-not-found")  # what an earlier call left, or what still ends of it
+        self.kubectl("delete", *names, "--ignore-not-found")  # leftovers of an earlier call
         self.apply(objects)
         try:
             yield
@@ -83,7 +83,7 @@ class Kubectl:
         for tries_left in (3, 2, 1, 0):
             try:
                 self.kubectl(*words, input=input)
-            except VlmflowError as error:  # another pod was counted into the namespace's quota at the same moment
+            except VlmflowError as error:  # the quota counted another pod at the same moment
                 if not tries_left or "the object has been modified" not in str(error):
                     raise
             else:

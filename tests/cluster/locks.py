@@ -1,4 +1,4 @@
-"""One at a time: what is built in the cache folder, and the cluster itself, belong to every process of the user."""
+"""Locks: all processes of the user share the builds in the cache folder, and the cluster itself."""
 
 import contextlib
 import fcntl
@@ -9,7 +9,7 @@ from cluster.paths import CACHE
 
 @contextlib.contextmanager
 def alone(what: str) -> Iterator[None]:
-    """Wait until no other process holds `what`, and hold it; a process that dies lets go of it."""
+    """Wait for the lock `what` and hold it; a process that dies releases it."""
     locks = CACHE / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / what).open("w") as lock:

@@ -1,4 +1,4 @@
-"""What the tests' cluster asks of the machine, and the Debian packages it installs if they are missing."""
+"""What the tests' cluster needs from the machine, and the Debian packages that it installs if they are missing."""
 
 import os
 import shutil

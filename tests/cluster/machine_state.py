@@ -1,4 +1,4 @@
-"""What of the machine a cluster could change: taken before and after, the two must be the same."""
+"""The state of the machine that a cluster could change; it must be the same before and after."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The links between the machine, the nodes and their pods: one flat network, with no way out of it.
+"""The links between the machine, the nodes and their pods: one flat network without access to the outside.
 
 Each node has a bridge `pods`; the first node's is joined to the machine by the link LINK and to the other nodes. The
 machine itself gets one link, and no bridge, rule or sysctl: it reaches every pod, and pods reach only its address.
@@ -21,11 +21,11 @@ from vlmflow.core.errors import VlmflowError
 
 BRIDGE = "pods"
 HARDWARE_ADDRESSES = {"node-a": "02:00:0a:e7:00:01", "node-b": "02:00:0a:e7:00:02"}
-"""Fixed: a bridge otherwise takes its lowest port's, and neighbours' tables go stale when a pod comes."""
+"""Fixed: otherwise a bridge takes its lowest port's address, and neighbours' tables become stale with a new pod."""
 
 
 def refuse_taken_addresses() -> None:
-    """Raise VlmflowError if the machine has a route or link that the cluster's would shadow."""
+    """Raise VlmflowError if the cluster would shadow a route or link of the machine."""
     for route in json.loads(run("ip", "-j", "route")):
         if route["dst"].startswith(("10.231.0.", "10.232.0.")):
             raise VlmflowError(
@@ -42,7 +42,7 @@ def connect(node: str, pid: int, first_pid: int) -> None:
     _in(pid, "ip", "link", "add", BRIDGE, "address", HARDWARE_ADDRESSES[node], "type", "bridge")
     _in(pid, "ip", "address", "add", f"{NODE_ADDRESSES[node]}/24", "dev", BRIDGE)
     _in(pid, "ip", "link", "set", BRIDGE, "up")
-    # Nothing leads out: a pod that tries hears so at once.
+    # There is no route out: a pod that tries fails at once.
     _in(pid, "ip", "route", "add", "unreachable", "default")
     # kube-proxy rewrites service addresses only in packets that have a route.
     _in(pid, "ip", "route", "add", SERVICE_NETWORK, "dev", BRIDGE)
@@ -64,13 +64,13 @@ def disconnect() -> None:
     The kernel takes it away with the last namespace it leads to, but some time after that one's last process ended
     (network_namespaces(7) promises no moment): the next test, or cluster, would still find it.
     """
-    with contextlib.suppress(VlmflowError):  # gone, or going at this moment
+    with contextlib.suppress(VlmflowError):  # already gone, or just being removed
         run("ip", "link", "delete", LINK)
     wait_for(f"the link {LINK} is gone", lambda: not Path("/sys/class/net", LINK).exists(), pause=0.01)
 
 
 def _forget_link(pid: int, link: str) -> None:
-    """Remove the link to a node that was here before: like the machine's, it outlives that one's last process."""
+    """Remove the link to a previous node: like the machine's, it outlives the node's last process."""
 
     def gone() -> bool:
         with contextlib.suppress(VlmflowError):

@@ -1,4 +1,4 @@
-"""A node: namespaces and a cgroup of its own, and in them containerd, kubelet and kube-proxy."""
+"""A node: its own namespaces and cgroup, with containerd, kubelet and kube-proxy."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from cluster.shell import run, wait_for
 from vlmflow.core.errors import VlmflowError
 
 KUBELET_FOLDER = Path("/var/lib/kubelet")
-"""The kubelet's socket for device plugins is there whatever its settings say: each node mounts its own over it."""
+"""The kubelet always uses this path for device plugins: each node mounts its own folder over it."""
 
 
 class Node:
@@ -39,7 +39,7 @@ class Node:
         return inside[0]
 
     def running(self) -> bool:
-        """Say whether the node's process 1 is there."""
+        """Return whether the node's process 1 exists."""
         return pid_of(f"{self.name}.node") is not None
 
     def enter(self, *argv: object) -> list[object]:
@@ -74,19 +74,19 @@ class Node:
         wait_for(f"{self.name}'s containerd answers", lambda: self.ctr("version"))
 
     def join(self) -> None:
-        """Start kube-proxy, then the kubelet: no pod comes before its services' addresses lead somewhere."""
+        """Start kube-proxy, then the kubelet, so that services' addresses work before the first pod."""
         self.start_part("kube-proxy", binary("kube-proxy"), f"--config={self.folder / 'kube-proxy.yaml'}")
         self.start_kubelet()
 
     def start_part(self, part: str, *argv: object, env: dict[str, str] | None = None) -> None:
         """Start a long-running process in the node's namespaces, known as NODE.PART.
 
-        env: variables laid over this process's own.
+        env: variables that override this process's own.
         """
         spawn(f"{self.name}.{part}", self.enter(*argv), env)
 
     def stop_part(self, part: str) -> None:
-        """End what start_part started, by SIGKILL after 3 s: an API server waits a minute for those who watch it."""
+        """End what start_part started, by SIGKILL after 3 s: an API server waits a minute for its watchers."""
         stop(f"{self.name}.{part}", limit=3)
 
     def start_kubelet(self) -> None:
@@ -102,16 +102,16 @@ class Node:
         self.start_part("kubelet", binary("kubelet"), *(f"--{key}={value}" for key, value in flags.items()))
 
     def stop_kubelet(self) -> None:
-        """End the kubelet; pods continue, as on a node that answers no more."""
+        """End the kubelet; pods continue, as on a node that no longer answers."""
         self.stop_part("kubelet")
 
     def kill(self) -> None:
-        """Lose the node as by a power cut: every process of it, pods included, is gone at once."""
+        """Lose the node as in a power failure: all of its processes, including pods, end at once."""
         stop(f"{self.name}.node", signal.SIGKILL)
         cgroups.remove(self.name)
 
     def stop(self) -> None:
-        """End the node in order: no containers stay recorded in its image store."""
+        """Shut down the node properly: no containers remain recorded in its image store."""
         if self.running():
             self.stop_kubelet()
             with contextlib.suppress(VlmflowError):

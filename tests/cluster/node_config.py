@@ -71,7 +71,7 @@ def kubelet_config(node: str, folder: Path, pki: Path) -> dict:
         "resolvConf": str(folder / "resolv.conf"),
         "clusterDNS": [DNS_SERVICE_ADDRESS],
         "clusterDomain": "cluster.local",
-        # The machine's disk is not the tests' to judge: a full one would evict pods and delete images.
+        # Ignore the machine's disk: a full one would evict pods and delete images.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {"memory.available": "100Mi", **never},
@@ -96,8 +96,8 @@ def kube_proxy_config(node: str) -> dict:
         "bindAddress": NODE_ADDRESSES[node],
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
-        # Pods share one flat network: without masquerading, an answer would pass its service's rewriting by.
+        # Pods share one flat network: without masquerading, an answer would bypass its service's rewriting.
         "iptables": {"masqueradeAll": True, "minSyncPeriod": "0s", "localhostNodePorts": False},
-        # These belong to the whole machine: left as they are.
+        # These belong to the whole machine, so they remain unchanged.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }

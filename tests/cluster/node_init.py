@@ -1,4 +1,4 @@
-"""The first process of a node: it makes the node's file system view and buries what dies. Run by node.py alone.
+"""The first process of a node: it sets up the node's mounts and reaps dead processes. Only node.py runs it.
 
 It is process 1 of the node's PID namespace: when it is killed, the kernel ends every process of the node with it, and
 the mounts, links and rules of the node's namespaces go away.
@@ -21,7 +21,7 @@ MACHINE_WIDE_SYSCTLS = (
 )
 NODE_SYSCTLS = {
     "ip_forward": "1",
-    # A pod that tries the world outside hears so each time, and not once a second.
+    # A pod that tries to leave the network gets an error each time, not once a second.
     "icmp_ratelimit": "0",
     # On one flat network a service's packets leave by the link they came in: no pod is to be told to go round the node.
     "conf/all/send_redirects": "0",

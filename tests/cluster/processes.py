@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them, ended by their own id and by nothing else."""
+"""Processes that outlive the command that started them, and are ended only by their own id."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ def spawn(name: str, argv: list[object], env: dict[str, str] | None = None) -> i
 
 
 def pid_of(name: str) -> int | None:
-    """Return the id of a process started by spawn, None if it runs no more."""
+    """Return the id of a process started by spawn, None if it has ended."""
     try:
         known = json.loads(_record(name).read_text())
     except FileNotFoundError:

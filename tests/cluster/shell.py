@@ -1,4 +1,4 @@
-"""Running commands whose failure says what they printed."""
+"""Run commands, and report their output if they fail."""
 
 import subprocess
 import time
@@ -29,7 +29,7 @@ def run(*argv: object, input: str | None = None, log: Path | None = None, **opti
 
 
 def wait_for(what: str, check: Callable[[], object], limit: float = 60.0, pause: float = 0.05) -> object:
-    """Call check until it gives something true, and return that; an exception in it means not yet.
+    """Call check until it returns something true, and return that; an exception means not yet.
 
     limit, pause: seconds. Raises VlmflowError after the limit, with the last exception.
     """

@@ -1,9 +1,9 @@
-"""Break the code in the places of mutations.yaml, one after the other: the test named there must fail each time.
+"""Break the code in the places of mutations.yaml, one at a time: the test named there must fail each time.
 
     .venv/bin/python tests/mutations/run.py [NAME …]
 
-The code is broken in a copy of the working tree. A broken module must still import, and its test must fail, though not
-by a name or an import that is wrong. Ends with code 1 where a mutation is anything but caught.
+This happens in a copy of the working tree. A broken module must still import, and its test must fail, but not because
+of a wrong name or import. Exits with code 1 if any mutation is not caught.
 """
 
 import argparse
@@ -36,15 +36,15 @@ END = re.compile(r"^(PASSED|FAILED|ERROR) ([^\s\[]+)(?:\[.*?\])?(?: - (.*))?$", 
 NO_ASSERTION = re.compile(
     r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError)\b"
 )
-"""Errors of a broken text that say nothing of the test."""
+"""Errors of a broken text that say nothing about the test."""
 
 
 @dataclass(frozen=True)
 class Mutation:
     """A place where the code is broken.
 
-    kind: "reverted", the code was so before it was fixed; or "feared". file: the module. text: what stands there, once;
-    becomes: what is put instead. why: what goes wrong then. test: the pytest node id that must fail.
+    kind: "reverted" (the code before a fix) or "feared". file: the module. text: occurs there once; becomes: replaces
+    it. why: what then goes wrong. test: the pytest node id that must fail.
     """
 
     name: str
@@ -110,8 +110,8 @@ def run_tests(copy: Path, tests: Sequence[str], *words: str) -> dict[str, tuple[
 def environment() -> dict[str, str]:
     """Return the environment of the copy's tests.
 
-    Without files of bytecode: a broken module may be as long, and in the same second, as the one before. Without
-    PYTHONPATH: another checkout would be in the way. With long lines: pytest cuts what it says.
+    Without bytecode files: a broken module may have the same size and second as the previous one. Without
+    PYTHONPATH: it may lead to another checkout. With long lines: pytest shortens its output.
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return kept | {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
@@ -132,7 +132,7 @@ def imports(copy: Path, file: str) -> str:
 
 
 def judge(copy: Path, mutation: Mutation) -> str:
-    """Break the code in the copy, run the test, put the code back; give CAUGHT and by what, or what went otherwise."""
+    """Break the code in the copy, run the test, restore the code; return CAUGHT and how, or what happened instead."""
     file = copy / mutation.file
     sound = file.read_text()
     try:
@@ -150,7 +150,7 @@ def judge(copy: Path, mutation: Mutation) -> str:
 
 
 def main() -> int:
-    """Run the mutations that are named, or all."""
+    """Run the named mutations, or all."""
     table = read_table()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of mutations.yaml; all without one")

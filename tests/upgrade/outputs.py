@@ -1,4 +1,4 @@
-"""Two folders of outputs, compared byte for byte, except what no two runs have in common."""
+"""Compare two output folders byte for byte, except for what always differs between runs."""
 
 import json
 import re

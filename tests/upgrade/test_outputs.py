@@ -1,4 +1,4 @@
-"""The comparison of two folders of outputs finds what differs, and passes over what no two runs have in common."""
+"""The comparison of two output folders finds differences, and ignores what always differs between runs."""
 
 import json
 from pathlib import Path

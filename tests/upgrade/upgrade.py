@@ -1,10 +1,10 @@
-"""What an upgrade does to a user's outputs: the demo made at one commit, taken over at another.
+"""What an upgrade does to a user's outputs: the demo made at one commit, continued at another.
 
     python tests/upgrade/upgrade.py FROM TO
 
 In a clone of this repository: `make demo` at FROM; at TO, which rules a dry run would run again, and whether anything
 is left to do after `snakemake --touch`; then the demo made again at TO, and every output compared with that of FROM.
-Prints what it finds, and ends with 1 where `--touch` leaves something to do or an output differs. Takes ten minutes.
+Prints the findings, and exits with 1 if `--touch` leaves something to do or an output differs. Takes ten minutes.
 """
 
 import argparse
