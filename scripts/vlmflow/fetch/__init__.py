@@ -1,1 +1,1 @@
-"""Pinned data files and models, brought into the stores: from the hub, or from this disk."""
+"""Fetches pinned data files and models into the stores: from the hub, or from this disk."""

@@ -1,4 +1,4 @@
-"""A raw data file put in its place, linked from the store or copied from a path on this machine, with its account."""
+"""Places a raw data file, linked from the store or copied from this machine, with its account."""
 
 import logging
 import os
@@ -20,9 +20,9 @@ BLOCK_BYTES = 1 << 20
 
 
 def link_or_copy(stored: Path, raw: Path) -> None:
-    """Give a file of the store a second name; where the two are on different disks, a copy.
+    """Hard-link a file of the store; on different disks, copy it.
 
-    Raises VlmflowError where the copy does not fit on its disk.
+    Raises VlmflowError if the copy does not fit on its disk.
     """
     raw.parent.mkdir(parents=True, exist_ok=True)
     remove(raw)
@@ -33,9 +33,9 @@ def link_or_copy(stored: Path, raw: Path) -> None:
 
 
 def copy(source: Path, raw: Path) -> None:
-    """Copy a file, whole or not at all.
+    """Copy a file completely or not at all.
 
-    Raises VlmflowError where there is no such file, it cannot be read, or its copy does not fit on the disk.
+    Raises VlmflowError if it does not exist, is empty, cannot be read, or its copy does not fit on the disk.
     """
     if not source.is_file():
         state = "is not a file" if source.exists() else "does not exist"
@@ -71,9 +71,9 @@ def write_raw_account(raw: Path, account: Path) -> None:
 
 
 def refuse_changed_raw(raw: Sequence[Path], accounts: Sequence[Path]) -> None:
-    """Refuse raw files of a data set that are no more those that were fetched.
+    """Refuse raw files of a data set that have changed since they were fetched.
 
-    accounts: what `write_raw_account` wrote of each of them; none where nothing is known.
+    accounts: the files that `write_raw_account` wrote for each of them; [] skips the check.
 
     Raises VlmflowError with the names of the files.
     """

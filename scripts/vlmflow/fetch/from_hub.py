@@ -1,4 +1,4 @@
-"""Pinned data files and models, brought from the hub into the stores."""
+"""Fetches pinned data files and models from the hub into the stores."""
 
 import logging
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 def store_folder(store: Path, source: HubSource, revision: str) -> Path:
-    """Give the folder of a store that holds a repository at a commit."""
+    """Return the folder of a store for a repository at a commit."""
     return store / f"{source.repo.replace('/', '--')}@{revision}"
 
 
 def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
-    """Bring a data file into the store and give its path there; without network where it is there already.
+    """Fetch a data file into the store and return its path there; needs no network if it is already there.
 
-    pin: its row in pins.yaml; the size and digest that stand there are held against the hub's.
+    pin: its row in pins.yaml, whose size and digest must match the hub's.
 
     Raises VlmflowError.
     """
@@ -54,13 +54,12 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
 def fetch_model(
     source: HubSource, pin: Pin | None, store: Path, threads: int
 ) -> tuple[Path, dict[str, FileRecord], list[str]]:
-    """Bring a model's files into the store; give its folder there, size and SHA-256 by file name, and what is left out.
+    """Fetch a model's files into the store; returns its folder, size and SHA-256 by file name, and the other files.
 
-    pin: its row in pins.yaml. Where size and digest stand there and the store holds just that, the network is
-    not asked.
+    pin: its row in pins.yaml. If the store has exactly the files of its size and digest, the network is not used.
     threads: files at a time.
 
-    Raises VlmflowError, before the weights are fetched where the model's JSON files are refused.
+    Raises VlmflowError; refuses unsafe JSON files before it fetches the weights.
     """
     revision = pinned_revision(source, pin)
     assert pin is not None, "pinned_revision refuses what has no pin"
@@ -85,9 +84,9 @@ def fetch_model(
 
 
 def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile], list[str]]:
-    """Give what the hub has of a model: its files, and the names of those that are not the model's data.
+    """Return the hub's files of a model, and the names of those that are not the model's data.
 
-    Raises VlmflowError, also where there are no safetensors among them.
+    Raises VlmflowError, also if none of them is a safetensors file.
     """
     _, files = hub.describe(source, revision)
     sorted_names = sort_names(file.path for file in files)
@@ -97,11 +96,11 @@ def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile],
 
 
 def bring(files: Mapping[Path, HubFile], what: str, threads: int) -> dict[Path, str]:
-    """Download files, `threads` at a time, and give the SHA-256 of each; what is there already is checked.
+    """Download files, `threads` at a time, and return the SHA-256 of each; existing files are checked.
 
     what: the work, for people.
 
-    Raises VlmflowError: the first one stops all others, which go on where they were next time.
+    Raises VlmflowError. The first failure stops all other downloads; the next call resumes them.
     """
     total = sum(file.size for file in files.values())
     present = sum(min(file.size, _size(target) or _size(unfinished(target))) for target, file in files.items())
@@ -124,7 +123,7 @@ def _size(path: Path) -> int:
 
 
 def _complete_in_store(folder: Path, pin: Pin, threads: int) -> dict[str, FileRecord] | None:
-    """Give the records of a folder that is what the pin says; None where it is not, or not known to be."""
+    """Return the records of a folder that matches the pin; None if it does not, or the pin is incomplete."""
     present = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     names = sort_names(present).names  # earlier fetches brought other files too
     if None in (pin.size, pin.sha256) or sum(_size(folder / name) for name in names) != pin.size:
@@ -134,7 +133,7 @@ def _complete_in_store(folder: Path, pin: Pin, threads: int) -> dict[str, FileRe
 
 
 def pinned_revision(source: HubSource, pin: Pin | None) -> str:
-    """Give the commit of a source on the hub; raises VlmflowError where pins.yaml does not tell it."""
+    """Return the commit of a source on the hub; raises VlmflowError if pins.yaml does not have it."""
     if pin is None:
         raise VlmflowError(
             f"{source} is not in pins.yaml",
@@ -151,7 +150,7 @@ def pinned_revision(source: HubSource, pin: Pin | None) -> str:
 
 
 def require_pinned(source: HubSource, pin: Pin, **found: int | str | None) -> None:
-    """Hold what the hub says or gave against the pin, where both are known; raises VlmflowError."""
+    """Compare values of the hub with the pin, if both are known; raises VlmflowError."""
     for key, value in found.items():
         pinned = getattr(pin, key)
         if None not in (pinned, value) and pinned != value:

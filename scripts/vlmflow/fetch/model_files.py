@@ -1,7 +1,7 @@
-"""Which files of a folder or a repository are a model's: data alone, since other people wrote it.
+"""Selects a model's files from a folder or a repository: only data, since other people wrote it.
 
-Taken are weights in safetensors, JSON, the tokenizer's files, chat templates and texts of licences. All else stays
-where it is and is named: Python, libraries and pickles can run code, and pages speak of the base model.
+These are weights in safetensors, JSON, the tokenizer's files, chat templates and licences. All other files are left out
+and named: Python, libraries and pickles can run code, and pages describe the base model.
 """
 
 import json
@@ -16,17 +16,17 @@ from vlmflow.config.source import NOT_IN_PATHS, parse_source
 from vlmflow.core.errors import VlmflowError
 
 KINDS = (".safetensors", ".json", ".txt", ".jinja", ".model", ".tiktoken")
-"""How the names of a model's files end; the last two are tokenizers of sentencepiece and tiktoken."""
+"""The suffixes of a model's files; the last two are tokenizers of sentencepiece and tiktoken."""
 
 LICENCES = {"LICENSE", "LICENCE", "NOTICE", "COPYING"}
-"""Texts that go with the weights wherever these go; also with `.md` behind the name."""
+"""Texts that must accompany the weights; also with the suffix `.md`."""
 
 NOT_A_MODELS = {"args.json"}
 """ms-swift's own arguments (`BaseArguments.load_args`): they name Python files that it imports."""
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""The names under which transformers looks for weights: one file, or an index of several."""
+"""The names under which transformers finds weights: one file, or an index of several."""
 
 ADAPTER = "adapter_config.json"
 
@@ -35,13 +35,13 @@ REFUSED_KEYS = {
     "custom_pipelines": "names Python code that transformers would run",
     "transformers_weights": "names other weights than those that the merge uses",
 }
-"""Keys of JSON files that make a model more than its data, wherever they stand, and what they do."""
+"""Refused keys of JSON files, at any depth, and what they do."""
 
 MAX_JSON_BYTES = 200_000_000
-"""Five times the largest tokenizer.json that is known; a larger file would fill the memory of a small pod."""
+"""Five times the largest known tokenizer.json; a larger file would fill the memory of a small pod."""
 
 NAMED = 20
-"""Files that one line of the log names."""
+"""The most files that one line of the log names."""
 
 PLAIN_COPY = (
     "use a model that transformers supports without it; or remove it from a local copy of the model and use that"
@@ -52,50 +52,50 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The names of a model's files, sorted, and of what lies beside them, as `shown` writes names."""
+    """The names of a model's files, sorted, and of the files beside them, as `shown` writes names."""
 
     names: list[str]
     left_out: list[str]
 
 
 def sort_names(names: Iterable[str]) -> ModelFiles:
-    """Tell a model's files from what lies beside them, by name; what is git's own or a cache's is neither."""
+    """Separate a model's files from other files by name; files of git or a cache are in neither list."""
     seen = sorted(name for name in names if not is_housekeeping(name))
     return ModelFiles([name for name in seen if is_taken(name)], [shown(name) for name in seen if not is_taken(name)])
 
 
 def is_housekeeping(name: str) -> bool:
-    """Tell whether a file is not the model's but git's or a cache's: a part of its name begins with a dot."""
+    """Return whether a file belongs to git or a cache: a part of its name begins with a dot."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
 def is_taken(name: str) -> bool:
-    """Tell whether a file is of a kind that a model consists of; one whose name no path can have is not."""
+    """Return whether a file is of a kind that belongs to a model and has a safe name."""
     last = name.rsplit("/", 1)[-1]
     kind = last.endswith(KINDS) or last.removesuffix(".md") in LICENCES
     return kind and name not in NOT_A_MODELS and name.isprintable() and not NOT_IN_PATHS.search(name)
 
 
 def shown(name: str) -> str:
-    """Write a name so that it stays in its line, whatever characters it has."""
+    """Return a name in printable characters."""
     return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 def log_left_out(what: str, left_out: list[str]) -> None:
-    """Name the files beside a model's in the log; the manifest and provenance.json name all of them."""
+    """Log the first of the files beside a model's; the manifest and provenance.json name all of them."""
     if left_out:
         more = f", and {len(left_out) - NAMED:,} more" if len(left_out) > NAMED else ""
         logger.info("%s: left out, because it is not model data: %s%s", what, ", ".join(left_out[:NAMED]), more)
 
 
 def list_files(folder: Path, what: str) -> ModelFiles:
-    """Give the files of a local model by name relative to its folder.
+    """Return the files of a local model by name relative to its folder.
 
-    A link counts as the file to which it leads where that lies in the folder itself, or among the blobs of the same
-    repository in the hub's cache (`models--OWNER--NAME/snapshots/COMMIT`, whose files are links).
-    what: names the folder to people ("models.qwen3.source").
+    Links are followed within the folder itself, and to the blobs of the same repository in the hub's cache
+    (`models--OWNER--NAME/snapshots/COMMIT`, whose files are links).
+    what: the folder's name for people ("models.qwen3.source").
 
-    Raises VlmflowError where there is no such folder, no weights in it, or among its files a link that leads elsewhere.
+    Raises VlmflowError if the folder does not exist or has no weights, or if a link leads elsewhere.
     """
     if not folder.is_dir():
         raise VlmflowError(f"{what}: no folder {folder}", "name the folder with the model's files")
@@ -112,7 +112,7 @@ def list_files(folder: Path, what: str) -> ModelFiles:
 
 
 def _refuse_elsewhere(folder: Path, name: str) -> None:
-    """Refuse what is no file of the folder: its bytes would be merged, and published."""
+    """Refuse a file outside of the folder: its bytes would be merged and published."""
     file, real = folder / name, Path(os.path.realpath(folder / name))  # resolve() raises for a link to itself
     home = folder.resolve()
     homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
@@ -128,7 +128,7 @@ def _refuse_elsewhere(folder: Path, name: str) -> None:
 def require_weights(files: ModelFiles, what: str) -> None:
     """Refuse a model without safetensors, which every stage reads.
 
-    Raises VlmflowError that names the weights in other forms.
+    Raises VlmflowError with the names of weights in other forms.
     """
     if not any(name.endswith(".safetensors") for name in files.names):
         others = [name for name in files.left_out if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"))]
@@ -139,9 +139,9 @@ def require_weights(files: ModelFiles, what: str) -> None:
 
 
 def local_files(source: str, what: str) -> list[str]:
-    """Give the paths of the files of a model that lies in a local folder; none where it is on the hub.
+    """Return the paths of the files of a model in a local folder; [] if it is on the hub.
 
-    Raises VlmflowError as `list_files` and `refuse_code`.
+    Raises VlmflowError as `list_files` and `refuse_code` do.
     """
     folder = parse_source(source)
     if not isinstance(folder, Path):
@@ -152,11 +152,11 @@ def local_files(source: str, what: str) -> list[str]:
 
 
 def refuse_code(folder: Path, names: list[str]) -> None:
-    """Refuse a model whose JSON files name code, other weights, or shards that lie elsewhere.
+    """Refuse a model with an adapter, with pickles only, or with JSON files that name code, other weights or shards.
 
-    names: its files, of which those in JSON must be there.
+    names: its files; those in JSON must exist.
 
-    Raises VlmflowError that names file, key and value.
+    Raises VlmflowError with file, key and value.
     """
     if ADAPTER in names:
         raise VlmflowError(
@@ -180,7 +180,7 @@ def _refuse_keys(file: Path) -> None:
     found: list[tuple[str, Any]] = []
 
     def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # A number is a token's in a vocabulary; null and {} name nothing.
+        # A number belongs to a token of a vocabulary; null and {} name nothing.
         found.extend((key, value) for key, value in pairs if key in REFUSED_KEYS and value and type(value) is not int)
         return dict(pairs)
 
@@ -218,7 +218,7 @@ def _refuse_shards(index: Path, names: set[str]) -> None:
 
 
 def _read(file: Path, look: Callable[[list[tuple[str, Any]]], Any]) -> Any:
-    """Parse a JSON file, every object's pairs through `look`; raises VlmflowError where it is none, or too large."""
+    """Parse a JSON file, passing every object's pairs to `look`; raises VlmflowError if it is invalid or too large."""
     size = file.stat().st_size
     if size > MAX_JSON_BYTES:
         raise VlmflowError(f"{file}: {size:,} bytes of JSON; the limit is {MAX_JSON_BYTES:,}", PLAIN_COPY)

@@ -1,4 +1,4 @@
-"""What stages see of a model: a folder of links to its files, and the manifest that describes them."""
+"""A model as stages see it: a folder of links to its files, and the manifest that describes them."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from vlmflow.fetch.model_files import is_housekeeping, shown
 MANIFEST = "manifest.json"
 
 VIEWS = "views"
-"""The folder of a store that holds what stages see of its models."""
+"""The folder of a store with the folders of links that stages see."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -30,42 +30,42 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class ModelManifest(msgspec.Struct, frozen=True):
-    """What `models/NAME/manifest.json` says."""
+    """The content of `models/NAME/manifest.json`."""
 
     name: str
     """The name in the configuration."""
 
     source: str
-    """The address or path as the configuration gives it."""
+    """The address or path as in the configuration."""
 
     revision: str | None
     """The commit on the hub; None for a local folder."""
 
     folder: Path
-    """The absolute path of the folder that stages read: `link_files` made it, of these files alone."""
+    """The absolute path of the folder that stages read: `link_files` made it, only with these files."""
 
     files: dict[str, FileRecord]
     """By name relative to the folder."""
 
     left_out: list[str]
-    """What lies beside these files where they come from, and is not the model's data."""
+    """Other files of the model's source, which are not model data."""
 
     digest: str
-    """What `digest_of` gives of the files: equal for equal models, wherever they lie."""
+    """The result of `digest_of` for these files: equal for equal models in any place."""
 
 
 def digest_of(files: Mapping[str, FileRecord]) -> str:
-    """Give the SHA-256 over the sorted list of pairs [name, sha256], written as JSON without spaces."""
+    """Return the SHA-256 over the sorted list of pairs [name, sha256], written as JSON without spaces."""
     pairs = sorted([name, record.sha256] for name, record in files.items())
     return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
 
 
 def link_files(store: Path, model: str, folder: Path, files: Mapping[str, FileRecord]) -> Path:
-    """Give the folder that stages see: links to the files of a model, and nothing else.
+    """Make the folder that stages see, with links only to the files of a model; returns its path.
 
-    store: the folder that keeps models. model: its name in the configuration. folder: where the files lie.
+    store: the folder that keeps models. model: its name in the configuration. folder: the folder of the files.
 
-    The name changes with the bytes and with the place, so that no stage that runs finds other files under its feet.
+    The name changes with the bytes and with the place, so that the files of a running stage never change.
     """
     folder = folder.resolve()
     key = hashlib.sha256(json.dumps([str(folder), digest_of(files)]).encode()).hexdigest()[:16]
@@ -86,7 +86,7 @@ def write_model_manifest(
     files: Mapping[str, FileRecord],
     left_out: Sequence[str] = (),
 ) -> None:
-    """Write a manifest into the folder `model`; the rest is what its fields say."""
+    """Write a manifest into the folder `model`; the other parameters are its fields."""
     manifest = ModelManifest(
         name=name,
         source=source,
@@ -100,9 +100,9 @@ def write_model_manifest(
 
 
 def read_model_manifest(model: Path) -> ModelManifest:
-    """Read what `fetch_model` left in `models/NAME`.
+    """Read the manifest in `models/NAME`, and check the files that it describes.
 
-    Raises VlmflowError where the folder is gone or holds other files, or a file is no more the one that it was.
+    Raises VlmflowError if the folder is missing or has other files, or a file has changed.
     """
     next_step = f"remove {model} and run the same command again: the workflow fetches what is missing"
     try:
@@ -129,7 +129,7 @@ def read_model_manifest(model: Path) -> ModelManifest:
 
 
 def _names(folder: Path) -> set[str]:
-    """Give what lies in a folder, but for what a file system or a desktop puts anywhere (.nfs…, .DS_Store)."""
+    """Return the files in a folder, without those that file systems and desktops put anywhere (.nfs…, .DS_Store)."""
     names = (
         os.path.relpath(os.path.join(place, name), folder) for place, _, files in os.walk(folder) for name in files
     )
@@ -137,9 +137,9 @@ def _names(folder: Path) -> set[str]:
 
 
 def hash_files(folder: Path, names: list[str], threads: int) -> dict[str, FileRecord]:
-    """Read all files of a folder, `threads` at a time, and give size and SHA-256 by name.
+    """Read all files of a folder, `threads` at a time, and return size and SHA-256 by name.
 
-    Memory does not grow with the files; hashlib lets go of the interpreter's lock, so that threads suffice.
+    Memory does not grow with the files; hashlib releases the interpreter's lock, so threads suffice.
     """
     sizes = {name: (folder / name).stat().st_size for name in names}
     with (

@@ -1,4 +1,4 @@
-"""Filling in the table of pins: what the hub says of each address, never against what stands there."""
+"""Fills in the table of pins with the hub's values; never overwrites a value."""
 
 import difflib
 import logging
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 def fill_in(pins: Mapping[str, Pin]) -> tuple[dict[str, Pin], list[VlmflowError]]:
-    """Give the table with the empty values of every row filled in, and what hindered that, by row.
+    """Return the table with the empty values of every row filled in, and the failures.
 
-    A row that could not be filled in stays as it is. What changes is logged.
+    A failed row stays as it is. Changes are logged.
     """
     filled, hindrances = {}, []
-    # All at once: where the hub does not answer, the patience of the rows runs out together, not in turn.
+    # All in parallel: if the hub does not answer, the retries of the rows do not add up.
     with ThreadPoolExecutor(len(pins) or 1) as pool:
         running = {address: pool.submit(_filled, address, pin) for address, pin in pins.items()}
     for address, done in running.items():
@@ -54,7 +54,7 @@ def _filled(address: str, pin: Pin) -> Pin:
     )
     for key, value in found.model_dump().items():
         pinned = getattr(pin, key)
-        # With the revision emptied the pin is being moved, and what else stands in its row is of the old one.
+        # An empty revision means that the pin is being updated; its other values belong to the old revision.
         if pin.revision and pinned not in (None, value):
             raise VlmflowError(
                 f"{address}: {key} is {value} on the hub, {pinned} in the table",
@@ -79,7 +79,7 @@ def _files_of(source: HubSource, revision: str | None) -> tuple[str, list[HubFil
 
 
 def _sha256_of(files: list[HubFile]) -> dict[str, str]:
-    """Give the SHA-256 by name; of files outside LFS the hub does not tell it: they are fetched for it."""
+    """Return the SHA-256 by name; files outside LFS are fetched for it, since the hub does not report theirs."""
     with TemporaryDirectory() as folder:
         small = {Path(folder, file.path): file for file in files if not file.sha256}
         received = bring(small, "reading files outside LFS", threads=4) if small else {}

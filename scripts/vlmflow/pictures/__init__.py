@@ -1,1 +1,1 @@
-"""The pictures that rows name: found, checked, stored under one name everywhere."""
+"""The pictures that rows name: finds them, checks them, and stores them under one name everywhere."""

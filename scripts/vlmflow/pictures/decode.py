@@ -1,4 +1,4 @@
-"""What the bytes of one picture are: format sniffed, pixels decoded to the last, made plain where needed."""
+"""Decodes one picture: detects the format, decodes every pixel, and converts to plain RGB if needed."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ MAGIC = {
     "BMP": re.compile(rb"BM"),
     "TIFF": re.compile(rb"II[*+]\x00|MM\x00[*+]"),
 }
-"""The formats that are taken, by Pillow's names, and how their files begin; no other decoder is tried."""
+"""The accepted formats, by Pillow's names, and how their files begin; no other decoder is tried."""
 
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -33,33 +33,33 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What puts a picture upright, by its EXIF orientation. ImageOps.exif_transpose does the same, but rewrites
-the whole EXIF block on the way, and fails on a hostile one."""
+"""The transposition that puts a picture upright, by its EXIF orientation. ImageOps.exif_transpose does the same, but
+rewrites the whole EXIF block, and fails on a hostile one."""
 
 PLAIN_MODES = frozenset({"RGB", "L", "1"})
-"""Modes that `convert("RGB")`, which is all that the trainer does, turns into what a person sees."""
+"""Modes that `convert("RGB")`, the trainer's only conversion, turns into what a person sees."""
 
 WHY_REWRITTEN = {"P": "palette", "CMYK": "cmyk", "I": "32 bit", "F": "32 bit"}
-"""Why a mode without alpha is rewritten, where it is not called by its own name in small letters."""
+"""Why a mode without alpha is rewritten; other modes are named in lower case."""
 
 DEPTHS = (8, 10, 12, 14, 16)
-"""Bits of a grey level that cameras, scanners and microscopes give."""
+"""Bits of a grey level from cameras, scanners and microscopes."""
 
 S_MAX_SAMPLE_VALUE = 341
-"""TIFF's tag of the greatest level that a sample may have (TIFF 6.0, section 19)."""
+"""TIFF's tag of the largest possible level of a sample (TIFF 6.0, section 19)."""
 
 STRIP = 1 << 20
-"""Pixels that are made plain at a time."""
+"""Pixels that are converted at a time."""
 
 OBJECT_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""What Python writes of an object without a name; it differs from run to run."""
+"""The address in Python's text of an object; it differs from run to run."""
 
-# The limit of the configuration decides, before the pixels are decoded.
+# The configuration's limit applies instead, before the pixels are decoded.
 Image.MAX_IMAGE_PIXELS = None
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """A picture that can be used; the fields are those of `PictureEntry`."""
+    """A usable picture; the fields are those of `PictureEntry`."""
 
     format: str
     width: int
@@ -71,13 +71,13 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image.Image | None] | Unusable:
-    """Decode a picture in full and say what it is, or why it cannot be used. Nothing is raised.
+    """Decode a picture completely, and return what it is, or why it cannot be used. Raises nothing.
 
     content: the bytes of the file.
-    limits: what a picture may be; sides and pixels are checked on the header, before anything is decoded.
+    limits: those of pictures; sides and pixels are checked in the header, before anything is decoded.
 
-    Gives the picture with, where it must be rewritten, its pixels as the trainer should see them: RGB,
-    upright, white under alpha, levels of more than 8 bits scaled, of an animation the first frame.
+    Returns the picture, and its pixels for the trainer if it must be rewritten: RGB, upright, white under alpha, levels
+    of more than 8 bits scaled, the first frame of an animation.
     """
     format = next((name for name, magic in MAGIC.items() if magic.match(content)), None)
     if format is None:
@@ -86,7 +86,7 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
         found = _decode(content, format, limits)
         if isinstance(found, Unusable):
             return found
-        picture, rgb, turn = found  # the decoder and the pixels of the file are gone
+        picture, rgb, turn = found  # the decoder and the file's own pixels are freed
         if turn is not None and rgb is not None:
             rgb = rgb.transpose(turn)
             picture = msgspec.structs.replace(picture, width=rgb.width, height=rgb.height)
@@ -110,7 +110,7 @@ def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable 
 
 
 def _huge_tiles(image: Image.Image, limits: PictureLimits) -> Unusable | None:
-    """Refuse a TIFF by its tiles: each is decoded whole, however small the picture is that is cut out of it."""
+    """Refuse a TIFF with too large tiles: each tile is decoded completely, however small the picture is."""
     if not isinstance(image, TiffImageFile):
         return None
     width, height = (int(image.tag_v2.get(tag, 0)) for tag in (ExifTags.Base.TileWidth, ExifTags.Base.TileLength))
@@ -122,7 +122,7 @@ def _huge_tiles(image: Image.Image, limits: PictureLimits) -> Unusable | None:
 def _decode(
     content: bytes, format: str, limits: PictureLimits
 ) -> tuple[Picture, Image.Image | None, Image.Transpose | None] | Unusable:
-    """Give the picture, its plain pixels where it must be rewritten, and what then puts them upright."""
+    """Return the picture, its plain pixels if it must be rewritten, and the transposition that puts them upright."""
     with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=[format]) as image:
         if outside := _outside_limits(*image.size, limits) or _huge_tiles(image, limits):
             return outside
@@ -148,11 +148,11 @@ def _decode(
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Give what puts the picture upright. Pillow itself has turned a TIFF when it is loaded."""
+    """Return the transposition that puts the picture upright, or None. Pillow itself turns a TIFF as it loads it."""
     try:
         orientation: int = image.getexif().get(ExifTags.Base.Orientation, 1)
         return UPRIGHT.get(orientation)
-    except Exception:  # a damaged EXIF block says nothing, and the trainer does not read it
+    except Exception:  # ignore a damaged EXIF block: the trainer does not read it
         return None
 
 
@@ -163,12 +163,12 @@ def _plain_rgb(image: Image.Image) -> Image.Image:
         rgb = _in_strips(image, _on_white)
     else:
         rgb = image.convert("RGB")
-    rgb.info.clear()  # or the colour profile of a CMYK picture would be written into its RGB copy
+    rgb.info.clear()  # otherwise the RGB copy would get the colour profile of a CMYK picture
     return rgb
 
 
 def _in_strips(image: Image.Image, plain: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Give a picture in RGB that `plain` makes of it strip by strip, so that one copy of all pixels is made at most."""
+    """Convert a picture to RGB by `plain`, strip by strip, so that at most one copy of all pixels is made."""
     rgb = Image.new("RGB", image.size)
     for top, strip in _strips(image):
         rgb.paste(plain(strip), (0, top))
@@ -188,9 +188,9 @@ def _on_white(strip: Image.Image) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """Give what scales grey levels to 0..255; of 16 bit ones their eight highest bits.
+    """Return a function that scales grey levels to 0..255; 16 bit levels keep their eight highest bits.
 
-    32 bit ones have no agreed range: their own smallest and greatest become black and white.
+    32 bit levels have no standard range: the picture's smallest and largest become black and white.
     """
     if image.mode.startswith("I;16"):
         low, factor = 0.0, 2.0 ** (8 - _depth(image))
@@ -198,7 +198,7 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
         low, factor = _range_to_eight_bit(image)
     transparent = image.info.get("transparency")
 
-    import numpy as np  # as in _ends: few pictures need it, and it takes as long to start as the rest of the stage
+    import numpy as np  # as in _ends: few pictures need it, and its import takes as long as the rest of the start
 
     def scaled(strip: Image.Image) -> Image.Image:
         levels = np.asarray(strip)
@@ -211,11 +211,11 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
 
 
 def _depth(image: Image.Image) -> int:
-    """Give the bits that the grey levels of a 16 bit picture have, 8 to 16, whatever room the file gives them.
+    """Return the bits that the grey levels of a 16 bit picture really use, 8 to 16.
 
-    A TIFF may say it: BitsPerSample, where it is not 16, or else SMaxSampleValue, whose default is 65535. Where nothing
-    is said (cameras and microscopes write 12 bits into 16), it is the smallest of DEPTHS that holds the greatest level.
-    PNG's sBIT is not asked: by its standard levels fill the 16 bits whatever stands there.
+    A TIFF may declare them: BitsPerSample, if not 16, or else SMaxSampleValue, whose default is 65535. Without a
+    declaration (cameras and microscopes write 12 bits into 16), it is the smallest of DEPTHS that holds the largest
+    level. PNG's sBIT is ignored: by the standard, levels fill the 16 bits whatever it says.
     """
     said = 16
     if isinstance(image, TiffImageFile):
@@ -229,13 +229,13 @@ def _depth(image: Image.Image) -> int:
 
 
 def _first_number(value: object, default: int) -> int:
-    """Give a tag's value, or the first of several; the default where it is none, or no number."""
+    """Return a tag's value, or the first of several; the default if it is missing or not a number."""
     first = value[0] if isinstance(value, tuple) and value else value
     return int(first) if isinstance(first, int | float) and math.isfinite(first) and first >= 0 else default
 
 
 def _ends(image: Image.Image) -> tuple[float, float]:
-    """Give the smallest and the greatest grey level."""
+    """Return the smallest and the largest grey level."""
     import numpy as np
 
     ends = np.array([(levels.min(), levels.max()) for levels in (np.asarray(strip) for _, strip in _strips(image))])
@@ -243,8 +243,8 @@ def _ends(image: Image.Image) -> tuple[float, float]:
 
 
 def _range_to_eight_bit(image: Image.Image) -> tuple[float, float]:
-    """Give the smallest grey level, and by what the distance from it is multiplied."""
+    """Return the smallest grey level, and the factor for the distance from it."""
     low, high = _ends(image)
     if not math.isfinite(high - low):
-        raise ValueError("grey levels that are not finite numbers")
+        raise ValueError("grey levels are not finite numbers")
     return low, 255 / ((high - low) or 1)

@@ -1,4 +1,4 @@
-"""The perceptual hashes of a split's pictures: made over all cores, kept by the pictures' SHA-256."""
+"""The table of perceptual hashes of a split's pictures, computed on all cores, by the pictures' SHA-256."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -31,9 +31,9 @@ class PictureHash(msgspec.Struct):
 def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part: Part = UNDIVIDED) -> None:
     """Write a PictureHash for every usable picture of a manifest, once each, in its order.
 
-    store: the data set's picture store. part: which of these pictures, where several pods share them.
+    store: the data set's picture store. part: which of these pictures, if several pods share them.
 
-    Raises VlmflowError where a picture is not what the manifest says any more.
+    Raises VlmflowError if a picture differs from the manifest.
     """
     usable = {entry.sha256: entry for entry in read_picture_manifest(manifest) if entry.reason is None}
     entries = list(items_of(part, usable.values()))
@@ -49,9 +49,9 @@ def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part
 
 
 def read_hashes(tables: Iterable[Path]) -> dict[bytes, int]:
-    """Give the hashes of several tables by SHA-256, without those of plain colours.
+    """Return the hashes of several tables by SHA-256, without those of plain colours.
 
-    Raises VlmflowError where a line is damaged.
+    Raises VlmflowError if a line is damaged.
     """
     decoder = msgspec.json.Decoder(PictureHash)
     hashes: dict[bytes, int] = {}

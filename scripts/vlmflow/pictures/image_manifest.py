@@ -1,4 +1,4 @@
-"""The image manifest of a split: for every path that its rows name, the picture it is, or why it is none."""
+"""The image manifest of a split: for every path that its rows name, its picture, or why there is none."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ REASONS = {
     "too_elongated": "the sides differ by more than max_aspect",
     "undecodable": "not every pixel can be decoded: the file is cut, damaged or hostile",
 }
-"""Why a picture cannot be used; a closed set. A row that it costs is rejected as `picture_` + reason."""
+"""All reasons why a picture cannot be used. Its rows are rejected as `picture_` + reason."""
 
 
 MAKE_AGAIN = "remove it and run the same command again"
@@ -34,7 +34,7 @@ class Unusable(msgspec.Struct, frozen=True):
     """Why a picture cannot be used.
 
     reason: a key of REASONS.
-    detail: what exactly, for a person; the same on every machine.
+    detail: the exact cause, for people; the same on every machine.
     """
 
     reason: str
@@ -45,15 +45,15 @@ class PictureEntry(msgspec.Struct, kw_only=True):
     """One line of the manifest; every line has every key, null where it does not apply.
 
     path: the path as the rows write it.
-    rows: how many rows name it.
-    reason, detail: why it cannot be used (see Unusable); null where it can.
-    name: its name in the data set's picture store, which is what training rows carry.
-    file: the file it is, absolute, without links.
-    format: as sniffed from the bytes (JPEG, MPO, PNG, GIF, WEBP, BMP, TIFF).
+    rows: the number of rows that name it.
+    reason, detail: why it cannot be used (see Unusable); null if usable.
+    name: its name in the data set's picture store, which training rows contain.
+    file: its file, absolute, without links.
+    format: as detected from the bytes (JPEG, MPO, PNG, GIF, WEBP, BMP, TIFF).
     width, height: in pixels, as training sees the picture: upright.
     mode: Pillow's mode of the original.
     bytes, sha256: size and digest of the original file.
-    rewritten: why the store holds a plain RGB copy in its place; null where it holds a link.
+    rewritten: why the store has a plain RGB copy instead; null if it has a link.
     """
 
     path: str
@@ -72,7 +72,7 @@ class PictureEntry(msgspec.Struct, kw_only=True):
 
 
 class KnownPicture(msgspec.Struct, gc=False):
-    """Of a line of the manifest what tells whether the picture is still the same; see PictureEntry."""
+    """The fields of a manifest's line that show whether the picture is still the same; see PictureEntry."""
 
     name: str | None
     sha256: str | None
@@ -89,9 +89,9 @@ def read_picture_manifest(manifest: Path, form: type[Entry]) -> Iterator[Entry]:
 def read_picture_manifest(manifest: Path, form: type[Any] = PictureEntry) -> Iterator[Any]:
     """Yield the entries of an image manifest, in the order in which the rows first name the paths.
 
-    form: what is read of them.
+    form: the type of the entries; only its fields are read.
 
-    Raises VlmflowError where the file is missing or a line is no entry.
+    Raises VlmflowError if the file is missing or a line is not an entry.
     """
     decoder = msgspec.json.Decoder(form)
     try:
@@ -108,9 +108,9 @@ def read_picture_manifest(manifest: Path, form: type[Any] = PictureEntry) -> Ite
 
 
 def name_and_digest(entry: PictureEntry | KnownPicture) -> tuple[str, str]:
-    """Give the name in the picture store, and the SHA-256, of a picture that can be used.
+    """Return the name in the picture store, and the SHA-256, of a usable picture.
 
-    Raises VlmflowError where the manifest says neither why it cannot be used nor what it is.
+    Raises VlmflowError if the manifest has none of them.
     """
     if entry.name is None or entry.sha256 is None:
         raise VlmflowError(f"the image manifest has a picture without name or sha256: {entry}", MAKE_AGAIN)
@@ -118,9 +118,9 @@ def name_and_digest(entry: PictureEntry | KnownPicture) -> tuple[str, str]:
 
 
 def size_of(entry: PictureEntry) -> tuple[int, int]:
-    """Give width and height, in pixels, of a picture that can be used.
+    """Return width and height of a usable picture, in pixels.
 
-    Raises VlmflowError where the manifest says neither why it cannot be used nor how large it is.
+    Raises VlmflowError if the manifest does not have them.
     """
     if entry.width is None or entry.height is None:
         raise VlmflowError(f"the image manifest has a picture without width or height: {entry}", MAKE_AGAIN)
@@ -128,7 +128,7 @@ def size_of(entry: PictureEntry) -> tuple[int, int]:
 
 
 def pictures_digest(entries: Mapping[str, KnownPicture]) -> str:
-    """Give one SHA-256 over names and contents of usable pictures, by their names in the store."""
+    """Return one SHA-256 over names and contents of usable pictures. entries: by their names in the store."""
     digest = hashlib.sha256()
     for name, entry in sorted(entries.items()):
         digest.update(name.encode() + b"\0" + bytes.fromhex(name_and_digest(entry)[1]))

@@ -1,7 +1,7 @@
-"""Which pictures look like one of the test split: perceptual hashes that differ in few bits.
+"""Finds pictures that look like one of the test split: their perceptual hashes differ in few bits.
 
-Hashes that differ in at most d bits differ in at most d // 4 bits in one of four segments of 16, so only those are
-compared (M. Norouzi et al., Fast Search in Hamming Space with Multi-Index Hashing, CVPR 2012).
+Hashes that differ in at most d bits differ in at most d // 4 bits in one of four segments of 16 bits, so only such
+candidates are compared (M. Norouzi et al., Fast Search in Hamming Space with Multi-Index Hashing, CVPR 2012).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,11 +17,11 @@ COMPARED_AT_ONCE = 1 << 22
 """Pairs of hashes in memory, about 30 bytes each."""
 
 SEARCHED_AT_ONCE = 1 << 16
-"""Pictures whose nearest are looked for together: large beside the cost of sorting the test split's; all at once, which
-the processor's caches do not hold, take longer."""
+"""Pictures that are searched together: enough to make sorting the test split's cheap in comparison, and few enough for
+the processor's caches."""
 
 FARTHEST = 10
-"""The largest distance that can be asked for; beyond it pictures of nothing in common come near."""
+"""The largest allowed distance; beyond it, unrelated pictures count as similar."""
 
 SEGMENT = 16
 """Bits of a segment; BITS // SEGMENT = 4."""
@@ -31,16 +31,16 @@ Hashes = np.ndarray
 
 
 class LookAlike(NamedTuple):
-    """The nearest picture of the test split: its SHA-256, and in how many of 64 bits the hashes differ."""
+    """The nearest picture of the test split: its SHA-256, and the number of the 64 bits in which the hashes differ."""
 
     sha256: bytes
     distance: int
 
 
 def find_look_alikes(hashes: Mapping[bytes, int], test: Collection[bytes], distance: int) -> dict[bytes, LookAlike]:
-    """Give every picture that is not in `test`, but within `distance` bits of one that is, with the nearest one.
+    """Return every picture outside of `test` within `distance` bits of one in `test`, with its nearest one.
 
-    hashes: by the pictures' SHA-256, those of all splits. Where several are equally near, the order of hashes decides.
+    hashes: those of all splits, by the pictures' SHA-256. Among equally near ones, the order of hashes decides.
     """
     if not hashes:
         return {}
@@ -60,9 +60,9 @@ def find_look_alikes(hashes: Mapping[bytes, int], test: Collection[bytes], dista
 
 
 def nearest_hashes(wanted: Hashes, given: Hashes, distance: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give for every hash of `wanted` the place of the nearest in `given`, and how many bits lie between them.
+    """Return for every hash of `wanted` the index of the nearest in `given`, and the number of different bits.
 
-    The first of `given` wins among equals. Where none is within `distance` (0 to FARTHEST) the bits are -1.
+    Among equals the first of `given` wins. If none is within `distance` (0 to FARTHEST), the bits are -1.
     """
     nowhere = np.iinfo(np.int64).max
     unique, where = np.unique(wanted, return_inverse=True)
@@ -90,14 +90,14 @@ def _segment(hashes: Hashes, shift: int) -> np.ndarray:
 
 
 def _flips(most: int) -> Iterator[int]:
-    """Give every number of SEGMENT bits with at most `most` ones."""
+    """Yield every number of SEGMENT bits with at most `most` ones."""
     for ones in range(most + 1):
         for places in combinations(range(SEGMENT), ones):
             yield sum(1 << place for place in places)
 
 
 def _candidates(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Give the pairs (i, j) with first[i] <= j < first[i] + counts[i], about COMPARED_AT_ONCE at a time."""
+    """Yield the pairs (i, j) with first[i] <= j < first[i] + counts[i], about COMPARED_AT_ONCE at a time."""
     filled = np.flatnonzero(counts)
     first, counts = first[filled], counts[filled]
     sums = np.cumsum(counts)

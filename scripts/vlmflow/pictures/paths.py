@@ -1,4 +1,4 @@
-"""What a row's path says by itself: the picture's name in the store, and the spellings to look for."""
+"""Derives from a row's path the picture's name in the store, and the spellings to search for."""
 
 import re
 from functools import lru_cache
@@ -6,15 +6,15 @@ from functools import lru_cache
 from vlmflow.pictures.image_manifest import Unusable
 
 HOUSEKEEPING = ".archives"
-"""The folder of the store of fetched pictures for zips' directories, whole archives on their way, and locks; no
-picture's path may begin so."""
+"""The folder in the store of fetched pictures for zips' directories, archives during their download, and locks; no
+picture's path may begin with it."""
 
 REWRITTEN_SUFFIX = ".rgb.png"
-"""Ends the store name of a rewritten picture, so no other name may end so."""
+"""The end of a rewritten picture's name in the store; no other name may have it."""
 
 LONGEST_PATH = 500
 LONGEST_PART = 255 - len(REWRITTEN_SUFFIX)
-"""Bytes. 255 is Linux' NAME_MAX; a longer path is none that a data set has."""
+"""Bytes. 255 is Linux' NAME_MAX; no data set has longer paths."""
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -26,14 +26,14 @@ COCO = re.compile(
     re.IGNORECASE,
 )
 COCO_SPLITS = ("train2017", "val2017", "train2014", "val2014")
-"""2014 and 2017 hold the same pictures, numbered alike and split differently."""
+"""2014 and 2017 have the same pictures and numbers in different splits."""
 
 BARE_MATHVISTA = re.compile(r"images/[0-9]+\.jpg")
 
 
 @lru_cache(1 << 10)
 def picture_name(path: str) -> str | Unusable:
-    r"""Give the store name of a path as rows write it: `\` read as `/`, empty and `.` parts left out."""
+    r"""Return the store name of a path as rows write it: with `/` for `\`, without empty and `.` parts."""
     name = "/".join(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
     outside = (
         (path[:1] in ("/", "\\"), "an absolute path"),
@@ -48,7 +48,7 @@ def picture_name(path: str) -> str | Unusable:
         (not name, "no file name"),
         (CONTROL_CHARACTER.search(name), "a control character"),
         (not is_text(name), "a character that is not Unicode text"),
-        # The trainer (ms-swift, load_file) strips white space, and opens what begins with http as an address.
+        # The trainer (ms-swift, load_file) strips white space, and opens a name with http at its start as an address.
         (name != name.strip(), "white space at the beginning or end"),
         (name.startswith("http"), "begins with 'http', which the trainer takes for an address"),
         (len(_bytes(name)) > LONGEST_PATH, f"longer than {LONGEST_PATH} bytes"),
@@ -67,10 +67,10 @@ def picture_name(path: str) -> str | Unusable:
 
 @lru_cache(1 << 10)
 def spellings(name: str) -> tuple[str, ...]:
-    """Give the paths under which a picture may lie, its own first.
+    """Return the possible paths of a picture, its own first.
 
-    COCO pictures are looked for by number in 2014 and 2017, with and without the 2014 files' own prefix
-    (FIRE and Volcano write them without). Some MathVista rows leave their folder out.
+    COCO's pictures are searched by number in 2014 and 2017, with and without the prefix of the 2014 files (FIRE and
+    Volcano omit it). Some rows of MathVista omit their folder.
     """
     found = [name]
     if BARE_MATHVISTA.fullmatch(name):
@@ -85,7 +85,7 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def is_text(name: str) -> bool:
-    """Tell whether a name can be written as UTF-8; half of a surrogate pair cannot."""
+    """Return whether a name can be written as UTF-8; half of a surrogate pair cannot."""
     return name.encode("utf-8", "ignore").decode() == name
 
 

@@ -1,4 +1,4 @@
-"""What became of the pictures that a split names: how many are usable, and what the others cost."""
+"""Counts the pictures that a split names: the usable ones, and the rows that the others cost."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ import msgspec
 from vlmflow.pictures.image_manifest import PictureEntry
 
 NO_FOLDER = "no folder"
-"""The source of pictures whose paths name no folder."""
+"""The source of pictures whose paths have no folder."""
 
 
 class PictureCost(msgspec.Struct):
-    """What a fault costs: the pictures that have it, and the rows that name them."""
+    """The cost of a fault: the pictures that have it, and the rows that name them."""
 
     pictures: int = 0
     rows: int = 0
@@ -26,24 +26,24 @@ class PictureCounts(msgspec.Struct):
     usable: int = 0
 
     formats: dict[str, int] = {}
-    """The usable pictures by format, as their bytes say."""
+    """The usable pictures by format, as detected from their bytes."""
 
     rewritten: dict[str, int] = {}
-    """The usable pictures that were written anew, by reason."""
+    """The usable pictures that were rewritten, by reason."""
 
     unusable: dict[str, PictureCost] = {}
     """By reason."""
 
     missing_by_source: dict[str, PictureCost] = {}
-    """The missing ones among them, by the first folder of their path, or NO_FOLDER."""
+    """The missing ones of these, by the first folder of their path, or NO_FOLDER."""
 
 
 class NotChecked(PictureCounts, omit_defaults=True):
-    """The counts of a split whose pictures nobody checked: `{}` in `stats.json`."""
+    """The counts of a split with unchecked pictures: `{}` in `stats.json`."""
 
 
 def picture_counts(pictures: Iterable[PictureEntry]) -> PictureCounts:
-    """Count the pictures of one manifest; names are sorted."""
+    """Count the pictures of one manifest; keys are sorted."""
     counts = PictureCounts()
     for picture in pictures:
         counts.named += 1

@@ -1,4 +1,4 @@
-"""The pictures that a split names: each found, decoded once over all cores, and put into the store."""
+"""Finds the pictures that a split names, decodes each once on all cores, and puts them into the store."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from vlmflow.raw.named import reader
 from vlmflow.raw.split import open_rows
 
 CHUNK = 8
-"""Pictures that a worker takes at a time: some 30 ms of decoding, beside which handing over is little."""
+"""Pictures that a worker takes at a time: about 30 ms of decoding, much longer than passing them on."""
 
 LOGGER = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ def named_paths(
     choice: RowChoice | None = None,
     mended: Sequence[Path] = (),
 ) -> dict[str, int]:
-    """Give every distinct picture path of a raw split, in the order of first appearance, with its rows.
+    """Return every distinct picture path of a raw split, in the order of first appearance, with its number of rows.
 
     choice: which rows are used; None for all. mended: see `open_rows`.
 
-    A row that cannot be used, since it is no JSON object, or names several pictures, or what is no text, names none.
-    Raises VlmflowError where a file as a whole cannot be read.
+    An unusable row (not a JSON object, several pictures, or a path that is not text) names none.
+    Raises VlmflowError if a file as a whole cannot be read.
     """
     paths: dict[str, int] = {}
     choice = choice or RowChoice()
@@ -71,13 +71,13 @@ def resolve_pictures(
     processes: int,
     progress: Progress,
 ) -> list[PictureEntry]:
-    """Find and check every path, and give the usable ones their names in the store.
+    """Find and check every path, and add the usable ones to the store.
 
     paths: distinct paths as rows write them, with the number of rows.
     progress: counts paths.
 
-    Gives one entry for each path, in their order, the same whatever the number of processes. A file that
-    several paths mean is decoded once. Raises VlmflowError where a disk fails.
+    Returns one entry for each path, in their order, the same for any number of processes. A file of several paths is
+    decoded once. Raises VlmflowError if a disk fails.
     """
     found: Found = {}
     verdicts: Verdicts = {}
@@ -95,9 +95,9 @@ def write_picture_manifest(manifest: Path, entries: list[PictureEntry]) -> None:
 
 
 def join_picture_manifests(parts: Sequence[Path], manifest: Path, key: str) -> None:
-    """Write the manifest of a split from those of its parts, and say what was found, as `say_what_was_found` does.
+    """Write the manifest of a split from those of its parts, and log what was found, as `say_what_was_found` does.
 
-    Raises VlmflowError also where the files are not the parts of one manifest.
+    Raises VlmflowError also if the files are not the parts of one manifest.
     """
     with whole_file(manifest) as file:
         say_what_was_found(_written(joined_lines(parts), file), key)
@@ -111,11 +111,11 @@ def _written(lines: Iterable[bytes], file: IO[bytes]) -> Iterator[PictureEntry]:
 
 
 def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
-    """Log how many pictures are usable, and what is wrong with the others, the missing ones by source.
+    """Log the number of usable pictures, and the others by reason, missing ones also by source.
 
-    key: where the configuration names the roots.
+    key: the configuration's key of the roots.
 
-    Raises VlmflowError where not one of the pictures is usable: the roots are then not what the rows mean.
+    Raises VlmflowError if no picture is usable: the roots are then probably wrong.
     """
     entries = iter(entries)
     first = next(entries, None)
@@ -136,7 +136,7 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
 def _files_to_decode(
     paths: Mapping[str, int], roots: PictureRoots, found: Found, progress: Progress
 ) -> Iterator[list[Located]]:
-    """Fill `found`, and yield what is to be decoded in chunks, each file once, while workers decode."""
+    """Fill `found`, and yield the files to decode in chunks, each file once, while workers decode."""
     files: set[str] = set()
     chunk: list[Located] = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""The folders that hold a data set's pictures: finding and reading files there, and nowhere else."""
+"""Finds and reads files in the folders with a data set's pictures, and nowhere else."""
 
 import errno
 import os
@@ -13,14 +13,14 @@ from vlmflow.pictures.image_manifest import Unusable
 from vlmflow.pictures.paths import is_text, picture_name, spellings
 
 NO_SUCH_NAME = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
-"""What a file system says of a name that it does not have, or cannot have (a colon on NTFS)."""
+"""A file system's errors for a name that it does not have, or cannot have (a colon on NTFS)."""
 
 
 class Located(msgspec.Struct, frozen=True):
-    """A path that means a file.
+    """A path with its file.
 
-    name: the path, normalised: its name in the picture store, the same on every machine.
-    file: the regular file it means, absolute, without links.
+    name: the normalised path: its name in the picture store, the same on every machine.
+    file: its regular file, absolute, without links.
     """
 
     name: str
@@ -28,16 +28,15 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class PictureRoots:
-    """The folders that hold a data set's pictures.
+    """The folders with a data set's pictures.
 
-    Folders are looked at once and remembered, so that a picture costs one system call where its path is
-    written as it lies, and a folder is listed only when a path in it is not. The object is for one run:
-    what changes on disk meanwhile is not seen.
+    Folders are read once and remembered, so that a picture costs one system call if its path is exact, and a folder is
+    listed only if a path in it is not. Use the object for one run: it does not notice changes on disk.
 
-    roots: the folders, the first that has a picture wins.
-    key: where the configuration names them, for error messages.
+    roots: the folders; the first one that has a picture wins.
+    key: the configuration's key of them, for error messages.
 
-    Raises VlmflowError where there is no root, or one is no folder that can be read.
+    Raises VlmflowError if there is no root, or one is not a readable folder.
     """
 
     def __init__(self, roots: Sequence[str], key: str) -> None:
@@ -55,10 +54,10 @@ class PictureRoots:
         self._conflicts: dict[str, str | None] = {}
 
     def locate(self, path: str) -> Located | Unusable:
-        """Find the file that a row's path means, or say why there is none.
+        """Return the file of a row's path, or why there is none.
 
-        A path written exactly so wins in any root over one that differs in letter case. Raises VlmflowError
-        only where the disk itself fails.
+        An exact path in any root wins over one that differs in letter case. Raises VlmflowError only if the disk itself
+        fails.
         """
         name = picture_name(path)
         if isinstance(name, Unusable):
@@ -77,7 +76,7 @@ class PictureRoots:
         return Unusable("missing", "no root has a file of this path")
 
     def _first(self, look: Callable[[str, str], str | Unusable | None], names: Sequence[str]) -> str | Unusable | None:
-        """Give the first file that `look` finds; else the first refusal, which several roots may outweigh."""
+        """Return the first file that `look` finds, or else the first refusal."""
         refused: Unusable | None = None
         for name in names:
             for root in self._roots:
@@ -99,7 +98,7 @@ class PictureRoots:
             for folder in self._folders_in_any_case(root, parent)
             for entry in self._listing(folder).get(last.casefold(), ())
         ]
-        if not entries:  # as of every picture that is not here yet, under each of its spellings
+        if not entries:  # the usual case of a picture that is not here yet, for each of its spellings
             return None
         found = [self._file(folder, entry) for folder, entry in entries]
         files = sorted({file for file in found if isinstance(file, str)})
@@ -108,7 +107,7 @@ class PictureRoots:
         return files[0] if files else next((refused for refused in found if refused), None)
 
     def _folder(self, root: str, name: str) -> str | Unusable | None:
-        """Give the real path of a folder below a root; None where there is none."""
+        """Return the real path of a folder below a root; None if it does not exist."""
         if not name:
             return root
         if (root, name) not in self._folders:
@@ -141,7 +140,7 @@ class PictureRoots:
         return file if stat.S_ISREG(mode) else Unusable("not_a_file", "a folder, a pipe or a device")
 
     def _look(self, folder: str, name: str) -> tuple[str, int] | Unusable | None:
-        """Give the real path and the mode of an entry of a real folder; None where there is none."""
+        """Return the real path and the mode of an entry of a real folder; None if it does not exist."""
         path = os.path.join(folder, name)
         try:
             mode = os.lstat(path).st_mode
@@ -174,10 +173,10 @@ class PictureRoots:
         return self._listings[folder]
 
     def _conflict(self, folder: str) -> str | None:
-        """Give the part of a folder's name that is itself a picture's name.
+        """Return the part of a folder's name that is itself a picture's name, or None.
 
-        This is asked of the roots, not of the names at hand, so that the answer is the same for every split
-        and in every order: the splits of a data set share one store.
+        The roots decide, not the names of this split, so that the answer is the same for every split and in every
+        order: the splits of a data set share one store.
         """
         if not folder:
             return None
@@ -190,8 +189,8 @@ class PictureRoots:
 def read_picture(file: str, max_bytes: int) -> bytes | Unusable:
     """Read the bytes of a picture, at most `max_bytes`.
 
-    Nothing but a regular file is read, whatever has taken its name since it was located. Raises VlmflowError
-    where the disk itself fails.
+    Only a regular file is read, even if something else has got its name since it was located. Raises VlmflowError if
+    the disk itself fails.
     """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -212,7 +211,7 @@ def read_picture(file: str, max_bytes: int) -> bytes | Unusable:
 
 
 def _disk_fault(error: OSError) -> VlmflowError:
-    """Make an error of the stage from one that says nothing about the picture (a disk or network fault)."""
+    """Convert an error that does not concern the picture (a disk or network fault)."""
     return PassingError(
         f"{error.filename}: {error.strerror}", "check the disk that holds it, then run the same command again"
     )

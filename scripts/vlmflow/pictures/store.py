@@ -4,9 +4,9 @@
     <pictures>/<data set>/chartqa/train/png/x.png.rgb.png           link to the rewritten copy
     <pictures>/.rewritten/<sha256 of the original>.1.<its own sha256>.png    plain RGB, upright
 
-A rewritten copy is named after the bytes it was made from and after its own: it is made once, for all data sets, and
-every stage can tell whether it still is what was written. Links are made in one step, and copies take their name
-whole, so a run that was killed leaves nothing wrong behind, and runs may meet in one store.
+A rewritten copy is named after the digests of the original and of its own bytes: it is made once for all data sets, and
+every stage can check that it has not changed. Links are made in one step, and copies get their name when they are
+complete, so a killed run leaves nothing wrong, and several runs may use one store at the same time.
 """
 
 import errno
@@ -29,16 +29,16 @@ from vlmflow.pictures.paths import REWRITTEN_SUFFIX
 from vlmflow.pictures.roots import Located
 
 REWRITING = 1
-"""To be raised when `pictures` turns the same bytes into other pixels: old copies are then no longer used."""
+"""Increase it when `pictures` turns the same bytes into other pixels: older copies are then no longer used."""
 
 QUICK = 1
-"""zlib's level: on photographs a tenth larger than the default, and several times quicker to write."""
+"""zlib's level: photographs become a tenth larger than with the default, and are written several times faster."""
 
 
 class PictureStore:
     """The store of one data set.
 
-    pictures: the folder that holds the stores of all data sets.
+    pictures: the folder with the stores of all data sets.
     dataset: its name.
     """
 
@@ -47,15 +47,15 @@ class PictureStore:
         self._folder = pictures.absolute() / dataset
 
     def add(self, located: Located, picture: Picture, rgb: Image.Image | None) -> None:
-        """Give a picture its name in the store.
+        """Add a picture to the store.
 
-        rgb: the pixels that are to be used in place of the file; None to use the file itself.
+        rgb: the pixels to use instead of the file; None to use the file itself.
         """
         copy = None if rgb is None else self._write_once(picture, rgb)
         self._link(located, picture, copy)
 
     def link(self, located: Located, picture: Picture, added: str) -> None:
-        """Give a picture that was added before, under the name `added`, one more name."""
+        """Give a picture that was added before under the name `added` another name."""
         copy = self._rewritten / os.path.basename(os.readlink(self._folder / added)) if picture.rewritten else None
         self._link(located, picture, copy)
 
@@ -75,7 +75,7 @@ class PictureStore:
             ) from None
 
     def _write_once(self, picture: Picture, rgb: Image.Image) -> Path:
-        """Write the copy of a picture, where it is not there already, and give its place."""
+        """Write the copy of a picture, unless it exists; returns its path."""
         png = io.BytesIO()
         rgb.save(png, "PNG", compress_level=QUICK)
         content = png.getbuffer()
@@ -85,7 +85,7 @@ class PictureStore:
         part = unfinished(copy)
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            # Not emptied on opening: another run may be writing it, and holds the lock until it has its name.
+            # Do not truncate it on opening: another run may be writing it, and holds the lock until it has its name.
             with part.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if _holds(copy, content):
@@ -106,16 +106,16 @@ class PictureStore:
 
 
 def store_name(located: Located, picture: Picture) -> str:
-    """Give the name that training rows carry, relative to the data set's store."""
+    """Return the picture's name in training rows, relative to the data set's store."""
     return located.name if picture.rewritten is None else located.name + REWRITTEN_SUFFIX
 
 
 def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | PictureEntry]) -> None:
-    """Refuse pictures of a data set's store that are no more those that were checked.
+    """Refuse pictures of a data set's store that are missing or have changed since they were checked.
 
-    entries: those of the manifest that are looked at; each can be used.
+    entries: usable ones of the manifest.
 
-    Raises VlmflowError with how many are gone or changed, and what to do.
+    Raises VlmflowError with their number, and what to do.
     """
     digests = {name_and_digest(entry)[0]: _digest_in(store, entry) for entry in entries}
     refuse_changed(
@@ -128,7 +128,7 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
 
 
 def _digest_in(store: Path, entry: KnownPicture | PictureEntry) -> str:
-    """Give the SHA-256 that the file in the store must have: the original's, or the copy's, which its name tells."""
+    """Return the SHA-256 that the file in the store must have: the original's, or the copy's from its name."""
     name, sha256 = name_and_digest(entry)
     if entry.rewritten is None:
         return sha256
@@ -145,7 +145,7 @@ def _copy_prefix(sha256: str) -> str:
 
 
 def _holds(file: Path, content: memoryview) -> bool:
-    """Tell whether a file has these bytes; a copy that somebody changed is written again."""
+    """Return whether a file has these bytes; a changed copy is written again."""
     try:
         return file.stat().st_size == len(content) and file.read_bytes() == content
     except OSError:
@@ -153,7 +153,7 @@ def _holds(file: Path, content: memoryview) -> bool:
 
 
 def _put_link(link: Path, target: str) -> None:
-    """Make `link` point to `target`; safe beside another process that does the same."""
+    """Make `link` point to `target`; safe if another process does the same."""
     while True:
         try:
             os.symlink(target, link)

@@ -1,1 +1,1 @@
-"""ms-swift in processes of its own: its arguments, its environment, and what it says."""
+"""Runs ms-swift in separate processes: its arguments, its environment, and its output."""

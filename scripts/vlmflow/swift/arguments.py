@@ -1,4 +1,4 @@
-"""One training to be done: what it trains on, how, and the digest that binds its run folder to both."""
+"""A training: its data, model and settings, ms-swift's arguments, and the digest that names its run folder."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.rows.training_data import TrainingData
 
 DDP_TIMEOUT = 1800
-"""Seconds after which a process that waits for the others fails: ms-swift's own 208 days let a hang hold its GPUs."""
+"""Seconds after which a process that waits for others fails; with ms-swift's 208 days a hang would keep its GPUs."""
 
 CALLBACK = "vlmflow"
 """Our callback's name among ms-swift's; `training.trainer` registers it."""
@@ -20,7 +20,7 @@ CALLBACK = "vlmflow"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """What is trained: the folder with the weights, ms-swift's name of the architecture, digest of the files."""
+    """The base model: the folder with the weights, ms-swift's name of the architecture, the digest of the files."""
 
     folder: Path
     model_type: str
@@ -28,9 +28,9 @@ class BaseModel:
 
     @classmethod
     def read(cls, model: Path, model_type: str) -> Self:
-        """Take the base model from what `fetch_model` left in `models/NAME`.
+        """Read the base model from `models/NAME`, which `fetch_model` made.
 
-        Raises VlmflowError where its files changed.
+        Raises VlmflowError if its files have changed.
         """
         manifest = read_model_manifest(model)
         return cls(manifest.folder, model_type, manifest.digest)
@@ -38,10 +38,10 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """A training, whole. processes: trainers side by side; device: "cuda" or "cpu".
+    """A complete training. processes: the number of parallel trainers; device: "cuda" or "cpu".
 
-    cached: the folder of `cached_dataset.cache_dataset` to read the data from. It holds the same rows in the same
-    order, and has no part in the digest.
+    cached: the folder of `cached_dataset.cache_dataset` to read the data from. It has the same rows in the same order,
+    so it is not part of the digest.
     """
 
     data: TrainingData
@@ -53,7 +53,7 @@ class TrainJob:
     cached: Path | None = None
 
     def digest(self) -> str:
-        """Give 16 hexadecimal digits that change with the data, the model and every setting, and with no path."""
+        """Return 16 hexadecimal digits that change with the data, the model and every setting, but not with paths."""
         meaning = {
             "data": self.data.digest,
             "model": self.model.digest,
@@ -66,7 +66,7 @@ class TrainJob:
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, object]:
-        """Give what the digest stands for, to be read beside the run folder's checkpoints."""
+        """Return what the digest covers, for a file beside the run folder's checkpoints."""
         return {
             "data": {"digest": self.data.digest, "train": str(self.data.train), "val": str(self.data.val)},
             "model": asdict(self.model) | {"folder": str(self.model.folder)},
@@ -77,14 +77,14 @@ class TrainJob:
         }
 
     def arguments(self) -> list[str]:
-        """Give ms-swift's arguments (`swift sft`, 4.6), but for those that hold paths."""
+        """Return ms-swift's arguments (`swift sft`, 4.6) without those that are paths."""
         return as_words({**self._values(), **self.settings.swift_args})
 
     def _values(self) -> dict[str, object]:
         settings, lora = self.settings, self.settings.lora
         length = {"max_steps": settings.max_steps} if settings.max_steps else {"num_train_epochs": settings.epochs}
         cpu = {"use_cpu": True} if self.device == "cpu" else {}
-        # Without use_cpu two CPU processes each train a copy of their own, and end with code 0.
+        # Without use_cpu, two CPU processes each train their own copy, and end with code 0.
         return {
             "model_type": self.model.model_type,
             "tuner_type": "lora",
@@ -107,8 +107,8 @@ class TrainJob:
             "per_device_eval_batch_size": settings.per_device_batch_size,
             "gradient_accumulation_steps": settings.gradient_accumulation_steps,
             "max_length": settings.max_length,
-            "truncation_strategy": "delete",  # with strict an error: no row is cut, nor a picture in it
-            "strict": True,  # else a broken or over-long row is swapped for a random other one
+            "truncation_strategy": "delete",  # with strict an error: no row and no picture is cut
+            "strict": True,  # otherwise a random row replaces a broken or over-long one
             "loss_scale": self.data.loss_scale,
             "seed": settings.seed,
             "data_seed": settings.seed,
@@ -118,7 +118,7 @@ class TrainJob:
             "save_strategy": "steps",
             "save_steps": settings.checkpoint_steps,
             "save_total_limit": settings.keep_checkpoints,
-            "metric_for_best_model": "loss",  # names and keeps the best checkpoint; nothing loads it into the trainers
+            "metric_for_best_model": "loss",  # the best checkpoint is kept, not loaded into the trainers
             "greater_is_better": False,
             "gradient_checkpointing": settings.gradient_checkpointing,
             "dataloader_num_workers": settings.dataloader_workers,
@@ -127,17 +127,17 @@ class TrainJob:
             "ddp_timeout": DDP_TIMEOUT,
             **cpu,
             **self.strategy.arguments,
-            "check_model": False,  # asks the network
-            "add_version": False,  # would add a folder named after the time
+            "check_model": False,  # it would use the network
+            "add_version": False,  # it would add a folder named after the time
             "report_to": "tensorboard",
             "callbacks": CALLBACK,
         }
 
 
 def as_words(values: dict[str, object]) -> list[str]:
-    """Give ms-swift's arguments as words of a command line.
+    """Return ms-swift's arguments as words of a command line.
 
-    A text that begins with a dash is one word with its name, or it would be another argument ("--model=other").
+    A text that begins with a dash is joined to its name (`--name=-text`); alone it would be another argument.
     """
     return [word for name, value in values.items() for word in _with_name(f"--{name}", _words(value))]
 

@@ -1,4 +1,4 @@
-"""ms-swift in processes of its own: their environment, and what their output says when they fail."""
+"""Runs ms-swift in a child process: its environment, its progress, and the cause of a failure."""
 
 import os
 import re
@@ -20,19 +20,19 @@ FAULT = re.compile(r"(?m)^(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)")
 
 
 def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int) -> dict[str, str]:
-    """Give ms-swift's environment: offline, with the picture store and budget, caches in the folder `cache`.
+    """Return ms-swift's environment: offline, with the picture store and budget, and caches in the folder `cache`.
 
-    threads: cores that one process may take.
+    threads: cores that one process may use.
     """
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
-        "USE_HF": "1",  # ms-swift asks ModelScope otherwise
+        "USE_HF": "1",  # otherwise ms-swift uses ModelScope
         "ROOT_IMAGE_DIR": str(pictures.absolute()),
         "IMAGE_MAX_TOKEN_NUM": str(image_max_tokens),
-        # Several processes that each take all cores are 4 to 6 times slower. Snakemake sets each of these to the rule's
-        # threads, and MKL believes its own before OpenMP's.
+        # Several processes that each use all cores are 4 to 6 times slower. Snakemake sets each of these to the rule's
+        # threads, and MKL prefers its own variable to OpenMP's.
         **dict.fromkeys(THREADS_OF_LIBRARIES, str(threads)),
         "TOKENIZERS_PARALLELISM": "false",
         "MODELSCOPE_CACHE": str(cache.absolute()),
@@ -42,16 +42,16 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
 
 
 def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, what: str) -> None:
-    """Run a Python module in `folder` to its end, its output in `log`; rows that it maps are shown as they go by.
+    """Run a Python module in `folder` to its end, with its output in `log`; prints its progress in rows.
 
-    Raises VlmflowError with the last error of its output where it fails. what: for messages.
+    what: its name for messages. Raises VlmflowError with the last error of its output if it fails.
     """
     with log.open("wb") as output, log.open("rb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words],
             stdout=output,
             stderr=subprocess.STDOUT,
-            cwd=folder,  # ms-swift looks for a picture's name in the working directory first
+            cwd=folder,  # ms-swift searches for a picture in the working directory first
             env=env,
             preexec_fn=bound_to_this_process(),
         )
@@ -70,7 +70,7 @@ def run_module(module: str, words: list[str], folder: Path, env: dict[str, str],
 
 
 def progress_line(output: str) -> str | None:
-    """Say how far ms-swift is with mapping rows, by the last bar that it drew; None for none and a full one."""
+    """Return ms-swift's progress in mapping rows from its last progress bar; None without one, or if it is full."""
     bars = BAR.findall(output)
     if not bars:
         return None

@@ -1,4 +1,4 @@
-"""ms-swift's `export` in a process of its own, which runs no Python of the model's folder.
+"""ms-swift's `export` in a separate process, which runs no Python from the model's folder.
 
 python -m vlmflow.swift.export [swift arguments]
 """

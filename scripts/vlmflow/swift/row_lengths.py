@@ -1,9 +1,9 @@
-"""Say how long ms-swift itself makes rows; a process of its own, since it brings torch along.
+"""Measures rows with ms-swift itself; runs in a separate process, because it imports torch.
 
     python -m vlmflow.swift.row_lengths ROWS LENGTHS --model FOLDER …
 
-ROWS: JSON lines of ShareGPT rows. LENGTHS: the file to write, a JSON list with the tokens of each row. Then ms-swift's
-own arguments of model and template. The picture store and the picture budget come from the environment, as for
+ROWS: JSON lines of ShareGPT rows. LENGTHS: the output file, a JSON list with the tokens of each row. ms-swift's own
+arguments of model and template follow. The picture store and the picture budget come from the environment, as for
 training (`child_process.environment`).
 """
 
