@@ -8,7 +8,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.files import whole_folder
 from vlmflow.training.cached_dataset import cache_dataset
-from vlmflow.training.train_job import train_job
+from vlmflow.training.plan_training import plan_training
 
 
 class RunBlock(LengthBlock):
@@ -39,9 +39,9 @@ def main(
     named = settings.model_dump(exclude={"model_type", "text_args"})
     train = TrainSettings(**named, swift_args=settings.text_args)
     block = TrainBlock(train=train, device="cpu", processes=1, strategy=DDP.name, model_type=settings.model_type)
-    job = train_job(block, rows, model, picture_store, pictures or [])
+    training = plan_training(block, rows, model, picture_store, pictures or [])
     with whole_folder(cached) as folder:
-        cache_dataset(job, rows, folder, threads, f"cache_dataset {cached.name}")
+        cache_dataset(training, rows, folder, threads, f"cache_dataset {cached.name}")
 
 
 if __name__ == "__main__":

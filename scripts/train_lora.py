@@ -6,14 +6,14 @@ from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.swift.arguments import TrainJob
+from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Gate
 from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.checkpoint import copy_adapter
 from vlmflow.training.gate import refuse_failed
+from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.train import train
-from vlmflow.training.train_job import train_job
 
 
 def main(
@@ -41,16 +41,16 @@ def main(
     run = full.parent.name
     refuse_failed(read_account(smoke / "gate.json", Gate), run)
 
-    def look() -> TrainJob:
+    def look() -> Training:
         for folder in cached:
             refuse_changed_cache(folder)
-        return train_job(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        return plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
 
-    job = look()
-    trained = train(job, run_store / run / "full", threads, f"train_lora {run}")
+    training = look()
+    trained = train(training, run_store / run / "full", threads, f"train_lora {run}")
     with trained.folder.set_aside_where_refused(f"train_lora {run}"):
         look()  # trainers read pictures for days
-    account = report(job, trained)
+    account = report(training, trained)
     with whole_folder(full) as finished:
         copy_adapter(trained.best, finished)
         write_account(finished / "report.json", account)

@@ -14,10 +14,10 @@ from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.training.gate import judge, refuse_failed
+from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
-from vlmflow.training.smoke import capped, choose_rows, smoke_job
+from vlmflow.training.smoke import capped, choose_rows, smoke_training
 from vlmflow.training.train import train
-from vlmflow.training.train_job import train_job
 
 log = logging.getLogger("vlmflow")
 
@@ -47,15 +47,15 @@ def main(
     pictures: the image manifest of the train split, none where rows have no pictures.
     """
     run = smoke.parent.name
-    full = train_job(settings, rows, model, picture_store, pictures or [])
+    full = plan_training(settings, rows, model, picture_store, pictures or [])
     train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 
     folder = run_store / run / "smoke"
     smoke_settings = capped(settings.smoke, full, len(train_lengths))
     chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
-    job = smoke_job(full, chosen, smoke_settings, folder)
-    trained = train(job, folder, threads, f"train_smoke {run}", resumes=False)
-    account = report(job, trained)
+    training = smoke_training(full, chosen, smoke_settings, folder)
+    trained = train(training, folder, threads, f"train_smoke {run}", resumes=False)
+    account = report(training, trained)
     base = read_model_manifest(model)
     merge = plan_merge(base.folder, trained.best.folder, base.files).describe()  # refuses what the merge would refuse
     gate = judge(account, chosen, train_lengths, val_lengths, full, fitted_rows(rows).splits, merge)

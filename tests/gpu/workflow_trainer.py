@@ -11,7 +11,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.events import End, Log, read_events
 from vlmflow.training.train import train
 
@@ -42,7 +42,7 @@ def train_as_the_workflow(
     val_rows.write_bytes(encode(rows[:HELD_OUT]))
     data = TrainingData(train_rows, val_rows, pictures, digest="sample", last_answer_only=False)
     model = BaseModel(base, "qwen3_vl", digest="random")
-    trained = train(TrainJob(data, model, settings, device, 1, DDP), runs, threads, "gpu-check: training")
+    trained = train(Training(data, model, settings, device, 1, DDP), runs, threads, "gpu-check: training")
     events = read_events(trained.folder.progress)
     steps = [event for event in events if isinstance(event, Log) and event.loss is not msgspec.UNSET]
     (ended,) = (event for event in events if isinstance(event, End))

@@ -12,7 +12,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.fitted import fitted_data
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.swift.child_process import progress_line
 from vlmflow.training.cached_dataset import arguments, cache_dataset
 from vlmflow.training.report import report
@@ -40,10 +40,10 @@ def cached(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(demo_run: Path, settings: TrainSettings = SETTINGS) -> TrainJob:
+def job(demo_run: Path, settings: TrainSettings = SETTINGS) -> Training:
     manifest = demo_run / "images" / "fire" / "train.jsonl"
     data = fitted_data(demo_run / "fitted" / RUN, settings.max_length, demo_run / "stores" / "pictures", [manifest])
-    return TrainJob(data, BaseModel(demo_run / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, DDP)
+    return Training(data, BaseModel(demo_run / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, DDP)
 
 
 @pytest.mark.parametrize("swift_args", [{}, pytest.param({"group_by_length": True}, marks=pytest.mark.slow)])

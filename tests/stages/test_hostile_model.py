@@ -16,7 +16,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.fitted import fitted_data
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training import launch
 from vlmflow.training.train import train
 from workflow_runs import ROOT
@@ -148,7 +148,7 @@ def test_the_trainer_never_trusts_remote_code(hostile: Path, tmp_path: Path, mon
     settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})
     data = fitted_data(hostile / "fitted/text", settings.max_length, hostile / "stores/pictures")
     base = BaseModel.read(hostile / "models/tiny", "qwen3")
-    train(TrainJob(data, base, settings, "cpu", 1, DDP), tmp_path / "runs", 2, "the trainer")
+    train(Training(data, base, settings, "cpu", 1, DDP), tmp_path / "runs", 2, "the trainer")
     told = [line.split() for line in (tmp_path / "record").read_text().splitlines()]
     functions = {f"{kind}.from_pretrained" for kind in ("AutoConfig", "AutoTokenizer", "_BaseAutoModelClass")}
     assert functions < {function for function, _ in told}

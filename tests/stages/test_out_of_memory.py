@@ -11,7 +11,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.events import Begin, Log, as_line
 from vlmflow.training.out_of_memory import Mark, OutOfGpuMemoryError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
@@ -37,7 +37,7 @@ if "vlmflow.training.trainer" in sys.orig_argv and "torch.distributed.run" not i
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Training:
     """Return a training of four steps on a text model of 60,000 weights, with a checkpoint after the second."""
     folder = tmp_path_factory.mktemp("memory")
     write_text_model(folder)
@@ -47,7 +47,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     settings = {"max_steps": 4, "checkpoint_steps": 2, "gradient_accumulation_steps": 1, "dtype": "float32"}
     settings |= {"max_length": 512, "dataloader_workers": 0, "swift_args": SWIFT_ARGS}
     rows = folder / "rows.jsonl"
-    return TrainJob(
+    return Training(
         TrainingData(rows, rows, folder, "digest", last_answer_only=False),
         BaseModel(folder / "tiny", "qwen3", "digest"),
         TrainSettings(**settings),
@@ -72,7 +72,7 @@ def launches(runs: Path) -> int:
 
 
 def test_a_training_is_resumed_once_and_stopped_at_the_same_step(
-    job: TrainJob, small_gpu: pytest.MonkeyPatch, tmp_path: Path
+    job: Training, small_gpu: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small_gpu.setenv("STEPS_THAT_FIT", "3")
     with pytest.raises(VlmflowError) as stopped:
@@ -86,7 +86,7 @@ def test_a_training_is_resumed_once_and_stopped_at_the_same_step(
 
 
 def test_before_the_first_checkpoint_nothing_is_tried_again(
-    job: TrainJob, small_gpu: pytest.MonkeyPatch, tmp_path: Path
+    job: Training, small_gpu: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small_gpu.setenv("STEPS_THAT_FIT", "1")
     with pytest.raises(VlmflowError, match="CUDA out of memory") as stopped:

@@ -11,7 +11,7 @@ from vlmflow.config.strategies import DDP, STRATEGIES, Strategy
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.checkpoint import copy_adapter
 from vlmflow.training.train import Trained, train
 
@@ -51,7 +51,7 @@ def before_the_trainer(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PYTHONPATH", str(folder / "python"))
 
 
-def job(folder: Path, strategy: Strategy) -> TrainJob:
+def job(folder: Path, strategy: Strategy) -> Training:
     """Two steps of a tiny Qwen3, with a checkpoint after each. DeepSpeed has bfloat16 on cores, and no float32."""
     write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=False)
     (folder / "pictures").mkdir()
@@ -69,7 +69,7 @@ def job(folder: Path, strategy: Strategy) -> TrainJob:
         swift_args={"template": "qwen3"},
     )
     data = TrainingData(rows, rows, folder / "pictures", "digest", last_answer_only=False)
-    return TrainJob(data, BaseModel(folder / "base", "qwen3", "digest"), settings, "cpu", 2, strategy)
+    return Training(data, BaseModel(folder / "base", "qwen3", "digest"), settings, "cpu", 2, strategy)
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {DDP.name}))

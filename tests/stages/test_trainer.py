@@ -21,7 +21,7 @@ from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.forms.fire import Trajectory, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training import trainer
 from vlmflow.training.train import train
 from workflow_runs import ROOT, RUN, command, copy_folder, snakemake, words_of
@@ -91,7 +91,7 @@ def test_all_answers_are_trained_or_only_the_last(demo_run: Path, tmp_path: Path
         assert trained == (["\n".join(answers)] if loss_scale == "default" else answers)
 
 
-def job(demo_run: Path, **settings: Any) -> TrainJob:
+def job(demo_run: Path, **settings: Any) -> Training:
     quick = {
         "max_steps": 2,
         "checkpoint_steps": 1,
@@ -103,7 +103,7 @@ def job(demo_run: Path, **settings: Any) -> TrainJob:
     quick |= {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
     data = demo_run / "data" / "fire"
     pictures = demo_run / "stores" / "pictures" / "fire"
-    return TrainJob(
+    return Training(
         TrainingData(data / "val.jsonl", data / "val.jsonl", pictures, "digest", last_answer_only=False),
         BaseModel(demo_run / "tiny-model", "qwen3_vl", "digest"),
         TrainSettings(**quick | settings),

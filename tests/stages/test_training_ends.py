@@ -15,7 +15,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.report import report
 from vlmflow.training.steps import Steps
 from vlmflow.training.train import Trained, train
@@ -28,7 +28,7 @@ def row(number: int) -> dict[str, Any]:
     return {"conversations": [{"from": "human", "value": f"Say {question}"}, {"from": "gpt", "value": answer}]}
 
 
-def job(folder: Path, rows: int, val_rows: int, processes: int, **settings: Any) -> TrainJob:
+def job(folder: Path, rows: int, val_rows: int, processes: int, **settings: Any) -> Training:
     """A training of a tiny Qwen3 on rows without pictures, evaluated after every step."""
     write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=False)
     (folder / "pictures").mkdir()
@@ -45,7 +45,7 @@ def job(folder: Path, rows: int, val_rows: int, processes: int, **settings: Any)
     }
     data = TrainingData(folder / "train.jsonl", folder / "val.jsonl", folder / "pictures", "digest", False)
     base = BaseModel(folder / "base", "qwen3", "digest")
-    return TrainJob(data, base, TrainSettings(**values | settings), "cpu", processes, DDP)
+    return Training(data, base, TrainSettings(**values | settings), "cpu", processes, DDP)
 
 
 def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +63,7 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
     assert trained.folder.progress.read_text() == sessions, "nothing is trained again"
 
 
-def interrupted_in_the_evaluation_of(step: int, whole: TrainJob, runs: Path) -> None:
+def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> None:
     """Train until transformers logs the loss of `step`, before it evaluates; then send SIGTERM."""
     progress = runs / whole.digest() / "progress.jsonl"
     over = threading.Event()

@@ -20,7 +20,7 @@ FILES = {"new-form": 5, "new-stage": 9, "new-strategy": 4}
 FORGOTTEN = {
     "new-form": ["tests/workflow/test_stages.py"],
     "new-stage": ["tests/workflow/test_stages.py"],
-    "new-strategy": ["tests/unit/training/test_train_job.py", "tests/unit/config/test_config.py"],
+    "new-strategy": ["tests/unit/training/test_arguments.py", "tests/unit/config/test_config.py"],
 }
 """By patch, the tests that report what was forgotten, besides its own."""
 

@@ -37,7 +37,7 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
-class TrainJob:
+class Training:
     """A complete training. processes: the number of parallel trainers; device: "cuda" or "cpu".
 
     cached: the folder of `cached_dataset.cache_dataset` to read the data from. It has the same rows in the same order,

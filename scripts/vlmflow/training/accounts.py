@@ -21,7 +21,7 @@ class Best(msgspec.Struct, frozen=True):
 class TrainingDigests(msgspec.Struct, frozen=True):
     """What a training was made of, and what it made.
 
-    job: `TrainJob.digest`, the name of its run folder. data, model: `TrainingData.digest`, `BaseModel.digest`.
+    job: `Training.digest`, the name of its run folder. data, model: `TrainingData.digest`, `BaseModel.digest`.
     adapter, adapter_config: SHA-256 of the best checkpoint's files.
     """
 

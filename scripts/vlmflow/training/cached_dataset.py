@@ -11,14 +11,14 @@ from vlmflow.core.integrity import digests_of, refuse_changed
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.count import read_lengths
 from vlmflow.swift import export
-from vlmflow.swift.arguments import TrainJob, as_words
+from vlmflow.swift.arguments import Training, as_words
 from vlmflow.swift.child_process import environment, run_module
 
 DIGESTS = "digests.json"
 """SHA-256 of every file of a cached data set, by name."""
 
 
-def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what: str) -> None:
+def cache_dataset(training: Training, rows: Path, cached: Path, processes: int, what: str) -> None:
     """Write the cached data set of a run into the folder `cached`: train/ and val/, for `--cached_dataset`.
 
     What ms-swift 4.6 caches are rows in its own form and their lengths, in the order in which the plain way shuffles
@@ -30,9 +30,9 @@ def cache_dataset(job: TrainJob, rows: Path, cached: Path, processes: int, what:
     """
     with tempfile.TemporaryDirectory(prefix="vlmflow-cached-") as scratch:
         folder = Path(scratch)
-        env = environment(job.data.pictures, job.settings.image_max_tokens, folder / "cache", 1)
-        with Progress(what, count_lines(job.data.train) + count_lines(job.data.val), "rows") as progress:
-            run_module(export.__name__, arguments(job, cached, processes), folder, env, folder / "log", what)
+        env = environment(training.data.pictures, training.settings.image_max_tokens, folder / "cache", 1)
+        with Progress(what, count_lines(training.data.train) + count_lines(training.data.val), "rows") as progress:
+            run_module(export.__name__, arguments(training, cached, processes), folder, env, folder / "log", what)
             progress.advance(progress.total)
     for split in ("train", "val"):
         _refuse_other_rows(cached / split, rows / f"{split}.lengths.jsonl")
@@ -50,18 +50,18 @@ def refuse_changed_cache(cached: Path) -> None:
     refuse_changed("row files", cached, digests, f"cached/{cached.name}", next_step)
 
 
-def arguments(job: TrainJob, cached: Path, processes: int) -> list[str]:
+def arguments(training: Training, cached: Path, processes: int) -> list[str]:
     """Give the arguments of `swift export`: of the run's settings those that decide over rows, order and lengths."""
-    settings = job.settings
+    settings = training.settings
     return as_words(
         {
-            "model": job.model.folder.absolute(),
-            "model_type": job.model.model_type,
-            "dataset": job.data.train.absolute(),
-            "val_dataset": job.data.val.absolute(),
+            "model": training.model.folder.absolute(),
+            "model_type": training.model.model_type,
+            "dataset": training.data.train.absolute(),
+            "val_dataset": training.data.val.absolute(),
             "max_length": settings.max_length,
             "strict": True,
-            "loss_scale": job.data.loss_scale,
+            "loss_scale": training.data.loss_scale,
             "seed": settings.seed,
             "data_seed": settings.seed,
             "torch_dtype": settings.dtype,

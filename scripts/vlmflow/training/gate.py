@@ -9,7 +9,7 @@ from vlmflow.core.progress import clock
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount
-from vlmflow.swift.arguments import TrainJob
+from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Check, FullRun, Gate, PlannedMerge, TrainingReport
 from vlmflow.training.smoke import SmokeRows
 from vlmflow.training.steps import Steps
@@ -27,7 +27,7 @@ def judge(
     chosen: SmokeRows,
     train: list[RowLength],
     val: list[RowLength],
-    full: TrainJob,
+    full: Training,
     fitted: dict[str, FittedSplit],
     merge: PlannedMerge,
 ) -> Gate:

@@ -21,7 +21,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.swift import child_process
-from vlmflow.swift.arguments import TrainJob
+from vlmflow.swift.arguments import Training
 from vlmflow.training import trainer
 from vlmflow.training.events import Begin, Event, Log, read_event
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
@@ -60,7 +60,7 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint takes."""
 
 
-def launch(job: TrainJob, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
+def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
     """Train in `folder` until the trainers end, with progress on the console.
 
     resume: the checkpoint to resume from. lock: the run folder's lock, which the trainers keep while they live.
@@ -74,10 +74,10 @@ def launch(job: TrainJob, folder: RunFolder, resume: Path | None, lock: int, thr
     with folder.trainer_log.open("ab") as output:
         said = output.tell()
         trainers = subprocess.Popen(
-            command(job, folder, resume),
+            command(training, folder, resume),
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment(job, folder, threads),
+            env=environment(training, folder, threads),
             cwd=folder.path,  # ms-swift looks for a picture's name in the working directory first
             pass_fds=[lock],
             start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
@@ -89,28 +89,29 @@ def launch(job: TrainJob, folder: RunFolder, resume: Path | None, lock: int, thr
         raise _failure(trainers.returncode, folder.trainer_log, said, what)
 
 
-def command(job: TrainJob, folder: RunFolder, resume: Path | None) -> list[str]:
+def command(training: Training, folder: RunFolder, resume: Path | None) -> list[str]:
     """Give the torchrun command line of a training."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
-    worker = ["-m", trainer.__name__, str(folder.progress.absolute()), str(job.processes)]
-    worker += [str(job.settings.early_stop_after or 0), job.strategy.name]
-    rows = {"dataset": job.data.train, "val_dataset": job.data.val}
-    if job.cached:
-        rows = {"cached_dataset": job.cached / "train", "cached_val_dataset": job.cached / "val"}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={training.processes}"]
+    worker = ["-m", trainer.__name__, str(folder.progress.absolute()), str(training.processes)]
+    worker += [str(training.settings.early_stop_after or 0), training.strategy.name]
+    rows = {"dataset": training.data.train, "val_dataset": training.data.val}
+    if training.cached:
+        rows = {"cached_dataset": training.cached / "train", "cached_val_dataset": training.cached / "val"}
     paths = {
-        "model": job.model.folder,
+        "model": training.model.folder,
         **rows,
         "output_dir": folder.output,
         **({"resume_from_checkpoint": resume} if resume else {}),
     }
     places = [word for name, path in paths.items() for word in (f"--{name}", str(path.absolute()))]
-    return [sys.executable, *torchrun, *worker, *places, *job.arguments()]
+    return [sys.executable, *torchrun, *worker, *places, *training.arguments()]
 
 
-def environment(job: TrainJob, folder: RunFolder, threads: int) -> dict[str, str]:
+def environment(training: Training, folder: RunFolder, threads: int) -> dict[str, str]:
     """Give the trainers' environment: ms-swift's, with its caches in the run folder and the cores shared out."""
-    cores = max(1, threads // job.processes)
-    return child_process.environment(job.data.pictures, job.settings.image_max_tokens, folder.path / "cache", cores)
+    cores = max(1, threads // training.processes)
+    pictures, image_max_tokens = training.data.pictures, training.settings.image_max_tokens
+    return child_process.environment(pictures, image_max_tokens, folder.path / "cache", cores)
 
 
 def end_of_whole_lines(progress: Path) -> int:

@@ -4,7 +4,7 @@ import importlib.metadata
 import math
 from pathlib import Path
 
-from vlmflow.swift.arguments import TrainJob
+from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Best, TrainingDigests, TrainingReport
 from vlmflow.training.checkpoint import adapter_digests, logged
 from vlmflow.training.events import Begin, End, Event, Log, read_events
@@ -13,7 +13,7 @@ from vlmflow.training.train import Trained
 PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
 
 
-def report(job: TrainJob, trained: Trained) -> TrainingReport:
+def report(training: Training, trained: Trained) -> TrainingReport:
     """Give the machine-readable report of a finished training.
 
     Raises VlmflowError where its progress file has a line of another form.
@@ -26,7 +26,7 @@ def report(job: TrainJob, trained: Trained) -> TrainingReport:
     return TrainingReport(
         steps=trained.last.step,
         target=trained.last.target,
-        ended_early=trained.last.ended_early(job.settings.early_stop_after),
+        ended_early=trained.last.ended_early(training.settings.early_stop_after),
         sessions=len(begins),
         world_size=begins[-1].world_size,
         parallel_mode=begins[-1].parallel_mode,
@@ -38,12 +38,12 @@ def report(job: TrainJob, trained: Trained) -> TrainingReport:
         losses=logged(state.log_history, "loss"),
         eval_losses=logged(state.log_history, "eval_loss"),
         best=Best(trained.best.step, math.nan if state.best_metric is None else state.best_metric),
-        settings=job.settings.model_dump(mode="json"),
-        strategy=job.strategy.name,
+        settings=training.settings.model_dump(mode="json"),
+        strategy=training.strategy.name,
         digests=TrainingDigests(
-            job=job.digest(),
-            data=job.data.digest,
-            model=job.model.digest,
+            job=training.digest(),
+            data=training.data.digest,
+            model=training.model.digest,
             **adapter_digests(trained.best.folder, trained.best.strategy.adapter),
         ),
         versions={package: importlib.metadata.version(package) for package in PACKAGES},

@@ -11,7 +11,7 @@ from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.lengths.count import RowLength, lines_of
-from vlmflow.swift.arguments import TrainJob
+from vlmflow.swift.arguments import Training
 from vlmflow.training.steps import Steps
 
 log = logging.getLogger("vlmflow")
@@ -28,7 +28,7 @@ class SmokeRows:
     val: list[RowLength]
 
 
-def capped(smoke: SmokeSettings, full: TrainJob, rows: int) -> SmokeSettings:
+def capped(smoke: SmokeSettings, full: Training, rows: int) -> SmokeSettings:
     """Give the smoke run's settings, with no more steps than the full run makes of its train rows.
 
     It keeps FEWEST_STEPS: fewer do not show whether the loss falls.
@@ -41,12 +41,12 @@ def capped(smoke: SmokeSettings, full: TrainJob, rows: int) -> SmokeSettings:
     return smoke.model_copy(update={"steps": steps, "longest": longest})
 
 
-def rows_per_step(job: TrainJob) -> int:
+def rows_per_step(training: Training) -> int:
     """Give the rows of one optimizer step, over all processes."""
-    return job.processes * job.settings.per_device_batch_size * job.settings.gradient_accumulation_steps
+    return training.processes * training.settings.per_device_batch_size * training.settings.gradient_accumulation_steps
 
 
-def choose_rows(train: list[RowLength], val: list[RowLength], full: TrainJob, smoke: SmokeSettings) -> SmokeRows:
+def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, smoke: SmokeSettings) -> SmokeRows:
     """Give the longest rows of both splits by tokens, and of the train split a sample, drawn with the run's seed.
 
     train, val: the lengths of all rows. The sample is no larger than what the steps leave room for: each chosen
@@ -72,8 +72,8 @@ def _longest_first(row: RowLength) -> tuple[int, int]:
     return -row.tokens, row.start
 
 
-def smoke_job(full: TrainJob, chosen: SmokeRows, smoke: SmokeSettings, folder: Path) -> TrainJob:
-    """Give the full run's job cut down to the smoke run: its own settings, fewer rows and steps.
+def smoke_training(full: Training, chosen: SmokeRows, smoke: SmokeSettings, folder: Path) -> Training:
+    """Give the full run's training cut down to the smoke run: its own settings, fewer rows and steps.
 
     folder: the rows are written below it, in a folder named by their digest.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.swift.arguments import TrainJob
+from vlmflow.swift.arguments import Training
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
 from vlmflow.training.launch import launch
 from vlmflow.training.out_of_memory import OutOfGpuMemoryError, resume_once
@@ -25,8 +25,8 @@ class Trained:
     best: Checkpoint
 
 
-def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = True) -> Trained:
-    """Train `job` in its run folder under `runs` (`runs/DIGEST`), and give what came of it.
+def train(training: Training, runs: Path, threads: int, what: str, resumes: bool = True) -> Trained:
+    """Train `training` in its run folder under `runs` (`runs/DIGEST`), and give what came of it.
 
     A run folder with whole checkpoints of the same data and settings is resumed from the newest; one that
     ended is taken as it is.
@@ -37,16 +37,16 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
     Raises VlmflowError where the trainers fail, or end before their target.
     """
     refuse_slow_torch(importlib.metadata.version("torch"))
-    refuse_small_shared_memory(job.settings, job.processes)
-    folder = RunFolder(runs / job.digest())
-    with folder.held(job.describe()) as lock:
-        patience = job.settings.early_stop_after
-        last = _newest(job, folder)
+    refuse_small_shared_memory(training.settings, training.processes)
+    folder = RunFolder(runs / training.digest())
+    with folder.held(training.describe()) as lock:
+        patience = training.settings.early_stop_after
+        last = _newest(training, folder)
         if last is None or not last.ended(patience):
             if last is not None:
                 log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder})")
-            _launch(job, folder, last, lock, threads, what, resumes)
-            last = _newest(job, folder)
+            _launch(training, folder, last, lock, threads, what, resumes)
+            last = _newest(training, folder)
         else:
             log.info(f"{what}: already trained to step {last.step} ({folder.path})")
         log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
@@ -66,7 +66,7 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
                 f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
                 f"validation loss than step {_step_of(last.best)}'s (early_stop_after)"
             )
-        best = read_checkpoint(last.best, job.processes, job.strategy)
+        best = read_checkpoint(last.best, training.processes, training.strategy)
         if best is None:
             raise VlmflowError(
                 f"{last.best}: the best checkpoint can no longer be read",
@@ -76,20 +76,20 @@ def train(job: TrainJob, runs: Path, threads: int, what: str, resumes: bool = Tr
 
 
 def _launch(
-    job: TrainJob, folder: RunFolder, last: Checkpoint | None, lock: int, threads: int, what: str, resumes: bool
+    training: Training, folder: RunFolder, last: Checkpoint | None, lock: int, threads: int, what: str, resumes: bool
 ) -> None:
     """Start the trainers, and once more from each checkpoint after which a GPU's memory did not suffice."""
     while True:
         try:
-            return launch(job, folder, last.folder if last else None, lock, threads, what)
+            return launch(training, folder, last.folder if last else None, lock, threads, what)
         except OutOfGpuMemoryError as error:
-            last = _newest(job, folder) if resumes else None
+            last = _newest(training, folder) if resumes else None
             mark = resume_once(folder, last.step if last else None, error)
             log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
 
 
-def _newest(job: TrainJob, folder: RunFolder) -> Checkpoint | None:
-    return newest_whole_checkpoint(folder.output, job.processes, job.strategy)
+def _newest(training: Training, folder: RunFolder) -> Checkpoint | None:
+    return newest_whole_checkpoint(folder.output, training.processes, training.strategy)
 
 
 def _step_of(checkpoint: Path) -> int:

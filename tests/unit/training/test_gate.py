@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from test_train_job import job
+from test_arguments import job
 
 from browser import Browser
 from made_accounts import MERGE, some_report

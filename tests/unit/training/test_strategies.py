@@ -11,7 +11,7 @@ from vlmflow.config.run_settings import RunSettings, TrainSettings
 from vlmflow.config.strategies import DDP, STRATEGIES, ZERO2, ZERO3, Strategy, names_on, strategy_of
 from vlmflow.config.swift_args import names
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.checkpoint import copy_adapter, newest_whole_checkpoint, read_checkpoint
 
 SAVED = {
@@ -40,9 +40,9 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
     return STRATEGIES[request.param]
 
 
-def job(strategy: Strategy) -> TrainJob:
+def job(strategy: Strategy) -> Training:
     data = TrainingData(Path("train.jsonl"), Path("val.jsonl"), Path("pictures"), "digest", last_answer_only=False)
-    return TrainJob(data, BaseModel(Path("m"), "qwen3", "digest"), TrainSettings(), "cuda", 2, strategy)
+    return Training(data, BaseModel(Path("m"), "qwen3", "digest"), TrainSettings(), "cuda", 2, strategy)
 
 
 def run(strategy: str, device: str) -> RunSettings:

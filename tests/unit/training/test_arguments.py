@@ -11,7 +11,7 @@ from vlmflow.config.strategies import STRATEGIES, strategy_of
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.events import Begin, Log
 from vlmflow.training.launch import Newest, command, end_of_whole_lines, environment, report_line
 from vlmflow.training.run_folder import RunFolder
@@ -22,8 +22,8 @@ DATA = TrainingData(Path("d/train.jsonl"), Path("d/val.jsonl"), Path("pictures/f
 MODEL = BaseModel(Path("/models/m"), "qwen3_vl", "model-digest")
 
 
-def job(device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: Any = DATA, **settings: Any) -> TrainJob:
-    return TrainJob(data, MODEL, TrainSettings(**settings), device, processes, strategy_of(strategy))
+def job(device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: Any = DATA, **settings: Any) -> Training:
+    return Training(data, MODEL, TrainSettings(**settings), device, processes, strategy_of(strategy))
 
 
 def value(arguments: list[str], name: str) -> str | None:

@@ -6,17 +6,17 @@ from pathlib import Path
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.strategies import strategy_of
 from vlmflow.lengths.fitted import fitted_data
-from vlmflow.swift.arguments import BaseModel, TrainJob
+from vlmflow.swift.arguments import BaseModel, Training
 
 
-def train_job(
+def plan_training(
     settings: TrainBlock,
     rows: Path,
     model: Path,
     picture_store: Path,
     manifests: Sequence[Path],
     cached: Path | None = None,
-) -> TrainJob:
+) -> Training:
     """Build the training of a run.
 
     rows: those that fit (fitted/RUN). model: folder with the base model's manifest.
@@ -28,4 +28,4 @@ def train_job(
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
     base = BaseModel.read(model, settings.model_type)
     strategy = strategy_of(settings.strategy)
-    return TrainJob(data, base, settings.train, settings.device, settings.processes, strategy, cached)
+    return Training(data, base, settings.train, settings.device, settings.processes, strategy, cached)
