@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType, NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from vlmflow.config.key_meanings import OF_CONVERSATIONS, OF_TURNS, Meaning
 
@@ -25,12 +25,13 @@ class RawForm:
 
     kinds: what the configuration calls it: one name, or several for the same form.
     row: what a row looks like, for people: a cell of the table in docs/data.md.
-    keys: the keys of a row, besides those of ANY_ROW, with what they hold; one that may be null may be missing too.
-    read: takes a row decoded with these keys, and the setting `prompt`, to its turns (`chat.Turn`), cleaned and at
-    least one, or to a Reject. None where a rule of its own converts the form.
+    content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with what they hold; one that
+    may be null may be missing too.
+    read: takes a row with the attributes of `content`, and the setting `prompt`, to its turns (`chat.Turn`), cleaned
+    and at least one, or to a Reject. None where a rule of its own converts the form.
     turns: the key that holds the turns, as objects whose first field says who speaks; None where no key does.
     speakers: who that may be, with what each is in a conversation (`chat.Turn.speaker`).
-    sound: types that sound rows are decoded into at once, in place of those in `keys`.
+    sound: types that sound rows are decoded into at once, by key, in place of those in `content`.
     meanings: the keys beside the turns that change what a row means, where they are not read.
     settings: the settings of a data set that this form has, and not every form.
     fixed: rows are as their one owner publishes them: all with a picture, and no key has another name in a file.
@@ -39,7 +40,7 @@ class RawForm:
 
     kinds: tuple[str, ...]
     row: str
-    keys: Mapping[str, Any]
+    content: type[Any]
     read: Callable[[Any, str | None], Any] | None = None
     turns: str | None = None
     speakers: Mapping[str, str] = field(default_factory=dict)
@@ -50,9 +51,14 @@ class RawForm:
     one_prompt: bool = False
 
     @property
+    def keys(self) -> dict[str, Any]:
+        """The form's own keys, with what they hold."""
+        return get_type_hints(self.content)
+
+    @property
     def all_keys(self) -> dict[str, Any]:
         """The keys that are read of a row, with what they hold."""
-        return dict(self.keys) if self.fixed else {**self.keys, **ANY_ROW}
+        return self.keys if self.fixed else {**self.keys, **ANY_ROW}
 
     def names(self, columns: Mapping[str, str]) -> dict[str, str]:
         """Give the keys that rows are read by, with what they are called in the file.

@@ -32,7 +32,7 @@ def own_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def add(package: Path, name: str, *names: str) -> None:
-    text = f"from vlmflow.config.raw_forms import RawForm\nFORM = RawForm({names!r}, 'rows', {{}})\n"
+    text = f"from vlmflow.config.raw_forms import RawForm\nFORM = RawForm({names!r}, 'rows', object)\n"
     (package / f"{name}.py").write_text(text)
 
 

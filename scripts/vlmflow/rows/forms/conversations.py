@@ -3,7 +3,7 @@
 Volcano's rows have this form too (https://huggingface.co/datasets/kaist-ai/volcano-train).
 """
 
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
@@ -22,7 +22,13 @@ class From(msgspec.Struct, gc=False):
     text: str = msgspec.field(name="value")
 
 
-def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+class Row(Protocol):
+    """What is read of a row."""
+
+    conversations: list[From]
+
+
+def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
     """Give the turns of a row."""
     return spoken("conversations", raw.conversations, SPEAKERS)
 
@@ -30,7 +36,7 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 FORM = RawForm(
     kinds=("sharegpt", "volcano"),
     row=('`{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}`; `system` may come first'),
-    keys={"conversations": list[From]},
+    content=Row,
     read=read,
     turns="conversations",
     speakers=SPEAKERS,

@@ -10,7 +10,7 @@ arXiv:2407.11522): students and teachers alternate strictly, the teacher's text 
 import re
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -68,10 +68,17 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
     score_field_differs: bool
 
 
+class NamedInRow(Protocol):
+    """What stages read of a row that do not convert it."""
+
+    image: str
+    source: Any
+
+
 FORM = RawForm(
     kinds=("fire",),
     row="FIRE's trajectories: a question on a picture, attempts to answer it, and feedback with a score",
-    keys={"image": str, "source": Any},
+    content=NamedInRow,
     meanings={},
     settings=("form", "max_history_rounds"),
     fixed=True,

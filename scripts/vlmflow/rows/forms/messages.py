@@ -1,6 +1,6 @@
 """Messages as OpenAI's chat form has them: {"messages": [{"role": "user", "content": …}, …]}."""
 
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
@@ -19,7 +19,13 @@ class Message(msgspec.Struct, gc=False):
     text: str = msgspec.field(name="content")
 
 
-def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+class Row(Protocol):
+    """What is read of a row."""
+
+    messages: list[Message]
+
+
+def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
     """Give the turns of a row."""
     return spoken("messages", raw.messages, SPEAKERS)
 
@@ -30,7 +36,7 @@ FORM = RawForm(
         '`{"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}]}`; '
         "a turn of `system` may come first"
     ),
-    keys={"messages": list[Message]},
+    content=Row,
     read=read,
     turns="messages",
     speakers=SPEAKERS,

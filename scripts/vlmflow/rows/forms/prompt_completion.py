@@ -1,6 +1,6 @@
 """Prompts with their completions, as TRL has them: {"prompt": …, "completion": …}."""
 
-from typing import Any
+from typing import Protocol
 
 from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
 from vlmflow.config.raw_forms import RawForm
@@ -9,7 +9,14 @@ from vlmflow.rows.raw_text import question_and_answer
 from vlmflow.rows.rejects import Reject
 
 
-def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+class Row(Protocol):
+    """What is read of a row."""
+
+    prompt: str
+    completion: str
+
+
+def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
     """Give a row's two turns."""
     return question_and_answer("prompt", raw.prompt, raw.completion)
 
@@ -17,7 +24,7 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 FORM = RawForm(
     kinds=("prompt_completion",),
     row='`{"prompt": …, "completion": …}`',
-    keys={"prompt": str, "completion": str},
+    content=Row,
     read=read,
     meanings=OF_CONVERSATIONS | HISTORY,
 )

@@ -1,6 +1,6 @@
 """Texts, each the answer to the one prompt in the configuration: {"text": …}."""
 
-from typing import Any
+from typing import Protocol
 
 from vlmflow.config.key_meanings import OF_ANY_ROW
 from vlmflow.config.raw_forms import RawForm
@@ -9,7 +9,13 @@ from vlmflow.rows.raw_text import question_and_answer
 from vlmflow.rows.rejects import Reject
 
 
-def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
+class Row(Protocol):
+    """What is read of a row."""
+
+    text: str
+
+
+def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
     """Give a row's two turns."""
     return question_and_answer("prompt", prompt or "", raw.text)
 
@@ -17,7 +23,7 @@ def read(raw: Any, prompt: str | None) -> list[Turn] | Reject:
 FORM = RawForm(
     kinds=("text",),
     row='`{"text": …}`; `prompt` in the configuration is the question before every text',
-    keys={"text": str},
+    content=Row,
     read=read,
     meanings=OF_ANY_ROW,
     settings=("ignore_keys", "prompt"),
