@@ -1,4 +1,4 @@
-"""Anonymous memory (RssAnon) of a process and all in it: what a mapped file is not part of."""
+"""Anonymous memory (RssAnon) of a process and its children, which excludes mapped files."""
 
 import re
 import subprocess
@@ -9,9 +9,9 @@ INTERVAL = 0.05
 
 
 def peak_anonymous(process: subprocess.Popen, interval: float = INTERVAL) -> int:
-    """Look at a running process until it ends; returns the peak in bytes.
+    """Watch a running process until it ends; return the peak in bytes.
 
-    interval: seconds between two looks.
+    interval: seconds between two samples.
 
     A page that a fork shares with its parent counts in both, so the figure is never too small.
     """
@@ -23,7 +23,7 @@ def peak_anonymous(process: subprocess.Popen, interval: float = INTERVAL) -> int
 
 
 def anonymous(process: int) -> int:
-    """Return the anonymous memory of a process and all in it now, in bytes; 0 if it has ended."""
+    """Return the current anonymous memory of a process and its children, in bytes; 0 if it has ended."""
     here = Path(f"/proc/{process}")
     try:
         found = re.search(r"RssAnon:\s+(\d+) kB", (here / "status").read_text())

@@ -1,8 +1,8 @@
-"""Measure what docs/benchmarks.md says: each way beside its yardstick, in one run, on an otherwise idle machine.
+"""Measure the figures of docs/benchmarks.md: each way and its yardstick, in one run, on an otherwise idle machine.
 
     python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [lengths] [merge] [workflow] [change] …
 
-Prints a table per part in Markdown; without names, all of them. It takes 14 GB in runs/ for a while.
+Prints a Markdown table per part; without names, all parts. It temporarily uses 14 GB in runs/.
 """
 
 import importlib.metadata
@@ -41,7 +41,7 @@ PARTS = {
 
 
 def machine() -> str:
-    """Describe the machine in a line."""
+    """Describe the machine in one line."""
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "pillow", "msgspec"))
@@ -52,7 +52,7 @@ def machine() -> str:
 
 
 def main(parts: list[str]) -> None:
-    """Measure and print; an unknown name ends the program with the known ones."""
+    """Measure and print; exit with the known names if one is unknown."""
     if unknown := set(parts) - set(PARTS):
         sys.exit(f"{', '.join(unknown)}: not measured here; there are {', '.join(PARTS)}")
     SCRATCH.mkdir(exist_ok=True)

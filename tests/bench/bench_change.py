@@ -1,4 +1,4 @@
-"""What a changed number of rows costs: which rules run again, and their seconds next to those of the whole workflow.
+"""The cost of a changed number of rows: which rules run again, and their seconds compared with the whole workflow's.
 
 Run alone: python tests/bench/bench_change.py
 """
@@ -21,8 +21,8 @@ OWN_DATA = "datasets={fire: {max_samples: 150}, fire-timestep: {max_samples: 150
 def bench_change(folder: Path) -> dict[str, Any]:
     """Run the demo and the pages of two data sets in the empty `folder`; then again with fewer rows of each.
 
-    Gives the seconds of the whole, and for each change the rules that ran again, their seconds, and the share of the
-    whole that these are: for a data set that the run is not trained on, and for the one that it is.
+    Returns the seconds of the whole workflow, and for each change the rules that ran again, their seconds and share:
+    for a data set that no run is trained on, and for the run's own.
     """
     command = demo_command(folder)
     whole = seconds([*command, "--", *TARGETS])
@@ -44,7 +44,7 @@ def planned(command: list[str]) -> list[str]:
 
 
 def seconds(command: list[str]) -> float:
-    """Run a command and give how long it took."""
+    """Run a command and return its duration."""
     begun = time.perf_counter()
     quietly(command)
     return time.perf_counter() - begun

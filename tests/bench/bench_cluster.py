@@ -1,4 +1,4 @@
-"""What a pod costs: the project's executor and storage beside the plain plugins, and beside bare Jobs, in one run.
+"""The cost of a pod: the project's executor and storage, compared with the plain plugins and with bare Jobs.
 
     python tests/bench/bench_cluster.py
 
@@ -32,7 +32,7 @@ NAMESPACE = "vlmflow-bench"
 PLACE = "/outputs/bench"
 PIECES, ROUNDS = 4, 3
 MUCH, LITTLE = 400_000_000, 1_000
-"""Bytes that a job takes in, and as many that it gives out."""
+"""Bytes of a job's input, and of its output."""
 
 COUNT_IO = """
 import subprocess, sys
@@ -40,7 +40,7 @@ code = subprocess.call(["/bin/sh", *sys.argv[1:]])
 print("IO " + " ".join(open("/proc/self/io").read().split()), flush=True)
 sys.exit(code)
 """
-"""Runs a pod's command; what its processes wrote the kernel then counts as this one's (proc_pid_io(5), wchar)."""
+"""Runs a pod's command; the kernel then adds its processes' written bytes to this one's (proc_pid_io(5), wchar)."""
 
 SETTINGS = {
     "executor": "kubernetes",
@@ -54,11 +54,11 @@ SETTINGS = {
     "jobs": "1",
 }
 OURS = {"remote-job-local-storage-prefix": "base64//L291dHB1dHMvLnBvZHMvJFZMTUZMT1dfUE9E"}
-"""As profiles/kubernetes has it: /outputs/.pods/$VLMFLOW_POD."""
+"""As in profiles/kubernetes: /outputs/.pods/$VLMFLOW_POD."""
 
 
 class FirstPod:
-    """Notes when the first pod of a Job was seen running, while the block runs."""
+    """Records when the first pod of a Job was seen running, until the block ends."""
 
     def __init__(self, cluster: Cluster) -> None:
         line = '--output=jsonpath={.status.phase}{"\\n"}'
@@ -70,7 +70,7 @@ class FirstPod:
         self._watch = subprocess.Popen(self._call, stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        time.sleep(0.5)  # the watch is there before the first pod
+        time.sleep(0.5)  # the watch starts before the first pod
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -96,7 +96,7 @@ class Bench:
             os.chown(place, PODS_USER, PODS_USER)
 
     def snakemake(self, name: str, ours: bool, target: str, *more: str) -> tuple[float, float]:
-        """Run Snakemake in the controller; returns seconds until its first pod ran, and until its end."""
+        """Run Snakemake in the controller; return the seconds until its first pod ran, and until its end."""
         options = SETTINGS | {"default-storage-prefix": f"{PLACE}/{name}", "config": f"ours={int(ours)}"}
         flags = [word for key, value in (options | (OURS if ours else {})).items() for word in (f"--{key}", value)]
         script = f'mkdir -p {PLACE}/in-{name} && cd {PLACE}/in-{name} && cp ../Snakefile . && exec snakemake "$@"'
@@ -110,7 +110,7 @@ class Bench:
         return first.at - begun, ended - begun
 
     def bare_job(self, number: int) -> float:
-        """Create a Job of the same command and resources, as kubectl does; returns seconds until it is complete."""
+        """Create a Job with the same command and resources, like kubectl; return the seconds until it is complete."""
         resources = {"cpu": "900m", "memory": "600M"}
         made = job(f"bare-{number}", ["/bin/sh", "-c", "date"], image_name("data"), resources)
         begun = time.monotonic()
@@ -118,7 +118,7 @@ class Bench:
         return time.monotonic() - begun
 
     def count_io(self) -> None:
-        """Have the pods of the template `default` count what they read and write."""
+        """Make the pods of the template `default` count what they read and write."""
         command = ["/usr/bin/tini", "-g", "--", "python", "-c", COUNT_IO]
         path = "/spec/jobTemplate/spec/template/spec/containers/0/command"
         patch = [{"op": "replace", "path": path, "value": command}]
@@ -126,13 +126,13 @@ class Bench:
         self._cluster.kubectl(f"--namespace={NAMESPACE}", *words)
 
     def written(self, rule: str) -> int:
-        """Return the bytes that a rule's pod, which was kept, has written altogether."""
+        """Return the total bytes that a rule's kept pod has written."""
         log = self._cluster.kubectl(f"--namespace={NAMESPACE}", "logs", f"--selector=vlmflow/rule={rule}", "--tail=5")
         words = next(line for line in log.splitlines() if line.startswith("IO ")).split()
         return int(words[words.index("wchar:") + 1])
 
     def forget_jobs(self) -> None:
-        """Delete all Jobs that were kept."""
+        """Delete all kept Jobs."""
         self._cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "jobs", "--all")
 
     def _in_controller(self, *command: str) -> str:
@@ -140,7 +140,7 @@ class Bench:
 
 
 def pod_costs(bench: Bench, say: Callable[[str], None]) -> dict[str, float]:
-    """Measure start and cost per pod in turns; returns medians over the rounds, in seconds."""
+    """Measure start and cost per pod in turns; return medians over the rounds, in seconds."""
     found: dict[str, list[float]] = {}
     for number in range(ROUNDS):
         for name, ours in (("ours", True), ("plain", False)):
@@ -157,7 +157,7 @@ def pod_costs(bench: Bench, say: Callable[[str], None]) -> dict[str, float]:
 
 
 def copied_bytes(bench: Bench) -> dict[str, float]:
-    """Return the bytes that pods write beyond what their rule writes, for much and for little data."""
+    """Return the bytes that pods write in addition to their rule, for much and for little data."""
     bench.count_io()
     extra = {}
     for size in (MUCH, LITTLE):
@@ -178,7 +178,7 @@ def main() -> None:
     try:
         with deployed(cluster, NAMESPACE, volumes):
             kubectl = f"--namespace={NAMESPACE}"
-            # The plain plugin's pods are not restricted, and it asks for more verbs than ours.
+            # The plain plugin's pods are not restricted, and it needs more verbs than ours.
             cluster.kubectl(
                 "label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged", "--overwrite"
             )

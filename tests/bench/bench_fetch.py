@@ -1,7 +1,7 @@
-"""Pictures out of a zip on a server, and one by one, beside bare clients that make the same requests.
+"""Pictures from a zip on a server, and one by one, compared with bare clients that make the same requests.
 
-A bare client checks nothing but the length, tries again what broke, and writes what comes into files, unsynced; or
-drops it: that tells how much the writing costs.
+A bare client checks only the length, retries what broke, and writes the bytes into files, unsynced; or drops them, to
+show the cost of writing.
 
 Run alone: python tests/bench/bench_fetch.py
 """
@@ -36,7 +36,7 @@ from vlmflow.web import patience
 from vlmflow.web.transport import CONNECTIONS
 
 WANTED = 12_000
-"""Members of 118,287, scattered: 2.0 GB; a tenth, since FIRE's 81,000 pictures are in a dozen archives."""
+"""Scattered members of 118,287: 2.0 GB, a tenth, because FIRE's 81,000 pictures are in a dozen archives."""
 
 LATENCY = 0.005
 FAULTS = 0.01
@@ -44,7 +44,7 @@ ROUNDS = 2
 
 
 class Request(NamedTuple):
-    """What a bare client asks for: bytes of a path, from `start` up to `end` (exclusive)."""
+    """A bare client's request: bytes of a path, from `start` up to `end` (exclusive)."""
 
     path: str
     start: int
@@ -52,11 +52,11 @@ class Request(NamedTuple):
 
 
 def bench_fetch(folder: Path) -> dict[str, float]:
-    """Measure MB/s of both clients in both ways, in turns, best of two; and the bytes transferred over those wanted.
+    """Measure MB/s of both clients in both ways, in turns, best of two; and the bytes transferred per requested byte.
 
     folder: an empty folder, to be filled with 16 GB.
     """
-    patience.FIRST_WAIT = 0.05  # the server's faults are gone at once
+    patience.FIRST_WAIT = 0.05  # the server's faults are retried at once
     archive = VirtualZip()
     wanted = sorted(random.Random(2).sample(archive.names, WANTED))
     figures = {"load_average": round(os.getloadavg()[0], 2)}
@@ -73,7 +73,7 @@ def bench_fetch(folder: Path) -> dict[str, float]:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    """Run the server in a process of its own; returns its address, with a slash at the end."""
+    """Run the server in its own process; return its address, with a slash at the end."""
     program = Path(__file__).with_name("range_server.py")
     server = subprocess.Popen(
         [sys.executable, str(program), str(LATENCY), str(FAULTS)], stdout=subprocess.PIPE, text=True
@@ -91,7 +91,7 @@ def _ranges(archive: VirtualZip, wanted: list[str]) -> list[Request]:
 
 
 def _compare(folder: Path, address: str, requests: list[Request], wanted: list[str], source: PictureSource) -> dict:
-    """Measure both clients in turns; returns the figures of one way."""
+    """Measure both clients in turns; return the figures of one way."""
     asked = sum(request.end - request.start for request in requests)
     bare, dropping, ours, accounts = [], [], [], []
     for _ in range(ROUNDS):
@@ -115,7 +115,7 @@ def _compare(folder: Path, address: str, requests: list[Request], wanted: list[s
 def _seconds(folder: Path, work: Callable[[Path], object]) -> float:
     """Return the seconds of some work in an empty folder, on a disk that has nothing else to write.
 
-    What it wrote stays for now: ext4 makes new files slowly where many were removed within the last 35 seconds.
+    Its files remain for now: ext4 creates files slowly if many were removed within the last 35 seconds.
     """
     store = Path(tempfile.mkdtemp(dir=folder))
     (store / "coco/train2017").mkdir(parents=True)
@@ -126,9 +126,9 @@ def _seconds(folder: Path, work: Callable[[Path], object]) -> float:
 
 
 def _bare(address: str, requests: list[Request], store: Path | None) -> None:
-    """Make all requests over as many connections as the stage does; try again until each answer is whole.
+    """Make all requests over as many connections as the stage; retry until each answer is complete.
 
-    store: takes a file per answer, where the stage puts its pictures; None drops them.
+    store: the folder for a file per answer, like the stage's; None drops them.
     """
     pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False)
 
@@ -150,7 +150,7 @@ def _bare(address: str, requests: list[Request], store: Path | None) -> None:
 
 
 def _ours(store: Path, source: PictureSource, wanted: list[str]) -> FetchedPictures:
-    """Fetch, directory and all; every picture checked and on the disk. Returns the account."""
+    """Fetch as the stage does: directory, checks, pictures on the disk. Returns the account."""
     paths = {f"coco/{name}": 1 for name in wanted}
     fetch = PictureFetch({"coco": source}, {}, store, 100_000_000, "fetch")
     account = fetch.fetch(paths, PictureRoots([str(store)], "roots"))

@@ -1,4 +1,4 @@
-"""What looks at files of earlier stages cost: the cheapest stage that reads pictures with and without, a model.
+"""The cost of checking files of earlier stages: the cheapest stage that reads pictures, with and without, and a model.
 
 Run alone: python tests/bench/bench_integrity.py [CORES]
 """
@@ -28,12 +28,12 @@ ROUNDS = 3
 
 
 def bench_integrity(folder: Path, cores: int) -> dict:
-    """Measure `hash_pictures`, which decodes pictures at an eighth of their size, without a look at them and with one.
+    """Measure `hash_pictures`, which decodes pictures at an eighth of their size, without checks and with them.
 
     folder: an empty folder, to be filled with COCO-sized JPEGs and a file of MODEL_BYTES, all in the page cache.
 
-    Gives the seconds of the stage without, of the first look (which reads all), of a quick and of a full one, and the
-    last three as ratios to the first; and the seconds that a model's file takes. Best of ROUNDS in turns.
+    Returns the seconds of the stage without a check, with the first check (which reads everything), a quick and a full
+    one, the last three as ratios to the first; and the seconds for a model file. Best of ROUNDS in turns.
     """
     pictures = _Pictures(folder, cores)
     model = folder / "model"

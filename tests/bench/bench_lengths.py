@@ -1,10 +1,10 @@
-"""Token lengths of rows by arithmetic, beside ms-swift's own encode of every row.
+"""Token lengths of rows by arithmetic, compared with ms-swift's own encode of every row.
 
 Run alone: python tests/bench/bench_lengths.py [CORES]
 
-The plain way is what ms-swift does where it needs lengths (`swift export --to_cached_dataset`, packing): it reads and
-scales every picture and tokenizes every row. Both ways run in turns; the best of each counts. Seconds are those of
-the work, without imports. Memory is measured in runs of their own, since looking costs time.
+The plain way is how ms-swift gets lengths (`swift export --to_cached_dataset`, packing): it reads and scales every
+picture and tokenizes every row. Both ways run in turns; the best of each counts. Seconds are those of the work,
+without imports. Memory is measured in separate runs, because measuring takes time.
 """
 
 import json
@@ -42,8 +42,8 @@ def bench_lengths(folder: Path, cores: int) -> dict[str, Any]:
 
     folder: an empty folder, to be filled.
 
-    Gives rates, the ratio of one core to one core, and peaks above an idle process that has tokenizer and picture
-    manifest loaded. That both ways give the same lengths is checked.
+    Returns rates, the ratio with one core each, and peaks above an idle process with tokenizer and picture manifest
+    loaded. It checks that both ways give the same lengths.
     """
     _prepare(folder, cores)
     ours, plain = {1: [], cores: []}, []
@@ -87,14 +87,14 @@ def _run(way: str, folder: Path, *words: object) -> list[str]:
 
 
 def _said(command: list[str], folder: Path) -> Any:
-    """Run one of the two ways in a process of its own, and return what it says in its last line: JSON."""
+    """Run one of the two ways in its own process, and return the JSON in its last line."""
     env = environment(folder / "store" / "bench", IMAGE_MAX_TOKENS, folder / "cache", 1)
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(folder: Path, name: str, processes: int) -> None:
-    """Be our way: measure all rows of a file; says the seconds, and the first lengths."""
+    """Our way: measure all rows of a file; print the seconds and the first lengths."""
     counter = _counter(folder)
     begun = time.perf_counter()
     lengths = measure_rows(folder / name, counter, processes)
@@ -104,7 +104,7 @@ def measure(folder: Path, name: str, processes: int) -> None:
 
 
 def plain_way(folder: Path) -> None:
-    """Be ms-swift: encode every row of a file, its picture included."""
+    """ms-swift's way: encode every row of a file, including its picture."""
     from swift import get_processor, get_template
     from swift.dataset import load_dataset
 
@@ -121,7 +121,7 @@ def _counter(folder: Path) -> TokenCounter:
 
 
 def _peak(folder: Path, name: str, processes: int) -> int:
-    """Return the peak of anonymous memory in MB above that of a process which has only loaded what it needs."""
+    """Return the peak of anonymous memory in MB above that of a process that has only loaded its data."""
     with subprocess.Popen(_run("idle", folder), stdout=subprocess.PIPE) as idle:
         idle.stdout.readline()
         before = anonymous(idle.pid)
@@ -131,7 +131,7 @@ def _peak(folder: Path, name: str, processes: int) -> int:
 
 
 def main(way: str, folder: Path, *words: str) -> None:
-    """Be one of the processes that are measured."""
+    """Run one of the measured processes."""
     if way == "measure":
         measure(folder, words[0], int(words[1]))
     elif way == "plain":

@@ -1,11 +1,11 @@
-"""The merge of a 4.4 GB model beside a plain copy, the bare arithmetic, and peft's own way.
+"""The merge of a 4.4 GB model, compared with a plain copy, the bare arithmetic, and peft's own way.
 
 Run alone: python tests/bench/bench_merge.py [CORES]; it takes 14 GB in the working directory.
 
-Every way that reads files runs in a process of its own, in turn, and begins with the model's files out of the
+Every way that reads files runs in its own process, in turn, and starts with the model's files removed from the
 page cache (cold) or freshly read (warm); each ends with its output synced to the disk. Rates of shared disks
-change from minute to minute: the rounds take turns, and the best of each way counts. Seconds are those of the
-work; the start of the process with its imports, which does not grow with the model, is given beside.
+change from minute to minute, so the rounds take turns and the best of each way counts. Seconds are those of the
+work; the start of the process with its imports, which does not grow with the model, is given separately.
 """
 
 import json
@@ -74,10 +74,10 @@ for name in os.listdir(merged):
 def bench_merge(folder: Path, cores: int) -> dict[str, Any]:
     """Measure everything once per round.
 
-    folder: where some 14 GB may be written; what is written is removed again.
+    folder: for about 14 GB, which are removed again.
     cores: how many the merge and the arithmetic may use.
 
-    Gives seconds, bytes and ratios by name.
+    Returns seconds, bytes and ratios by name.
     """
     base, adapter, merged = folder / "base", folder / "adapter", folder / "merged"
     try:
@@ -116,7 +116,7 @@ def bench_merge(folder: Path, cores: int) -> dict[str, Any]:
 
 
 def _write_model(base: Path) -> int:
-    """Write the model in shards of about 1 GB; give the largest one's size."""
+    """Write the model in shards of about 1 GB; return the largest one's size."""
     base.mkdir(parents=True)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -182,7 +182,7 @@ def _write_adapter(adapter: Path) -> None:
 
 
 def _run(code: str, arguments: list[str], base: Path, merged: Path, cache: str) -> dict[str, float]:
-    """Run one way in a process of its own: seconds of the work, of the start, peak of the anonymous memory."""
+    """Run one way in its own process; return seconds of the work, of the start, and peak anonymous memory."""
     shutil.rmtree(merged, ignore_errors=True)
     os.sync()
     for path in base.iterdir():
@@ -217,7 +217,7 @@ def _bare_arithmetic(cores: int) -> float:
         weight = torch.full((rows, columns), 0.02, dtype=torch.bfloat16)
         a, b = torch.full((RANK, columns), 0.01), torch.full((rows, RANK), 0.01)
         merged, wide = torch.empty_like(weight), torch.empty(weight.shape)
-        merged.zero_(), wide.zero_()  # memory that was never written costs its first touch
+        merged.zero_(), wide.zero_()  # the first access to memory that was never written takes time
         begun = time.perf_counter()
         for _ in range(LAYERS):
             merged.copy_(wide.copy_(weight).addmm_(b, a, alpha=2.0))

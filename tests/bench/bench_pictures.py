@@ -1,4 +1,4 @@
-"""The picture check beside a bare Pillow decode: the stage should cost little more than the decoding itself.
+"""The picture check, compared with a bare Pillow decode: the stage should take little more than the decoding itself.
 
 Run alone: python tests/bench/bench_pictures.py [CORES]
 """
@@ -24,20 +24,20 @@ from vlmflow.pictures.store import PictureStore
 
 PHOTOGRAPHS = 300
 COPIES = 6
-"""Names of each photograph (hard links): enough work for the start of the processes not to count."""
+"""Names of each photograph (hard links): enough work to make the processes' start negligible."""
 
 WIDTH, HEIGHT = 640, 480
 
 
 def bench_pictures(folder: Path, cores: int) -> dict:
-    """Measure pictures per second: bare Pillow, before and after, and between them the stage over all cores.
+    """Measure pictures per second: bare Pillow before and after the stage, and the stage on all cores.
 
     folder: an empty folder, to be filled with COCO-sized JPEGs; its disk makes the store's links.
 
-    Gives the rates and two ratios: `ratio`, stage / (cores * bare on one core), of which 0.9 is wanted, and
-    `ratio_all_cores`, stage / bare on all cores at once. Where the cores are threads that share an execution
-    unit, or a clock that falls under load, only the second can come near 1. `ratio_again` is the first with
-    the store of an earlier run, in which the links are there.
+    Returns the rates and two ratios: `ratio`, stage / (cores * bare on one core), with the goal 0.9, and
+    `ratio_all_cores`, stage / bare on all cores at once. If the cores are threads that share an execution
+    unit, or the clock falls under load, only the second can come near 1. `ratio_again` is the first with
+    an earlier run's store, in which the links exist.
     """
     root = folder / "root"
     names = write_photographs(root)

@@ -1,11 +1,11 @@
-"""Convert and validate FIRE-form rows, beside the plain way, and the memory at ten times the size.
+"""Convert and validate rows in FIRE's form, compared with the plain way, and the memory at ten times the size.
 
 Run alone: python tests/bench/bench_rows.py [CORES]; it takes 6 GB in the working directory.
 
 The plain way is what people write first: json.load, a loop, jsonschema per row, json.dumps. It and our two
 stages run as processes, in turns; the best of each way counts. Seconds are those of the work; the start of the
-processes with their imports, which does not grow with the rows, is given beside. Memory is measured in runs of
-their own, since looking costs time.
+processes with their imports, which does not grow with the rows, is given separately. Memory is measured in
+separate runs, because measuring takes time.
 """
 
 import importlib
@@ -37,13 +37,12 @@ FORM = {"form": "trajectory", "max_history_rounds": 6}
 
 
 def bench_rows(folder: Path, cores: int, rows: int = 100_000) -> dict[str, Any]:
-    """Measure rows per second of both ways at `rows` rows, and our peak memory there and at ten times as many.
+    """Measure rows per second of both ways with `rows` rows, and our peak memory with these and with ten times as many.
 
     folder: an empty folder, to be filled.
 
-    Gives rates, their ratio (10 is wanted), the share of the limit (limit.py) that the conversion reaches (0.6 is
-    wanted), and peaks above an idle interpreter that has the modules loaded (300 MB are
-    allowed).
+    Returns rates, their ratio (goal: 10), the conversion's share of the limit of limit.py (goal: 0.6), and peaks
+    above an idle interpreter with the modules loaded (goal: 300 MB at most).
     """
     small, large = folder / "small", folder / "large"
     prepare(small, rows, cores)
@@ -109,13 +108,13 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
 
 
 def script(name: str, **values: Any) -> list[str]:
-    """Return the command line that runs a stage's script and says how long its work took."""
+    """Return the command line that runs a stage's script and prints how long its work took."""
     options = [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     return [sys.executable, __file__, name, *options]
 
 
 def seconds(command: list[str]) -> tuple[float, float]:
-    """Run a command of `script`; returns the seconds of its work, and of all the rest: start, imports, end."""
+    """Run a command of `script`; return the seconds of its work, and of the rest: start, imports, end."""
     begun = time.perf_counter()
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     work = float(said)
@@ -134,7 +133,7 @@ def work(name: str) -> None:
 
 
 def peak(command: list[str]) -> int:
-    """Run a command and give the peak of the anonymous memory of all its processes together, in bytes."""
+    """Run a command and return the peak of the anonymous memory of all its processes together, in bytes."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         return peak_anonymous(process)
 
@@ -150,7 +149,7 @@ def idle_memory(name: str) -> int:
 
 
 def plain_way(folder: Path) -> None:
-    """Convert and validate as people do at first."""
+    """Convert and validate in the plain way."""
     validator = jsonschema.Draft202012Validator(json_schema())
     with (folder / "train.json").open() as file:
         rows = json.load(file)

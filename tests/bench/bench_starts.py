@@ -1,9 +1,9 @@
-"""What starts cost: the seven jobs from raw rows to validated data, a plan of the whole pipeline, ms-swift's imports.
+"""The cost of starts: the seven jobs from raw rows to validated data, a plan of the pipeline, ms-swift's imports.
 
 Run alone: python tests/bench/bench_starts.py [ROWS]; it takes 1 GB in the working directory.
 
-Beside each are the seconds of processor time that all its processes took together: these say something on a busy
-machine too. The yardstick is the import of Snakemake, and for ms-swift that of torch.
+Each figure has the processor time of all its processes, which is meaningful on a busy machine too. The yardstick is
+the import of Snakemake, and for ms-swift that of torch.
 """
 
 import json
@@ -32,7 +32,7 @@ TRAINER = "from swift import sft_main; from swift.callbacks import callbacks_map
 def bench_starts(folder: Path, rows: int = 100_000) -> dict[str, Any]:
     """Measure the starts, each warm, as the least of some rounds. folder: an empty folder, to be filled.
 
-    Gives the seconds from raw rows to stats.json (9 are allowed on two cores for 100,000 rows), those of a plan for
+    Returns the seconds from raw rows to stats.json (goal: 9 at most on two cores for 100,000 rows), of a plan for
     merged weights, and of the imports, with their ratios to the yardsticks.
     """
     settings = prepare(folder, rows)
@@ -62,7 +62,7 @@ def bench_starts(folder: Path, rows: int = 100_000) -> dict[str, Any]:
 
 
 def prepare(folder: Path, rows: int) -> Path:
-    """Write raw rows of both splits with their pictures, and a configuration file that names them; give that."""
+    """Write raw rows of both splits with their pictures, and a configuration file that names them; return that file."""
     splits = {"train": rows, "test": TEST_ROWS}
     raw = {split: folder / split / f"{split}.json" for split in splits}
     for seed, (split, count) in enumerate(splits.items()):
@@ -76,7 +76,7 @@ def prepare(folder: Path, rows: int) -> Path:
 
 
 def seconds(command: list[str]) -> tuple[float, float]:
-    """Run a command; returns how long it took, and the processor time of all its processes. Ends if it fails."""
+    """Run a command; return its duration, and the processor time of all its processes. Exits if it fails."""
     before = os.times()
     begun = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

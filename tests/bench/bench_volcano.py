@@ -1,9 +1,9 @@
-"""Convert and validate Volcano-form rows, 1.3 GB in one array, beside the plain way and beside the machine's limit.
+"""Convert and validate rows in Volcano's form, 1.3 GB in one array, compared with the plain way and the limit.
 
 Run alone: python tests/bench/bench_volcano.py [ROWS]; it takes 6 GB in the working directory.
 
-The limit is that of limit.py, measured without its writing too. The plain way is what people write first: json.load, a
-loop, json.dumps. All run as processes, in turns; the best of each counts. Memory is measured in runs of its own.
+The limit is that of limit.py, also measured without writing. The plain way is what people write first: json.load, a
+loop, json.dumps. All run as processes, in turns; the best of each counts. Memory is measured in separate runs.
 """
 
 import json
@@ -31,8 +31,8 @@ def bench_volcano(folder: Path, cores: int, rows: int = ROWS) -> dict[str, Any]:
 
     folder: an empty folder, to be filled.
 
-    Gives the share of the limit that the conversion reaches (0.6 is wanted), and peaks above an idle interpreter
-    that has the modules loaded (300 MB are allowed).
+    Returns the conversion's share of the limit (goal: 0.6), and peaks above an idle interpreter with the modules
+    loaded (goal: 300 MB at most).
     """
     write_volcano_rows(folder / "train.json", rows, seed=1)
     resolve = script(
@@ -84,7 +84,7 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
 
 
 def plain(folder: Path) -> None:
-    """Convert as people do at first, on one core."""
+    """Convert in the plain way, on one core."""
     with (folder / "train.json").open() as file:
         rows = json.load(file)
     with (folder / "plain.jsonl").open("w") as out:

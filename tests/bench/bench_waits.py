@@ -1,8 +1,8 @@
-"""What it costs to explain why twenty Jobs wait, on a cluster of 400 nodes (played by kwok) and 500 pods.
+"""The cost of explaining why twenty Jobs wait, on a cluster with 400 nodes (simulated by kwok) and 500 pods.
 
     python tests/bench/bench_waits.py
 
-bench_cluster.py prints the same figures. A look in which nodes, pods and events are read again is the most expensive.
+bench_cluster.py prints the same figures. A check that reads nodes, pods and events again is the most expensive.
 """
 
 import os
@@ -31,7 +31,7 @@ LABELS = {INVOCATION: "bench"}
 
 
 def busy_node(number: int) -> dict:
-    """Return a node as large as real ones are in the API: kubelets list the images that they hold."""
+    """Return a node with an API object of realistic size: kubelets list their images."""
     node = fake_node(f"wait-{number}", {GPU: "8"})
     images = [{"names": [f"r.io/group/image-{n}@sha256:{'0' * 64}"], "sizeBytes": 10**9} for n in range(40)]
     node["status"]["images"] = images
@@ -39,14 +39,14 @@ def busy_node(number: int) -> dict:
 
 
 def busy_pod(number: int) -> dict:
-    """Return a pod of somebody else's, which holds four of a node's GPUs."""
+    """Return somebody else's pod, which uses four of a node's GPUs."""
     made = job(f"other-{number}", ["true"], "none", {GPU: "4", "cpu": "4", "memory": "16Gi"})
     spec = made["spec"]["template"]["spec"] | {"nodeName": f"wait-{number % NODES}"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": made["metadata"], "spec": spec}
 
 
 def waiting_job(number: int) -> dict:
-    """Return a Job whose pod asks for more GPUs than any node has free."""
+    """Return a Job whose pod requests more GPUs than any node has free."""
     made = job(f"waits-{number}", ["true"], "none", {GPU: "8"})
     made["metadata"]["labels"] = LABELS
     made["spec"]["template"]["metadata"] = {"labels": LABELS}
@@ -54,7 +54,7 @@ def waiting_job(number: int) -> dict:
 
 
 def seconds_per_look(cluster: Cluster) -> dict[str, float]:
-    """Measure the CPU seconds of a look at all waiting Jobs: median and worst of those that read all, and of others."""
+    """Measure the CPU seconds of a check of all waiting Jobs: median and worst, with and without reading all again."""
     names = [f"waits-{number}" for number in range(WAITING)]
     os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
     now, said = 1_000.0, []
@@ -78,7 +78,7 @@ def seconds_per_look(cluster: Cluster) -> dict[str, float]:
 
 
 def measure(cluster: Cluster) -> dict[str, float]:
-    """Make nodes, pods and Jobs, measure, and take them away."""
+    """Create nodes, pods and Jobs, measure, and delete them."""
     start_fake_nodes(cluster)
     nodes = [busy_node(number) for number in range(NODES)]
     try:
@@ -98,7 +98,7 @@ def measure(cluster: Cluster) -> dict[str, float]:
 
 
 def report(costs: dict[str, float]) -> str:
-    """Write the figures in a line."""
+    """Return the figures in one line."""
     parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in costs.items())
     return f"CPU of a look at {WAITING} waiting Jobs, {NODES} nodes and {PODS} pods (0.2 s allowed): {parts}"
 

@@ -1,4 +1,4 @@
-"""What the workflow costs beside the work: the demo's wall time, and how much of it no script was running.
+"""The workflow's own overhead: the demo's wall time, and the part of it in which no script was running.
 
 Run alone: python tests/bench/bench_workflow.py
 """
@@ -18,8 +18,8 @@ RUN = "qwen3vl-fire"
 def bench_workflow(folder: Path) -> dict[str, Any]:
     """Run the demo in the empty `folder`.
 
-    Gives its wall time, the time in which at least one script ran (Snakemake's benchmark files say how long each
-    took, and when it ended), and the share of the rest, of which 0.25 is allowed.
+    Returns its wall time, the time in which at least one script ran (from Snakemake's benchmark files), and the
+    share of the rest (goal: 0.25 at most).
     """
     command = demo_command(folder)
     begun = time.perf_counter()
@@ -34,7 +34,7 @@ def bench_workflow(folder: Path) -> dict[str, Any]:
 
 
 def demo_command(folder: Path) -> list[str]:
-    """Put sample and tiny model into `folder`, and return the command line of the demo there, without targets."""
+    """Put sample and tiny model into `folder`, and return the demo's command line there, without targets."""
     python("make_sample.py", "--folder", str(folder / "sample"))
     text = json.dumps([str(folder / "sample" / "FIRE-train-100K.json")])
     python("make_tiny_model.py", "--folder", str(folder / "tiny-model"), "--text", text)
@@ -42,14 +42,14 @@ def demo_command(folder: Path) -> list[str]:
 
 
 def script_interval(benchmark: Path) -> tuple[float, float]:
-    """Return when a rule's script began and ended, by its benchmark file."""
+    """Return when a rule's script started and ended, from its benchmark file."""
     head, values = (line.split("\t") for line in benchmark.read_text().splitlines())
     ended = benchmark.stat().st_mtime
     return ended - float(values[head.index("s")]), ended
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:
-    """Return the time that intervals, which may overlap, cover together."""
+    """Return the total time that possibly overlapping intervals cover."""
     total, reached = 0.0, 0.0
     for begun, ended in sorted(intervals):
         total += max(0.0, ended - max(begun, reached))
@@ -63,7 +63,7 @@ def python(script: str, *options: str) -> None:
 
 
 def quietly(command: list[str]) -> str:
-    """Run a command and give what it said; that is shown when it fails."""
+    """Run a command and return its output; print it if the command fails."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{command[0]} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")

@@ -1,7 +1,7 @@
-"""What the run qwen3vl-fire costs, by arithmetic from real rows: python tests/bench/full_run_cost.py [FOLDER]
+"""The cost of the run qwen3vl-fire, by arithmetic from real rows: python tests/bench/full_run_cost.py [FOLDER]
 
-FOLDER (default runs/fire-demo) is what `make fire-demo` left. Until GPUs have measured it, this is an estimate; the
-gate of the smoke run gives the run's own figure, from its own GPUs, before the full run begins.
+FOLDER (default runs/fire-demo) is that of `make fire-demo`. This is an estimate, not measured on GPUs; the gate of the
+smoke run gives the run's own figure, from its own GPUs, before the full run starts.
 """
 
 import json
@@ -31,7 +31,7 @@ PEAK_FLOPS = {"A100 80 GB": 312e12, "H100 80 GB": 989e12}
 """Dense bfloat16, by NVIDIA's data sheets."""
 
 SHARE_OF_PEAK = (0.2, 0.4)
-"""What training of such a size reaches with zero3 on one node, low and high."""
+"""The share of the peak that such a training reaches with zero3 on one node, low and high."""
 
 
 def main(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""What no converter can go below: a file split into rows, each decoded with its type and encoded, by all cores.
+"""The least that any converter must do: split a file into rows, decode each with its type and encode it, on all cores.
 
-Run as a process of its own: python tests/bench/limit.py FORM FOLDER CORES; it prints the seconds of the work.
-FORM is fire or volcano; with `-unwritten` behind it the rows are thrown away, else they are written.
+Run in its own process: python tests/bench/limit.py FORM FOLDER CORES; it prints the seconds of the work.
+FORM is fire or volcano; with the suffix `-unwritten` the rows are not written.
 """
 
 import sys
@@ -22,7 +22,7 @@ from vlmflow.rows.forms.fire import RawRow
 
 
 class VolcanoRow(msgspec.Struct, gc=False):
-    """A raw row of Volcano, as typed as it gets."""
+    """A raw row of Volcano, fully typed."""
 
     id: str
     conversations: list[Turn]
@@ -38,7 +38,7 @@ def command(form: str, folder: Path, cores: int) -> list[str]:
 
 
 def go(form: str, folder: Path, cores: int) -> None:
-    """Split, decode and encode; write, or throw away."""
+    """Split, decode and encode; write, or discard."""
     form, _, unwritten = form.partition("-")
     decoder, encoder = msgspec.json.Decoder(ROWS_OF[form]), msgspec.json.Encoder()
 

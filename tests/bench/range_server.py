@@ -1,4 +1,4 @@
-"""A server of a virtual zip in ranges, and of its members by their names: latency, faults, little work of its own.
+"""A server of ranges of a virtual zip, and of its members by name, with latency and faults and little work of its own.
 
 python tests/bench/range_server.py LATENCY FAULT_SHARE   (prints its port)
 """
@@ -20,7 +20,7 @@ RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
 
 
 class Server:
-    """Answers many clients; of every hundred answers `faults` times a hundred break. latency: seconds."""
+    """Answers many clients. faults: share of the answers that break. latency: seconds."""
 
     def __init__(self, latency: float, faults: float) -> None:
         self._zip = VirtualZip()
@@ -29,8 +29,8 @@ class Server:
         self._chance = random.Random(1)
 
     def run(self) -> None:
-        """Serve until killed."""
-        self._zip.pieces(self._zip.size - 1, self._zip.size)  # its directory is made now, not in the first answer
+        """Serve until the process is killed."""
+        self._zip.pieces(self._zip.size - 1, self._zip.size)  # creates its directory now, not in the first answer
         with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
             print(listener.getsockname()[1], flush=True)
             while True:
@@ -53,7 +53,7 @@ class Server:
                     return
 
     def _answer(self, connection: socket.socket, head: bytes) -> bool:
-        """Answer one request; returns whether the connection can take another."""
+        """Answer one request; return whether the connection can take another."""
         fault = self._chance.choice(["reset", "cut", "503"]) if self._chance.random() < self._faults else None
         if fault == "503":
             connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 0\r\n\r\n")
@@ -77,7 +77,7 @@ class Server:
 
 
 def _send(connection: socket.socket, pieces: list[memoryview]) -> None:
-    """Send all pieces, out of where they lie: in one call where the socket takes them."""
+    """Send all pieces without copying them, in one call if the socket accepts that."""
     sent = connection.sendmsg(pieces[:512])
     for piece in pieces:
         if sent < len(piece):

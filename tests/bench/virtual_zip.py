@@ -1,4 +1,4 @@
-"""A zip of COCO's true size that lies nowhere: its bytes are made when they are asked for."""
+"""A virtual zip of COCO's real size: its bytes are generated on request."""
 
 import bisect
 import io
@@ -9,16 +9,16 @@ from functools import cached_property
 
 MEMBERS = 118_287
 SMALLEST, LARGEST = 100_000, 226_000
-"""Bytes of a member. With COCO's train2017 it has the number of members, and their mean size of 163 KB."""
+"""Bytes of a member. The zip has the number of members of COCO's train2017, and their mean size, 163 KB."""
 
 CUTS = 1_000
-"""Different contents: each member is one of so many pieces of one block of noise, of which the CRCs are known."""
+"""The number of different contents: each member is one of these pieces of a block of noise, with known CRCs."""
 
 
 class VirtualZip:
-    """The same bytes in every process that makes one.
+    """It has the same bytes in every process.
 
-    names: of its members, in their order. size: bytes of the whole.
+    names: of its members, in order. size: bytes of the whole zip.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class VirtualZip:
 
 
 class _Behind(io.BytesIO):
-    """A file of which only what comes behind a place is kept."""
+    """A file that keeps only the bytes after an offset."""
 
     def __init__(self, place: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ending Jobs on a cluster that is slow to let go of them."""
+"""Ending Jobs on a cluster that is slow to remove them."""
 
 import json
 import time
@@ -16,7 +16,7 @@ FINALIZER = "tests.vlmflow/kept"
 
 
 def test_jobs_of_which_nothing_runs_are_not_waited_for(any_cluster: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finalizer that nobody takes off stands for a controller manager that is far behind."""
+    """A finalizer that nobody removes simulates a controller manager that is far behind."""
     monkeypatch.setattr(clean_end, "IDLE_SECONDS", 2.0)
     job = jobs.job("kept", ["true"], "unknown.invalid/image")
     job["metadata"] |= {"finalizers": [FINALIZER], "labels": {"test": "kept"}}

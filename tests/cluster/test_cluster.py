@@ -1,4 +1,4 @@
-"""The tests' cluster is a real one: jobs, two nodes, names, GPUs that a node reports, parts that stop and come back."""
+"""The tests' cluster is real: jobs, two nodes, DNS, GPUs that a node reports, parts that stop and restart."""
 
 import time
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_a_failed_job_is_reported_with_its_log(cluster: Cluster) -> None:
 
 
 def test_memory_over_the_limit_is_killed(cluster: Cluster) -> None:
-    # A child, as in a rule's pod: where process 1 is killed, its end may be told before the reason is.
+    # A child, as in a rule's pod: if process 1 is killed, its end may be reported before the reason.
     command = "python -c \"b = b'x' * 300_000_000\"; code=$?; sleep 1; exit $code"
     hog = jobs.job("hog", ["sh", "-c", command], IMAGE, {"memory": "64Mi"})
     with pytest.raises(VlmflowError, match="OOMKilled"):
@@ -73,7 +73,7 @@ def test_a_volume_is_shared_by_nodes(cluster: Cluster, second_node: Node, tmp_pa
     volume, claim = jobs.shared_volume("shared", tmp_path / "shared", NAMESPACE)
     with cluster.having(volume):
         cluster.apply(claim)
-        # A pod that names its node passes by the scheduler, which would have waited for the claim.
+        # A pod that names its node bypasses the scheduler, which would have waited for the claim.
         wait_for("the claim is bound", lambda: cluster.get("pvc", "shared", NAMESPACE)["status"]["phase"] == "Bound")
         for node in ("node-a", "node-b"):
             line = jobs.job(f"on-{node}", ["sh", "-c", f"echo {node} >> /shared/lines"], IMAGE, nodeName=node)

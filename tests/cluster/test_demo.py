@@ -28,7 +28,7 @@ def workflow(project: ClusterWorkflow) -> ClusterWorkflow:
     """The project on the cluster, with the finished demo."""
     (project.checkout / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
     subprocess.run(project.ask("token"), env=project.environment, check=True)
-    # Four GPUs that are none: the pods are placed by them, and train on the CPU inside.
+    # Four virtual GPUs: the pods are placed by them, and train on the CPU.
     project.cluster.set_capacity(project.cluster.second_node.name, {"nvidia.com/gpu": "4"})
     gpus = ["--set-resources", "train_lora:gpu=4", "train_lora:pod_template=gpu"]
     (STATE / "said.txt").write_text(project.run(*project.words(*gpus)))

@@ -1,4 +1,4 @@
-"""A training in a pod meets another trainer, is told to end, and loses its controller: it continues, each time."""
+"""A training in a pod meets another trainer, must end, and loses its controller: each time it resumes."""
 
 import json
 import re
@@ -16,12 +16,12 @@ from workflow_runs import RUN
 STEPS = 60
 TRAIN = f"max_steps: {STEPS}, checkpoint_steps: 6, evaluation_steps: 6, learning_rate: 5e-3"
 LONG = f"runs={{qwen3vl-fire: {{train: {{{TRAIN}}}}}}}"
-"""Another training than test_demo's, long enough to be met twice in its middle."""
+"""A longer training than test_demo's, so that two events are in its middle."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What was said of it: by Snakemake, and by another trainer that met the first pod, `first`, in its run folder."""
+    """The output of Snakemake, and of another trainer that met the first pod, `first`, in its run folder."""
 
     said: str
     first: str
@@ -41,7 +41,7 @@ def pods(project: ClusterWorkflow, selector: str) -> list[dict]:
 
 
 def trainer(project: ClusterWorkflow) -> str:
-    """Wait until a trainer's pod runs and has come some steps further, and return the pod's name."""
+    """Wait until a trainer's pod has made some more steps, and return the pod's name."""
     pod = wait_for("train_lora runs", lambda: pods(project, "vlmflow/rule=train_lora"), 240, pause=1)[0]
     begun = len(steps(project))
     wait_for("it trains", lambda: len(steps(project)) > begun + 4, 240, pause=0.5)
@@ -50,7 +50,7 @@ def trainer(project: ClusterWorkflow) -> str:
 
 @contextmanager
 def another_trainer(project: ClusterWorkflow, first: str) -> Iterator[str]:
-    """Have a second pod do what a trainer's pod does, and return what it says once it has met the first one."""
+    """Make a second pod run the trainer, and return its output once it has met the first one."""
     in_namespace = f"--namespace={project.namespace}"
     spec = project.cluster.get("pod", first, project.namespace)["spec"]
     kept = {key: value for key, value in spec.items() if key not in ("nodeName", "tolerations")}
@@ -77,11 +77,11 @@ def has_restarted(project: ClusterWorkflow) -> bool:
 
 @pytest.fixture(scope="module")
 def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """A training whose pod is deleted, and whose controller is killed later; who follows it sees all of its output."""
+    """A training whose pod is deleted, and whose controller is killed later; a follower sees all output."""
     shown = tmp_path_factory.mktemp("shown") / "output"
     in_namespace = f"--namespace={project.namespace}"
     files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
-    project.run(*files, "--", f"checkpoints/{RUN}/smoke")  # another number of steps needs no smoke run of its own here
+    project.run(*files, "--", f"checkpoints/{RUN}/smoke")  # another number of steps needs no separate smoke run here
     words = [*files, "--config", LONG, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full"]
     with shown.open("wb") as output:
         asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
@@ -93,7 +93,7 @@ def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory)
     trainer(project)
     project.cluster.kill(pods(project, "app.kubernetes.io/name=controller")[0])
     wait_for("the controller is there again", lambda: has_restarted(project), 120, pause=1)
-    assert asked.wait(600) == 0, shown.read_text()[-8000:]  # it followed in the killed container, and then in the next
+    assert asked.wait(600) == 0, shown.read_text()[-8000:]  # followed in the killed container, and then in the next one
     again = subprocess.run(project.ask("log"), env=project.environment, capture_output=True, text=True, check=True)
     assert shown.read_text().endswith(again.stdout)
     return Training(again.stdout, first, another)

@@ -25,7 +25,7 @@ class Laptop:
     environment: dict[str, str]
 
     def run(self, *words: str) -> str:
-        """Run Snakemake with the S3 profile to its end and give what it said."""
+        """Run Snakemake with the S3 profile to its end and return its output."""
         call = [sys.executable, "-m", "snakemake", "--profile", "profiles/kubernetes-s3", *THREADS]
         call += ["--configfile", "profiles/kubernetes/stores.yaml", "my-run.yaml", "quick.yaml"]
         call += ["--config", "stores={runs: /outputs/runs-s3, pictures: /cache/pictures-s3}", *words]

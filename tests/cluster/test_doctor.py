@@ -1,4 +1,4 @@
-"""The doctor on a real cluster: what it finds right, and what is broken for it on purpose."""
+"""The doctor on a real cluster: what is right, and what is broken on purpose."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from vlmflow.doctor.rbac import EXECUTOR
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"
 GIVEN = {"ResourceQuota", "LimitRange"}
-"""What a namespace gets from the cluster's administrators, as the namespace itself."""
+"""Objects that a namespace gets from the cluster's administrators, like the namespace itself."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def ready(any_cluster: Kubectl, volumes: Path) -> Iterator[Kubectl]:
 
 @pytest.fixture
 def cpu_run(tmp_path: Path) -> Path:
-    """A configuration whose run this machine can hold, and which fetches nothing."""
+    """A configuration whose run fits on this machine and fetches nothing."""
     file = tmp_path / "my-run.yaml"
     models = {"tiny": {"source": "/cache/tiny", "model_type": "qwen3_vl"}}
     data = {"fire": {"train": "/cache/train.json", "test": "/cache/test.json"}}
@@ -52,7 +52,7 @@ def cpu_run(tmp_path: Path) -> Path:
 
 
 def as_account(cluster: Kubectl, namespace: str, name: str, kubeconfig: Path) -> Path:
-    """Write a kubeconfig with which one is a service account."""
+    """Write a kubeconfig that authenticates as a service account."""
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     token = cluster.kubectl("create", "token", name, f"--namespace={namespace}").strip()
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
@@ -72,7 +72,7 @@ def without_podtemplates(found: dict) -> dict:
 
 
 def doctor(cluster: Kubectl, *options: object, namespace: str = NAMESPACE) -> tuple[int, dict[str, dict]]:
-    """Run the doctor; returns its exit code, and its checks by what they are of."""
+    """Run the doctor; return its exit code, and its checks by name."""
     command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", namespace, "--json", *map(str, options)]
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What a real cluster does to jobs and controllers, made for real: each fault ends in a retry or in one clear error."""
+"""Real faults of a cluster, for jobs and controllers: each ends in a retry or in one clear error."""
 
 import re
 import time
@@ -46,17 +46,17 @@ def storm(workflow: FaultWorkflow, request: pytest.FixtureRequest) -> Call:
         call.wait_for("removed from its node")
     workflow.suspend(queued, False)
     wait_for("another pod makes it elsewhere", (workflow.targets / "stranded.txt").exists, 180, pause=0.5)
-    second.start_kubelet()  # it ends what is left of the first pod
+    second.start_kubelet()  # it ends the rest of the first pod
     workflow.cluster.set_capacity(node, {"nvidia.com/gpu": "4"})
     call.wait_for("healthy: step 1/2")
-    with alone("cluster"):  # to others it looks like a cluster that a killed run left
+    with alone("cluster"):  # otherwise it looks like the cluster of a killed run
         workflow.cluster.stop("kube-apiserver")
         back = time.monotonic() + AWAY_SECONDS
         (workflow.folder / "away").touch()
         vanished = workflow.targets / "vanished.txt"
         wait_for("a target that goes again", vanished.exists, 60, pause=0.5)
         vanished.unlink()
-        request.getfixturevalue("demo")  # the local run that other tests compare with needs none of the cluster
+        request.getfixturevalue("demo")  # the local run that other tests compare with does not need the cluster
         time.sleep(max(0.0, back - time.monotonic()))
         workflow.cluster.start("kube-apiserver")
     assert call.end(600) == 1, call.said[-4000:]
@@ -64,9 +64,9 @@ def storm(workflow: FaultWorkflow, request: pytest.FixtureRequest) -> Call:
 
 
 def errors_of(call: Call, rule: str) -> list[str]:
-    """Return the executor's error reports of a rule, each with the lines that follow it.
+    """Return the executor's error reports of a rule, each with the lines after it.
 
-    The end of a pod's log, which they hold, may have reports of the pod's own Snakemake in it.
+    They contain the end of a pod's log, which may have reports of the pod's own Snakemake.
     """
     parts = call.said.split("Error in rule ")[1:]
     return [part[:3000] for part in parts if part.startswith(f"{rule}:\n    message: {rule}: ")]
@@ -79,7 +79,7 @@ def test_all_that_can_end_well_does(storm: Call, workflow: FaultWorkflow) -> Non
 
 
 def test_nothing_is_left_behind(storm: Call, workflow: FaultWorkflow) -> None:
-    # What has ended goes when the cluster's controllers have seen that the API server is there again.
+    # Ended objects disappear once the cluster's controllers see the API server again.
     wait_for("the pods of finished Jobs go", lambda: not workflow.left(), 180)
     assert list((workflow.folder.parent / ".pods").iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_an_image_that_cannot_be_pulled_is_one_error(storm: Call) -> None:
 
 
 def test_a_pod_template_of_an_older_overlay_is_used_and_named(storm: Call) -> None:
-    """That of the rule whose image cannot be pulled."""
+    """The template of the rule whose image cannot be pulled."""
     words = f"namespace {NAMESPACE} has PodTemplates, which the next release will not read: unpulled\n"
     assert storm.said.count(words) == 1
 
@@ -170,7 +170,7 @@ def test_progress_is_shown(storm: Call) -> None:
 
 
 def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(workflow: FaultWorkflow) -> None:
-    """Its local folder is on another disk than the targets, so that a store takes its time."""
+    """Its local folder is on another disk than the targets, so that storing takes time."""
     target = workflow.targets / "bulky"
     call = workflow.call("bulky", "bulky", remote_job_local_storage_prefix="/scratch/pods")
     pod = workflow.running("bulky")
@@ -186,11 +186,11 @@ def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(workflow:
     assert len(errors_of(call, "bulky")) == 1
     assert "ended with exit code 137 (signal 9)" in errors_of(call, "bulky")[0]
     assert {file.name: file.stat().st_size for file in target.glob("[0-9]")} == dict.fromkeys("123", 700 * 2**20)
-    assert len(half()) == 1  # the killed pod's, which nobody takes for live after a day
+    assert len(half()) == 1  # the killed pod's, which after a day does not count as live
 
 
 def begins(workflow: FaultWorkflow, pod: dict) -> str:
-    """Wait until the counting in a pod has begun, and return what it said."""
+    """Wait until the counting in a pod has begun, and return its output."""
     name = pod["metadata"]["name"]
 
     def said() -> str:
@@ -204,7 +204,7 @@ def stop(workflow: FaultWorkflow, call: Call, signal: str, lost: tuple[str, ...]
     call.signal(signal)
     assert call.end(120) == 1
     assert "Stopping. Ending 1 Job(s); their pods save their work first: counts." in call.said
-    if lost:  # beside a pod that cannot go, others are known to have ended, and not waited for until they are gone
+    if lost:  # while one pod cannot be removed, other pods have ended, and nobody waits for their removal
         wait_for("all else goes", lambda: workflow.left() == list(lost))
     else:
         assert workflow.left() == []
@@ -269,7 +269,7 @@ def test_a_lost_nodes_job_runs_on_another(workflow: FaultWorkflow, cluster: Clus
         call.wait_for("Its Job is recreated in")
         assert "removed from its node, which does not answer" in call.said
         assert workflow.running("counts")["spec"]["nodeName"] == cluster.node.name
-        # The API keeps a lost node's pod until the node is deleted; all else is gone.
+        # The API keeps a lost node's pod until the node is deleted; everything else is gone.
         stop(workflow, call, "TERM", lost=(pod["metadata"]["name"],))
     finally:
         cluster.remove_node()

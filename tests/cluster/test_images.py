@@ -1,4 +1,4 @@
-"""The project's images as they were built: who runs, what is in them, and what is not."""
+"""The project's built images: their user, their content, and what they must not contain."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from cluster.paths import PROJECT
 TARGETS = pytest.mark.parametrize("target", images.TARGETS)
 
 LEFT_BY_BUILDS = ("/root/*", "/tmp/*", "/var/cache/apt/*", "/var/lib/apt/lists/*", "/home/*/.cache", "/etc/pip.conf")  # noqa: S108
-"""Caches and settings of build steps: no layer has any of them."""
+"""Caches and settings of build steps, which no layer may contain."""
 
 
 def contents(layer: images.Layer, pattern: str) -> list[str]:
-    """Return a layer's files and filled folders that match; a whiteout stands for something that was removed."""
+    """Return a layer's matching files and non-empty folders; a whiteout means a removed file."""
     found = []
     for path in layer.files.glob(pattern.lstrip("/")):
         status = path.lstat()
@@ -33,7 +33,7 @@ def contents(layer: images.Layer, pattern: str) -> list[str]:
 @TARGETS
 def test_a_build_leaves_no_caches_and_nothing_of_the_machine_that_built(cluster: Cluster, target: str) -> None:
     layers = images.layers(images.project_image(target))
-    # The lowest is the base: Debian's own package lists are its matter.
+    # The lowest layer is the base, which may have Debian's package lists.
     left = [path for layer in layers[1:] for pattern in LEFT_BY_BUILDS for path in contents(layer, pattern)]
     assert left == []
 

@@ -1,4 +1,4 @@
-"""Two people with a vlmflow each in one namespace: nothing that one applies or runs touches what is the other's."""
+"""Two people in one namespace, each with a vlmflow: what one applies or runs does not touch the other's."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def workflows(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClusterWorkflow]]:
-    """One person without an instance, then `ann`, each with a file of their own on a cache of their own."""
+    """One person without an instance, then `ann`, each with their own file on their own cache."""
     volumes = STATE / "volumes" / NAMESPACE
     shutil.rmtree(volumes, ignore_errors=True)
     cluster.carry_in(images.project_image("data"))
@@ -60,7 +60,7 @@ def workflows(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def versions(cluster: Cluster) -> dict[tuple[str, str], int]:
-    """Return how often each object of ours was changed in what it says."""
+    """Return how often the spec of each of our objects was changed."""
     found = {}
     for kind in ("deployments", "persistentvolumeclaims", "cronjobs", "networkpolicies", "roles", "rolebindings"):
         for one in cluster.get(kind, namespace=NAMESPACE, labels="app.kubernetes.io/part-of=vlmflow")["items"]:

@@ -1,4 +1,4 @@
-"""The machine after the cluster is what it was before. Run last (conftest.py): it takes the cluster down."""
+"""The machine is the same after the cluster as before. Run last (conftest.py), because it stops the cluster."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_a_node_that_was_killed_leaves_nothing_behind(cluster: Cluster) -> None:
     cluster.down()
     before = machine_state()
     cluster.up()
-    # Held open, a namespace stays when its last process has ended, as it does for a while on a busy machine.
+    # An open namespace outlives its last process, as on a busy machine.
     with Path(f"/proc/{cluster.node.pid}/ns/net").open():
         cluster.add_node().kill()
         cluster.node.kill()

@@ -1,4 +1,4 @@
-"""Every object of k8s/ as an API server and its Pod Security admission take it."""
+"""An API server and its Pod Security admission check every object of k8s/."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def namespace(any_cluster: Kubectl) -> Iterator[str]:
 
 
 def pod_of(workload: dict) -> dict:
-    """Return the pod of a workload, as an object of its own."""
+    """Return the pod of a workload as a separate object."""
     template = (template_in(workload) if workload["kind"] == "CronJob" else workload["spec"])["template"]
     name = f"{workload['kind']}-{workload['metadata']['name']}".lower()
     spec = template["spec"] | {"restartPolicy": "Never"}
@@ -36,7 +36,7 @@ def pod_of(workload: dict) -> dict:
 
 
 def dry_run(cluster: Kubectl, objects: list[dict], namespace: str) -> str:
-    """Have the API server check objects as if it made them; returns what it says."""
+    """Make the API server check objects as if it created them; return its answer."""
     whole = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PersistentVolume"}
     for one in objects:
         if one["kind"] not in whole:
@@ -51,7 +51,7 @@ def test_the_api_server_accepts_every_object(any_cluster: Kubectl, namespace: st
     objects = rendered(K8S / overlay)
     for one in objects:
         if "namespace" not in one["metadata"]:
-            one["metadata"]["name"] += "-checked"  # one of that name may be there
+            one["metadata"]["name"] += "-checked"  # one of that name may exist
     said = dry_run(any_cluster, objects, namespace)
     assert said.count("serverside-applied") == len(objects)
 
@@ -149,7 +149,7 @@ def claims_of(spec: dict) -> dict[str, str]:
     ],
 )
 def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, component: str, tmp_path: Path) -> None:
-    """In every overlay, and with the component that touches volumes."""
+    """In every overlay, and with the component that changes volumes."""
     kustomization: dict = {"resources": [os.path.relpath(K8S / "overlays" / overlay, tmp_path)]}
     if component:
         kustomization["components"] = [os.path.relpath(K8S / "components" / component, tmp_path)]
@@ -162,7 +162,7 @@ def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, component:
     for name, spec in pods.items():
         refuse_reach(name, spec, "")
         kinds = {kind for volume in spec["volumes"] for kind in volume} - {"name"}
-        # What is projected is a token for the storage; refuse_reach refuses one for the API server.
+        # The projected token is for the storage; refuse_reach refuses one for the API server.
         assert kinds - {"projected"} == {"persistentVolumeClaim", "emptyDir"}
         assert "projected" not in kinds or overlay == "s3-identity"
         of_jobs |= set(claims_of(spec).values())
@@ -178,7 +178,7 @@ def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, component:
 
 
 def folders_of(objects: list[dict]) -> set[str]:
-    """Return the folders of a node that volumes are."""
+    """Return the node folders of the volumes."""
     return {one["spec"]["hostPath"]["path"] for one in objects if one["kind"] == "PersistentVolume"}
 
 
@@ -205,7 +205,7 @@ def test_an_instance_names_nothing_of_anothers(overlay: str, tmp_path: Path) -> 
 
 
 def test_on_a_shared_cluster_limits_are_requests() -> None:
-    """Nautilus takes no pod whose limits exceed its requests by more than a fifth; the executor makes jobs' equal."""
+    """Nautilus refuses pods whose limits exceed their requests by more than a fifth; jobs have equal ones."""
     (controller,) = [one for one in rendered(K8S / "overlays/nautilus") if one["kind"] == "Deployment"]
     spec = controller["spec"]["template"]["spec"]
     for container in [*spec["containers"], *spec["initContainers"]]:

@@ -1,4 +1,4 @@
-"""Twenty nodes of eight GPUs, played by kwok: where the pods of a shared cluster's overlay are placed."""
+"""Twenty nodes of eight GPUs, simulated by kwok: where the pods of a shared cluster's overlay are placed."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ GPUS_PER_NODE, GPUS_PER_JOB = 8, 4
 
 @dataclass(frozen=True)
 class Kind:
-    """Some nodes alike. ours: whether the overlay's pods may use them."""
+    """Several equal nodes. ours: whether the overlay's pods may use them."""
 
     count: int
     product: str
@@ -65,7 +65,7 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def template(cluster: Cluster) -> Iterator[Template]:
-    """The overlay's template for GPU rules, in a namespace that its pods can be made in."""
+    """The overlay's template for GPU rules, in a namespace where its pods can be created."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "vlmflow-job"}}
     stored = [shared_volume(name, STATE / "volumes" / NAMESPACE / name, NAMESPACE) for name in ("cache", "outputs")]
     with cluster.having(a_namespace(NAMESPACE), *(volume for volume, _ in stored)):
@@ -82,7 +82,7 @@ def rendered_templates() -> list[dict]:
 
 
 def gpu_pod(name: str, template: Template) -> dict:
-    """Return the pod of a Job as the executor creates it; without the Job, since kwok would let that complete."""
+    """Return the pod of a Job as the executor creates it, without the Job, which kwok would complete."""
     container = {"name": "snakemake", "image": "none", "command": ["/bin/sh"], "args": ["-c", "true"]}
     plugins = {
         "apiVersion": "batch/v1",
@@ -105,7 +105,7 @@ def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
     cluster.apply([gpu_pod(name, template) for name in names], NAMESPACE)
 
     def placed() -> list[dict]:
-        """Return the pods when all for which there is room are placed: at first their claims may not be bound yet."""
+        """Return the pods once all for which there is room are placed; at first their claims may not be bound."""
         pods = cluster.get("pods", namespace=NAMESPACE)["items"]
         settled = [pod for pod in pods if pod["spec"].get("nodeName") or pod["status"].get("conditions")]
         full = sum("nodeName" in pod["spec"] for pod in pods) >= sum(room.values())

@@ -34,7 +34,7 @@ CALLS_WITH_S3: dict[str, Callable[[Namespace], object]] = {
     ),
     "delete secrets": lambda cluster: cluster.delete_secret("absent"),
 }
-"""What it does besides with targets in S3, and the controller's account may not."""
+"""What it also does with targets in S3; the controller's account may not."""
 
 
 def job() -> dict:
@@ -49,7 +49,7 @@ def job() -> dict:
 
 @pytest.fixture(scope="module")
 def account(any_cluster: Kubectl) -> Iterator[list[dict]]:
-    """The accounts and the Role of k8s/base in a namespace of their own."""
+    """The accounts and the Role of k8s/base in their own namespace."""
     objects = [one for one in rendered(K8S / "base") if one["kind"] in ("ServiceAccount", "Role", "RoleBinding")]
     for one in objects:
         for named in [one["metadata"], *one.get("subjects", [])]:
@@ -75,7 +75,7 @@ def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiCl
 
 def test_the_role_is_enough_for_the_executor(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-controller")
-    # The API server learns of roles as everybody does, a moment after they were made.
+    # The API server sees roles a moment after their creation.
     wait_for("all rights are there", lambda: rbac.missing(Api(client, NAMESPACE), EXECUTOR) == [])
     assert [name for name, call in CALLS.items() if refused(call, client)] == []
 
@@ -110,7 +110,7 @@ def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> N
 
 
 def test_the_rights_are_exactly_those_that_the_executor_uses() -> None:
-    """The executor calls the API through these methods alone: a new one is a new line in CALLS and in the Role."""
+    """The executor calls the API only through these methods: a new one needs a new line in CALLS and in the Role."""
     methods = {name for name in vars(Namespace) if not name.startswith("_")}
     listing, changing = (
         {"jobs", "pods", "pod_names", "holding_pods", "events", "pod_templates", "nodes"},

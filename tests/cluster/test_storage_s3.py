@@ -29,7 +29,7 @@ from vlmflow.core.errors import VlmflowError
 
 @dataclass(frozen=True)
 class Server:
-    """An S3 server of the tests, with its keys; each folder below `folder` is a bucket."""
+    """The tests' S3 server, with its keys; each folder in `folder` is a bucket."""
 
     endpoint_url: str
     access_key: str
@@ -38,13 +38,13 @@ class Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the storage plugin reads from the environment."""
+        """The storage plugin's environment variables."""
         names = ("endpoint_url", "access_key", "secret_key")
         own = {f"SNAKEMAKE_STORAGE_S3_{name.upper()}": getattr(self, name) for name in names}
         return own | {"no_proxy": "127.0.0.1"}
 
     def target(self, local: Path, name: str, bucket: str | None = None) -> S3Object:
-        """Return a target in a bucket, by default of its own; its local path is below `local`."""
+        """Return a target in a bucket, by default its own; its local path is in `local`."""
         settings = snakemake_storage_plugin_s3.StorageProviderSettings(
             endpoint_url=self.endpoint_url, access_key=self.access_key, secret_key=self.secret_key
         )
@@ -56,7 +56,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return an S3 server on a free port of the loopback interface."""
+    """Return an S3 server on a free loopback port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -117,7 +117,7 @@ def object_of(target: S3Object, name: str) -> Any:
 
 @pytest.fixture
 def a_day_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take what no manifest names for a killed writer's at once."""
+    """Count objects without a manifest as a killed writer's at once."""
     monkeypatch.setattr(s3_folder, "LEFT_AFTER", timedelta(seconds=-2))
 
 
@@ -171,7 +171,7 @@ def test_a_file_is_an_object(server: Server, merged: S3Object, tmp_path: Path) -
     with pytest.raises(VlmflowError, match=r"data/rows\.jsonl is damaged: its sha256"):
         rows.retrieve_object()
     assert not rows.local_path().exists()
-    kept.put(Body=b"rows")  # as an older checkout stored it
+    kept.put(Body=b"rows")  # as stored by an older checkout
     rows.retrieve_object()
     assert (rows.exists(), rows.size(), rows.local_footprint()) == (True, 4, 4)
     rows.remove()
@@ -212,7 +212,7 @@ def test_a_folder_that_an_older_checkout_stored_is_read_and_removed(merged: S3Ob
 
 
 def test_a_kill_in_the_middle_of_a_store(server: Server, merged: S3Object, tmp_path: Path) -> None:
-    """What was there stays whole; what the killed one left goes after a day."""
+    """The previous target stays complete; the killed writer's objects are removed after a day."""
     was = read(merged)
     files = {f"{number:02}": bytes([number]) * 2_000_000 for number in range(40)}
     write(merged, files)
@@ -235,7 +235,7 @@ MERGED = {"weights": VERIFIED["weights"], "README.md": b"card"}
 
 @pytest.fixture
 def published(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[S3Object, S3Object]:
-    """Return verified/x, and merged/x made of what this process has retrieved of it."""
+    """Return verified/x, and merged/x made from this process's copy of it."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(s3_folder, "SHARED_FROM", 100)
     verified, merged = server.target(tmp_path, "verified/x"), server.target(tmp_path, "merged/x")
@@ -282,7 +282,7 @@ def test_objects_go_with_the_last_folder_that_names_them(published: tuple[S3Obje
 
 @dataclass
 class EveryOrder:
-    """Every order of the requests of several processes to a bucket that holds what it holds now."""
+    """Every order of the requests of several processes to a bucket with its present content."""
 
     server: Server
     tmp_path: Path
@@ -290,7 +290,7 @@ class EveryOrder:
     bucket: str
 
     def target(self, place: str, name: str, bucket: str | None = None) -> S3Object:
-        """Return a target of the bucket for a process of its own, whose local path is below `place`."""
+        """Return a target of the bucket for a separate process, whose local path is in `place`."""
         return self.server.target(self.tmp_path / "places" / place, name, bucket or self.bucket)
 
     def explore(self, make: Callable[[], list[Process]], wholes: list[dict], before: Any) -> list[Any]:
@@ -300,7 +300,7 @@ class EveryOrder:
         """
         folder, saved = self.server.folder / self.bucket, self.tmp_path / "saved"
         checked: set[str] = set()
-        known = dict(s3_folder._retrieved)  # what the processes have; what a check reads is none of theirs
+        known = dict(s3_folder._retrieved)  # only the processes' files, not those of the check
         shutil.copytree(folder, saved)
 
         def prepare() -> list[Process]:
@@ -340,7 +340,7 @@ def every_order(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_writers_of_one_folder(merged: S3Object, every_order: EveryOrder) -> None:
-    """Files of equal names and sizes: in every order, and after every kill, one writer's are there."""
+    """Files of equal names and sizes: in every order, and after every kill, all files are of one writer."""
     versions = {letter: {name: letter.encode() * 8 for name in ("1", "2")} for letter in "ab"}
 
     def make() -> list[Process]:
@@ -356,7 +356,7 @@ def test_two_writers_of_one_folder(merged: S3Object, every_order: EveryOrder) ->
 def test_a_proven_folder_that_goes_while_it_is_published(
     published: tuple[S3Object, S3Object], every_order: EveryOrder
 ) -> None:
-    """In every order: what is published is whole, whether it names the proven objects or was uploaded."""
+    """In every order the published folder is complete, whether it names the proven objects or was uploaded."""
     published[1].remove()
 
     def make() -> list[Process]:

@@ -1,4 +1,4 @@
-"""A job's pod that wants the controller: it finds nothing that the controller executes, and leads it nowhere."""
+"""A job's pod attacks the controller: it finds nothing that the controller executes, and cannot mislead it."""
 
 import json
 import os
@@ -68,7 +68,7 @@ print(json.dumps({str(file): hashlib.sha256(file.read_bytes()).hexdigest() for f
 
 @pytest.fixture(scope="module")
 def workflow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorkflow]:
-    """The project on the cluster, its checkout in the controller, after a run that has ended."""
+    """The project on the cluster, with its checkout in the controller, after a finished run."""
     volumes = STATE / "volumes" / NAMESPACE
     shutil.rmtree(volumes, ignore_errors=True)
     (volumes / "cache").mkdir(parents=True)
@@ -86,9 +86,9 @@ def workflow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def attack(workflow: ClusterWorkflow, template: str) -> dict:
-    """Run ATTACK in the pod of a job, as the executor shapes it from the template that the cluster has.
+    """Run ATTACK in a job's pod, which the executor makes from the cluster's template.
 
-    In the small image: what a pod can reach is said by its template, and the packages of both come from the image.
+    In the small image: the template decides what a pod can reach, not the image's packages.
     """
     labels = "app.kubernetes.io/part-of=vlmflow"
     found = list(map(template_in, workflow.cluster.get("cronjobs", namespace=NAMESPACE, labels=labels)["items"]))
@@ -110,7 +110,7 @@ def attack(workflow: ClusterWorkflow, template: str) -> dict:
 
 
 def state_of(workflow: ClusterWorkflow) -> dict[str, str]:
-    """Return the sha256 of all that the controller executes, and of what tells it what to execute."""
+    """Return the sha256 of everything that the controller executes, and of its requests."""
     return json.loads(workflow.in_controller("python", "-c", PRINT_STATE))
 
 
@@ -122,7 +122,7 @@ def test_a_jobs_pod_finds_nothing_of_the_controller(workflow: ClusterWorkflow, t
     said = attack(workflow, template)
     assert said["found"] == [] or set(said["found"]) <= {
         f"/outputs/controller/{name}" for name in ("run/wanted.json", "vlmflow/Snakefile", "vlmflow/.snakemake")
-    }  # what the attack before left there
+    }  # the previous attack's files
     assert said["wrote"] == ["/outputs/controller"]  # a folder like any other, which nobody reads
     assert not said["token"]
     assert state_of(workflow) == before
@@ -135,7 +135,7 @@ def test_the_controller_does_its_own_work_and_not_the_attackers(workflow: Cluste
     assert "/outputs/targets is a link" in refused, refused[-3000:]
     after = state_of(workflow)
     changed = {file for file, digest in before.items() if after.get(file) != digest}
-    own = ("/controller/run/", "/controller/vlmflow/.git/")  # the run's own, and the push's
+    own = ("/controller/run/", "/controller/vlmflow/.git/")  # those of the run and of the push
     assert {file for file in changed if not file.startswith(own)} == set()
     assert [file for file in after if "snakemake-workflow-sources" in file] == []
     assert (workflow.volumes / "outputs" / "targets").is_symlink()

@@ -24,7 +24,7 @@ ANSWER_ENDS = "<|im_end|>"
 
 @dataclass(frozen=True)
 class RowSize:
-    """One row in tokens, picture tokens included; how many of them are trained; patches of its picture."""
+    """One row's tokens, including picture tokens; how many are trained; patches of its picture."""
 
     tokens: int
     trained: int
@@ -35,8 +35,8 @@ class RowSize:
 class Batch:
     """Rows as a model reads them.
 
-    inputs: what the model's processor gives, padded on the right: token ids are rows × positions.
-    before: places in the flattened rows × positions after which a trained token comes. targets: these tokens.
+    inputs: the output of the model's processor, padded on the right: token ids are rows × positions.
+    before: indices in the flattened rows × positions that precede a trained token. targets: these tokens.
     sizes: of the rows.
     """
 
@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def positions(self) -> int:
-        """Positions that the model computes, padding included."""
+        """Positions that the model computes, including padding."""
         return self.inputs["input_ids"].numel()
 
     def to(self, device: str) -> Self:
@@ -69,7 +69,7 @@ def sound_rows(sample: Path) -> list[ShareGptRow]:
 
 
 def batches(rows: Sequence[ShareGptRow], sample: Path, model: Path, size: int) -> list[Batch]:
-    """Cut rows into batches of `size`, with the processor that is in `model`; the last may be smaller."""
+    """Cut rows into batches of `size`, with the processor in `model`; the last may be smaller."""
     processor = AutoProcessor.from_pretrained(model)
     return [_batch(rows[first : first + size], sample / PICTURES, processor) for first in range(0, len(rows), size)]
 

@@ -39,10 +39,10 @@ PACKAGES = ("torch", "transformers", "peft")
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done.
+    """The amount of work.
 
     matmul: rows of the square matrices whose product gives the peak. steps: optimizer steps, of which the first
-    `warm_up` are not measured. batch: rows per pass. passes: of one step. disk: bytes that the folder will hold.
+    `warm_up` are not measured. batch: rows per pass. passes: of one step. disk: bytes that the folder will contain.
     """
 
     shape: Shape
@@ -70,7 +70,7 @@ def check(folder: Path, device: str, small: bool, trainer: str | None, batch: in
     """Run the check in an empty folder, and return its figures: bytes, seconds, operations, as JSON values.
 
     device: cuda or cpu. small: a tiny model. trainer: ms-swift, plain, or None for ms-swift if it is installed.
-    batch: rows per pass; None for what the scale says.
+    batch: rows per pass; None for the scale's number.
 
     Raises VlmflowError if the device cannot do it, the loss does not fall, or a proof fails.
     """
@@ -86,7 +86,7 @@ def check(folder: Path, device: str, small: bool, trainer: str | None, batch: in
         checkpoint_steps=scale.steps,
         per_device_batch_size=batch or scale.batch,
         gradient_accumulation_steps=scale.passes,
-        learning_rate=1e-3,  # a few steps must move the logits beyond bfloat16's rounding
+        learning_rate=1e-3,  # a few steps must change the logits by more than bfloat16's rounding
         lr_scheduler="constant",
         warmup_ratio=0,
         dataloader_workers=0 if device == "cpu" else 4,

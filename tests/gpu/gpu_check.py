@@ -1,9 +1,9 @@
-"""Train, merge and verify on this machine's GPU, with its own PyTorch, and say how fast it was.
+"""Train, merge and verify on this machine's GPU, with its own PyTorch, and print the speed.
 
     python tests/gpu/gpu_check.py [--device cpu] [--small] [--trainer plain] [--batch ROWS]
                                   [--folder FOLDER] [--json FILE]
 
-It runs offline. What it needs and does not find is said first, a line each. `gpu.check` says what it does.
+It runs offline. It first prints a line for each missing requirement. `gpu.check` describes the work.
 """
 
 import argparse
@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Check what the command line says, print the figures, and leave nothing behind but --json's file."""
+    """Run the check of the command line, print the figures, and leave only --json's file."""
     if sys.version_info < (3, 11):  # noqa: UP036 (the machine's own Python may be any)
         sys.exit(f"gpu-check: Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}")
     options = _options()
@@ -34,7 +34,7 @@ def main() -> None:
     from vlmflow.core.errors import VlmflowError
     from vlmflow.core.files import write_json
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the folder goes
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the folder is removed
     try:
         with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.folder) as folder:
             figures = check(Path(folder), options.device, options.small, options.trainer, options.batch)

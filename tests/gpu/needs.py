@@ -1,4 +1,4 @@
-"""What the check needs of a machine's own Python, and what of it is not there."""
+"""What the check needs of a machine's own Python, and what is missing."""
 
 import importlib
 import importlib.metadata
@@ -23,17 +23,17 @@ NEEDED = {
     "pydantic": "settings",
     "psutil": "watching trainers",
 }
-"""Modules that the check and the parts of vlmflow that it calls import, and what for."""
+"""Modules that the check and its parts of vlmflow import, and for what."""
 
 DISTRIBUTIONS = {"PIL": "pillow"}
 OLDEST_TRANSFORMERS = 5
-"""The first to know `rope_parameters`, as the model's configuration has them."""
+"""The first version that knows the configuration's `rope_parameters`."""
 
 OF_THE_MACHINE = ("torch", "torchvision")
 
 
 def what_is_missing() -> list[str]:
-    """Return a line for each module that does not import or is too old, with what to do; none where all is well."""
+    """Return a line, with the next step, for each module that does not import or is too old."""
     pins = _pins()
     lines, wanted = [], []
     for module, purpose in NEEDED.items():
@@ -56,7 +56,7 @@ def _fault(module: str) -> str | None:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         return "is missing" if error.name == module else f"does not import: {error}"
-    except Exception as error:  # a build that does not fit its neighbours fails in ways of its own
+    except Exception as error:  # a build that does not fit the other packages may fail in any way
         return f"does not import: {error}"
     if module == "transformers":
         version = importlib.metadata.version(module)

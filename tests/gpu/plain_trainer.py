@@ -1,8 +1,8 @@
 """A plain training loop with transformers and peft, for machines without ms-swift.
 
-It does what the workflow's trainer does with the same settings: weights in bfloat16, the adapter in float32 under
-autocast, gradients accumulated over several passes, AdamW, gradient checkpointing; logits for trained tokens alone.
-The batches wait on the device, so that the device is measured and no loader of pictures.
+It does the same as the workflow's trainer with the same settings: weights in bfloat16, the adapter in float32 under
+autocast, gradients accumulated over several passes, AdamW, gradient checkpointing; logits only for trained tokens.
+The batches are already on the device, so that the device is measured and not the loading of pictures.
 """
 
 import logging
@@ -21,7 +21,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.progress import Progress
 
 DECODER_LAYERS = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-"""What ms-swift's all-linear stands for where vision tower and aligner are frozen."""
+"""The meaning of ms-swift's all-linear if vision tower and aligner are frozen."""
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def train_plainly(
     base: Path, batches: Sequence[Batch], settings: TrainSettings, warm_up: int, adapter: Path, device: str
 ) -> Trained:
-    """Train settings.max_steps optimizer steps on the batches, again and again, and write the adapter.
+    """Train settings.max_steps optimizer steps on the batches, repeatedly, and write the adapter.
 
     warm_up: steps before the measured ones.
     """
@@ -88,7 +88,7 @@ def _with_adapter(base: Path, settings: TrainSettings, device: str) -> PeftModel
 
 
 def _step(model: PeftModel, optimizer: torch.optim.Optimizer, passes: Sequence[Batch], device: str) -> torch.Tensor:
-    """Take one optimizer step over some batches; give the mean loss of their trained tokens, on the device."""
+    """Take one optimizer step over some batches; return the mean loss of their trained tokens, on the device."""
     trained = sum(len(batch.targets) for batch in passes)
     total = torch.zeros((), device=device)
     for batch in passes:

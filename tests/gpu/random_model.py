@@ -1,4 +1,4 @@
-"""A Qwen3-VL of a real one's size with random weights, made if it is to compute."""
+"""A Qwen3-VL of real size with random weights, made on the computing device."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ SHARDS = 4
 
 @dataclass(frozen=True)
 class Shape:
-    """What differs from the demo's tiny model: values of text_config and of vision_config."""
+    """Differences from the demo's tiny model: values of text_config and of vision_config."""
 
     text: dict[str, Any] = field(default_factory=dict)
     vision: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ SMALL = Shape()
 
 
 def write_random_model(folder: Path, raw: Path, shape: Shape, device: str, seed: int) -> None:
-    """Write a model folder as from_pretrained reads it, with bfloat16 weights drawn on `device`, in shards.
+    """Write a model folder for from_pretrained, with bfloat16 weights drawn on `device`, in shards.
 
     raw: the FIRE rows that its tokenizer is learned from; tokenizer and processor are the tiny model's.
     """

@@ -1,4 +1,4 @@
-"""The check's figures as a person reads them."""
+"""The check's figures as a table for people."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a training left to be measured and merged, whichever trainer it was."""
+"""The result of a training, to measure and merge, from either trainer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +9,8 @@ class Trained:
     """A short training on one device.
 
     trainer: in words. adapter: the folder with its adapter. losses: one per optimizer step, warm-up included.
-    seconds, tokens: of the steps after the warm-up; padding is no token. positions: computed in them, padding
-    included. allocated, reserved: the most bytes on the GPU. None: not known of this trainer or device.
+    seconds, tokens: of the steps after the warm-up; padding is not counted. positions: computed in them, including
+    padding. allocated, reserved: the most bytes on the GPU. None: not known of this trainer or device.
     """
 
     trainer: str

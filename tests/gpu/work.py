@@ -1,9 +1,9 @@
-"""How many floating-point operations a row takes in training, and how many this device can do in a second.
+"""The floating-point operations of a row in training, and those that this device can do per second.
 
-A row has L tokens, T of them trained, and a picture of P patches, of which four become a token. A multiplication
-with its addition counts as two:
+A row has L tokens, T of them trained, and a picture of P patches, four per token. A multiplication with its addition
+counts as two:
 
-    decoder     (2 + 2) · D · L    D: weights of the linear layers; forward, and backward to the activations alone,
+    decoder     (2 + 2) · D · L    D: weights of the linear layers; forward, and backward only to the activations,
                                    since frozen weights need no gradient
     adapter     (2 + 4) · A · L    A: weights of the adapter; forward, and backward to activations and weights
     attention   (2 + 4) · H · L²   H: layers × heads × head width; queries by keys, and the result by values, each
@@ -11,11 +11,11 @@ with its addition counts as two:
     output      (2 + 2) · O · T    O: vocabulary × width; only trained tokens need logits
     vision      2 · V · P + 2 · M · P / 4 + 4 · W · P²
                                    V: weights of patch embedding and blocks, M: of the mergers, W: depth × width;
-                                   forward alone, since nothing before the decoder is trained
+                                   forward only, since nothing before the decoder is trained
 
-These are model FLOPs (arXiv:2204.02311, appendix B) without the terms that frozen weights do not have. Padding,
-what gradient checkpointing computes twice, norms and the optimizer are not counted; the gradient to the inputs of
-the first decoder layer, which nothing needs, is (under 1 %).
+These are model FLOPs (arXiv:2204.02311, appendix B) without the terms of frozen weights. They do not include padding,
+the repeated computation of gradient checkpointing, norms and the optimizer; they include the unneeded gradient to the
+inputs of the first decoder layer (under 1 %).
 """
 
 import math
@@ -38,7 +38,7 @@ WARM_UPS, PRODUCTS, ROUNDS = 3, 10, 5
 
 @dataclass(frozen=True)
 class Weights:
-    """The sizes that the formula speaks of, as D, A, H, O, V, M, W; total: weights of the base."""
+    """The sizes in the formula: D, A, H, O, V, M, W; total: weights of the base."""
 
     decoder: int
     adapter: int
@@ -51,11 +51,11 @@ class Weights:
 
     @classmethod
     def count(cls, base: Path, adapter: Path) -> Self:
-        """Read them off the files of a base model and an adapter."""
+        """Read them from the files of a base model and an adapter."""
         config = read_json(base / "config.json")
         text, vision = config["text_config"], config["vision_config"]
         shapes = _shapes(base)
-        sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) > 1}  # vectors only add
+        sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) > 1}  # vectors are only added
         return cls(
             decoder=sum(size for name, size in sizes.items() if ".language_model.layers." in name),
             adapter=sum(math.prod(shape) for shape in _shapes(adapter).values()),
@@ -100,7 +100,7 @@ def measured_peak(device: str, size: int) -> float:
 
 
 def now(device: str) -> float:
-    """Return the time in seconds, once the device has done all that it was asked."""
+    """Return the time in seconds, once the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
