@@ -82,7 +82,7 @@ def main(
         settings.row_limits,
         settings.test_share,
         settings.modality,
-        whole_rows=settings.one_prompt,
+        one_prompt=settings.one_prompt,
         drop_near_questions=settings.near_duplicates.drop,
     )
     find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)

@@ -154,7 +154,7 @@ class SourceFetch:
         if should_fetch_archive(self.bytes_wanted, remote.length):
             return Way("whole", remote.length, WHY_ARCHIVE)
         self._ranges = ranges_of(self._members)
-        return Way("ranges", sum(part.end - part.start for part in self._ranges), way.why)
+        return Way("ranges", sum(span.end - span.start for span in self._ranges), way.why)
 
     def _find_members(self, members: Mapping[str, Member]) -> None:
         """Find the wanted members in a zip's directory; absent and invalid ones are missing."""
@@ -249,11 +249,11 @@ class SourceFetch:
         return found
 
     def _read_ranges(self, read: Read) -> None:
-        def bring(part: Range) -> None:
-            content = memoryview(read(part.start, part.end))
-            for name in part.names:
+        def bring(span: Range) -> None:
+            content = memoryview(read(span.start, span.end))
+            for name in span.names:
                 member = self._members[name]
-                packed = content[member.start - part.start : member.end - part.start]
+                packed = content[member.start - span.start : member.end - span.start]
                 self._settle(name, self._unpack(name, packed, read))
 
         side_by_side(self._ranges, bring, CONNECTIONS, self.stop)

@@ -4,19 +4,19 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-Part = TypeVar("Part")
+Item = TypeVar("Item")
 
 
 def side_by_side(
-    parts: Iterable[Part], work: Callable[[Part], object], threads: int, stop: Callable[[], object]
+    items: Iterable[Item], work: Callable[[Item], object], threads: int, stop: Callable[[], object]
 ) -> None:
-    """Call `work(part)` for every part, in so many threads.
+    """Call `work(item)` for every item, in so many threads.
 
-    stop: makes running work end early; called when a part fails.
+    stop: makes running work end early; called when an item fails.
 
-    Raises the first exception of a part.
+    Raises the first exception of an item.
     """
-    left = iter(list(parts))  # threads can share a list's iterator: taking an item is a single call
+    left = iter(list(items))  # threads can share a list's iterator: taking an item is a single call
     errors: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -25,10 +25,10 @@ def side_by_side(
 
     def work_on() -> None:
         try:
-            for part in left:
+            for item in left:
                 if errors:
                     return
-                work(part)
+                work(item)
         except BaseException as error:
             fail(error)
 

@@ -52,13 +52,13 @@ def find_near_duplicates(
     tables: Iterable[Path],
     distance: int,
     pairs: Path,
-    whole_rows: bool = False,
+    one_prompt: bool = False,
 ) -> Found:
     """Write a NearDuplicate for every picture, then for every question, in the order of the train rows.
 
     train: rows that name pictures by the paths of the first of `manifests`. test: validated rows, which name them as
     the store does. tables: the pictures' hashes. distance: in bits.
-    whole_rows: all questions are the same: rows are compared by question and answer.
+    one_prompt: all questions are the same: rows are compared by question and answer.
 
     A train row without a picture whose question stands in the test split to the letter is not named: it is a test row
     itself, or `validate_sharegpt` left it out. Held in memory are a hash per picture and sixteen bytes per test row
@@ -72,11 +72,11 @@ def find_near_duplicates(
     named = (entry for manifest in manifests[:1] for entry in read_picture_manifest(manifest))
     paths = {entry.path: digests[name_and_digest(entry)[0]] for entry in named if entry.reason is None}
     wanted = {found.sha256 for found in alike.values()}
-    asked, alone, known = _test_questions(test, digests, wanted, whole_rows)
+    asked, alone, known = _test_questions(test, digests, wanted, one_prompt)
     pictures: dict[bytes, NearDuplicate] = {}
     questions: list[NearDuplicate] = []
     for row in lines_of(train, Row):
-        to_the_letter, question = _asked(row, whole_rows)
+        to_the_letter, question = _asked(row, one_prompt)
         if not row.images:
             same = alone.get(question_key(question))
             if same is not None and question_key(to_the_letter) not in known:
@@ -90,8 +90,8 @@ def find_near_duplicates(
     return Found(len(pictures), len(questions))
 
 
-def _asked(row: Row, whole_rows: bool) -> tuple[str, str]:
-    return question_of(said(row.conversations), whole_rows)
+def _asked(row: Row, one_prompt: bool) -> tuple[str, str]:
+    return question_of(said(row.conversations), one_prompt)
 
 
 def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]]:
@@ -108,7 +108,7 @@ def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]
 
 
 def _test_questions(
-    test: Path, digests: dict[str, bytes], wanted: set[bytes], whole_rows: bool
+    test: Path, digests: dict[str, bytes], wanted: set[bytes], one_prompt: bool
 ) -> tuple[dict[bytes, set[bytes]], dict[bytes, str], set[bytes]]:
     """Give the questions asked of the pictures in `wanted`, and those asked without one.
 
@@ -118,7 +118,7 @@ def _test_questions(
     alone: dict[bytes, str] = {}
     known: set[bytes] = set()
     for row in lines_of(test, Row):
-        to_the_letter, question = _asked(row, whole_rows)
+        to_the_letter, question = _asked(row, one_prompt)
         key = question_key(question)
         if not row.images:
             alone.setdefault(key, row.id)

@@ -10,12 +10,12 @@ AROUND = " \t\n.,;:?!…"
 """What may stand at the end of a question without making it another one."""
 
 
-def question_of(texts: Sequence[str], whole_rows: bool) -> tuple[str, str]:
-    """Give what a row asks, to the letter and normalised: its first human turn, with whole_rows the answer too.
+def question_of(texts: Sequence[str], one_prompt: bool) -> tuple[str, str]:
+    """Give what a row asks, to the letter and normalised: its first human turn, with one_prompt the answer too.
 
     texts: its turns, without one from system.
     """
-    asked = texts[: 1 + whole_rows]
+    asked = texts[: 1 + one_prompt]
     return "\n".join(asked), "\n".join(map(normalised, asked))
 
 

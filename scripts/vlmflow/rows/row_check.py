@@ -66,27 +66,27 @@ class Grouping:
     pictures: what `resolve_images` found for every path that the rows name. None where it did not look: then a
     picture goes by its name, and a row without one by its prompt.
     modality: "image" or "text": whether every row has a picture, or none.
-    whole_rows: the prompt is always the same: a row without a picture goes by its prompt and answer.
+    one_prompt: the prompt is always the same: a row without a picture goes by its prompt and answer.
     near_questions: tell of rows without a picture which of them ask the same.
     """
 
     pictures: Mapping[str, PictureEntry] | None
     modality: str = "image"
-    whole_rows: bool = False
+    one_prompt: bool = False
     near_questions: bool = False
 
     def question_of(self, row: ShareGptRow) -> bytes:
         """Give what near questions have in common; nothing for a row with a picture."""
         if row.images or not self.near_questions:
             return b""
-        return question_key(question_of(said(row.conversations), self.whole_rows)[1])
+        return question_key(question_of(said(row.conversations), self.one_prompt)[1])
 
     def group_of(self, row: ShareGptRow) -> tuple[str, bytes] | Reject:
         """Give the name of a row's picture ("" for none) and the digest of its group, or why it cannot be used."""
         if bool(row.images) != (self.modality == "image"):
             return Reject("schema", f"{len(row.images)} pictures in a data set of modality {self.modality}")
         if not row.images:
-            return "", hashlib.sha256("\0".join(said(row.conversations)[: 1 + self.whole_rows]).encode()).digest()
+            return "", hashlib.sha256("\0".join(said(row.conversations)[: 1 + self.one_prompt]).encode()).digest()
         path = row.images[0]
         if self.pictures is None:
             return path, hashlib.sha256(path.encode()).digest()

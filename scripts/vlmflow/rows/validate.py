@@ -57,7 +57,7 @@ class SplitFiles:
 class SplitRules:
     """How rows are held out and how many may be lost; see `data_settings.DatasetSettings`.
 
-    whole_rows: see `row_check.Grouping`.
+    one_prompt: see `row_check.Grouping`.
     drop_near_questions: reject train rows without a picture that ask nearly what a test row asks.
     """
 
@@ -67,7 +67,7 @@ class SplitRules:
     row_limits: RowLimits
     test_share: float = 0.0
     modality: str = "image"
-    whole_rows: bool = False
+    one_prompt: bool = False
     drop_near_questions: bool = False
 
 
@@ -197,7 +197,7 @@ def _checked(
     pictures = None
     if files.pictures is not None:
         pictures = {entry.path: entry for entry in read_picture_manifest(files.pictures)}
-    grouping = Grouping(pictures, rules.modality, rules.whole_rows, rules.drop_near_questions)
+    grouping = Grouping(pictures, rules.modality, rules.one_prompt, rules.drop_near_questions)
     with naming(folder):  # the spool has no name of its own
         spool = stack.enter_context(TemporaryFile(dir=folder))  # noqa: SIM115
         return CheckedRows(spool, files.converted, len(account.rows), grouping, rules.row_limits, processes)

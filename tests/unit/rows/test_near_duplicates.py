@@ -106,7 +106,7 @@ def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path) 
         ("question", "t1", "e1"),
         ("question", "t2", "e1"),
     ]
-    find_near_duplicates(tmp_path / "train.jsonl", tmp_path / "test.jsonl", [], [], 4, pairs, whole_rows=True)
+    find_near_duplicates(tmp_path / "train.jsonl", tmp_path / "test.jsonl", [], [], 4, pairs, one_prompt=True)
     assert lines(pairs) == []
 
 
@@ -150,12 +150,12 @@ def test_near_questions_that_are_reported_are_dropped_and_no_others(
 
     asked = [text.replace("who ARE you", "who are you") for text in ASKED] if kind == "alpaca" else ASKED
     splits = [made("train", asked), *([made("test", test)] if test else [])]
-    rules = replace(RULES, modality="text", whole_rows=kind == "text", test_share=0 if test else 0.4)
+    rules = replace(RULES, modality="text", one_prompt=kind == "text", test_share=0 if test else 0.4)
     out, pairs = tmp_path / "out", tmp_path / "pairs.jsonl"
     stats = validate(splits, out, rules, 1)
     assert "near_test_question" not in stats.train.rejected
     kept = (out / "test.jsonl").read_bytes()
-    find_near_duplicates(splits[0].converted, out / "test.jsonl", [], [], 4, pairs, rules.whole_rows)
+    find_near_duplicates(splits[0].converted, out / "test.jsonl", [], [], 4, pairs, rules.one_prompt)
     named = {pair["train"] for pair in lines(pairs)}
     stats = validate(splits, out, replace(rules, drop_near_questions=True), 1)
     ids = [row["id"] for row in lines(splits[0].converted)]

@@ -256,7 +256,7 @@ def test_if_all_prompts_are_equal_the_answer_decides(tmp_path: Path) -> None:
     rules = SplitRules(0.1, 1, 0.0, RowLimits(), test_share=0.1, modality="text")
     with pytest.raises(VlmflowError, match=r"train\.jsonl would be empty"):
         validate([files], tmp_path / "one", rules, 1)
-    stats = validate([files], tmp_path / "out", replace(rules, whole_rows=True), 1)
+    stats = validate([files], tmp_path / "out", replace(rules, one_prompt=True), 1)
     assert stats.train.rejected == {"duplicate": 1}
     assert min(stats.examples.values()) >= 4
 
