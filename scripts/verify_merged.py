@@ -11,11 +11,14 @@ from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT, pictures_of
 from vlmflow.merging.proof import Checks, remember_proven, take_over, write_proof
-from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.training_data import entries_named, first_rows
+from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.training.checkpoint import refuse_changed_adapter
+
+with quick_imports():
+    from vlmflow.merging.verify_logits import verify_logits
 
 log = logging.getLogger("vlmflow")
 

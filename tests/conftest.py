@@ -23,6 +23,8 @@ settings.load_profile("no deadline")
 
 # Two trainers and the tests share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads that wait for work would take the cores from other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 COSTLY = ("test_kills.py", "test_swapped_files.py", "test_stale.py")

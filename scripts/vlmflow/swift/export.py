@@ -8,13 +8,15 @@ import sys
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.quick_imports import quick_imports
 
 
 def main() -> None:
     """Export with the arguments of the command line."""
     die_with_parent(os.getppid())
-    refuse_remote_code()
-    from swift.pipelines import export_main
+    with quick_imports():
+        refuse_remote_code()
+        from swift.pipelines import export_main
 
     export_main(sys.argv[1:])
 

@@ -14,16 +14,18 @@ from pathlib import Path
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.quick_imports import quick_imports
 
 
 def main() -> None:
     """Encode the rows as training would: pictures are read and scaled, chat marks added."""
     die_with_parent(os.getppid())
     rows, lengths, *words = sys.argv[1:]
-    refuse_remote_code()
-    from swift.arguments import BaseArguments
-    from swift.dataset import load_dataset
-    from swift.utils import parse_args
+    with quick_imports():
+        refuse_remote_code()
+        from swift.arguments import BaseArguments
+        from swift.dataset import load_dataset
+        from swift.utils import parse_args
 
     arguments, unknown = parse_args(BaseArguments, words)
     if unknown:

@@ -26,6 +26,7 @@ from vlmflow.config.strategies import Strategy, strategy_of
 from vlmflow.core.files import whole_file
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.training.checkpoint import STATE, evaluated, stalled
 from vlmflow.training.events import Begin, End, Event, Log, as_line
 
@@ -36,10 +37,11 @@ def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
     progress, processes, early_stop_after, strategy, *arguments = sys.argv[1:]
-    refuse_remote_code()
-    register_callback(Path(progress), int(processes), int(early_stop_after) or None, strategy_of(strategy))
-    import torch.distributed as dist
-    from swift import sft_main
+    with quick_imports():
+        refuse_remote_code()
+        register_callback(Path(progress), int(processes), int(early_stop_after) or None, strategy_of(strategy))
+        import torch.distributed as dist
+        from swift import sft_main
 
     with suppress(EndsAtOnce):
         sft_main(arguments)
@@ -95,6 +97,7 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
             mode = args.parallel_mode.name
             if args.world_size != processes or (processes > 1 and mode != "DISTRIBUTED"):
                 raise RuntimeError(f"not really distributed: world size {args.world_size} of {processes}, mode {mode}")
+            args.report_to = []  # TensorBoard's callback is at work; ms-swift would draw its curves as pictures too
             self.begun = time.monotonic()
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
             tokens = int(state.num_input_tokens_seen)
