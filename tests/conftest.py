@@ -1,7 +1,8 @@
-"""One finished run of the demo, for all tests that read it."""
+"""Finished runs, each made once for all tests that read it."""
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,15 +45,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """Return a folder in which the demo ran from the sample to merged weights; nobody writes into it.
+    """Return a folder in which the demo ran from the sample to merged weights; nobody writes into it."""
 
-    The first test process runs the demo, the others wait.
+    def demo(folder: Path) -> str:
+        make_demo_folder(folder)
+        return snakemake(folder, f"merged/{RUN}")
+
+    return made_once("demo_run", demo, tmp_path_factory, worker_id)
+
+
+@pytest.fixture(scope="session")
+def text_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return a folder that `run_without_pictures` filled; nobody writes into it."""
+    from text_run import run_without_pictures  # which imports torch
+
+    return made_once("text_run", run_without_pictures, tmp_path_factory, worker_id)
+
+
+def made_once(name: str, fill: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return a folder that `fill` filled; the first test process fills it, the others wait.
+
+    fill: takes the empty folder, and returns what Snakemake printed, which goes into `said.txt`.
     """
     shared = tmp_path_factory.getbasetemp()
-    folder = (shared if worker_id == "master" else shared.parent) / "demo_run"
+    folder = (shared if worker_id == "master" else shared.parent) / name
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / "said.txt").exists():
             folder.mkdir()
-            make_demo_folder(folder)
-            (folder / "said.txt").write_text(snakemake(folder, f"merged/{RUN}"))
+            (folder / "said.txt").write_text(fill(folder))
     return folder

@@ -29,26 +29,28 @@ from workflow_runs import ROOT, RUN, command, copy_folder, snakemake, words_of
 TEMPLATE = """
 import json, sys
 from swift import get_processor, get_template
-model, rows, loss_scale = sys.argv[1:]
-template = get_template(get_processor(model, model_type="qwen3_vl"), max_length=8192, loss_scale=loss_scale)
-template.set_mode("train")
+model, *pairs = sys.argv[1:]
 roles = {"human": "user", "gpt": "assistant"}
-for line in open(rows):
-    row = json.loads(line)
-    messages = [{"role": roles[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
-    encoded = template.encode({"messages": messages, "images": row["images"]})
-    trained = [token for token in encoded["labels"] if token != -100]
-    print(json.dumps([len(encoded["input_ids"]), template.tokenizer.decode(trained)]), flush=True)
+for rows, loss_scale in zip(pairs[::2], pairs[1::2]):
+    template = get_template(get_processor(model, model_type="qwen3_vl"), max_length=8192, loss_scale=loss_scale)
+    template.set_mode("train")
+    for line in open(rows):
+        row = json.loads(line)
+        messages = [{"role": roles[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
+        encoded = template.encode({"messages": messages, "images": row["images"]})
+        trained = [token for token in encoded["labels"] if token != -100]
+        print(json.dumps([len(encoded["input_ids"]), template.tokenizer.decode(trained)]), flush=True)
 """
 
 
-def encoded_by_ms_swift(demo_run: Path, home: Path, rows: Path, loss_scale: str) -> list[tuple[int, str]]:
+def encoded_by_ms_swift(demo_run: Path, home: Path, scales: dict[Path, str]) -> list[tuple[int, str]]:
     """Return the number of tokens that ms-swift's template makes of rows, and the trained text.
 
-    home: where it may write.
+    home: where it may write. scales: the loss scale for each file of rows.
     """
+    files = [word for rows, loss_scale in scales.items() for word in (str(rows), loss_scale)]
     done = subprocess.run(
-        [sys.executable, "-c", TEMPLATE, str(demo_run / "tiny-model"), str(rows), loss_scale],
+        [sys.executable, "-c", TEMPLATE, str(demo_run / "tiny-model"), *files],
         capture_output=True,
         text=True,
         check=True,
@@ -68,7 +70,7 @@ def test_lengths_are_those_of_the_trainer(demo_run: Path, tmp_path: Path) -> Non
     rows = demo_run / "data" / "fire" / "val.jsonl"
     entries = read_picture_manifest(demo_run / "images" / "fire" / "train.jsonl")
     lengths = list(measure_rows(rows, TokenCounter(demo_run / "tiny-model", entries, image_max_tokens=5), processes=2))
-    expected = [tokens for tokens, _ in encoded_by_ms_swift(demo_run, tmp_path, rows, "default")]
+    expected = [tokens for tokens, _ in encoded_by_ms_swift(demo_run, tmp_path, {rows: "default"})]
     assert [row.tokens for row in lengths] == expected
     assert len(expected) > 10
 
@@ -80,15 +82,13 @@ def test_all_answers_are_trained_or_only_the_last(demo_run: Path, tmp_path: Path
         trajectory = next(found for found in read if isinstance(found, Trajectory) and len(found.attempts) == 3)
     answers = [attempt.answer for attempt in trajectory.attempts]
     made = {"default": [trajectory_row("t", trajectory)], "last_round": timestep_rows("t", trajectory, None)}
-    for loss_scale, rows in made.items():
-        file = tmp_path / f"{loss_scale}.jsonl"
+    files = {tmp_path / f"{loss_scale}.jsonl": loss_scale for loss_scale in made}
+    for file, rows in zip(files, made.values(), strict=True):
         lines = [[{"from": turn.speaker, "value": turn.value} for turn in row.conversations] for row in rows]
         file.write_text("\n".join(json.dumps({"conversations": turns, "images": rows[0].images}) for turns in lines))
-        trained = [
-            text.replace("<|im_end|>\n", "\n").strip()
-            for _, text in encoded_by_ms_swift(demo_run, tmp_path, file, loss_scale)
-        ]
-        assert trained == (["\n".join(answers)] if loss_scale == "default" else answers)
+    encoded = encoded_by_ms_swift(demo_run, tmp_path, files)
+    trained = [text.replace("<|im_end|>\n", "\n").strip() for _, text in encoded]
+    assert trained == ["\n".join(answers), *answers]
 
 
 def job(demo_run: Path, **settings: Any) -> Training:

@@ -245,7 +245,7 @@ def test_merge_is_killed_and_done_again(wide: Path, merged: object, tmp_path: Pa
     check(Stage(linked(wide, tmp_path / "demo_run"), MERGE, begun, merged_digests), victims, merged)
 
 
-@victims("script", "all")
+@victims("script")
 def test_training_is_killed_and_resumes_from_its_checkpoint(demo_run: Path, tmp_path: Path, victims: str) -> None:
     """The same steps, a continuous loss, and the final loss of an uninterrupted run within float noise."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")

@@ -53,6 +53,18 @@ class CheckedRows:
         return [chosen[start] for start in sorted(chosen)]
 
 
+def template_arguments(data: TrainingData, model: BaseModel, text_args: dict[str, Any]) -> dict[str, Any]:
+    """Give ms-swift's arguments for the template that the rows of a training go through; no row is too long for it."""
+    return {
+        "model": model.folder.absolute(),
+        "model_type": model.model_type,
+        "loss_scale": data.loss_scale,
+        "max_length": NO_LIMIT,
+        "load_args": False,  # those of a model's folder may name Python files
+        **text_args,
+    }
+
+
 def check_lengths(
     chosen: dict[Path, list[RowLength]],
     data: TrainingData,
@@ -73,18 +85,14 @@ def check_lengths(
         with (folder / "rows.jsonl").open("wb") as file:
             for source, rows in chosen.items():
                 file.write(lines_of(source, rows))
-        template = {
-            "model": model.folder.absolute(),
-            "model_type": model.model_type,
-            "loss_scale": data.loss_scale,
-            "max_length": NO_LIMIT,
-            "load_args": False,  # those of a model's folder may name Python files
-            **text_args,
-        }
         with Progress(WHAT, len(ours), "rows") as progress:
             run_module(
                 row_lengths.__name__,
-                [str(folder / "rows.jsonl"), str(folder / "lengths.json"), *as_words(template)],
+                [
+                    str(folder / "rows.jsonl"),
+                    str(folder / "lengths.json"),
+                    *as_words(template_arguments(data, model, text_args)),
+                ],
                 folder,
                 environment(data.pictures, image_max_tokens, folder / "cache", threads),
                 folder / "log",
