@@ -122,7 +122,7 @@ import sys, time
 from pathlib import Path
 from harness.storage import in_place
 sync = in_place.sync
-in_place.sync = lambda place: (time.sleep(float(sys.argv[3])), sync(place))
+in_place.sync = lambda place: (time.sleep(float(sys.argv[3]) if ".part" in str(place) else 0), sync(place))
 print(flush=True)
 in_place.move(Path(sys.argv[1]), Path(sys.argv[2]))
 """
