@@ -4,7 +4,7 @@ from typing import Any
 
 from snakemake.utils import min_version
 
-from harness import before_start, failures, plan, quick_start, stage, told
+from harness import before_start, failures, plan, quick_start, stage, stage_environment
 from harness.inputs import RuleInputs
 from harness.kubernetes import executor
 from harness.names import Names
@@ -25,7 +25,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
         quick_start.leave_out_what_nobody_uses()
     stage.let_stages_end_with_this_process()
     failures.install()
-    told.tell_stages(workflow, settings)
+    stage_environment.tell_stages(workflow, settings)
     plugins.install(workflow)
     executor.install(workflow, settings)
     plan.install(workflow, settings)

@@ -10,7 +10,7 @@ import pytest
 
 from forked_snakemake import called
 from harness.messages import complete_commands
-from harness.told import tell_stages
+from harness.stage_environment import tell_stages
 from vlmflow.config.model import Config
 from workflow_runs import ROOT
 
