@@ -1,4 +1,4 @@
-"""Have ms-swift read a run's rows and pictures once, on the CPU, into its cached data set."""
+"""Let ms-swift read a run's rows and pictures once, on the CPU, into its cached data set."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from vlmflow.training.plan_training import plan_training
 
 
 class RunBlock(LengthBlock):
-    """What this stage takes of a run's settings; see docs/config.md."""
+    """The run's settings that this stage uses; see docs/config.md."""
 
     max_length: int
     seed: int
@@ -33,8 +33,8 @@ def main(
 
     rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     cached: the folder to write (cached/RUN).
-    settings: those of the run that decide what is cached. picture_store: the folder that holds all picture stores.
-    pictures: the image manifest of the train split, none where rows have no pictures.
+    settings: those of the run that determine the cache. picture_store: the folder with all picture stores.
+    pictures: the image manifest of the train split; none if rows have no pictures.
     """
     named = settings.model_dump(exclude={"model_type", "text_args"})
     train = TrainSettings(**named, swift_args=settings.text_args)

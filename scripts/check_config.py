@@ -1,4 +1,4 @@
-"""Check configuration files over config.yaml, without Snakemake: every fault in a line, or the runs that they name."""
+"""Check configuration files over config.yaml without Snakemake; print each fault on a line, or the configured runs."""
 
 import argparse
 import sys
@@ -25,7 +25,9 @@ def main(files: list[Path]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="as under --configfile, lowest first")
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="as for snakemake's --configfile; later files take precedence"
+    )
     try:
         main(parser.parse_args().files)
     except VlmflowError as error:

@@ -1,12 +1,12 @@
-"""List what is no longer needed in a working directory, with sizes; ask; delete it.
+"""List what a working directory no longer needs, with sizes; ask; delete it.
 
     make clean-runs ARGS="--configfile my-run.yaml"            lists and asks
     make clean-runs ARGS="--configfile my-run.yaml --yes"      deletes what it lists
 
-Never listed: the adapter, the run folder, verified/RUN and merged/RUN of a finished run; any training of a run that is
-not finished; fetched pictures; stores outside of the working directory, and what lies behind a link. A store within it
-counts as this directory's alone. Without --configfile nobody knows which models, rows and pictures are still wanted:
-they are left alone.
+Never listed: the adapter, the run folder, verified/RUN and merged/RUN of a finished run; any training of an unfinished
+run; fetched pictures; stores outside of the working directory, and what a link leads to. A store inside it is assumed
+to belong to this directory alone. Models, rows and pictures are listed only with --configfile, which shows which of
+them are still in use.
 """
 
 import argparse
@@ -31,9 +31,9 @@ CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 def main(files: list[Path], folder: Path, yes: bool) -> None:
     """List, ask and delete.
 
-    files: as under --configfile. folder: the working directory. yes: delete without asking.
+    files: as for snakemake's --configfile. folder: the working directory. yes: delete without asking.
 
-    Raises VlmflowError where Snakemake is at work there, a run folder is held by a trainer, or a store lies in another.
+    Raises VlmflowError if Snakemake is running there, a trainer holds a run folder, or a store is inside another one.
     """
     settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
     os.chdir(folder)
@@ -48,11 +48,11 @@ def _clean(settings: Config, yes: bool, stores: bool) -> None:
     for one in found:
         print(f"{amount(sizes[one.path], 'bytes'):>12}  {one.path}\n{'':>14}{one.why}")
     for note in notes:
-        print(f"left alone: {note}")
+        print(f"not deleted: {note}")
     if not found:
         return print("nothing to delete")
-    print(f"{len(found)} in all, {amount(sum(sizes.values()), 'bytes')}")
-    if yes or _agrees():  # the answer may take an hour: that is why the directory is kept
+    print(f"total: {len(found)}, {amount(sum(sizes.values()), 'bytes')}")
+    if yes or _agrees():  # the answer may take an hour: that is why the directory stays locked
         for one in found:
             _delete(one)
         print("deleted")
@@ -60,7 +60,7 @@ def _clean(settings: Config, yes: bool, stores: bool) -> None:
 
 def _agrees() -> bool:
     if not sys.stdin.isatty():
-        print("nothing deleted: this is no terminal to ask on; ARGS=--yes deletes what is listed")
+        print("nothing deleted: there is no terminal to ask on; ARGS=--yes deletes what is listed")
         return False
     try:
         return input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes")
@@ -72,13 +72,15 @@ def _agrees() -> bool:
 def _delete(one: Leftover) -> None:
     if one.is_run_folder:
         with RunFolder(one.path).held({}, patience=0):
-            pass  # no trainer has it, on this machine or another one
+            pass  # no trainer holds it, on this machine or another one
     remove(one.path)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configfile", nargs="+", type=Path, default=[], help="as for snakemake, lowest first")
+    parser.add_argument(
+        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake; later files take precedence"
+    )
     parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     parser.add_argument("--yes", action="store_true", help="delete what is listed, without asking")
     given = parser.parse_args()

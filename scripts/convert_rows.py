@@ -13,7 +13,7 @@ from vlmflow.rows.form_rows import form_rows, refuse_columns
 
 
 class DatasetBlock(Settings):
-    """What this stage takes of a data set's settings; see docs/config.md."""
+    """The data set's settings that this stage uses; see docs/config.md."""
 
     kind: str
     modality: str
@@ -40,11 +40,11 @@ def main(
 
     raw: the split's files, each a JSON array, JSON lines, CSV or parquet.
     converted: JSON lines to write, one training row each.
-    rejects: JSON lines to write, one for each raw row that cannot be used or is left out.
-    unread: the account of what of the rows was not read, to write, with the digests of the other two.
+    rejects: JSON lines to write, one for each raw row that is unusable or left out.
+    unread: the account of unread keys to write, with the digests of the other two files.
     split: train or test.
     settings: those of the data set. choice: which rows are used. mended: files of edited rows.
-    raw_accounts: what was fetched, file by file.
+    raw_accounts: the account of each raw file; [] skips their check.
     """
     refuse_changed_raw(raw, raw_accounts)
     kind, modality, columns = settings.kind, settings.modality, settings.columns

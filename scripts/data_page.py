@@ -1,4 +1,4 @@
-"""Write the page that says what a data set holds, what it lost, and why."""
+"""Write the page of a data set's content, its lost rows, and the reasons."""
 
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from vlmflow.reports.data_page import data_page
 
 
 class DatasetBlock(Settings):
-    """What this page takes of a data set's settings; see docs/config.md."""
+    """The data set's settings that this page uses; see docs/config.md."""
 
     picture_limits: PictureLimits
     near_duplicates: NearDuplicates
@@ -28,12 +28,12 @@ def main(
     settings: DatasetBlock,
     pictures: list[Path] | None = None,
 ) -> None:
-    """Write it.
+    """Write the page.
 
-    stats: the data set's account; its rows, its quarantine and its near-duplicates lie beside it.
-    pictures: the image manifest of every raw split, named after the split; none where no pictures were looked at.
-    page: the HTML file to write. picture_store: the folder that holds all picture stores.
-    settings: those of the data set, by which its pictures were checked and near-duplicates were looked for.
+    stats: the data set's account; its rows, its quarantine and its near-duplicates are in the same folder.
+    pictures: the image manifest of every raw split, named after the split; none if no pictures were checked.
+    page: the HTML file to write. picture_store: the folder with all picture stores.
+    settings: those with which its pictures were checked and near-duplicates were searched.
     """
     manifests = {file.stem: file for file in pictures or []}
     store = picture_store / stats.parent.name

@@ -1,4 +1,4 @@
-"""Put one raw data file in its place: from the hub through the store, or from a path on this machine."""
+"""Fetch one raw data file: from the hub through the store, or from a path on this machine."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ def main(*, raw: Path, account: Path, source: str, store: Path, pins: Path = PIN
 
     raw: the file to write. account: a JSON file to write, with its size and sha256.
     source: hf://datasets/OWNER/NAME/FILE or …/NAME@COMMIT/FILE, file:///PATH, or a path.
-    store: the folder that keeps what comes from the hub, by repository and revision.
+    store: the folder for files from the hub, by repository and revision.
     pins: the table with revision, size and sha256 of hub sources.
     """
     place = parse_source(source)
     if isinstance(place, Path):
         copy(place, raw)
     else:
-        from vlmflow.fetch.from_hub import fetch_data_file  # the hub's client takes longer to start than a copy
+        from vlmflow.fetch.from_hub import fetch_data_file  # the import of the hub's client takes longer than a copy
 
         link_or_copy(fetch_data_file(place, pin_of(source, read_pins(pins)), store), raw)
     write_raw_account(raw, account)

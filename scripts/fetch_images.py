@@ -1,4 +1,4 @@
-"""Fetch the pictures that the rows of a split name and no picture root holds."""
+"""Fetch the pictures that the rows of a split name and no picture root has."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from vlmflow.pictures.roots import PictureRoots
 
 
 class DatasetBlock(Settings):
-    """What this stage takes of a data set's settings; see docs/config.md."""
+    """The data set's settings that this stage uses; see docs/config.md."""
 
     image_roots: list[str]
     max_bytes: int
@@ -39,13 +39,14 @@ def main(
     """Fetch the pictures of one split.
 
     raw: the files of the split's raw rows.
-    account: the JSON file to write: of every source the pictures had, fetched and missing, and the bytes.
+    account: the JSON file to write: for every source the pictures had, fetched and missing, and the bytes.
     dataset: the data set's name in the configuration.
-    settings: those of the data set; its roots hold pictures already.
-    store: the folder to fetch into, under the paths that the rows name; a root like the others.
-    sources: the configuration's own sources, laid over those of the table.
-    choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
-    table: the sources that are known.
+    settings: those of the data set; its roots may already have pictures.
+    store: the folder to fetch into, under the paths that the rows name; it serves as another root.
+    sources: the configuration's own sources, which take precedence over the table.
+    choice: which rows are used. mended: files of edited rows. raw_accounts: the account of each raw file; [] skips
+    their check.
+    table: the table of known sources.
     pins: the table with revision, size and sha256 of every archive on the hub.
     """
     refuse_changed_raw(raw, raw_accounts)

@@ -1,4 +1,4 @@
-"""Describe a base model in a manifest, and link its files, which lie in the store or in a local folder."""
+"""Describe a base model in a manifest, and link its files, which are in the store or in a local folder."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from vlmflow.fetch.model_folder import hash_files, link_files, write_model_manif
 def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:
     """Fetch one model.
 
-    model: the folder to write, with manifest.json alone in it.
+    model: the folder to write; it will contain only manifest.json.
     source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, or the path of a folder.
-    store: the folder that keeps what comes from the hub, by repository and revision, and links to the files of models.
+    store: the folder for files from the hub, by repository and revision, and for links to the files of models.
     pins: the table with revision, size and sha256 of hub sources.
     threads: files that are fetched and read at a time.
     """
@@ -27,7 +27,7 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
         refuse_code(folder, found.names)
         files, left_out = hash_files(folder, found.names, threads), found.left_out
     else:
-        from vlmflow.fetch.from_hub import fetch_model, pinned_revision  # the hub's client takes a while to start
+        from vlmflow.fetch.from_hub import fetch_model, pinned_revision  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
         folder, files, left_out = fetch_model(place, pin, store, threads)

@@ -1,4 +1,4 @@
-"""Name the near-duplicates between the train and the test split of a data set."""
+"""Find the near-duplicates between the train and the test split of a data set."""
 
 import logging
 from pathlib import Path
@@ -12,7 +12,7 @@ log = logging.getLogger("vlmflow")
 
 
 class DatasetBlock(Settings):
-    """What this stage takes of a data set's settings; see docs/config.md."""
+    """The data set's settings that this stage uses; see docs/config.md."""
 
     picture_distance: int
     one_prompt: bool
@@ -30,12 +30,11 @@ def main(
     pictures: list[Path] | None = None,
     hashes: list[Path] | None = None,
 ) -> None:
-    """Find them.
+    """Write the near-duplicates.
 
     test_rows: the validated rows of the test split. train_rows: the converted rows of the raw train split.
-    stats, unread: the accounts that vouch for them.
-    pictures: the image manifests of the raw splits, train first. hashes: their picture hashes. None where there are no
-    such.
+    stats, unread: the accounts with their digests.
+    pictures: the image manifests of the raw splits, train first. hashes: their picture hashes. None without pictures.
     pairs: JSON lines to write. settings: those of the data set.
     """
     refuse_other_rows(stats, [test_rows])

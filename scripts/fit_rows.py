@@ -1,4 +1,4 @@
-"""Hand on the rows that fit the run's max_length, and say what became of the others, on the CPU."""
+"""Keep the rows that fit the run's max_length, and record what happened to the others; runs on the CPU."""
 
 import logging
 from itertools import chain
@@ -19,7 +19,7 @@ from vlmflow.swift.arguments import BaseModel
 
 
 class RunBlock(LengthBlock):
-    """What this stage takes of a run's settings; see docs/config.md."""
+    """The run's settings that this stage uses; see docs/config.md."""
 
     max_length: int
     over_long: OverLong
@@ -41,11 +41,11 @@ def main(
 ) -> None:
     """Fit the rows of one run.
 
-    train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split, none where
-    rows have no pictures.
-    model: folder with the base model's manifest. train_lengths, val_lengths, summary: what measure_lengths wrote.
+    train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split; none if rows
+    have no pictures.
+    model: folder with the base model's manifest. train_lengths, val_lengths, summary: the files of measure_lengths.
     fitted: the folder to write (fitted/RUN). settings: those of the run.
-    picture_store: the folder that holds all picture stores.
+    picture_store: the folder with all picture stores.
     """
     account = read_account(stats, Stats)
     lengths = {"train": train_lengths, "val": val_lengths}

@@ -1,4 +1,4 @@
-"""Hash every usable picture of a split by what it looks like."""
+"""Compute the perceptual hash of every usable picture of a split."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from vlmflow.pictures.hash_table import hash_pictures
 def main(
     *, manifest: Path, hashes: Path, dataset: str, picture_store: Path, part: Part = UNDIVIDED, threads: int = 1
 ) -> None:
-    """Hash them.
+    """Hash the pictures.
 
-    manifest: the split's image manifest. hashes: JSON lines to write. dataset: its name.
-    picture_store: the folder that holds all picture stores.
-    part: which part of how many this is, where several pods share the pictures.
+    manifest: the split's image manifest. hashes: JSON lines to write. dataset: the data set's name.
+    picture_store: the folder with all picture stores.
+    part: this part and the number of parts, if several pods share the pictures.
     """
     hash_pictures(manifest, hashes, picture_store / dataset, threads, part)
 

@@ -8,7 +8,7 @@ from vlmflow.core.pod_shares import joined_lines
 
 
 def main(*, parts: list[Path], hashes: Path) -> None:
-    """Join them.
+    """Join the tables.
 
     parts: the tables of all parts, in their order. hashes: JSON lines to write.
     """

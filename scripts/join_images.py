@@ -7,7 +7,7 @@ from vlmflow.pictures.resolve import join_picture_manifests
 
 
 def main(*, parts: list[Path], manifest: Path, dataset: str) -> None:
-    """Join them.
+    """Join the manifests.
 
     parts: the manifests of all parts, in their order. manifest: JSON lines to write.
     dataset: the data set's name in the configuration.

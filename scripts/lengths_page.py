@@ -1,4 +1,4 @@
-"""Write the page that says how many tokens a run's rows have, and which max_length they need."""
+"""Write the page of the tokens of a run's rows, and the max_length that they need."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from vlmflow.reports.lengths_page import lengths_page
 def main(
     *, train: Path, val: Path, summary: Path, train_rows: Path, val_rows: Path, page: Path, max_length: int
 ) -> None:
-    """Write it.
+    """Write the page.
 
-    train, val, summary: what measure_lengths wrote (lengths/RUN). train_rows, val_rows: what it measured.
+    train, val, summary: the files of measure_lengths (lengths/RUN). train_rows, val_rows: the rows that it measured.
     page: the HTML file to write. max_length: the run's own, see docs/config.md.
     """
     lengths, rows = {"train": train, "val": val}, {"train": train_rows, "val": val_rows}

@@ -1,4 +1,4 @@
-"""Write what is made from the code under docs/: configuration reference, the two JSON Schemas, the table of kinds."""
+"""Generate files of docs/ from the code: the configuration reference, two JSON Schemas, the table of kinds."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from vlmflow.rows.sharegpt import json_schema
 
 
 def main(*, docs: Path = Path("docs")) -> None:
-    """Write them.
+    """Write the files.
 
-    docs: the folder that holds config.md, config.schema.json and sharegpt-row.schema.json; and data.md, of which the
-    table of kinds alone is written.
+    docs: the folder with config.md, config.schema.json, sharegpt-row.schema.json, and data.md; of the latter only the
+    table of kinds is replaced.
     """
     data = with_kinds((docs / "data.md").read_text())
     with whole_file(docs / "data.md", "w") as page:

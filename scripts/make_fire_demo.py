@@ -1,4 +1,4 @@
-"""Prepare the pipeline on real FIRE rows with a tiny model: what differs from the demo, and the model itself."""
+"""Prepare the demo on real FIRE rows with a tiny model: write its configuration and the model."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,17 @@ from vlmflow.core.files import whole_file
 
 
 def main(*, fire: Path, folder: Path) -> None:
-    """Write `my-run.yaml` and `tiny-model/` into `folder`; a model of the same rows is left as it is.
+    """Write `my-run.yaml` and `tiny-model/` into `folder`; an identical model stays unchanged.
 
-    fire: holds FIRE-train-100K.json, FIRE-test.json, and the pictures under images/.
+    fire: the folder with FIRE-train-100K.json, FIRE-test.json, and the pictures under images/.
+
+    Raises VlmflowError if a JSON file is missing.
     """
     splits = {"train": fire.resolve() / "FIRE-train-100K.json", "test": fire.resolve() / "FIRE-test.json"}
     for file in splits.values():
         if not file.is_file():
             raise VlmflowError(
-                f"{file}: no such file", "run make fire-demo FIRE=FOLDER on a folder with both JSON files and images/"
+                f"{file} does not exist", "run make fire-demo FIRE=FOLDER on a folder with both JSON files and images/"
             )
     dataset = {**{split: str(file) for split, file in splits.items()}, "image_roots": [str(fire.resolve() / "images")]}
     folder.mkdir(parents=True, exist_ok=True)

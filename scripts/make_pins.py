@@ -1,4 +1,4 @@
-"""Fill in what pins.yaml leaves empty: ask the hub for commit, size and digest of every row."""
+"""Fill in the empty values of pins.yaml: ask the hub for commit, size and digest of every row."""
 
 from pathlib import Path
 
@@ -9,9 +9,11 @@ from vlmflow.fetch.pinning import fill_in
 
 
 def main(*, pins: Path = Path("pins.yaml")) -> None:
-    """Write the table anew for review; rows that could be filled in are, also where others could not.
+    """Rewrite the table for review; a failed row does not prevent the others.
 
     pins: the table.
+
+    Raises VlmflowError with all failures, after the table is written.
     """
     filled, hindrances = fill_in(read_pins(pins))
     write_pins(pins, filled)

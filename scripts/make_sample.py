@@ -1,4 +1,4 @@
-"""Make the demo's data: a small FIRE with drawn pictures, and with faults put in on purpose."""
+"""Make the demo's data: a small FIRE with drawn pictures and deliberate faults."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from vlmflow.demo.sample import write_sample
 def main(*, folder: Path, train_rows: int = 240, test_rows: int = 48, seed: int = 42) -> None:
     """Write the sample; the same arguments give the same bytes.
 
-    folder: where it goes; what was there is replaced. It holds the two JSON files of FIRE, the folder
-    `pictures`, and `faults.json`, which lists the faults and what must come of each.
-    train_rows, test_rows: how many rows the splits have, faulty ones included.
-    seed: decides pictures, questions, words and faults.
+    folder: the folder to write; an existing one is replaced. It gets the two JSON files of FIRE, the folder `pictures`,
+    and `faults.json`, which lists the faults and the expected result of each.
+    train_rows, test_rows: the number of rows of the splits, with faulty ones.
+    seed: determines pictures, questions, words and faults.
     """
     write_sample(folder, train_rows, test_rows, seed)
 

@@ -1,6 +1,6 @@
 """Write the names that the installed ms-swift knows into the configuration's table, for review.
 
-Planning checks names against the table: importing ms-swift takes seconds, and the data image does not hold it.
+Planning checks names against this table, because importing ms-swift takes seconds, and the data image does not have it.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ def main(*, table: Path = TABLE) -> None:
 
 
 def installed_names() -> dict[str, list[str]]:
-    """Give the names by kind, sorted: arguments, model_types, templates."""
+    """Return the names by kind, sorted: arguments, model_types, templates."""
     from swift.arguments import SftArguments
     from swift.model import MODEL_MAPPING
     from swift.template import TEMPLATE_MAPPING

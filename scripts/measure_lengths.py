@@ -1,4 +1,4 @@
-"""Count the tokens of every row of train and val, text and pictures apart, on the CPU."""
+"""Count the tokens of every row of train and val, of text and pictures separately; runs on the CPU."""
 
 import logging
 from itertools import chain
@@ -31,12 +31,12 @@ def main(
 ) -> None:
     """Measure the rows of one run.
 
-    train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split, none where
-    rows have no pictures.
+    train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split; none if rows
+    have no pictures.
     model: folder with the base model's manifest.
     train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.
-    settings: those of the run that decide over lengths.
-    picture_store: the folder that holds all picture stores.
+    settings: those of the run that determine lengths.
+    picture_store: the folder with all picture stores.
     """
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
     base = BaseModel.read(model, settings.model_type)

@@ -14,7 +14,7 @@ def main(*, model: Path, adapter: Path, merged: Path, threads: int = 1) -> None:
     model: the base model's folder with its manifest, as fetch_model makes it.
     adapter: the training's folder (checkpoints/RUN/full) with the adapter and its report.
     merged: the folder to write.
-    threads: how many cores compute.
+    threads: the number of cores to use.
     """
     refuse_changed_adapter(adapter)
     manifest = read_model_manifest(model)

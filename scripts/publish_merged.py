@@ -1,4 +1,4 @@
-"""Give proven weights their name, with the model card and where they come from."""
+"""Publish proven weights under their own name, with model card and provenance."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from vlmflow.rows.stats import Stats
 
 
 class DatasetBlock(Settings):
-    """What this stage takes of the settings of the run's data set; see docs/config.md."""
+    """The settings of the run's data set that this stage uses; see docs/config.md."""
 
     all_addresses: list[str]
-    """Where it came from."""
+    """Its sources."""
 
     licence: str | None
     source_licences: dict[str, str]
@@ -41,9 +41,9 @@ def main(
 
     verified: the proven folder (verified/RUN), whose files `published` (merged/RUN) shares by hard links.
     full, smoke: the training's folders. model: folder with the base model's manifest.
-    rows: the run's rows that fit (fitted/RUN). stats: of the data set.
+    rows: the run's rows that fit (fitted/RUN). stats: the data set's account.
     settings: those of the data set.
-    picture_licences: those of picture_sources, by the beginnings of the pictures' paths.
+    picture_licences: the licences of picture sources, by the beginnings of the pictures' paths.
     """
     refuse_other_rows(rows / ACCOUNT)
     base, proof = read_model_manifest(model), read_proof(verified)

@@ -1,4 +1,4 @@
-"""Find, check and name the pictures that the rows of a split name."""
+"""Find and check the pictures that the rows of a split name, and add them to the picture store."""
 
 from pathlib import Path
 
@@ -36,12 +36,13 @@ def main(
     raw: the files of the split's raw rows.
     manifest: JSON lines to write, one for each distinct path that the rows name.
     dataset: the data set's name in the configuration.
-    roots: the folders that hold its pictures, the first that has one wins.
-    store: the folder of all picture stores; the data set's own lies in it under its name.
-    limits: what a picture may be.
-    choice: which rows are used. mended: files of edited rows. raw_accounts: what was fetched, file by file.
-    part: which part of how many this is, where several pods share the pictures; what was found is then said of all
-    of them, when they are joined.
+    roots: the folders with its pictures; the first one that has a picture wins.
+    store: the folder with all picture stores; the data set's own has its name.
+    limits: the limits of pictures.
+    choice: which rows are used. mended: files of edited rows. raw_accounts: the account of each raw file; [] skips
+    their check.
+    part: this part and the number of parts, if several pods share the pictures; the stage that joins them then logs
+    what was found.
     """
     key = f"datasets.{dataset}.image_roots"
     picture_roots = PictureRoots(roots, key)

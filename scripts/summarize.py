@@ -1,4 +1,4 @@
-"""Say what a finished run made, and where it is."""
+"""Print what a finished run made, and where it is."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from vlmflow.reports.summary import summary
 
 
 def main(*, folder: Path, run: str) -> None:
-    """Print it.
+    """Print the summary.
 
     folder: the working directory of the run. run: its name.
     """

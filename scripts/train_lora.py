@@ -1,4 +1,4 @@
-"""Train the adapter to its last step, and hand on the best checkpoint by validation loss."""
+"""Train the adapter to its last step, and keep the best checkpoint by validation loss."""
 
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def main(
     smoke: the smoke stage's folder, whose gate must be open.
     cached: the cached data set's folder (cached/RUN), or none: [].
     full: the folder to write (checkpoints/RUN/full): the best adapter, the report, the loss curve.
-    settings: the run's. picture_store, run_store: the folders that hold all picture stores and all run folders.
-    pictures: the image manifest of the train split, none where rows have no pictures.
+    settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
+    pictures: the image manifest of the train split; none if rows have no pictures.
     """
     run = full.parent.name
     refuse_failed(read_account(smoke / "gate.json", Gate), run)
@@ -49,7 +49,7 @@ def main(
     training = look()
     trained = train(training, run_store / run / "full", threads, f"train_lora {run}")
     with trained.folder.set_aside_where_refused(f"train_lora {run}"):
-        look()  # trainers read pictures for days
+        look()  # check again: trainers read pictures for days
     account = report(training, trained)
     with whole_folder(full) as finished:
         copy_adapter(trained.best, finished)

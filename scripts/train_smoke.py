@@ -23,7 +23,7 @@ log = logging.getLogger("vlmflow")
 
 
 class RunBlock(TrainBlock):
-    """What this stage takes of a run's settings; see docs/config.md."""
+    """The run's settings that this stage uses; see docs/config.md."""
 
     smoke: SmokeSettings
 
@@ -43,8 +43,8 @@ def main(
 
     rows: the run's rows that fit, with their lengths (fitted/RUN). model: folder with the base model's manifest.
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
-    settings: the run's. picture_store, run_store: the folders that hold all picture stores and all run folders.
-    pictures: the image manifest of the train split, none where rows have no pictures.
+    settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
+    pictures: the image manifest of the train split; none if rows have no pictures.
     """
     run = smoke.parent.name
     full = plan_training(settings, rows, model, picture_store, pictures or [])
@@ -64,8 +64,8 @@ def main(
     log.info(f"{run}: the adapter touches {merge.touched} of {merge.tensors} tensors: {merge.layers}")
     if merge.logits_may_be_inconclusive:
         log.warning(
-            f"{run}: rounding leaves {merge.rounding_leaves:.2f} of the smoke run's update; after a full run "
-            "as short as this one, logits cannot show whether the merge is right, and only the proof by tensors decides"
+            f"{run}: rounding keeps {merge.rounding_leaves:.2f} of the smoke run's update; after a full run as short "
+            "as this one, logits cannot show whether the merge is right, and only the comparison of tensors decides"
         )
     log.info(f"{run}: the gate is open; the full run: {gate.full_run.readable}")
 

@@ -1,4 +1,4 @@
-"""Check converted rows, hold out val by picture, and account for every raw row."""
+"""Check converted rows, hold out val by picture or prompt, and account for every raw row."""
 
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,11 @@ from vlmflow.rows.validate import FindLookAlikes, SplitFiles, SplitRules, valida
 
 
 class DatasetBlock(Settings):
-    """What this stage takes of a data set's settings; see docs/config.md."""
+    """The data set's settings that this stage uses; see docs/config.md."""
 
     kind: str
     one_prompt: bool
-    """All rows have the same prompt: without a picture, they are told apart by prompt and answer."""
+    """All rows have the same prompt: without a picture, they are compared by prompt and answer."""
 
     form: str
     max_history_rounds: int | None
@@ -34,10 +34,10 @@ class DatasetBlock(Settings):
     max_reject_share: float
     row_limits: RowLimits
     near_duplicates: NearDuplicates
-    """Whether those of the test split are left out, and then how near pictures are."""
+    """Whether near-duplicates of the test split are dropped, and up to which distance of pictures."""
 
     read_columns: list[str] | None = None
-    """Those that are read where the raw rows are parquet; null for all."""
+    """The columns to read if the raw rows are parquet; null for all."""
 
 
 def main(
@@ -58,15 +58,14 @@ def main(
 ) -> None:
     """Validate one data set.
 
-    raw_train, raw_test: the files of the raw splits; none of test where it has no file of its own.
-    converted, rejects: per raw split (train first, then test where there is one) the converter's first two outputs.
-    unread: likewise the third: which keys nobody read.
-    pictures: likewise the image manifests; none without pictures, or where they were skipped.
-    raw_accounts: what was fetched, file by file, of both. mended: files of edited rows.
-    stats: the account to write; train, val, test and quarantine JSON lines are written beside it.
+    raw_train, raw_test: the files of the raw splits; raw_test is [] without a test file.
+    converted, rejects, unread: the converter's outputs, one file per raw split: train, then test if it exists.
+    pictures: the image manifests in the same order; none without pictures, or if they were skipped.
+    raw_accounts: the account of each raw file of both splits; [] skips their check. mended: files of edited rows.
+    stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
     counts: the account as an HTML page, to write.
-    settings: the data set's; form, max_history_rounds and skip_images only for stats.json.
-    hashes: of the pictures of every raw split, where near-duplicates are left out.
+    settings: those of the data set; form, max_history_rounds and skip_images are only for stats.json.
+    hashes: the picture hashes of every raw split, if near-duplicates are dropped.
     """
     refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
     raw = [files for files in (raw_train, raw_test) if files]
@@ -116,10 +115,10 @@ def _rules_used(settings: DatasetBlock) -> RulesUsed:
 
 
 def _finder(hashes: list[Path], distance: int) -> FindLookAlikes:
-    """Give what says which pictures are too near to the test split's; without hashes none are."""
+    """Return the function that finds pictures too near to the test split's; without hashes it finds none."""
     if not hashes:
         return lambda test: {}
-    from vlmflow.pictures.hash_table import read_hashes  # with numpy and Pillow, which nothing else here needs
+    from vlmflow.pictures.hash_table import read_hashes  # it imports numpy and Pillow, which nothing else here needs
     from vlmflow.pictures.look_alikes import find_look_alikes
 
     return partial(find_look_alikes, read_hashes(hashes), distance=distance)

@@ -1,4 +1,4 @@
-"""Prove the merged weights, and keep them with what was proven."""
+"""Verify the merged weights, and keep them with the proof."""
 
 import logging
 from pathlib import Path
@@ -24,7 +24,7 @@ log = logging.getLogger("vlmflow")
 
 
 class RunBlock(Settings):
-    """What this stage takes of a run's settings; see docs/config.md."""
+    """The run's settings that this stage uses; see docs/config.md."""
 
     verify: VerifySettings
     device: str
@@ -49,8 +49,8 @@ def main(
     merged: the merged folder, whose files `verified` takes over. full: the folder with the adapter.
     model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN).
     verified: the folder to make (verified/RUN): the same files, and proof.json.
-    settings: those of the run. picture_store: the folder that holds all picture stores.
-    pictures: the image manifest of the train split, none where rows have no pictures.
+    settings: those of the run. picture_store: the folder with all picture stores.
+    pictures: the image manifest of the train split; none if rows have no pictures.
     """
     base = read_model_manifest(model)
     refuse_changed_adapter(full)

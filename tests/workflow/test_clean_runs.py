@@ -78,7 +78,7 @@ def test_leftovers_are_listed_and_deleted_and_nothing_else(folder: Path) -> None
         assert f"  {place.relative_to(folder)}\n" in listed.stdout
         assert os.path.lexists(place)
     assert f"{len(left)} in all" in listed.stdout
-    assert "this is no terminal to ask on; ARGS=--yes" in listed.stdout
+    assert "there is no terminal to ask on; ARGS=--yes" in listed.stdout
     deleted = clean(folder, "--yes")
     assert deleted.returncode == 0, deleted.stderr
     assert everything_in(folder) == before
@@ -102,7 +102,7 @@ def test_trainings_of_an_unfinished_run_stay(folder: Path, damage) -> None:
     damage(folder)
     listed = clean(folder, "--yes")
     assert listed.returncode == 0, listed.stderr
-    assert f"left alone: {RUN}: keeping its trainings, because it is not finished" in listed.stdout
+    assert f"not deleted: {RUN}: keeping its trainings, because it is not finished" in listed.stdout
     trainings = folder / "stores" / "runs" / RUN
     assert (trainings / "full" / OTHER / "checkpoints").is_dir()
     assert (trainings / "full" / digest_of(folder, "full") / "checkpoints" / "checkpoint-1").is_dir()

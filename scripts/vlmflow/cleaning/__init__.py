@@ -1,1 +1,1 @@
-"""What a finished workflow no longer needs, and how it is removed."""
+"""Finds what a finished workflow no longer needs."""

@@ -1,8 +1,7 @@
-"""What may be deleted in a working directory without losing a result, or a training that somebody may go on with.
+"""Finds what may be deleted in a working directory without losing a result or a training to resume.
 
-A run counts as finished when its published weights are those that were proven, and those that its adapter gives. Of a
-run that is not, no training is touched. Of one that is, the adapter, the run folder that it came from, verified/RUN and
-merged/RUN stay.
+A run is finished if its published weights are the proven ones and come from its adapter. The trainings of an unfinished
+run are never listed. Of a finished run, the adapter, its run folder, verified/RUN and merged/RUN stay.
 """
 
 import os
@@ -26,15 +25,15 @@ from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.checkpoint import read_checkpoint, refuse_changed_adapter
 
 RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")
-"""A run folder's name: the digest of its job, and the number under which one was set aside."""
+"""A run folder's name: the digest of its job, with a number if it was set aside."""
 
 HUB_FOLDER = re.compile(r".+--.+@[0-9a-f]{40}")
-"""A folder of a store that holds a repository at a commit (`store_folder`)."""
+"""The folder of a store for a repository at a commit (`store_folder`)."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that may go. why: for people. is_run_folder: a trainer may hold it."""
+    """Something that may be deleted. why: for people. is_run_folder: whether a trainer may hold it."""
 
     path: Path
     why: str
@@ -44,12 +43,12 @@ class Leftover:
 def find_leftovers(
     folder: Path, settings: Config, pins: dict[str, Pin], stores: bool
 ) -> tuple[list[Leftover], list[str]]:
-    """Give what may be deleted, and what is left alone though it may look like it, for people.
+    """Return what may be deleted, and notes for people about what is kept.
 
-    folder: the working directory. settings: of the runs that work there, which say where the stores are.
-    stores: whether they name all that is still wanted of models, raw files and pictures.
+    folder: the working directory. settings: those of its runs, with the paths of the stores.
+    stores: whether the settings name all models, raw files and pictures that are still in use.
 
-    Raises VlmflowError where a store lies in another: nobody knows then what belongs to which.
+    Raises VlmflowError if a store is inside another one: their files cannot be told apart.
     """
     _refuse_shared_stores(folder, settings)
     found: list[Leftover] = []
@@ -84,9 +83,9 @@ def find_leftovers(
 
 
 def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
-    """Give the reports of a run's trainings ("smoke", "full"), whose weights are merged, proven and published.
+    """Return the reports of a run's trainings ("smoke", "full"), if its weights are merged, proven and published.
 
-    Raises VlmflowError where one of these is missing, or is not of the others.
+    Raises VlmflowError if one of these is missing, or does not belong to the others.
     """
     reports = {
         stage: read_account(folder / "checkpoints" / run / stage / "report.json", TrainingReport)
@@ -117,14 +116,14 @@ def _refuse_shared_stores(folder: Path, settings: Config) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Give the bytes that removing `path` frees: those of files that have no other name."""
+    """Return the bytes that removing `path` frees: those of files without other hard links."""
     places = [path] if path.is_symlink() or not path.is_dir() else path.rglob("*")
     stats = (place.lstat() for place in places)
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
 
 
 def _own_store(folder: Path, store: str, name: str, notes: list[str]) -> Path | None:
-    """Give a store that lies in the working directory; others may use one that lies elsewhere."""
+    """Return a store inside the working directory, else None: others may use a store elsewhere."""
     place = folder / store
     if not place.is_dir():
         return None
@@ -151,7 +150,7 @@ def _of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[L
 
 
 def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftover]:
-    """Give all checkpoints but the last and the best one, where both of these open."""
+    """Yield all checkpoints but the last and the best one, if both of these can be read."""
     kept = {f"checkpoint-{report.steps}", f"checkpoint-{report.best.step}"}
     strategy = strategy_of(report.strategy)
     if all(read_checkpoint(output / name, report.world_size, strategy) for name in kept):
@@ -161,7 +160,7 @@ def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftove
 
 
 def _unfinished(folder: Path) -> Iterator[Leftover]:
-    """Give what killed stages left beside folders that are targets; each of them begins anew."""
+    """Yield what killed stages left beside target folders; these stages start from the beginning."""
     parents = [folder / name for name in ("verified", "merged", "fitted", "cached", "models")]
     parents += [place for name in ("checkpoints", "work") for place in _folders(folder / name)]
     for parent in parents:
@@ -171,7 +170,7 @@ def _unfinished(folder: Path) -> Iterator[Leftover]:
 
 
 def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
-    if not (folder / "models").is_dir():  # targets lie elsewhere: what they name is not known here
+    if not (folder / "models").is_dir():  # targets are elsewhere, so the files in use are unknown here
         return
     manifests = [read_account(file, ModelManifest) for file in sorted((folder / "models").glob(f"*/{MANIFEST}"))]
     views = {manifest.folder.resolve() for manifest in manifests}
@@ -196,9 +195,9 @@ def _of_raw_files(store: Path, settings: Config, pins: dict[str, Pin]) -> Iterat
 def _of_hub(
     store: Path, sources: Iterable[str], pins: dict[str, Pin], what: str, in_use: set[Path]
 ) -> Iterator[Leftover]:
-    """Give the folders of a store that hold a repository at a commit which nothing in the configuration names.
+    """Yield the folders of a store for repositories at commits that the configuration does not name.
 
-    in_use: folders that stay all the same.
+    in_use: folders that stay anyway.
     """
     for address in sources:
         source, pin = parse_source(address), pin_of(address, pins)
@@ -206,11 +205,11 @@ def _of_hub(
             in_use.add(store_folder(store, source, pin.revision).resolve())
     for place in _folders(store):
         if HUB_FOLDER.fullmatch(place.name) and place.resolve() not in in_use:
-            yield Leftover(place, f"no {what} in the configuration comes from there")
+            yield Leftover(place, f"no {what} in the configuration comes from it")
 
 
 def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:
-    if not (folder / "images").is_dir():  # targets lie elsewhere: what they name is not known here
+    if not (folder / "images").is_dir():  # targets are elsewhere, so the pictures in use are unknown here
         return
     unused = {
         place
@@ -233,7 +232,7 @@ def _targets_of_links(folder: Path) -> set[Path]:
 
 
 def _folders(parent: Path) -> list[Path]:
-    """Give the folders in a folder; none where a link leads there: what is behind it may be somebody else's."""
+    """Return the folders in a folder; [] if its path has a link, since the target may belong to somebody else."""
     own = parent.is_dir() and parent.resolve() == Path(os.path.abspath(parent))
     places = parent.iterdir() if own else ()
     return sorted(place for place in places if place.is_dir() and not place.is_symlink())
