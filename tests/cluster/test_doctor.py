@@ -126,7 +126,7 @@ def left_of_an_older_overlay(cluster: Kubectl, name: str) -> dict:
     return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": template["template"]}
 
 
-def test_what_is_broken_is_named(ready: Kubectl, volumes: Path, cluster: Cluster) -> None:
+def test_broken_parts_are_named(ready: Kubectl, volumes: Path, cluster: Cluster) -> None:
     """A node without GPUs, a volume of another owner, an image of another lock, no quota left, an old PodTemplate."""
     os.chown(volumes / "cache", 0, 0)
     quota = {"spec": {"hard": {"requests.memory": "4Gi"}}}

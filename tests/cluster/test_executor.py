@@ -113,7 +113,7 @@ def test_a_failure_that_a_stage_reports_is_not_retried(storm: Call) -> None:
     assert "the stage failed: the gate of" in reports[0]
 
 
-def test_a_target_that_is_not_there_is_made_again(storm: Call) -> None:
+def test_a_missing_target_is_made_again(storm: Call) -> None:
     assert len(errors_of(storm, "vanished")) == 1
     words = "its pod succeeded, but /outputs/faults/targets/vanished.txt (missing in storage) after 5 s"
     assert words in errors_of(storm, "vanished")[0]
@@ -150,7 +150,7 @@ def test_a_pod_template_of_an_older_overlay_is_used_and_named(storm: Call) -> No
     assert storm.said.count(words) == 1
 
 
-def test_a_template_that_is_not_there_is_one_error(storm: Call) -> None:
+def test_a_missing_template_is_one_error(storm: Call) -> None:
     reports = errors_of(storm, "refused")
     assert len(reports) == 1
     assert "pod_template is 'nowhere'" in reports[0]

@@ -84,7 +84,7 @@ def locked(path: Path) -> dict[str, str]:
     return pins
 
 
-def test_what_is_carried_in_is_what_was_built_and_only_once(cluster: Cluster) -> None:
+def test_an_image_is_imported_unchanged_and_only_once(cluster: Cluster) -> None:
     image = images.project_image("data")
     cluster.carry_in(image)
     before = layers_in(cluster.node)

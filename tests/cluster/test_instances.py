@@ -68,7 +68,7 @@ def versions(cluster: Cluster) -> dict[tuple[str, str], int]:
     return found
 
 
-def test_two_runs_side_by_side_keep_to_their_own(workflows: list[ClusterWorkflow]) -> None:
+def test_two_parallel_runs_use_only_their_own_objects(workflows: list[ClusterWorkflow]) -> None:
     with ThreadPoolExecutor() as pool:
         said = list(pool.map(lambda workflow: workflow.run(*WORDS), workflows))
     for workflow, text in zip(workflows, said, strict=True):

@@ -250,7 +250,7 @@ def published(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return verified, merged
 
 
-def test_what_is_published_names_the_proven_objects(published: tuple[S3Object, S3Object]) -> None:
+def test_a_published_folder_names_the_proven_objects(published: tuple[S3Object, S3Object]) -> None:
     verified, merged = published
     assert keys(merged) == {
         "verified/x//files/weights",

@@ -117,7 +117,7 @@ def test_another_number_of_processes_caches_the_same_bytes(cached: Path, tmp_pat
     assert [name for name, content in made.items() if content != expected[name]] == []
 
 
-def test_the_progress_of_ms_swift_is_shown_in_our_words() -> None:
+def test_the_progress_of_ms_swift_is_shown_in_our_format() -> None:
     bars = ["Map: 48%|█| 11/23 [00:00<00:00, 83.65 examples/s]", "Map: 43%|█| 1000/2300 [00:10<00:13, 99.6 examples/s]"]
     assert progress_line("\r".join(bars)) == "1,000 of 2,300 rows · 100 rows/s · 00:13 left"
     assert progress_line("[INFO:swift] nothing yet") is None

@@ -133,7 +133,7 @@ def test_a_file_outside_lfs_is_compared_with_its_pin_too(server: HubServer, plac
     assert not place.raw.exists()
 
 
-def test_a_bad_day_on_the_net_is_survived(server: HubServer, place: Place):
+def test_many_network_faults_in_one_download_are_survived(server: HubServer, place: Place):
     """Breaks, refusals and an HTML page in one download; nothing secret is reported."""
     server.faults[("head", "sub/train.json")] = [refuses(429, Retry_After="1")]
     server.faults[("bytes", "sub/train.json")] = [breaks(1_500_000, "reset"), html_page(), breaks(1_500_000)]

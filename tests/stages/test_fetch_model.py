@@ -107,7 +107,7 @@ def test_a_model_is_fetched_with_all_its_files(server: HubServer, place: Place):
     assert not server.leaked
 
 
-def test_what_is_in_the_store_is_not_fetched_again(server: HubServer, place: Place):
+def test_files_in_the_store_are_not_fetched_again(server: HubServer, place: Place):
     place.fetch()
     first = place.manifest
     asked = len(server.requests)
@@ -223,7 +223,7 @@ def test_the_hubs_own_cache_is_a_local_folder(place: Place, local: Path, tmp_pat
     assert place.seen == {name: blobs / sha256(content) for name, content in MODEL.items()}
 
 
-def test_what_stages_see_is_made_once_and_holds_nothing_else(place: Place, local: Path, tmp_path: Path):
+def test_the_view_of_a_model_is_made_once_and_contains_only_its_files(place: Place, local: Path, tmp_path: Path):
     place.fetch(local)
     seen = Path(place.manifest["folder"])
     inode = seen.stat().st_ino

@@ -84,7 +84,7 @@ def a_length_within(timestep: Path) -> int:
     return tokens[len(tokens) * 4 // 5]
 
 
-def test_rows_that_fit_are_handed_on_byte_by_byte(timestep: Path, tmp_path: Path) -> None:
+def test_rows_that_fit_are_passed_on_byte_by_byte(timestep: Path, tmp_path: Path) -> None:
     longest = max(tokens_of(timestep).values())
     account = fit(timestep, tmp_path / "fitted", longest, "refuse")
     for split in ("train", "val"):

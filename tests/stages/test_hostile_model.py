@@ -32,7 +32,7 @@ def test_nothing_of_it_is_published(text_run: Path) -> None:
     assert "Not this card" not in (text_run / "merged/text/README.md").read_text()
 
 
-def test_what_is_left_out_is_named(text_run: Path) -> None:
+def test_files_that_are_left_out_are_named(text_run: Path) -> None:
     facts = json.loads((text_run / "merged/text/provenance.json").read_text())
     assert set(facts["base_model"]["left_out"]) == TRAPS
     assert "LICENSE" in facts["base_model"]["files"]

@@ -57,7 +57,7 @@ def test_two_runs_write_the_same_bytes_whatever_the_threads_and_the_seed_outside
     assert digests(tmp_path / "other") != digests(small)
 
 
-def test_weights_lie_in_two_shards_with_decoder_layers_in_both(small):
+def test_weights_are_in_two_shards_with_decoder_layers_in_both(small):
     index = json.loads((small / "model.safetensors.index.json").read_bytes())["weight_map"]
     shards = sorted(set(index.values()))
     assert shards == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]

@@ -218,7 +218,7 @@ class Refusing(BaseHTTPRequestHandler):
         """Nothing on the console."""
 
 
-def test_nobody_is_asked(reading: Path) -> None:
+def test_the_hub_gets_no_request(reading: Path) -> None:
     """The model loads offline; the hub gets no request, without any switch in the environment."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
     Thread(target=server.serve_forever, daemon=True).start()

@@ -158,7 +158,7 @@ def test_the_type_of_an_account_has_all_its_keys(demo_run: Path, tmp_path: Path,
     assert (tmp_path / "again.json").read_bytes() == (demo_run / file).read_bytes()
 
 
-def test_what_the_trainer_tells_is_read_as_it_was_written(demo_run: Path) -> None:
+def test_the_trainers_report_is_read_as_it_was_written(demo_run: Path) -> None:
     progress = list((demo_run / "stores" / "runs" / RUN).glob("*/*/progress.jsonl"))
     assert len(progress) == 2, "of the smoke run and of the full run"
     for file in progress:

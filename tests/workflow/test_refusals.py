@@ -149,7 +149,7 @@ def test_a_rule_name_as_target_is_refused_with_what_the_rule_makes(tmp_path: Pat
     assert "WorkflowError" not in done.stderr
 
 
-def test_without_a_target_the_runs_of_ones_own_file_are_meant(tmp_path: Path) -> None:
+def test_without_a_target_the_runs_of_your_own_file_are_made(tmp_path: Path) -> None:
     """Other changes in the file are not runs; a file that names no run makes all of them."""
     (tmp_path / "t.json").write_text("[]")
     file = tmp_path / "mine.yaml"
@@ -256,7 +256,7 @@ def test_a_missing_source_of_another_data_set_stops_nothing(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_values_of_the_command_line_lie_on_top(tmp_path: Path) -> None:
+def test_values_of_the_command_line_override_files(tmp_path: Path) -> None:
     changed = "runs={qwen3vl-fire: {train: {learning_rate: 1e-5}}}"
     assert call(tmp_path, "-n", "--config", changed, "--", "merged/qwen3vl-fire").returncode == 0
     wrong = call(tmp_path, "-n", "--config", "runs={qwen3vl-fire: {gpus: 4}}", "--", "merged/qwen3vl-fire")
@@ -275,7 +275,7 @@ def test_a_run_without_its_gpus_stops_before_the_first_job(tmp_path: Path) -> No
     assert not (tmp_path / "raw").exists()
 
 
-def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_source_is_named(tmp_path: Path) -> None:
     more = "datasets={fire: {train: nowhere/FIRE-train-100K.json}}"
     done = call(tmp_path, "--config", more, "--", "raw/fire/FIRE-train-100K.json")
     assert done.returncode != 0

@@ -135,7 +135,7 @@ def test_rows_in_are_rows_kept_and_rejects_and_every_row_fits_the_schema(done: P
     assert tags == {int(with_picture)}
 
 
-def test_volcano_gives_its_rows_with_and_without_pictures_apart(done: Path) -> None:
+def test_volcano_gives_rows_with_and_without_pictures_separately(done: Path) -> None:
     """Never mixed in one file; each side counts the other as left out."""
     assert stats_of(done, "volcano")["train"] == {
         "rows_in": 50,

@@ -46,7 +46,7 @@ def test_every_rule_file_is_read_and_holds_the_rule_of_its_name(rules: list[Any]
         assert all(other.startswith("join_") for other in others), name
 
 
-def test_rules_that_code_and_pages_name_are_there(rules: list[Any]) -> None:
+def test_rules_that_code_and_pages_name_exist(rules: list[Any]) -> None:
     """Those in checks before a run, in the doctor's advice, and in the commands of messages and pages."""
     named = {*TRAINING, *LOOKING, *ASKED_BY}
     for file in [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "Makefile"]:

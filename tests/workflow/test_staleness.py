@@ -41,7 +41,7 @@ def test_a_plan_shows_the_setting_that_changed_and_no_other(finished: Path) -> N
     ]
 
 
-def test_values_that_change_places_are_a_change(finished: Path) -> None:
+def test_swapped_values_are_a_change(finished: Path) -> None:
     """Snakemake itself compares the set of values, which is the same."""
     ((before, now),) = changes(finished, val_share=0.2, test_share=0.1)
     assert set(before.split(",")) == {"settings.val_share=0.1", "settings.test_share=0.2"}

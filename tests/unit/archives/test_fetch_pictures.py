@@ -42,7 +42,7 @@ def require_wanted(store: Path, paths: list[str] = WANTED) -> None:
 
 
 @pytest.mark.parametrize("form", [{}, {"deflate": True}, {"zip64": True}, {"descriptors": True, "deflate": True}])
-def test_ranges_bring_just_what_is_wanted(server: ArchiveServer, tmp_path: Path, form: dict[str, bool]) -> None:
+def test_ranges_fetch_only_the_needed_bytes(server: ArchiveServer, tmp_path: Path, form: dict[str, bool]) -> None:
     server.files["gqa.zip"] = zip_of(PICTURES, **form)
     account = fetch(tmp_path / "store", gqa(server), WANTED)
     require_wanted(tmp_path / "store")
@@ -67,7 +67,7 @@ def test_nothing_is_fetched_twice(server: ArchiveServer, tmp_path: Path) -> None
     require_wanted(tmp_path / "store")
 
 
-def test_what_a_root_holds_is_not_fetched(server: ArchiveServer, tmp_path: Path) -> None:
+def test_pictures_in_a_root_are_not_fetched(server: ArchiveServer, tmp_path: Path) -> None:
     for path in WANTED[:5]:
         (tmp_path / "root" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / path).write_bytes(b"mine")
@@ -167,7 +167,7 @@ def test_temporary_faults_lose_nothing(
     assert account["fetched"] == 29
 
 
-def test_a_server_that_fails_for_good_is_an_error_after_all_else_has_come(
+def test_a_failed_server_is_an_error_after_everything_else_is_fetched(
     server: ArchiveServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -201,7 +201,7 @@ def test_another_size_than_configured(server: ArchiveServer, tmp_path: Path, cap
     assert "gqa: 29 pictures, 58 rows: failed" in caplog.text
 
 
-def test_servers_that_are_not_there_are_waited_for_together(
+def test_unreachable_servers_are_waited_for_in_parallel(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each wait begins when all sources wait; one after the other, the test would never end."""
@@ -219,7 +219,7 @@ def test_servers_that_are_not_there_are_waited_for_together(
     require_wanted(tmp_path / "store")
 
 
-def test_a_server_that_asks_for_too_long_a_wait(server: ArchiveServer, tmp_path: Path) -> None:
+def test_a_server_that_requests_too_long_a_wait_is_given_up(server: ArchiveServer, tmp_path: Path) -> None:
     server.always["gqa.zip"] = refuses(429, Retry_After="86400")
     with pytest.raises(VlmflowError, match="asks to wait 86,400 s"):
         fetch(tmp_path / "store", gqa(server), WANTED)
@@ -240,7 +240,7 @@ def test_an_archive_that_changes_under_way(server: ArchiveServer, tmp_path: Path
     assert "missing" not in account["sources"]["gqa"] or not account["sources"]["gqa"]["missing"]
 
 
-def test_a_server_without_ranges_gives_the_whole(server: ArchiveServer, tmp_path: Path) -> None:
+def test_a_server_without_ranges_gives_the_whole_file(server: ArchiveServer, tmp_path: Path) -> None:
     server.ranges = False
     size = len(server.files["gqa.zip"])
     server.faults["gqa.zip"] = [None, breaks(size // 2), breaks(size // 3)]

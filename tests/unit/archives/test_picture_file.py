@@ -69,7 +69,7 @@ print("kept")
 """
 
 
-def test_a_file_system_without_a_way_past_the_cache_is_written_through_it(tmp_path: Path) -> None:
+def test_a_file_system_without_o_direct_is_written_through_the_cache(tmp_path: Path) -> None:
     """Such as ramfs, in its own mount namespace."""
     mounted = 'mount -t ramfs ramfs "$0" && exec "$@"'
     program = [sys.executable, "-c", WITHOUT_A_WAY_PAST_THE_CACHE, tmp_path]

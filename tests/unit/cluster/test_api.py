@@ -74,7 +74,7 @@ def test_a_create_whose_answer_was_lost_is_done_once(api: Api, server: BadMinute
     assert len(server.asked) == 2
 
 
-def test_a_create_that_met_another_in_the_quota_is_tried_again(api: Api, server: BadMinutes) -> None:
+def test_a_create_with_a_quota_conflict_is_retried(api: Api, server: BadMinutes) -> None:
     server.answers = [refusal(409, "Conflict"), refusal(409, "Conflict"), (201, {"kind": "Job"}, {})]
     api.create(JOBS, {"metadata": {"name": "j"}})
     assert server.asked == ["POST /apis/batch/v1/namespaces/here/jobs"] * 3
@@ -139,9 +139,7 @@ def certificate(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_certificate_that_is_not_known_is_not_tried_again(
-    server: BadMinutes, api: Api, certificate: Path, tmp_path: Path
-) -> None:
+def test_an_unknown_certificate_is_not_retried(server: BadMinutes, api: Api, certificate: Path, tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -110,7 +110,7 @@ def test_a_stopped_run_stays_stopped(work: Path, serve: Callable) -> None:
     assert ended(work, "status")[0] == 0
 
 
-def test_a_stop_that_the_pods_end_cut_short_is_carried_out(work: Path, serve: Callable) -> None:
+def test_a_stop_that_the_pods_end_interrupted_is_completed(work: Path, serve: Callable) -> None:
     """Snakemake is started once more to end the previous one's Jobs, and then interrupted."""
     first = serve()
     ended(work, "start", "--", "merged/a")
@@ -164,7 +164,7 @@ def test_a_snakemake_that_was_killed_is_started_again_three_times(work: Path, se
     assert code == 137
 
 
-def test_two_controllers_do_not_both_run_it(work: Path, serve: Callable) -> None:
+def test_only_one_of_two_controllers_executes_a_run(work: Path, serve: Callable) -> None:
     first = serve()
     ended(work, "start", "--", "merged/a")
     until_output_has(work, "running")

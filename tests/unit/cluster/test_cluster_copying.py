@@ -115,7 +115,7 @@ def test_a_single_file(volume: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [(), (5, 5)])
-def test_a_folder_is_put_on_a_volume(volume: Path, tmp_path: Path, limits: tuple) -> None:
+def test_a_folder_is_uploaded_to_a_volume(volume: Path, tmp_path: Path, limits: tuple) -> None:
     source = make_target(tmp_path / "pictures")
     copying.put(kubectl(tmp_path, limits), source, f"{volume}/image-roots/mine")
     assert digests(volume / "image-roots" / "mine") == digests(source)
@@ -214,7 +214,7 @@ else:
 """
 
 
-def test_a_connection_that_breaks_is_no_end_of_the_run(
+def test_a_broken_connection_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

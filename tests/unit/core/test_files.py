@@ -50,7 +50,7 @@ def test_json_that_is_none_names_its_file(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
 
 
-def test_what_does_not_fit_on_the_disk_is_not_begun(tmp_path: Path) -> None:
+def test_work_that_does_not_fit_on_the_disk_is_not_started(tmp_path: Path) -> None:
     require_free_disk(tmp_path / "not" / "yet" / "there", 1, "nothing much")
     with pytest.raises(VlmflowError, match=r"merging needs 1000000000.00 GB, only [\d.]+ GB is free"):
         require_free_disk(tmp_path / "not" / "yet", 10**18, "merging")

@@ -145,7 +145,7 @@ def test_another_machine_reads_everything_once(
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3, "digest"]}', None])
-def test_a_damaged_record_or_none_has_files_read(tmp_path: Path, files: dict, damage: bytes | None) -> None:
+def test_without_a_valid_record_files_are_read(tmp_path: Path, files: dict, damage: bytes | None) -> None:
     record = tmp_path / "records" / "kind" / "name.json"
     record.parent.mkdir(parents=True)
     if damage is None:
@@ -156,7 +156,7 @@ def test_a_damaged_record_or_none_has_files_read(tmp_path: Path, files: dict, da
     assert look(tmp_path, files) == ([], ["b"])
 
 
-def test_a_record_with_another_digest_is_no_proof(tmp_path: Path, files: dict) -> None:
+def test_a_record_with_another_digest_is_ignored(tmp_path: Path, files: dict) -> None:
     """The digest of the earlier stage decides; a record of another digest is ignored."""
     assert look(tmp_path, files) == ([], [])
     assert look(tmp_path, files | {"a": "0" * 64}) == ([], ["a"])
@@ -172,7 +172,7 @@ def test_a_file_that_changed_a_moment_ago_is_read_again(tmp_path: Path, files: d
     assert look(tmp_path, files) == ([], ["b"])
 
 
-def test_what_changed_while_a_model_was_proven_is_not_remembered_as_proven(
+def test_changes_during_a_proof_are_not_recorded_as_proven(
     tmp_path: Path, files: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its digest is from before the change, its stat from after it."""

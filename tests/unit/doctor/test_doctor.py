@@ -65,7 +65,7 @@ def test_the_controllers_role_is_what_the_executor_uses() -> None:
     assert granted == {(right.group, right.resource, right.verb) for right in (*rbac.EXECUTOR, rbac.POD_TEMPLATES)}
 
 
-def test_what_runs_ask_for_comes_from_the_configuration() -> None:
+def test_the_requests_of_runs_come_from_the_configuration() -> None:
     settings = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])
     need = needs.need_of(settings, "qwen3vl-fire", [TRAIN, MERGE])
     assert (need.processes, need.weights_mb, need.gpus) == (4, 17_500, 4)
@@ -78,7 +78,7 @@ def test_a_node_that_has_all_can_hold_a_run() -> None:
     assert found.endswith("fits on 1")
 
 
-def test_what_every_rule_of_a_run_asks_for_comes_from_the_rules(tmp_path: Path) -> None:
+def test_the_requests_of_a_run_come_from_its_rules(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
     files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
@@ -210,14 +210,14 @@ def test_the_answer_is_the_last_line_of_its_form() -> None:
     assert probe.last_of_form(log, inside.Surroundings) is None
 
 
-def test_what_a_dead_probe_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_next_probe_removes_a_dead_probes_files(tmp_path: Path) -> None:
     in_a_pod("leave", ".doctor-1", tmp_path)
     os.utime(tmp_path / ".doctor-1", (1, 1))
     in_a_pod("leave", ".doctor-2", tmp_path)
     assert [place.name for place in tmp_path.iterdir()] == [".doctor-2"]
 
 
-def test_a_lock_that_two_can_have_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_two_can_hold_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Lustre without -o flock, where flock succeeds or does nothing."""
     assert in_pod.tried(str(tmp_path), ".doctor-1") == {}
     monkeypatch.setattr(in_pod.fcntl, "flock", lambda *_: None)
@@ -228,7 +228,7 @@ def test_a_lock_that_two_can_have_is_no_lock(tmp_path: Path, monkeypatch: pytest
     assert inside._usable("/outputs", {"hard_link": "Operation not permitted"}, 1000).state == "warn"
 
 
-def test_what_a_second_node_does_not_see_is_a_volume_of_each_nodes_own() -> None:
+def test_a_volume_that_a_second_node_cannot_see_fails() -> None:
     def looked(folders: dict[str, dict[str, str]]) -> Answer:
         return Answer("i", said=inside.Surroundings(1000, 0.0, "3.12.1", folders, {}), node="b")
 

@@ -57,7 +57,7 @@ def test_nothing_else_is(name: str) -> None:
     assert left_out.isprintable()
 
 
-def test_what_is_no_file_of_the_folder_is_named_and_not_opened(folder: Path, tmp_path: Path) -> None:
+def test_paths_that_are_not_files_of_the_folder_are_named_and_not_opened(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (folder / "outside.pem").symlink_to(tmp_path / "secret")
     (folder / "up").symlink_to("..")
@@ -72,7 +72,7 @@ def test_what_is_no_file_of_the_folder_is_named_and_not_opened(folder: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "model.safetensors", "sub/vocab.json"])
-def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
     """Its bytes would be merged, and published."""
     (tmp_path / "secret").write_text("secret")
     (folder / name).parent.mkdir(exist_ok=True)

@@ -84,7 +84,7 @@ def test_values_of_digits_stay_text(tmp_path: Path):
         ("a: b: c", r"pins.yaml, line 1, column 5: mapping values are not allowed here"),
     ],
 )
-def test_what_is_wrong_is_one_clear_line(tmp_path: Path, table: str, cause: str):
+def test_an_error_is_one_clear_line(tmp_path: Path, table: str, cause: str):
     (tmp_path / "pins.yaml").write_text(table)
     with pytest.raises(VlmflowError, match=cause) as raised:
         read_pins(tmp_path / "pins.yaml")

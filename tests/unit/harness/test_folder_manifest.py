@@ -101,7 +101,7 @@ def test_a_name_that_is_not_a_pods_removes_nothing(tmp_path: Path, name: str) ->
     assert (tmp_path / ".pods" / "other").is_dir()
 
 
-def test_when_the_controller_starts_the_folders_of_pods_that_went_are_removed(tmp_path: Path) -> None:
+def test_a_starting_controller_removes_folders_of_ended_pods(tmp_path: Path) -> None:
     cut_off = [f".discarded.{since:016x}-{'0' * 12}.gone" for since in (0, time.time_ns())]  # the second may still run
     for name in ("lost-pod-x1", "living-x2", "late-x3", "No-pods", ".hidden", *cut_off):
         (tmp_path / ".pods" / name / "fs").mkdir(parents=True)

@@ -91,7 +91,7 @@ def test_no_link_that_a_job_planted_leads_the_controller_elsewhere(tmp_path: Pat
     assert len(list(state.glob("*/kept"))) == 2
 
 
-def test_what_goes_wrong_names_the_target_and_not_the_way_to_it(tmp_path: Path) -> None:
+def test_an_error_names_the_target_and_not_its_path(tmp_path: Path) -> None:
     target = tmp_path / "a" / "b"
     with pytest.raises(FileNotFoundError) as missing, no_links.reached(target, make=True) as place:
         place.read_text()

@@ -169,7 +169,7 @@ def test_a_failing_stage_ends_with_cause_and_next_step(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().endswith(done.stderr)
 
 
-def test_what_a_rule_is_to_do_names_its_run_and_data_set(tmp_path: Path) -> None:
+def test_a_next_step_names_its_run_and_data_set(tmp_path: Path) -> None:
     (tmp_path / "stage.py").write_text(STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b or runs.NAME.c"))
     (tmp_path / "s").touch()
     (tmp_path / "Snakefile").write_text(

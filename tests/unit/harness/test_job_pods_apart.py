@@ -18,7 +18,7 @@ def test_only_the_controllers_file_names_its_claim() -> None:
     assert naming == own | given | {"components/instance/kustomization.yaml"}
 
 
-def test_what_the_controller_executes_lies_on_its_claim_or_in_its_config_map() -> None:
+def test_the_controllers_code_is_on_its_claim_or_in_its_config_map() -> None:
     spec = yaml.safe_load((K8S / "base/controller.yaml").read_text())["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in spec["containers"][0]["volumeMounts"]}

@@ -77,7 +77,7 @@ def test_both_forms_of_pod_templates_are_requested(cluster: Namespace, server: B
     ]
 
 
-def test_a_log_that_is_not_there_is_no_failure(cluster: Namespace, server: BadMinutes) -> None:
+def test_a_missing_log_is_not_a_failure(cluster: Namespace, server: BadMinutes) -> None:
     for code in (400, 500):
         server.answers = [refusal(code, "BadRequest"), (200, {}, {})]
         assert cluster.log_end("p", "snakemake", 5) == ""
@@ -170,7 +170,7 @@ def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinut
         ((409, "Conflict"), False),
     ],
 )
-def test_what_a_create_is_refused_for(
+def test_only_permanent_refusals_of_a_creation_are_raised(
     cluster: Namespace, server: BadMinutes, said: list[str], answer: tuple, refused: bool
 ) -> None:
     cluster._api.client.rest_client._patience = 0.0

@@ -115,7 +115,7 @@ def test_no_gpu_asks_for_none() -> None:
     assert "nvidia.com/gpu" not in main_of(shaped(gpus=0))["resources"]["requests"]
 
 
-def test_what_else_a_template_asks_for_stays() -> None:
+def test_other_requests_of_a_template_remain() -> None:
     objects = shipped()
     objects[0]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"rdma/hca": "1", "cpu": "64"}}
     job = shape(PLUGINS_JOB, read_template(objects[0]), RuleJob("x", threads=2), OWNER, {})
@@ -132,7 +132,7 @@ def test_a_queue_label_goes_only_to_the_job() -> None:
     assert set(job["metadata"]["annotations"]) == {"note", "vlmflow/wildcards"}
 
 
-def test_what_the_api_server_fills_in_does_not_reach_the_pod() -> None:
+def test_defaults_of_the_api_server_do_not_reach_the_pod() -> None:
     objects = shipped()
     objects[0]["template"]["spec"]["restartPolicy"] = "Always"
     assert pod_of(shape(PLUGINS_JOB, read_template(objects[0]), RuleJob("x"), OWNER, {}))["restartPolicy"] == "Never"
@@ -220,7 +220,7 @@ def test_a_missing_template_is_named() -> None:
         read_templates([found for found in shipped() if found["metadata"]["name"] != "gpu"], "here")
 
 
-def test_which_template() -> None:
+def test_the_template_of_a_job() -> None:
     templates = read_templates(shipped(), "vlmflow")
     assert choose(templates, None, 0).name == "default"
     assert choose(templates, None, 4).name == "gpu"

@@ -81,7 +81,7 @@ def test_taints_are_reported_as_the_scheduler_words_them() -> None:
     assert "untolerated taint {a: b}" in why
 
 
-def test_which_claim_is_unbound() -> None:
+def test_the_unbound_claim_is_named() -> None:
     own = pod({}, "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
     said = [event("PersistentVolumeClaim", "cache", "FailedBinding", "no storage class is set")]
     assert "claim cache is not bound (no storage class is set)" in explain(JOB, [own], said, []).why
@@ -124,7 +124,7 @@ def at(time: str, found: dict) -> dict:
     return found | {"lastTimestamp": f"2026-11-21T11:{time}Z"}
 
 
-def test_while_a_pull_pauses_its_last_words_count_and_one_that_goes_on_is_waited_for() -> None:
+def test_a_paused_pull_is_judged_by_its_last_message_and_a_running_one_is_waited_for() -> None:
     own = pod(node="a", waiting={"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r.io/a:1"'})
     said = [at("00:00", event("Pod", "p", "Pulling", "Pulling image")), at("00:20", event("Pod", "p", "Failed", PULL))]
     assert explain(JOB, [own], said, None).hopeless_after == 1800.0
@@ -275,7 +275,7 @@ def test_a_registry_that_was_away_is_given_its_time_to_refuse_for_good(watched: 
         clock.now += 600
 
 
-def test_what_is_around_waiting_jobs_is_read_every_half_minute(watched: tuple) -> None:
+def test_surroundings_of_waiting_jobs_are_read_every_half_minute(watched: tuple) -> None:
     watch, cluster, clock, _ = watched
     watch.follow("j", RuleJob("x"), None)
     for _ in range(60):
@@ -326,7 +326,7 @@ def test_lines_of_progress() -> None:
     assert newest_progress("nothing\nof the kind\n") == ""
 
 
-def test_what_a_log_holds_besides_text_is_not_shown() -> None:
+def test_only_the_text_of_a_log_is_shown() -> None:
     line = "rows: 1 of 5 rows · 0:06 left"
     assert newest_progress(f"\x1b[2J\x1b]0;mine\x07{line}") == f"[2J]0;mine{line}"
     assert newest_progress(f"{line}\n" + "x · " * 1_000_000 + "0:06 left") == line

@@ -70,7 +70,7 @@ def test_a_folder_replaces_a_file_and_a_file_replaces_a_folder(tmp_path: Path) -
         assert names_in(target.parent) == {"name"}
 
 
-def test_what_links_out_of_the_folder_lead_to_is_taken_along(tmp_path: Path) -> None:
+def test_targets_of_links_out_of_the_folder_are_included(tmp_path: Path) -> None:
     outside = make_folder(tmp_path / "outside", "kept")
     source = make_folder(tmp_path / "source", "new")
     (source / "file").symlink_to(outside / "inner" / "1.txt")

@@ -179,7 +179,7 @@ def test_a_reader_restores_the_name_while_two_write(folder: Path, monkeypatch: p
     assert {type(outcome) for end in ends for outcome in end[:2]} <= {str, FileNotFoundError}
 
 
-def test_what_a_live_writer_has_beside_the_target_stays(tmp_path: Path) -> None:
+def test_a_live_writers_files_next_to_the_target_remain(tmp_path: Path) -> None:
     """And a killed writer's leftovers are removed after a day, whichever target of that folder is written next."""
     old, new = (f"{(time.time_ns() - age * 10**9):016x}-0123456789ab" for age in (in_place.LEFT_AFTER + 9, 60))
     stays = {f".x.{new}.part", f".x.{new}.old", f".free.{old}.old", ".x.y.part", "x.part", ".x.hand.old"}

@@ -43,7 +43,7 @@ def test_an_update_that_rounding_hides_is_foreseen(
     assert (described.rounding_leaves > 0.75) == visible
 
 
-def test_what_the_adapter_touches_is_counted_by_kind_of_layer(tmp_path: Path) -> None:
+def test_adapted_tensors_are_counted_by_kind_of_layer(tmp_path: Path) -> None:
     """With a mixture of experts all-linear means attention alone, and nothing said so."""
     described = plan(tmp_path, torch.bfloat16, 1.0).describe()
     kinds = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
@@ -56,7 +56,7 @@ def test_an_adapter_that_changed_nothing_has_no_share(tmp_path: Path) -> None:
     assert (described.rounding_leaves, described.logits_may_be_inconclusive) == (None, False)
 
 
-def test_what_the_merge_refuses_is_refused_by_its_plan(tmp_path: Path) -> None:
+def test_the_plan_of_a_merge_refuses_what_the_merge_refuses(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base")
     config = write_adapter(base, tmp_path / "adapter") / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"target_parameters": ["mlp.experts.down_proj"]}))

@@ -99,7 +99,7 @@ def test_links_that_lead_nowhere(tmp_path: Path):
     assert rooted(tmp_path).locate("odd.jpg").reason == "path_invalid"
 
 
-def test_what_is_no_file_is_refused_and_another_root_may_have_it(tmp_path: Path):
+def test_a_path_that_is_not_a_file_is_refused_and_another_root_is_tried(tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     (first / "a.jpg").mkdir(parents=True)
     os.mkfifo(first / "pipe.jpg")
@@ -215,7 +215,7 @@ def test_a_file_that_changed_since_it_was_found_is_refused(tmp_path: Path):
         read_picture(str(tmp_path / "link.jpg"), 5)
 
 
-def test_a_file_that_may_not_be_read_is_a_reason(tmp_path: Path):
+def test_an_unreadable_file_is_a_reason(tmp_path: Path):
     file = put(tmp_path / "a.jpg", b"1")
     file.chmod(0)
     # root reads everything: a child gives up its rights and checks
@@ -229,7 +229,7 @@ def test_a_file_that_may_not_be_read_is_a_reason(tmp_path: Path):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_root_whose_real_path_is_no_text_is_refused_before_a_picture_is_read(tmp_path: Path) -> None:
+def test_a_root_whose_real_path_is_not_text_is_refused_first(tmp_path: Path) -> None:
     """Manifests name files by their real paths, in UTF-8."""
     real = tmp_path / os.fsdecode(b"r\xffot")
     real.mkdir()
@@ -238,6 +238,6 @@ def test_a_root_whose_real_path_is_no_text_is_refused_before_a_picture_is_read(t
         PictureRoots([str(tmp_path / "root")], "datasets.x.image_roots")
 
 
-def test_where_no_folder_is_named_the_rows_may_be_without_pictures() -> None:
+def test_without_named_folders_the_advice_is_text_rows() -> None:
     with pytest.raises(VlmflowError, match=r"image_roots: no folder given\n.*set datasets\.x\.modality: text"):
         PictureRoots([], "datasets.x.image_roots")

@@ -184,7 +184,7 @@ def test_missing_pictures_are_reported_by_source(tmp_path: Path, caplog: pytest.
     assert "missing, of source vg: 2 picture(s), 2 row(s)" in caplog.messages
 
 
-def test_roots_that_hold_nothing_of_it_stop_the_stage(tmp_path: Path):
+def test_roots_without_any_of_the_pictures_stop_the_stage(tmp_path: Path):
     (tmp_path / "root").mkdir()
     entries = resolve(tmp_path, ["coco/1.jpg", "coco/2.jpg"])
     with pytest.raises(VlmflowError, match=r"none of 2 .*'coco/1.jpg': missing.*\n.*datasets\.fire\.image_roots"):

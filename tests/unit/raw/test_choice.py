@@ -46,7 +46,7 @@ def test_rows_are_drawn_from_those_of_the_modality(tmp_path: Path, modality: str
         assert list(named_paths([path], choice=choice)) == [row["images"][0] for row in made]
 
 
-def test_what_is_wrong_with_a_row_is_seen_though_rows_are_drawn(tmp_path: Path) -> None:
+def test_broken_rows_are_found_although_rows_are_drawn(tmp_path: Path) -> None:
     rows = ["{broken", "[]", {"conversations": TALK, "image": 5}, {"conversations": TALK, "image": "a/1.jpg"}]
     made, reasons = converted(write(tmp_path / "rows.jsonl", rows), sources=["a"])
     assert len(made) == 1
@@ -69,7 +69,7 @@ def test_rows_are_chosen_by_the_source_that_is_reported(tmp_path: Path) -> None:
     assert [row["source"] for row in converted(path, sources=["unknown"])[0]] == ["unknown"]
 
 
-def test_a_row_that_names_several_pictures_asks_for_none(tmp_path: Path) -> None:
+def test_a_row_with_several_pictures_requests_none(tmp_path: Path) -> None:
     several = {"conversations": TALK, "image": "x/1.jpg", "images": ["x/1.jpg", "x/2.jpg"]}
     one = {"conversations": TALK, "image": "x/3.jpg", "images": ["x/3.jpg"]}
     path = write(tmp_path / "rows.jsonl", [several, one])

@@ -50,7 +50,7 @@ def test_a_broken_row_is_rejected_alone(tmp_path: Path, broken: bytes, left: byt
 
 
 @pytest.mark.parametrize("broken", [b'{"x": [2', b'{"x": {"y": 2', b'{"x": 2', b'{"x": "2'])
-def test_a_row_that_is_not_closed_takes_none_along(tmp_path: Path, broken: bytes) -> None:
+def test_an_unclosed_row_is_rejected_alone(tmp_path: Path, broken: bytes) -> None:
     """By its brackets it would extend to the end of the file."""
     behind = [b'{"x": %d}' % number for number in range(3, 7)]
     rows = [b'{"x": 1}', broken, *behind]
@@ -148,7 +148,7 @@ def test_a_comma_after_the_last_row_is_not_a_row(tmp_path: Path, end: bytes) -> 
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
-def test_a_line_of_blanks_is_no_row(tmp_path: Path, name: str) -> None:
+def test_a_blank_line_is_not_a_row(tmp_path: Path, name: str) -> None:
     """A hundred thousand blanks on one line, and at the end of the file, are read only once."""
     path = tmp_path / name
     blank = b" " * 100_000

@@ -185,7 +185,7 @@ def test_rows_left_out_are_counted_apart_from_rejected_ones(folder: Path, browse
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_what_a_reason_means_can_be_read(folder: Path, browser: Browser, tmp_path: Path, width: int) -> None:
+def test_every_reason_is_explained(folder: Path, browser: Browser, tmp_path: Path, width: int) -> None:
     """On a narrow page the table was wider than the window, and its last column invisible."""
     page = put(tmp_path / "page.html", page_of(folder).encode())
     browser.open(page, width=width)
@@ -243,7 +243,7 @@ def test_the_same_data_give_the_same_page(folder: Path) -> None:
     assert page_of(folder) == page_of(folder)
 
 
-def test_a_picture_that_is_gone_or_changed_leaves_its_place_empty(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_or_changed_picture_is_left_blank(folder: Path, tmp_path: Path) -> None:
     """The store may have changed since validation: the page does not break, and shows no other file's bytes."""
     page = page_of(folder)
     kept = {path: path.read_bytes() for path in (folder / "store").rglob("*.jpg")}

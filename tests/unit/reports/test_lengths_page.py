@@ -111,7 +111,7 @@ def test_a_browser_loads_and_runs_nothing(lengths: dict[str, Path], tmp_path: Pa
     assert text.count(HOSTILE) == 2, "as the row's id and in its question"
 
 
-def test_a_place_that_holds_no_row_is_named(lengths: dict[str, Path]) -> None:
+def test_a_place_without_a_row_is_named(lengths: dict[str, Path]) -> None:
     rows = lengths["train"].with_name("rows-train.jsonl")
     rows.write_bytes(b" " + rows.read_bytes())
     with pytest.raises(VlmflowError, match=r"rows-train\.jsonl, bytes [\d,]+ to [\d,]+: "):

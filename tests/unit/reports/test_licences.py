@@ -26,7 +26,7 @@ def rows(tmp_path: Path) -> Path:
     return put(tmp_path / "train.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in all_rows))
 
 
-def test_what_is_stated_is_listed_and_what_is_not_is_unknown(rows: Path) -> None:
+def test_stated_licences_are_listed_and_others_are_unknown(rows: Path) -> None:
     licences = {"gqa": "cc-by-4.0", "llava": "mit"}
     stated = stated_licences("fire", [HUB, "/home/me/FIRE-test.json"], "cc-by-4.0", licences, {}, rows)
     assert stated.sources == [HUB, "FIRE-test.json"]  # no path of this machine

@@ -7,7 +7,7 @@ from vlmflow.core.account import write_account
 from vlmflow.reports.summary import summary
 
 
-def test_the_pages_that_are_there_are_named(tmp_path: Path) -> None:
+def test_existing_pages_are_named(tmp_path: Path) -> None:
     write_account(tmp_path / "merged/mine/provenance.json", some_provenance())
     write_account(tmp_path / "checkpoints/mine/full/report.json", some_report())
     assert "reports/" not in summary(tmp_path, "mine")

@@ -105,7 +105,7 @@ def test_optional_keys_may_be_missing() -> None:
         (fire_row(conversations=turns(("student", "a"), ("teacher", "well"))), "unreadable_score"),
     ],
 )
-def test_what_cannot_be_used_is_rejected_with_its_reason(row: Any, expected: str | None) -> None:
+def test_unusable_rows_are_rejected_with_their_reason(row: Any, expected: str | None) -> None:
     """Wrong types, wrong roles, odd turns, no picture, bad JSON, empty turns."""
     if expected is None:
         assert isinstance(read(row), Trajectory)

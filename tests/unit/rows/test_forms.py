@@ -100,7 +100,7 @@ def test_keys_may_be_called_otherwise() -> None:
         ("text", {"text": None}, "bad_shape"),
     ],
 )
-def test_what_cannot_be_used_is_rejected_with_its_reason(kind: str, row: dict[str, Any], reason: str) -> None:
+def test_unusable_rows_are_rejected_with_their_reason(kind: str, row: dict[str, Any], reason: str) -> None:
     found = made(kind, row)
     assert isinstance(found, Reject)
     assert found.reason == reason

@@ -70,7 +70,7 @@ def test_rows_in_are_rows_kept_and_rejects_by_reason(tmp_path: Path) -> None:
     assert "nowhere" in quarantined[11]["detail"]
 
 
-def test_what_a_row_puts_into_a_detail_is_cut(tmp_path: Path) -> None:
+def test_long_details_of_a_row_are_cut(tmp_path: Path) -> None:
     """A path of megabytes would be in the quarantine twice, and on the data page."""
     long = "x" * 1_000_000
     train = [*some_rows(9), fire_row(long)]
@@ -181,7 +181,7 @@ def test_the_score_field_that_differs_is_counted_and_kept(tmp_path: Path) -> Non
     assert stats.train.kept == 6
 
 
-def test_a_picture_with_its_own_name_takes_the_quick_way_to_the_same_line() -> None:
+def test_a_picture_with_its_own_name_gets_the_same_line_faster() -> None:
     """Converted lines are copied if the picture keeps its name; encoded again if it does not, or in another order."""
     fields = {"id": "train-0", "source": "s", "images": ["a.jpg"], "attempts": [1], "scores": [5]}
     turns = [{"from": "human", "value": '<image>\nWhat? ,"raw_row":7,'}, {"from": "gpt", "value": 'x\n"y"'}]
@@ -229,7 +229,7 @@ def test_rows_without_pictures_are_split_by_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("modality", ["text", "image"])
-def test_what_is_held_out_is_drawn_from_rows_that_can_be_used(
+def test_held_out_rows_are_drawn_from_usable_rows(
     tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every fifth row is rejected: with any seed test and val have a row, also if several workers share one."""

@@ -73,7 +73,7 @@ def test_a_hang_ends_and_nobody_loads_the_best_checkpoint() -> None:
         ({"checkpoint_steps": 10, "evaluation_steps": 3}, "10"),
     ],
 )
-def test_what_is_evaluated_is_saved(settings: dict[str, int], every: str) -> None:
+def test_every_evaluated_step_is_saved(settings: dict[str, int], every: str) -> None:
     assert value(job(**settings).arguments(), "eval_steps") == every
 
 

@@ -20,7 +20,7 @@ def test_the_newest_complete_checkpoint_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*FILES, "rng_state_1.pth"])
 @pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
-def test_a_checkpoint_that_does_not_open_is_none(tmp_path: Path, name: str, damage: str) -> None:
+def test_an_unreadable_checkpoint_is_skipped(tmp_path: Path, name: str, damage: str) -> None:
     """After a kill or a full disk, training resumes from the previous one; the broken one is removed."""
     checkpoint(tmp_path, 10)
     broken = checkpoint(tmp_path, 20)

@@ -100,7 +100,7 @@ def test_a_killed_holder_is_taken_over_after_its_silence(folder: Path, start: St
     assert newest(folder).released
 
 
-def test_what_a_killed_holder_on_this_machine_left_is_free_at_once(folder: Path, start: Start) -> None:
+def test_a_lease_of_a_killed_holder_on_this_machine_is_free_at_once(folder: Path, start: Start) -> None:
     """Whoever requests the lease already holds the folder's lock."""
     holder = start("one")
     orphan = holds(holder)

@@ -82,7 +82,7 @@ def test_a_redirect_to_a_file_of_this_machine_is_refused(server: ArchiveServer, 
 
 
 @pytest.mark.parametrize("how", ["stall", "close", "reset"])
-def test_what_ends_early_is_a_passing_fault(
+def test_an_early_end_is_a_temporary_fault(
     server: ArchiveServer, transport: Transport, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 1)
@@ -173,7 +173,7 @@ def test_an_interrupt_is_not_lost_in_a_request(server: ArchiveServer) -> None:
         assert process.communicate(timeout=60)[0] == "interrupted\n"
 
 
-def test_a_suite_in_the_background_may_interrupt_what_it_starts() -> None:
+def test_tests_in_the_background_can_interrupt_their_processes() -> None:
     """`make test &`: a shell's background processes ignore SIGINT, and so do the processes that they start."""
     own = f"{__file__}::{test_an_interrupt_is_not_lost_in_a_request.__name__}"
     suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", own]
