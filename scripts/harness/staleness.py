@@ -2,8 +2,8 @@
 
 Snakemake compares the sets of all params' values without their names: it misses two values that change places, and for
 a block of settings it prints the whole block, old and new. So each setting becomes a separate text here,
-`settings.learning_rate=0.0001`, and `snakemake -n` shows those that differ. The digest of the code that the rule's
-script imports is added for every rule.
+`settings.train.learning_rate=0.0001`, and `snakemake -n` shows those that differ. The digest of the code that the
+rule's script imports is added for every rule.
 """
 
 import json

@@ -21,7 +21,7 @@ UNREAD_SHOWN = 50
 
 
 @dataclass(frozen=True)
-class Part:
+class Segment:
     """The rows of a raw split of which the same became. kind: a key of KINDS."""
 
     kind: str
@@ -38,7 +38,7 @@ class Split:
     kept: int
     rejected: int
     left_out: int
-    parts: list[Part]
+    segments: list[Segment]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def row_account(stats: Stats) -> RowAccount:
 def account_tiles(account: RowAccount) -> list[Tile]:
     """Give the figures that both pages begin with."""
     rows_in, kept, rejected, left_out = (
-        sum(getattr(split, part) for split in account.splits) for part in ("rows_in", "kept", "rejected", "left_out")
+        sum(getattr(split, count) for split in account.splits) for count in ("rows_in", "kept", "rejected", "left_out")
     )
     return [
         Tile("raw rows in", f"{rows_in:,}", " and ".join(account.names)),
@@ -114,8 +114,8 @@ def _split(name: str, counts: SplitCounts) -> Split:
     lost = dict.fromkeys(KINDS, 0) | {"kept": counts.kept}
     for reason, count in counts.rejected.items():
         lost[_kind(reason)] += count
-    parts = [Part(kind, label, lost[kind]) for kind, label in KINDS.items() if lost[kind]]
-    return Split(name, *counts.went, parts)
+    segments = [Segment(kind, label, lost[kind]) for kind, label in KINDS.items() if lost[kind]]
+    return Split(name, *counts.went, segments)
 
 
 def _losses(rejected: dict[str, dict[str, int]]) -> list[Loss]:
