@@ -24,7 +24,7 @@ class Layer:
 
 
 def image_name(target: str) -> str:
-    """Return the name of a Dockerfile target's image in the manifests: vlmflow/TARGET:VERSION."""
+    """Return the name of a Dockerfile target's image in k8s/: vlmflow/TARGET:VERSION."""
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     return f"vlmflow/{target}:{version}"
 
