@@ -51,7 +51,7 @@ def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: 
     """To the last digit, at every step; the same rows in the same order."""
     plain = job(cached, SETTINGS.model_copy(update={"swift_args": swift_args}))
     from_cache = replace(plain, cached=cached / "cached" / RUN)
-    assert plain.digest() == from_cache.digest(), "a run goes on from its checkpoint whichever way it reads its rows"
+    assert plain.digest() == from_cache.digest(), "a run resumes from its checkpoint, however it reads its rows"
     trained = [train(each, tmp_path / name, 2, name) for name, each in (("plain", plain), ("cached", from_cache))]
     one, other = (report(plain, each) for each in trained)
     assert one.losses == other.losses
