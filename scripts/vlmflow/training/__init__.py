@@ -1,1 +1,1 @@
-"""The training: its run folder, its trainers, its checkpoints, and the gate before it."""
+"""Training: run folder, trainers, checkpoints, and the gate before the full run."""

@@ -1,4 +1,4 @@
-"""A run's rows as ms-swift's cached data set: read, brought into its form and measured once, before a GPU is held."""
+"""A run's rows as ms-swift's cached data set: read, converted and measured once, before a GPU is requested."""
 
 import tempfile
 from collections import Counter
@@ -65,7 +65,7 @@ def arguments(training: Training, cached: Path, processes: int) -> list[str]:
             "seed": settings.seed,
             "data_seed": settings.seed,
             "torch_dtype": settings.dtype,
-            "dataset_num_proc": max(2, processes),  # with one alone another state.json is written
+            "dataset_num_proc": max(2, processes),  # with 1 it writes another state.json
             "to_cached_dataset": True,
             "exist_ok": True,  # the folder is ours and empty
             "load_args": False,  # those of a model's folder may name Python files
@@ -76,7 +76,7 @@ def arguments(training: Training, cached: Path, processes: int) -> list[str]:
 
 
 def _refuse_other_rows(cached: Path, lengths: Path) -> None:
-    """Compare every length that ms-swift wrote with ours; the order is its own."""
+    """Compare all lengths that ms-swift wrote with ours; its order differs."""
     from datasets import load_from_disk
 
     theirs = Counter(length for row in load_from_disk(str(cached))["lengths"] for length in row)

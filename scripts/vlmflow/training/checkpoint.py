@@ -1,7 +1,7 @@
-"""Checkpoints in a run folder: which of them are whole, and which is the newest.
+"""Checkpoints in a run folder: which of them are complete, and which is the newest.
 
-The files are those that transformers' Trainer writes (trainer.py, `_save_checkpoint`), in no order that a
-kill respects; so a checkpoint counts only when each of them opens. Which files the run's strategy adds, its entry says.
+transformers' Trainer writes their files (trainer.py, `_save_checkpoint`), and a kill may leave any of them incomplete.
+So a checkpoint counts only if every file can be read. The run's strategy lists the files that it adds.
 """
 
 import json
@@ -30,7 +30,7 @@ log = logging.getLogger("vlmflow")
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """What is read of `trainer_state.json`, transformers' own file (trainer_callback.py, `TrainerState`).
+    """The used fields of `trainer_state.json`, transformers' own file (trainer_callback.py, `TrainerState`).
 
     global_step, max_steps: optimizer steps done, and of the whole run. best_model_checkpoint, best_metric: folder and
     validation loss of the best checkpoint; null before the first evaluation. log_history: what was logged, by step.
@@ -45,9 +45,9 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint.
+    """A complete checkpoint.
 
-    strategy: how it was trained.
+    strategy: the strategy that trained it.
     """
 
     folder: Path
@@ -66,34 +66,34 @@ class Checkpoint:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint with the lowest validation loss so far, beside this one; None where no loss was a number."""
+        """The checkpoint with the lowest validation loss so far, in the same folder; None if no loss was a number."""
         named = self.state.best_model_checkpoint
         return self.folder.parent / Path(named).name if named else None
 
     def ended(self, early_stop_after: int | None) -> bool:
-        """Say whether the training ended here: at its evaluated last step, or early (see `ended_early`)."""
+        """Return whether the training ended here: at its evaluated last step, or early (see `ended_early`)."""
         at_target = self.step >= self.target and evaluated(self.state.log_history, self.step)
         return at_target or self.ended_early(early_stop_after)
 
     def ended_early(self, early_stop_after: int | None) -> bool:
-        """Say whether validation loss had so long no new lowest value that the training ended below its last step."""
+        """Return whether the training ended before its last step because validation loss stopped falling."""
         return self.step < self.target and stalled(self.state.log_history, early_stop_after)
 
 
 def logged(history: list[dict[str, Any]], kind: str) -> list[StepLoss]:
-    """Give the losses of a trainer's log. kind: "loss" for those of training, "eval_loss" for those of validation."""
+    """Return the losses in a trainer's log. kind: "loss" for training, "eval_loss" for validation."""
     return [(entry["step"], entry[kind]) for entry in history if kind in entry]
 
 
 def evaluated(history: list[dict[str, Any]], step: int) -> bool:
-    """Say whether a trainer's log holds the validation loss of a step."""
+    """Return whether a trainer's log has the validation loss of a step."""
     return any(at == step for at, _ in logged(history, "eval_loss"))
 
 
 def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool:
-    """Say whether the last `early_stop_after` evaluations of a trainer's log brought no new lowest validation loss.
+    """Return whether the last `early_stop_after` evaluations in a trainer's log gave no new lowest validation loss.
 
-    The log is part of each checkpoint, so that a resumed training counts on. A loss that is no number is no lower one.
+    The log is part of each checkpoint, so a resumed training continues the count. NaN does not count as lower.
     """
     lowest, since = math.inf, 0
     for _, loss in logged(history, "eval_loss"):
@@ -102,11 +102,11 @@ def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool
 
 
 def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) -> Checkpoint | None:
-    """Give the newest checkpoint under `output` of which every file opens, or None.
+    """Return the newest complete checkpoint under `output`, or None.
 
-    processes: how many trainers wrote it; each leaves the state of its random numbers. strategy: how they trained.
-    Newer ones that a kill or a full disk cut off are removed. One that was saved to its end and still lacks a kind of
-    file is of another form, and somebody's work: it is moved into the folder `aside` beside `output`.
+    processes: the number of trainers that wrote it; each saves the state of its random numbers. strategy: how they
+    trained. Newer checkpoints that a kill or a full disk left incomplete are removed. One that was saved to its end but
+    lacks a kind of file has another form, and may be somebody's work: it is moved to `aside`, a folder beside `output`.
     """
     for folder in sorted(output.glob("checkpoint-*"), key=_step, reverse=True):
         if (checkpoint := read_checkpoint(folder, processes, strategy)) is not None:
@@ -124,16 +124,16 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) ->
 
 
 def missing_kinds(folder: Path, strategy: Strategy) -> list[str]:
-    """Name the kinds of files of which a checkpoint holds none. The trainer's state is written last."""
+    """Return the kinds of files that a checkpoint lacks. The trainer's state is written last."""
     states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
     kinds = [strategy.adapter, ADAPTER_CONFIG, *states, "scheduler.pt", "rng_state*.pth", STATE]
     return [kind for kind in kinds if not any(folder.glob(kind))]
 
 
 def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpoint | None:
-    """Give the checkpoint in `folder`, or None where a file is missing or does not open to its end.
+    """Return the checkpoint in `folder`, or None if a file is missing or incomplete.
 
-    processes: how many trainers wrote it. strategy: how they trained.
+    processes: the number of trainers that wrote it. strategy: how they trained.
     """
     try:
         state = json.loads((folder / STATE).read_bytes())
@@ -149,13 +149,13 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpo
 
 
 def copy_adapter(checkpoint: Checkpoint, target: Path) -> None:
-    """Copy what peft needs of a checkpoint, readable for others (transformers writes weights with mode 0600)."""
+    """Copy the files that peft needs, readable by others (transformers writes weights with mode 0600)."""
     shutil.copyfile(checkpoint.folder / checkpoint.strategy.adapter, target / ADAPTER_WEIGHTS)
     shutil.copyfile(checkpoint.folder / ADAPTER_CONFIG, target / ADAPTER_CONFIG)
 
 
 def adapter_digests(folder: Path, weights: str = ADAPTER_WEIGHTS) -> dict[str, str]:
-    """Give the SHA-256 of an adapter's weights and of its configuration, under the names that report.json has.
+    """Return the SHA-256 of an adapter's weights and of its configuration, by their keys in report.json.
 
     weights: the name of the file with the weights.
     """
@@ -163,7 +163,7 @@ def adapter_digests(folder: Path, weights: str = ADAPTER_WEIGHTS) -> dict[str, s
 
 
 def refuse_changed_adapter(full: Path) -> None:
-    """Refuse an adapter in `checkpoints/RUN/full` that is no more the one that the training handed on.
+    """Refuse an adapter in `checkpoints/RUN/full` that has changed since the training.
 
     Raises VlmflowError with the names of the files.
     """
@@ -178,21 +178,21 @@ def refuse_changed_adapter(full: Path) -> None:
 
 
 def _open_every_tensor(file: Path) -> None:
-    """Raise where the header promises a tensor that the file does not hold to its end."""
+    """Raise an error if the file lacks a part of a tensor in its header."""
     with safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (no mapping)
             tensors.get_slice(name)
 
 
 def _torch_files(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
-    """Give the files that torch.save wrote: zip archives, each with a checksum per record."""
+    """Return the files from torch.save: zip archives with a checksum per record."""
     random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
     states = _states(folder, processes, strategy)
     return [*states, folder / "scheduler.pt", *(folder / name for name in random_states)]
 
 
 def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
-    """Give the files that the strategy adds; raises ValueError where one is missing, or `latest` names no folder."""
+    """Return the files that the strategy adds; raises ValueError if one is missing, or `latest` is empty."""
     named = any("{latest}" in pattern for pattern in strategy.states)
     latest = (folder / "latest").read_text().strip() if named else ""
     if named and not latest:

@@ -1,6 +1,6 @@
-"""What a trainer tells while it trains: the lines of `progress.jsonl` in its run folder.
+"""Events of a trainer: the lines of `progress.jsonl` in its run folder.
 
-step: optimizer steps done. target: those of the whole run. tokens: those trained on since step 0, padding not counted.
+step: optimizer steps done. target: those of the whole run. tokens: those trained on since step 0, without padding.
 """
 
 import json
@@ -13,7 +13,7 @@ from vlmflow.core.errors import VlmflowError
 
 
 class Begin(msgspec.Struct, frozen=True, tag_field="event", tag="begin"):
-    """A session begins. world_size: trainers side by side. parallel_mode: as transformers has it. device: its name."""
+    """A session begins. world_size: parallel trainers. parallel_mode: as in transformers. device: its name."""
 
     step: int
     target: int
@@ -24,7 +24,7 @@ class Begin(msgspec.Struct, frozen=True, tag_field="event", tag="begin"):
 
 
 class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
-    """A step was made, or an evaluation. time: seconds since the session began. Losses: nats per token, of what was."""
+    """A step or an evaluation is done. time: seconds since the session began. Losses are in nats per token."""
 
     time: float
     step: int
@@ -48,19 +48,19 @@ Event = Begin | Log | End
 
 
 def as_line(event: Event) -> str:
-    """Write an event as a line. A loss that is no number is NaN there, for which msgspec's own JSON has null."""
+    """Format an event as a line. A loss that is not a number becomes NaN; msgspec's own JSON would write null."""
     return json.dumps(msgspec.to_builtins(event)) + "\n"
 
 
 def read_event(line: bytes) -> Event:
-    """Read a line; raises ValueError where it is no event."""
+    """Parse a line; raises ValueError if it is not an event."""
     return msgspec.convert(json.loads(line), Event)  # type: ignore[no-any-return]
 
 
 def read_events(progress: Path) -> list[Event]:
     """Read a whole progress file.
 
-    Raises VlmflowError with the line that is no event.
+    Raises VlmflowError with the first line that is not an event.
     """
     events = []
     for number, line in enumerate(progress.read_bytes().splitlines(), start=1):

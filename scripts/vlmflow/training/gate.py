@@ -1,4 +1,4 @@
-"""The verdict over a smoke run, and what it says of the full run that it lets pass or stops."""
+"""The verdict on a smoke run, and the estimate of the full run."""
 
 import math
 import statistics
@@ -15,11 +15,11 @@ from vlmflow.training.smoke import SmokeRows
 from vlmflow.training.steps import Steps
 
 EVALUATION_COST = 0.5
-"""What a token costs that is only evaluated, beside one that is trained: the forward pass without the backward."""
+"""The cost of an evaluated token relative to a trained one: the forward pass without the backward pass."""
 
 
 SINGLE_STEPS = 8
-"""Fewer steps than this have quarters of one step."""
+"""With fewer steps than this, a quarter of them is a single step."""
 
 
 def judge(
@@ -31,10 +31,10 @@ def judge(
     fitted: dict[str, FittedSplit],
     merge: PlannedMerge,
 ) -> Gate:
-    """Give the verdict: each check with its outcome, the measured figures, the full run's estimate.
+    """Return the verdict: each check with its outcome, the measured figures, the estimate of the full run.
 
-    report: of the smoke run, which trained and evaluated the rows `chosen`.
-    train, val: the lengths of all rows. full: the run that waits behind the gate. fitted, merge: see `Gate`.
+    report: that of the smoke run, which trained and evaluated the rows `chosen`.
+    train, val: the lengths of all rows. full: the full run. fitted, merge: see `Gate`.
     """
     processes = full.processes
     losses = [loss for _, loss in report.losses or []]
@@ -61,7 +61,7 @@ def judge(
 
 
 def refuse_failed(gate: Gate, what: str) -> None:
-    """Raise VlmflowError with every check that failed, where one did."""
+    """Raise VlmflowError with the failed checks, if any."""
     failed = [f"{check.check}: no ({check.detail})" for check in gate.checks if not check.passed]
     if failed:
         raise VlmflowError(
@@ -107,9 +107,9 @@ def _span(losses: list[float]) -> str:
 
 
 def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:
-    """Compare the mean of the first and the last quarter: single steps differ by their rows.
+    """Compare the means of the first and the last quarter, because the losses of single steps depend on their rows.
 
-    Where a quarter is a single step, the validation loss, which is of the same rows each time, decides.
+    If a quarter is a single step, the validation loss decides: it always has the same rows.
     """
     if not _finite(losses):
         return False, "not all losses are numbers"

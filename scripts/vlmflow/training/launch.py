@@ -1,4 +1,4 @@
-"""Starting the trainers with torchrun, watching them, and saying in our words why they ended."""
+"""Starts the trainers with torchrun, watches them, and explains why they failed."""
 
 import logging
 import os
@@ -50,24 +50,24 @@ FAULTS = [
     ),
     (
         r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
-        "look at the trainer's log",
-        PassingError,  # a GPU or a link between two that fails is told so too
+        "see the trainer's log",
+        PassingError,  # it may also be a failing GPU or link
     ),
 ]
-"""What a trainer's log says of its end (ms-swift's and PyTorch's own words), what to do then, and what it is."""
+"""Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
 
 FULL_DISK = 16_000_000
-"""Free bytes below which a disk counts as full: less than a real checkpoint takes."""
+"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
 def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
     """Train in `folder` until the trainers end, with progress on the console.
 
-    resume: the checkpoint to resume from. lock: the run folder's lock, which the trainers keep while they live.
+    resume: the checkpoint to resume from. lock: the run folder's lock, which the trainers hold as long as they run.
     threads: cores for all processes together. what: the stage and run, for messages.
 
-    SIGTERM or SIGINT (Ctrl-C) to this process lets the trainers save a checkpoint and end.
-    Raises VlmflowError with the cause where they fail.
+    After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end.
+    Raises VlmflowError with the cause if they fail.
     """
     folder.output.mkdir(exist_ok=True)
     seen = end_of_whole_lines(folder.progress)
@@ -78,7 +78,7 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment(training, folder, threads),
-            cwd=folder.path,  # ms-swift looks for a picture's name in the working directory first
+            cwd=folder.path,  # ms-swift searches for a picture in the working directory first
             pass_fds=[lock],
             start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
             preexec_fn=bound_to_this_process(signal.SIGTERM),
@@ -90,7 +90,7 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
 
 
 def command(training: Training, folder: RunFolder, resume: Path | None) -> list[str]:
-    """Give the torchrun command line of a training."""
+    """Return the torchrun command line of a training."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={training.processes}"]
     worker = ["-m", trainer.__name__, str(folder.progress.absolute()), str(training.processes)]
     worker += [str(training.settings.early_stop_after or 0), training.strategy.name]
@@ -108,7 +108,7 @@ def command(training: Training, folder: RunFolder, resume: Path | None) -> list[
 
 
 def environment(training: Training, folder: RunFolder, threads: int) -> dict[str, str]:
-    """Give the trainers' environment: ms-swift's, with its caches in the run folder and the cores shared out."""
+    """Return the trainers' environment: ms-swift's, with its caches in the run folder and an equal share of cores."""
     cores = max(1, threads // training.processes)
     pictures, image_max_tokens = training.data.pictures, training.settings.image_max_tokens
     return child_process.environment(pictures, image_max_tokens, folder.path / "cache", cores)
@@ -125,7 +125,7 @@ def end_of_whole_lines(progress: Path) -> int:
 
 @contextmanager
 def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass SIGTERM and Ctrl-C on to torchrun's children, which save and end; torchrun would kill them after 30 s.
+    """Pass SIGTERM and Ctrl-C to torchrun's children, which save and end; torchrun would kill them after 30 s.
 
     A second Ctrl-C ends at once.
     """
@@ -146,7 +146,7 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: str) -> None:
-    """Show what the trainers write into `progress`, from byte `seen` on, until they end."""
+    """Print the trainers' progress from the file `progress`, starting at byte `seen`, until they end."""
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
     newest = Newest()
@@ -166,7 +166,7 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
 
 
 def _new_events(lines: IO[bytes]) -> Iterator[Event]:
-    """Yield the lines that are written to their end, and leave one that is not for the next time."""
+    """Yield the events of complete lines; an incomplete last line is left for the next call."""
     while (line := lines.readline()).endswith(b"\n"):
         yield read_event(line)
     lines.seek(-len(line), os.SEEK_CUR)
@@ -174,7 +174,7 @@ def _new_events(lines: IO[bytes]) -> Iterator[Event]:
 
 @dataclass
 class Newest:
-    """The newest figures of a session: the step that it began at, the one that it is at, and so on as in `events`."""
+    """The newest figures of a session: the step at which it began, its current step, and others as in `events`."""
 
     begun_at: int = 0
     step: int = 0
@@ -184,7 +184,7 @@ class Newest:
     eval_loss: float | None = None
 
     def take(self, event: Event) -> None:
-        """Take over the figures of one more event."""
+        """Update the figures from one more event."""
         self.step = event.step
         if isinstance(event, Begin):
             self.begun_at, self.target = event.step, event.target
@@ -195,7 +195,7 @@ class Newest:
 
 
 def report_line(newest: Newest) -> str:
-    """Write one line of progress: step, losses, speed, time left; "" before the first loss."""
+    """Return one line of progress: step, losses, speed, time left; "" before the first loss."""
     if newest.loss is None:
         return ""
     parts = [f"step {newest.step}/{newest.target}", f"loss {newest.loss:.3f}"]
@@ -211,9 +211,9 @@ def report_line(newest: Newest) -> str:
 
 
 def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowError:
-    """Say why the trainers failed, by the disk, and by what they printed since byte `begin` of their log."""
+    """Return why the trainers failed: a full disk, or the cause in their log from byte `begin` on."""
     if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
-        # Looked at first: on a full disk the log says nothing.
+        # Checked first: on a full disk the log has no cause.
         return PassingError(
             f"{what}: no space left on the disk of {trainer_log.parent}",
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",

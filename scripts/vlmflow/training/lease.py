@@ -1,12 +1,12 @@
 """A lease on a run folder, for volumes on which one machine does not see the locks of another (flock on some NFS).
 
-The holder keeps counting in `lease-NUMBER.json`. Whoever finds a lease watches it: while the count changes, the holder
-lives; when it stands still for SILENCE seconds by the watcher's own clock, the watcher takes over by creating the next
-number, which one alone can do. The highest number holds. A holder that finds a higher one (it was frozen, or cut off)
-ends at once: what it writes from then on would mix with another trainer's files.
+The holder increases a count in `lease-NUMBER.json`. Whoever finds a lease watches it: while the count changes, the
+holder lives. If it stops for SILENCE seconds by the watcher's own clock, the watcher takes over by creating the next
+number, which only one can do. The highest number holds. A holder that finds a higher one (it was frozen, or cut off)
+ends at once: its writes would mix with another trainer's files.
 
-filelock's SoftFileLease is alike, but gives its claim up when the volume has been away for longer than its duration,
-though nobody can take over then: a training of days would end with it.
+filelock's SoftFileLease is similar, but gives up its claim when the volume is unreachable for longer than its duration,
+although nobody can take over then: a training of days would end.
 """
 
 import json
@@ -33,15 +33,15 @@ BEAT = 2.0
 """Seconds between two counts."""
 
 SILENCE = 20.0
-"""Seconds without a count after which a holder is taken for gone."""
+"""Seconds without a count after which a holder counts as dead."""
 
 LENGTH = 512
-"""Bytes of a lease file: each count is written over the last one, so that a full disk does not stop it."""
+"""Bytes of a lease file: each count overwrites the last one, so a full disk does not stop it."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What a lease file says; an unreadable one, which is being written, has an empty token."""
+    """The content of a lease file; a file that is being written and cannot be parsed has an empty token."""
 
     number: int
     holder: str
@@ -55,9 +55,9 @@ class Lease:
     """The lease on one folder."""
 
     def __init__(self, folder: Path, machine: str | None = None, beat: float = BEAT, silence: float = SILENCE) -> None:
-        """Name a lease, without taking it.
+        """Describe a lease, without taking it.
 
-        machine: tells where locks are seen by all; what a holder on our own left is free, since we hold the folder's
+        machine: the name within which locks work; a lease from our own machine is free, since we hold the folder's
         lock. beat, silence: see BEAT and SILENCE.
         """
         self.folder = folder
@@ -70,7 +70,7 @@ class Lease:
     def held(self, patience: float) -> Iterator[None]:
         """Hold the lease while the block runs.
 
-        Raises VlmflowError with the holder's name where another one lives and does not end within `patience` seconds.
+        Raises PassingError with the holder's name if another one lives and does not end within `patience` seconds.
         """
         number = self._win(patience)
         ended = threading.Event()
@@ -104,7 +104,7 @@ class Lease:
             time.sleep(min(0.5, self.beat / 4))
 
     def _create(self, number: int) -> bool:
-        """Create the lease of a number, and remove older ones; tells whether we were the first."""
+        """Create the lease of a number, and remove older ones; returns whether we were the first."""
         try:
             self._file(number).open("xb").close()
         except FileExistsError:
@@ -125,7 +125,7 @@ class Lease:
                         f"{self.folder}: {found.holder if found else 'another process'} took over this run folder"
                     )
                 self._write(number, count)
-            except OSError as error:  # while the volume is away, nobody can write to it or take over
+            except OSError as error:  # while the volume is unreachable, nobody can write to it or take over
                 log.debug(f"{self._file(number)}: {error}")
 
     def _write(self, number: int, count: int, released: bool = False) -> None:
@@ -136,7 +136,7 @@ class Lease:
             "count": count,
             "released": released,
         }
-        with self._file(number).open("r+b") as file:  # closed each time: only then do others see it over NFS
+        with self._file(number).open("r+b") as file:  # closed each time: only then others see it over NFS
             file.write(json.dumps(says).encode().ljust(LENGTH))
 
     def _file(self, number: int) -> Path:
@@ -144,12 +144,12 @@ class Lease:
 
 
 def this_machine() -> str:
-    """Give a name for the machine, or pod, as long as it is up."""
+    """Return a name for the machine or pod that is unique until it restarts."""
     return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
 def newest(folder: Path) -> Sign | None:
-    """Give what the lease with the highest number says; None where there is none."""
+    """Return the lease with the highest number; None if there is none."""
     numbers = [int(found[1]) for place in folder.iterdir() if (found := re.fullmatch(r"lease-(\d+)\.json", place.name))]
     if not numbers:
         return None
@@ -164,7 +164,7 @@ def newest(folder: Path) -> Sign | None:
 
 
 def _end_at_once(why: str) -> None:
-    """Kill the trainers, which would save a checkpoint on a gentler signal, and this process."""
+    """Kill the trainers and this process; after SIGTERM the trainers would still save a checkpoint."""
     log.error(f"{why}; ending at once, so that only one trainer writes to it")
     for child in psutil.Process().children(recursive=True):
         try:

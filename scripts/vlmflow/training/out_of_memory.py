@@ -1,4 +1,4 @@
-"""What is done when a GPU's memory does not suffice: a training is resumed from a checkpoint once, and then stopped."""
+"""Handles a GPU that runs out of memory: the training resumes once from a checkpoint, and fails the next time."""
 
 from pathlib import Path
 
@@ -13,23 +13,22 @@ REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_s
 
 
 class OutOfGpuMemoryError(VlmflowError):
-    """The trainers ended because a GPU had no memory left."""
+    """The trainers ended because a GPU ran out of memory."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What the run folder remembers: after which step it happened last, and from which it was to be resumed then."""
+    """A record in the run folder: the step after which it happened last, and the checkpoint to resume from."""
 
     step: int
     checkpoint: int
 
 
 def resume_once(folder: RunFolder, checkpoint: int | None, error: OutOfGpuMemoryError) -> Mark:
-    """Decide on a training that ran out of GPU memory, and remember it in the run folder.
+    """Record in the run folder that a training ran out of GPU memory; returns the record if it may resume.
 
-    checkpoint: the step of its newest whole checkpoint, from which it can be resumed; None for none, or where it is
-    not to be.
+    checkpoint: the step of its newest complete checkpoint; None if there is none, or it must not resume.
 
-    Raises the error, with advice, where there is none, or where it was resumed from the same one before.
+    Raises VlmflowError, with advice, without a checkpoint, or if it was resumed from the same one before.
     """
     step = last_step(folder.progress)
     if checkpoint is None:
@@ -48,6 +47,6 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: OutOfGpuMemory
 
 
 def last_step(progress: Path) -> int:
-    """Give the last step that the trainer told of; 0 where it told of none."""
+    """Return the last step that the trainer reported, or 0."""
     lines = progress.read_bytes().splitlines() if progress.is_file() else []
     return next((read_event(line).step for line in reversed(lines) if line.endswith(b"}")), 0)

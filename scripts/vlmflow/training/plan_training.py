@@ -1,4 +1,4 @@
-"""A training, built of a run's settings and of what earlier stages made for it."""
+"""Builds a training from a run's settings and the outputs of earlier stages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ def plan_training(
     """Build the training of a run.
 
     rows: those that fit (fitted/RUN). model: folder with the base model's manifest.
-    picture_store: the folder that holds all picture stores. manifests: the image manifests of the rows' pictures; none
-    where rows have no pictures. cached: the cached data set's folder.
+    picture_store: the folder with all picture stores. manifests: the image manifests of the rows' pictures; none if
+    rows have no pictures. cached: the cached data set's folder.
 
-    Raises VlmflowError where rows, pictures or model have changed, or rows were fitted to more tokens.
+    Raises VlmflowError if rows, pictures or model have changed, or rows were fitted to more tokens.
     """
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
     base = BaseModel.read(model, settings.model_type)

@@ -1,4 +1,4 @@
-"""What a training was: steps, losses, speed, memory, versions, digests; and its loss curve as a picture."""
+"""Reports a training: steps, losses, speed, memory, versions, digests; and draws its loss curve."""
 
 import importlib.metadata
 import math
@@ -14,9 +14,9 @@ PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
 
 
 def report(training: Training, trained: Trained) -> TrainingReport:
-    """Give the machine-readable report of a finished training.
+    """Return the machine-readable report of a finished training.
 
-    Raises VlmflowError where its progress file has a line of another form.
+    Raises VlmflowError if its progress file has a line of another form.
     """
     events = read_events(trained.folder.progress)
     begins = [event for event in events if isinstance(event, Begin)]
@@ -52,7 +52,7 @@ def report(training: Training, trained: Trained) -> TrainingReport:
 
 
 def _effort(events: list[Event]) -> tuple[float, int]:
-    """Sum seconds and tokens over sessions; what a kill cost is counted, since it was paid for."""
+    """Return seconds and tokens over all sessions, including those that a kill wasted."""
     seconds, tokens = 0.0, 0
     time_before, tokens_before = 0.0, 0
     for event in events:
@@ -66,7 +66,7 @@ def _effort(events: list[Event]) -> tuple[float, int]:
 
 
 def draw_losses(report: TrainingReport, title: str, picture: Path) -> None:
-    """Draw training and validation loss over the steps into a PNG file, the best checkpoint marked."""
+    """Draw training and validation loss over the steps into a PNG file, and mark the best checkpoint."""
     import matplotlib
 
     matplotlib.use("Agg")

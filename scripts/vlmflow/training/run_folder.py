@@ -1,6 +1,6 @@
-"""The folder in which a training works: bound to data and settings, written by one trainer at a time.
+"""The folder of a training: bound to data and settings, written by one trainer at a time.
 
-It is no output of a rule, since Snakemake deletes the outputs of a job that fails.
+It is not an output of a rule, because Snakemake deletes the outputs of a failed job.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from vlmflow.training.lease import Lease
 log = logging.getLogger("vlmflow")
 
 PATIENCE = 120.0
-"""Seconds to wait for another trainer to end: one that lost its parent saves a checkpoint and goes."""
+"""Seconds to wait for another trainer to end: one that lost its parent saves a checkpoint and ends."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RunFolder:
 
     @property
     def output(self) -> Path:
-        """Where the trainer writes its checkpoints."""
+        """The folder of the trainer's checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -42,18 +42,18 @@ class RunFolder:
 
     @property
     def trainer_log(self) -> Path:
-        """What the trainer printed."""
+        """The trainer's output."""
         return self.path / "trainer.log"
 
     @contextmanager
     def held(self, describe: dict[str, object], patience: float = PATIENCE) -> Iterator[int]:
         """Hold the folder for this process alone; yields the lock's file descriptor.
 
-        A child that inherits the descriptor keeps the lock when we are killed: a run begun meanwhile then waits
-        for that orphan, instead of writing beside it. On volumes where locks do not reach other machines, a lease
-        keeps theirs out (see `lease`). What the folder is bound to is written into it.
+        A child that inherits the descriptor keeps the lock when we are killed: a later run then waits for that orphan
+        instead of writing beside it. On volumes without locks between machines, a lease excludes other machines (see
+        `lease`). describe: what the folder is bound to, for its job.json.
 
-        Raises VlmflowError where another trainer holds it longer than `patience` seconds.
+        Raises PassingError if another trainer holds it longer than `patience` seconds.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("a+") as lock:
@@ -68,12 +68,12 @@ class RunFolder:
 
     @contextmanager
     def set_aside_where_refused(self, what: str) -> Iterator[None]:
-        """Move the folder aside where the block refuses what was trained on: nobody resumes from it, nothing is lost.
+        """Rename the folder if the block refuses the training's input: no run resumes from it, and nothing is lost.
 
         what: the stage and run, for the message.
 
-        Raises VlmflowError as the block, with where the folder is now. A PassingError leaves it where it is: it says
-        nothing of what was trained on.
+        Raises the block's VlmflowError with the folder's new name. After a PassingError the folder stays: such an error
+        does not concern the input.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""The shared memory through which loader processes hand pictures to a trainer."""
+"""The shared memory through which loader processes pass pictures to a trainer."""
 
 import shutil
 from pathlib import Path
@@ -12,19 +12,19 @@ BYTES_PER_IMAGE_TOKEN = 4 * 3 * 2 * 16 * 16 * 4
 """Qwen3-VL's processor: 4 patches per token, each of 3 channels, 2 frames and 16 x 16 pixels in float32."""
 
 BATCHES_AHEAD = 2
-"""What each loader process of torch's DataLoader keeps ready (prefetch_factor)."""
+"""Batches that each loader process of torch's DataLoader keeps ready (prefetch_factor)."""
 
 
 def shared_memory_needed(settings: TrainSettings, processes: int) -> int:
-    """Give the bytes that the batches of all loaders take, with a picture of the largest size in every row."""
+    """Return the bytes of all loaders' batches if every row has a picture of the largest size."""
     batch = settings.per_device_batch_size * settings.image_max_tokens * BYTES_PER_IMAGE_TOKEN
     return processes * settings.dataloader_workers * BATCHES_AHEAD * batch
 
 
 def refuse_small_shared_memory(settings: TrainSettings, processes: int, folder: Path = SHARED_MEMORY) -> None:
-    """Refuse to train where the loaders' batches do not fit: the trainer would die of a bus error in mid-run.
+    """Refuse to train if the loaders' batches do not fit: the trainer would die of a bus error during the run.
 
-    Containers have 64 MB by default. folder: where the shared memory is mounted.
+    Containers have 64 MB by default. folder: the mount point of the shared memory. Raises VlmflowError.
     """
     needed, free = shared_memory_needed(settings, processes), shutil.disk_usage(folder).free
     if needed > free:

@@ -1,4 +1,4 @@
-"""The short training before the full one: the longest rows, which decide over memory, and a sample."""
+"""The short training before the full one: the longest rows, which determine memory, and a sample."""
 
 import hashlib
 import logging
@@ -17,19 +17,19 @@ from vlmflow.training.steps import Steps
 log = logging.getLogger("vlmflow")
 
 FEWEST_STEPS = 4
-"""Steps that a smoke run has at least."""
+"""The fewest steps of a smoke run."""
 
 
 @dataclass(frozen=True)
 class SmokeRows:
-    """The rows that a smoke run trains on, and those that it evaluates."""
+    """The rows that a smoke run trains on (`train`) and evaluates (`val`)."""
 
     train: list[RowLength]
     val: list[RowLength]
 
 
 def capped(smoke: SmokeSettings, full: Training, rows: int) -> SmokeSettings:
-    """Give the smoke run's settings, with no more steps than the full run makes of its train rows.
+    """Return the smoke run's settings, with at most as many steps as the full run.
 
     It keeps FEWEST_STEPS: fewer do not show whether the loss falls.
     """
@@ -42,17 +42,16 @@ def capped(smoke: SmokeSettings, full: Training, rows: int) -> SmokeSettings:
 
 
 def rows_per_step(training: Training) -> int:
-    """Give the rows of one optimizer step, over all processes."""
+    """Return the rows of one optimizer step, over all processes."""
     return training.processes * training.settings.per_device_batch_size * training.settings.gradient_accumulation_steps
 
 
 def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, smoke: SmokeSettings) -> SmokeRows:
-    """Give the longest rows of both splits by tokens, and of the train split a sample, drawn with the run's seed.
+    """Return the longest rows of both splits by tokens, and a sample of the train split, drawn with the run's seed.
 
-    train, val: the lengths of all rows. The sample is no larger than what the steps leave room for: each chosen
-    row is trained on at least once.
+    train, val: the lengths of all rows. The steps limit the sample: each chosen row is trained on at least once.
 
-    Raises VlmflowError where the steps do not suffice for the longest rows alone.
+    Raises VlmflowError if the steps are not enough for the longest rows alone.
     """
     settings = full.settings
     each = rows_per_step(full)
@@ -73,9 +72,9 @@ def _longest_first(row: RowLength) -> tuple[int, int]:
 
 
 def smoke_training(full: Training, chosen: SmokeRows, smoke: SmokeSettings, folder: Path) -> Training:
-    """Give the full run's training cut down to the smoke run: its own settings, fewer rows and steps.
+    """Return the full run's training reduced to the smoke run: the same settings, fewer rows and steps.
 
-    folder: the rows are written below it, in a folder named by their digest.
+    folder: the rows are written below it, in a folder named after their digest.
     """
     lines = {"train": lines_of(full.data.train, chosen.train), "val": lines_of(full.data.val, chosen.val)}
     digest = hashlib.sha256(b"\0".join(lines.values())).hexdigest()

@@ -1,4 +1,4 @@
-"""How many steps a training makes of how many rows: the trainer's own arithmetic, for the gate and its messages."""
+"""Computes the steps of a training from its rows, with the trainer's own arithmetic."""
 
 import math
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from vlmflow.config.run_settings import TrainSettings
 class Steps:
     """total: optimizer steps of the whole run. per_epoch: those of one pass over the rows.
 
-    rows: those that one pass trains on. left_over: the last rows of the file, which no pass trains on: each process
-    takes equally many (ms-swift 4.6, dataloader/shard.py, `BatchSamplerShard`).
+    rows: those that one pass trains on. left_over: the number of last rows of the file that no pass trains on, because
+    each process takes equally many (ms-swift 4.6, dataloader/shard.py, `BatchSamplerShard`).
     """
 
     total: int
@@ -24,8 +24,8 @@ class Steps:
     def of(cls, rows: int, settings: TrainSettings, processes: int) -> Self:
         """Count as transformers does (5.19, trainer.py, `set_initial_training_values`).
 
-        An epoch may end in a smaller step. rows: of the train split. Packing and sequence parallelism
-        (swift_args) change what a row is, which is not counted here.
+        An epoch may end with a smaller step. rows: those of the train split. Packing and sequence parallelism
+        (swift_args) change what counts as a row; this function ignores them.
         """
         each = rows // processes
         batches = math.ceil(each / settings.per_device_batch_size)

@@ -1,4 +1,4 @@
-"""A training from its first step, or from where a kill left it, to its target."""
+"""Runs a training from its first step, or from its newest checkpoint, to its target."""
 
 import importlib.metadata
 import logging
@@ -26,15 +26,15 @@ class Trained:
 
 
 def train(training: Training, runs: Path, threads: int, what: str, resumes: bool = True) -> Trained:
-    """Train `training` in its run folder under `runs` (`runs/DIGEST`), and give what came of it.
+    """Train `training` in its run folder under `runs` (`runs/DIGEST`), and return the result.
 
-    A run folder with whole checkpoints of the same data and settings is resumed from the newest; one that
-    ended is taken as it is.
+    A run folder with complete checkpoints of the same data and settings is resumed from the newest; a finished one is
+    used as it is.
 
     what: the stage and run, for messages. threads: cores for all processes together. resumes: whether a training that
     runs out of GPU memory is resumed, once from the same checkpoint.
 
-    Raises VlmflowError where the trainers fail, or end before their target.
+    Raises VlmflowError if the trainers fail, or end before their target.
     """
     refuse_slow_torch(importlib.metadata.version("torch"))
     refuse_small_shared_memory(training.settings, training.processes)
@@ -78,7 +78,7 @@ def train(training: Training, runs: Path, threads: int, what: str, resumes: bool
 def _launch(
     training: Training, folder: RunFolder, last: Checkpoint | None, lock: int, threads: int, what: str, resumes: bool
 ) -> None:
-    """Start the trainers, and once more from each checkpoint after which a GPU's memory did not suffice."""
+    """Start the trainers; if a GPU runs out of memory, start them once more from each checkpoint."""
     while True:
         try:
             return launch(training, folder, last.folder if last else None, lock, threads, what)

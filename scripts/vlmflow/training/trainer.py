@@ -1,12 +1,13 @@
-"""One trainer process: ms-swift's `sft` with a callback of ours. Started by torchrun, once per process.
+"""One trainer process: ms-swift's `sft` with our callback. torchrun starts it once per process.
 
     torchrun … -m vlmflow.training.trainer PROGRESS_FILE PROCESSES EARLY_STOP_AFTER STRATEGY [swift arguments]
 
-The callback refuses a training that is not really distributed (at its begin by the world size, before every
-checkpoint by the adapters that the ranks hold, where STRATEGY leaves each a whole one), ends it after
-EARLY_STOP_AFTER evaluations without a lower loss (0: never), saves and ends on SIGTERM, within an evaluation too, and
-writes what happens as lines of `events` to PROGRESS_FILE (rank 0).
-An evaluation that SIGTERM cut short is made when the training is resumed, before its next step.
+The callback
+- refuses a training that is not really distributed: it compares the world size at the start, and the ranks' adapters
+  before every checkpoint, if each rank has a complete one with STRATEGY;
+- ends it after EARLY_STOP_AFTER evaluations without a lower loss (0: never);
+- saves and ends on SIGTERM, also during an evaluation; a resumed training repeats that evaluation before its next step;
+- writes lines of `events` to PROGRESS_FILE (rank 0).
 """
 
 import dataclasses
@@ -46,9 +47,9 @@ def main() -> None:
     with suppress(EndsAtOnce):
         sft_main(arguments)
     if dist.is_initialized():
-        with suppress(RuntimeError):  # a rank that failed says so by its own exit code
-            dist.barrier()  # one that leaves while another still draws its curves takes that one's connections away
-        # All is written. Past here Python would take gloo's threads down in any order, and now and then one aborts.
+        with suppress(RuntimeError):  # a failed rank has its own exit code
+            dist.barrier()  # a rank that leaves while another still draws its curves would close its connections
+        # Everything is written. Python's own exit would end gloo's threads in any order, and sometimes one aborts.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -56,15 +57,15 @@ def main() -> None:
 
 
 class EvaluationCut(Exception):
-    """SIGTERM came within an evaluation; raised on all ranks after the same batch."""
+    """SIGTERM came during an evaluation; raised on all ranks after the same batch."""
 
 
 class EndsAtOnce(Exception):
-    """What was resumed lacked its last evaluation alone, or SIGTERM came within that."""
+    """The resumed training lacked only its last evaluation, or SIGTERM came during that evaluation."""
 
 
 def register_callback(progress: Path, processes: int, early_stop_after: int | None, strategy: Strategy) -> None:
-    """Put our callback among ms-swift's, by the name that `swift.arguments` passes."""
+    """Register our callback with ms-swift under the name that `swift.arguments` passes."""
     import torch
     import torch.distributed as dist
     from swift.callbacks import callbacks_map
@@ -89,7 +90,7 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
                     file.write(as_line(event))
 
         def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # The last of all, so that the others have begun when it evaluates in on_train_begin.
+            # Ours comes last, so that the others have started when it evaluates in on_train_begin.
             handler = self.trainer.callback_handler
             handler.callbacks = [*(other for other in handler.callbacks if other is not self), self]
 
@@ -110,7 +111,7 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
             return due and not evaluated(state.log_history, state.global_step)
 
         def _evaluate_now(self, args: Any, state: Any, control: Any) -> None:
-            """Evaluate the resumed checkpoint, as transformers would have before it saved."""
+            """Evaluate the resumed checkpoint, as transformers does before it saves."""
             with suppress(EvaluationCut):
                 self.trainer._determine_best_metric(self.trainer._evaluate(None, None), None)
                 folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
@@ -125,7 +126,7 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
             raise EndsAtOnce
 
         def _log_save_evaluate(self, *arguments: Any, **values: Any) -> None:
-            """Do as transformers does, which evaluates before it saves; save alone where SIGTERM cuts that short."""
+            """Evaluate and save as transformers does; if SIGTERM interrupts the evaluation, only save."""
             try:
                 self.log_save_evaluate(*arguments, **values)
             except EvaluationCut:
