@@ -1,5 +1,6 @@
 """The accounts of a run's later stages, for tests that read them and train nothing."""
 
+from pathlib import Path
 from typing import Any
 
 from made_stats import some_stats
@@ -15,6 +16,7 @@ from vlmflow.training.accounts import (
     TrainingDigests,
     TrainingReport,
 )
+from vlmflow.training.checkpoint import adapter_digests
 
 LENGTHS = SplitLengths(9, 1_000, 1_000, 0, 10, 20, [NamedRow("row-1", 20, 0)])
 MERGE = PlannedMerge(9, 4, {"q_proj": 4}, 0.9, False)
@@ -44,6 +46,11 @@ def some_report(**fields: Any) -> TrainingReport:
         "run_folder": "stores/runs/mine/full/job",
     }
     return TrainingReport(**(usual | fields))
+
+
+def report_of(adapter: Path) -> TrainingReport:
+    """Return the report of a training that left this adapter, as the merge requires it beside it."""
+    return some_report(digests=TrainingDigests("job", "data", "model", **adapter_digests(adapter)))
 
 
 def some_gate() -> Gate:

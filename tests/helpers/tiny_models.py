@@ -11,7 +11,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from vlmflow.training.checkpoint import adapter_digests
+from made_accounts import report_of
+from vlmflow.core.account import write_account
 from workflow_runs import script
 
 WIDE = (4608, 2048)
@@ -122,7 +123,7 @@ def write_wide_adapter(folder: Path, layers: int) -> Path:
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["up_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    (folder / "report.json").write_text(json.dumps({"digests": adapter_digests(folder)}))
+    write_account(folder / "report.json", report_of(folder))
     return folder
 
 

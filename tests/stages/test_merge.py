@@ -1,7 +1,6 @@
 """Compare the merge with peft's, and test interrupted and impossible merges."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from made_accounts import report_of
 from tiny_models import (
     VARIANTS,
     file_names,
@@ -24,12 +24,12 @@ from tiny_models import (
     write_wide_adapter,
     write_wide_base,
 )
+from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_folder import hash_files, write_model_manifest
 from vlmflow.merging.merge import merge_adapter
 from vlmflow.merging.safetensors_file import read_header
-from vlmflow.training.checkpoint import adapter_digests
 from workflow_runs import ROOT
 
 
@@ -229,7 +229,7 @@ def test_the_script_reports_what_is_wrong(wide: Path, tmp_path: Path) -> None:
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"")
     (adapter / "adapter_config.json").write_text('{"peft_type": "LOHA"}')
-    (adapter / "report.json").write_text(json.dumps({"digests": adapter_digests(adapter)}))
+    write_account(adapter / "report.json", report_of(adapter))
     command = merge_command(wide, tmp_path / "merged")
     command[command.index("--adapter") + 1] = str(adapter)
     done = subprocess.run(command, capture_output=True, text=True)
