@@ -1,4 +1,4 @@
-"""The adapter into the base's weights, and the proof that it is in them; nothing here asks the network."""
+"""Merges the adapter into the base's weights, and verifies the result; nothing here uses the network."""
 
 import os
 

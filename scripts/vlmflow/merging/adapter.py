@@ -1,4 +1,4 @@
-"""An adapter's tensors, and what each of them does to which tensor of the base model.
+"""An adapter's tensors, and how each of them changes a tensor of the base model.
 
 Names and arithmetic as in peft 0.20: utils/save_and_load.py for the names, tuners/lora/layer.py and dora.py
 for the arithmetic.
@@ -18,7 +18,7 @@ from vlmflow.merging.adapter_config import ADAPTER_CONFIG, TRAIN_OTHERWISE, Adap
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, SafetensorsFile, TensorEntry, read_header, read_tensor
 
 PREFIX = "base_model.model."
-"""What peft puts before the name that a layer has in the base model."""
+"""peft's prefix of a layer's name in the base model."""
 
 PART = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_embedding_[AB]|lora_magnitude_vector)")
 LINEAR = ("lora_A.weight", "lora_B.weight")
@@ -27,7 +27,7 @@ MAGNITUDE = "lora_magnitude_vector"
 
 INPUT_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")
-"""Last parts of the names that layers of token embeddings and of logits have in transformers' models."""
+"""Last parts of the names of layers of token embeddings and of logits in transformers' models."""
 
 WRONG_BASE = "merge into the base model that the adapter was trained on, or train the adapter again"
 SAVE_AGAIN = "save the adapter again with peft's save_pretrained, or train it again"
@@ -35,12 +35,12 @@ SAVE_AGAIN = "save the adapter again with peft's save_pretrained, or train it ag
 
 @dataclass(frozen=True)
 class Update:
-    """What the adapter does to one tensor W of the base: W' = m ⊙ V / ‖V‖ with V = R + scale · left · right.
+    """The adapter's change of one tensor W of the base: W' = m ⊙ V / ‖V‖ with V = R + scale · left · right.
 
-    replacement: the adapter's tensor R that stands in for W as a whole; without it R = W.
+    replacement: the adapter's tensor R that replaces W as a whole; without it R = W.
     factors: the names of the two factors, as `load_factors` takes them; without them V = R.
     magnitude: the name of m, one length per row of V (DoRA, arXiv:2402.09353); without it W' = V.
-    transposed: W is stored in by out, so that left · right is (B · A)ᵀ.
+    transposed: whether W is stored as in by out; left · right is then (B · A)ᵀ.
     """
 
     replacement: str | None = None
@@ -59,9 +59,9 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read what `folder` says of the adapter, without its weights.
+    """Read the adapter in `folder` without its weights.
 
-    Raises VlmflowError where a file is missing or broken, or the adapter is of a kind that cannot be merged.
+    Raises VlmflowError if a file is missing or damaged, or the adapter is of a kind that cannot be merged.
     """
     path = folder / ADAPTER_WEIGHTS
     if not path.exists():
@@ -81,7 +81,7 @@ def read_adapter(folder: Path) -> Adapter:
 def load_factors(adapter: Adapter, update: Update) -> tuple[torch.Tensor, torch.Tensor]:
     """Load left (rows by r) and right (r by columns), contiguous and in float32, for W (rows by columns).
 
-    Raises VlmflowError naming the tensor where a number is not finite.
+    Raises VlmflowError with the tensor's name if a number is not finite.
     """
     a, b = (load_finite(adapter, name) for name in update.factors or ())
     left, right = (a.T, b.T) if update.transposed else (b, a)
@@ -91,7 +91,7 @@ def load_factors(adapter: Adapter, update: Update) -> tuple[torch.Tensor, torch.
 def load_finite(adapter: Adapter, name: str) -> torch.Tensor:
     """Load one tensor of the adapter in float32.
 
-    Raises VlmflowError naming the tensor where a number is not finite.
+    Raises VlmflowError with the tensor's name if a number is not finite.
     """
     tensor = read_tensor(adapter.weights, name).float()
     if not torch.isfinite(tensor).all():
@@ -100,14 +100,14 @@ def load_finite(adapter: Adapter, name: str) -> torch.Tensor:
 
 
 def plan_updates(adapter: Adapter, base: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> dict[str, Update]:
-    """Say for every tensor of the base that the adapter touches what happens to it.
+    """Return the update of every tensor of the base that the adapter touches, by its name.
 
     base: the base's tensors by name. config: the base's config.json.
 
-    Every tensor of the adapter stands in the result exactly once.
+    Every tensor of the adapter is in the result exactly once.
 
-    Raises VlmflowError naming the adapter's tensor that has no place in the base, does not fit it, is one of
-    a tied pair, or is not explained by the adapter's configuration.
+    Raises VlmflowError with the name of a tensor of the adapter that has no place in the base, does not fit it, belongs
+    to a tied pair, or is not explained by the adapter's configuration.
     """
     layers: dict[str, dict[str, str]] = {}
     replacements: dict[str, str] = {}
@@ -137,7 +137,7 @@ def plan_updates(adapter: Adapter, base: Mapping[str, TensorEntry], config: Mapp
 
 
 def _require_explained(adapter: Adapter, key: str, name: str) -> None:
-    """A whole tensor must be one that peft saves: modules_to_save, trained biases, or embedding layers."""
+    """Refuse a whole tensor that peft would not save: it saves modules_to_save, trained biases and embedding layers."""
     module, _, kind = name.rpartition(".")
     is_bias = kind == "bias" and adapter.config.bias != "none"
     is_embedding = module.rpartition(".")[2] in INPUT_EMBEDDINGS + OUTPUT_HEADS
@@ -148,7 +148,7 @@ def _require_explained(adapter: Adapter, key: str, name: str) -> None:
 def _refuse_tied(
     adapter: Adapter, layers: list[str], base: Mapping[str, TensorEntry], config: Mapping[str, Any]
 ) -> None:
-    """Refuse updates of one of two layers that share a tensor: the other would change as well."""
+    """Refuse an update of one of two layers that share a tensor: the other would change as well."""
     stored = {name.removesuffix(".weight").rpartition(".")[2] for name in base if name.endswith(".weight")}
     says_tied = any(part.get("tie_word_embeddings") for part in (config, config.get("text_config") or {}))
     if not says_tied and stored.intersection(OUTPUT_HEADS):
@@ -167,7 +167,7 @@ def _refuse_tied(
 def _layer_update(
     adapter: Adapter, layer: str, parts: dict[str, str], weight: TensorEntry | None, replacement: str | None
 ) -> Update:
-    """Join one layer's parts into its update, or say which part is missing, too many or of a wrong shape."""
+    """Join one layer's parts into its update; raises VlmflowError for a missing, extra or wrongly shaped part."""
     first = next(iter(parts.values()))
     names = EMBEDDING if set(parts) & set(EMBEDDING) else LINEAR
     magnitude = parts.get(MAGNITUDE)
@@ -225,7 +225,7 @@ def _require_saved(
     updates: Mapping[str, Update],
     base: Mapping[str, TensorEntry],
 ) -> None:
-    """What the configuration says was trained as a whole must be there."""
+    """Refuse an adapter that lacks a tensor that was trained as a whole, according to its configuration."""
     config = adapter.config
     for name in base:
         module, _, kind = name.rpartition(".")

@@ -1,6 +1,6 @@
-"""What an adapter's configuration says of merging: the scale of each layer's update, or why it cannot be.
+"""Reads an adapter's configuration: the scale of each layer's update, or why it cannot be merged.
 
-Read from peft 0.20 (tuners/lora/config.py, layer.py, variants.py), which writes `adapter_config.json`.
+The rules are those of peft 0.20 (tuners/lora/config.py, layer.py, variants.py), which writes `adapter_config.json`.
 """
 
 import json
@@ -41,8 +41,8 @@ SAY_NOTHING_OF_THE_MERGE = frozenset(
         "task_type",
     }
 )
-"""Keys about training and loading. Any other key that is set and not known here is refused: it may stand for
-arithmetic that this merge does not do."""
+"""Keys about training and loading. Any other unknown key with a value is refused: it may mean arithmetic that this
+merge does not support."""
 
 REFUSED = {
     "alora_invocation_tokens": "an activated LoRA applies to some tokens only, which no merged weights can express",
@@ -76,27 +76,27 @@ class AdapterConfig(BaseModel):
     init_lora_weights: bool | str = True
 
     def rank(self, module: str) -> int:
-        """Give the rank of a layer's factors, by the layer's name in the base model."""
+        """Return the rank of a layer's factors, by the layer's name in the base model."""
         rank: int = _matching(self.rank_pattern, module, self.r)
         return rank
 
     def scale(self, module: str) -> float:
-        """Give the factor of a layer's update: alpha / r, or alpha / √r with rsLoRA (arXiv:2312.03732)."""
+        """Return the factor of a layer's update: alpha / r, or alpha / √r with rsLoRA (arXiv:2312.03732)."""
         rank = self.rank(module)
         alpha: float = _matching(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def saves(self, module: str) -> bool:
-        """Say whether modules_to_save names a layer or one above it, as peft matches: by the name's end."""
+        """Return whether modules_to_save names a layer or one above it; as in peft, the end of the name must match."""
         parts = module.split(".")
         above = [".".join(parts[: count + 1]) for count in range(len(parts))]
         return any(name.endswith(saved) for name in above for saved in self.modules_to_save or ())
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Read an adapter's configuration, and refuse by name what this merge does not compute.
+    """Read an adapter's configuration, and refuse what this merge does not support.
 
-    Raises VlmflowError naming file, key and value.
+    Raises VlmflowError with file, key and value.
     """
     path = folder / ADAPTER_CONFIG
     raw = read_json(path)
@@ -128,7 +128,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def _matching(patterns: dict[str, Any], module: str, default: Any) -> Any:
-    """Give the value of the first pattern that is the end of the layer's name (peft: get_pattern_key)."""
+    """Return the value of the first pattern that matches the end of the layer's name (peft: get_pattern_key)."""
     found = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
     return next(found, default)
 

@@ -1,20 +1,20 @@
-"""What the logits of base, of base + adapter and of merged weights say of a merge. Three things must hold.
+"""Judges a merge by the logits of base, of base + adapter and of the merged weights. Three rules must hold.
 
-Deviation. Storing and computing in a type cost a relative error of u = eps / 2 per layer. These errors are
-independent, so they add up as a walk at random: the logits stray by u · √layers of their own spread, times
-what one layer does. Measured on Qwen3 shapes of 2 to 24 layers, 128 to 512 wide, that factor is 0.3 to 2.5 in
-16 bit, and 3 to 17 in float32, where the sums within a layer are no more exact than the type.
+Deviation. Storing and computing in a type causes a relative error of u = eps / 2 per layer. These errors are
+independent, so they add up like a random walk: the logits deviate by u · √layers of their own spread, times a factor
+of one layer. Measured on Qwen3 shapes of 2 to 24 layers, 128 to 512 wide, that factor is 0.3 to 2.5 in 16 bit, and 3
+to 17 in float32, where the sums within a layer are only as exact as the type.
 
-Effect. The merged model must differ from the base as the adapter makes it: the share of the adapter's effect
-that is found again, <merged - base, adapter - base> / |adapter - base|², is 1, it is 0 where nothing was
-merged and 2 where it was merged twice. Rounding hardly moves it (0.95 to 1.02 measured) as long as the update is
-large beside the step between two numbers of the stored type. After a short training it is not: W + s·BA is then
-rounded back to W in places, and a sound merge shows less (0.71 measured: 4 steps at 1e-4 in bfloat16). So rounding is
-measured: peft merges in memory, its weights are rounded to the stored type, and the share that this merge shows is
-what rounding leaves. Where that is not near 1, and the merged folder shows just as much, the comparison is
-inconclusive: rounding explains the difference, and the proof tensor by tensor alone decides.
+Effect. The merged model must differ from the base as the adapter does: the share of the adapter's effect in the merged
+model, <merged - base, adapter - base> / |adapter - base|², is 1; it is 0 if nothing was merged, and 2 if it was merged
+twice. Rounding hardly changes it (0.95 to 1.02 measured) as long as the update is large compared with the step between
+two numbers of the stored type. After a short training it is not: W + s·BA is then partly rounded back to W, and a
+correct merge shows less (0.71 measured: 4 steps at 1e-4 in bfloat16). So rounding is measured: peft merges in memory,
+its weights are rounded to the stored type, and this merge shows the share that rounding keeps. If that share is not
+near 1, and the merged folder shows the same, the comparison is inconclusive: rounding explains the difference, and only
+the comparison of tensors decides.
 
-First choice. Where the best token leads by more than that same share of its own logit, both choose the same.
+First choice. If the best token leads by more than that same share of its own logit, both models choose the same token.
 """
 
 from pathlib import Path
@@ -25,13 +25,13 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.proof import LogitProof
 
 EFFECT_RANGE = (0.75, 1.25)
-"""Share of the adapter's effect that must be found in the merged model, and that rounding must leave for a verdict."""
+"""The share of the adapter's effect that the merged model must show, and that rounding must keep for a verdict."""
 
 SAME_EFFECT = 0.25
-"""How far the shares of two merges that are rounded alike may lie apart."""
+"""The largest difference between the shares of two merges with the same rounding."""
 
 CLEAR_DISAGREEMENT = 0.01
-"""Share of the clear positions at which another token may be the best."""
+"""The largest share of the clear positions at which another token may be the best."""
 
 AGREE, INCONCLUSIVE, OPEN = "agree", "inconclusive", "open"
 
@@ -46,11 +46,11 @@ def compare(
     dtype: str,
     device: str,
 ) -> LogitProof:
-    """Compare logits, positions by vocabulary: of the base, of base + adapter, of peft's merge, of the merged folder.
+    """Compare logits (positions by vocabulary) of base, base + adapter, peft's merge and the merged folder.
 
-    The other values are those of the result, whose verdict is left open.
+    The other parameters are fields of the result, whose verdict is still open.
     """
-    # A shift of all logits of a position changes no probability, so it is no difference.
+    # A shift of all logits of a position changes no probability, so it does not count as a difference.
     plain, expected, rounded, found = (
         logits - logits.mean(dim=1, keepdim=True) for logits in (plain, expected, rounded, found)
     )
@@ -87,12 +87,12 @@ def _root_mean_square(values: torch.Tensor) -> float:
 
 
 def judge(proof: LogitProof, merged: Path, exact: bool) -> str:
-    """Give the verdict, "agree" or "inconclusive".
+    """Return the verdict, "agree" or "inconclusive".
 
-    exact: whether peft's merge rounds as the merged folder was rounded; it cannot where the weights are stored finer
-    than they are computed with.
+    exact: whether peft's merge is rounded like the merged folder; this is impossible if the weights are stored in a
+    finer type than they are computed with.
 
-    Raises VlmflowError for the first of the three rules that does not hold; NaN holds none.
+    Raises VlmflowError for the first of the three rules that does not hold; with NaN none holds.
     """
     low, high = EFFECT_RANGE
     visible = low <= proof.effect_rounded <= high
@@ -103,7 +103,7 @@ def judge(proof: LogitProof, merged: Path, exact: bool) -> str:
     elif not (right and proof.effect > 0):
         fault = (
             f"show {found:.2f} times the adapter's effect, which is {proof.effect:.3g} of their spread; rounding "
-            f"leaves {proof.effect_rounded:.2f} of it: the merge lost or doubled it"
+            f"keeps {proof.effect_rounded:.2f} of it: the merge lost or doubled it"
         )
     elif proof.clear_disagreements > CLEAR_DISAGREEMENT * proof.clear_positions:
         fault = f"choose another token at {proof.clear_disagreements} of {proof.clear_positions} clear positions"

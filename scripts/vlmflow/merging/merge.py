@@ -1,9 +1,9 @@
-"""Adding an adapter's updates to the weights of its base model, shard by shard.
+"""Adds an adapter's updates to the weights of its base model, shard by shard.
 
-The merged folder is laid out as the base: the same files, the same header in each shard, each tensor at its
-place. Untouched bytes are copied by the kernel; touched tensors pass through memory in blocks of rows, so
-that memory does not grow with the model, and the blocks are shared out to threads. One block is one matrix
-product of a fixed shape on one thread: the bytes do not depend on the number of cores.
+The merged folder has the base's layout: the same files, the same header in each shard, each tensor at the same offset.
+The kernel copies untouched bytes. Touched tensors pass through memory in blocks of rows, which threads share, so memory
+does not grow with the model. A block is one matrix product of a fixed shape on one thread, so the bytes do not depend
+on the number of cores.
 """
 
 import errno
@@ -33,10 +33,10 @@ from vlmflow.merging.safetensors_file import (
 from vlmflow.merging.threads import run_in_order
 
 BLOCK_ELEMENTS = 1 << 19
-"""Elements in one step of the arithmetic: 2 MB in float32, which stays in a core's cache."""
+"""Elements in one step of the arithmetic: 2 MB in float32, which fits into a core's cache."""
 
 TASK_BYTES = 1 << 25
-"""Bytes of the base that one task takes: small beside a shard, large beside the cost of a task."""
+"""Bytes of the base per task: small compared with a shard, large compared with the cost of a task."""
 
 KERNEL_CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -44,16 +44,16 @@ log = logging.getLogger(__name__)
 
 
 def merge_adapter(base: Path, adapter: Path, merged: Path, files: Collection[str], threads: int) -> None:
-    """Write base + adapter to the folder `merged`, which appears whole or not at all.
+    """Write base + adapter to the folder `merged`, which appears complete or not at all.
 
     base: the base model's folder. files: the names of the model's files in it.
     adapter: the folder with adapter_model.safetensors and adapter_config.json.
-    threads: how many cores compute.
+    threads: the number of cores to use.
 
     A touched tensor is computed in float32 and rounded once, to the base's type.
 
-    Raises VlmflowError where base or adapter is broken, they do not fit, the adapter is of a kind that is not
-    merged, a merged number is not finite, or the disk is too small.
+    Raises VlmflowError if base or adapter is damaged, they do not fit, the adapter is of a kind that cannot be merged,
+    a merged number is not finite, or the disk is too small.
     """
     plan = plan_merge(base, adapter, files)
     weights, trained, tensors, updates = plan.weights, plan.adapter, plan.tensors, plan.updates
@@ -80,19 +80,19 @@ def merge_adapter(base: Path, adapter: Path, merged: Path, files: Collection[str
                     tasks = _shard_tasks(files_open, weights.shards[name], trained, updates)
                 for count in run_in_order(tasks, threads):
                     progress.advance(count)
-            # The disk takes this file while the next one is computed.
+            # The disk writes this file while the next one is computed.
             synced.append(syncer.submit(sync, folder / name))
         for future in synced:
             future.result()
 
 
 Task = Callable[[], int]
-"""Writes some bytes of a file and says how many."""
+"""Writes some bytes of a file and returns their number."""
 
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """The descriptors that a task reads and writes at given places."""
+    """The file descriptors that a task reads and writes at given offsets."""
 
     base: int
     adapter: int
@@ -113,7 +113,7 @@ class Terms:
 def _shard_tasks(
     files: OpenFiles, shard: SafetensorsFile, adapter: Adapter, updates: dict[str, Update]
 ) -> Iterator[Task]:
-    """Cut the work on one shard into tasks, in the order of its bytes."""
+    """Yield the work on one shard as tasks, in the order of its bytes."""
     copied = 0
     for entry in shard.tensors.values():
         if update := updates.get(entry.name):
@@ -137,12 +137,12 @@ def _copies(files: OpenFiles, begin: int, end: int) -> Iterator[Task]:
 
 
 def _read_ahead(files: OpenFiles, begin: int, end: int) -> None:
-    # Several threads on one file look to the kernel like reads at random; it must be told what comes next.
+    # To the kernel, several threads on one file look like random reads; so announce the next range.
     os.posix_fadvise(files.base, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
 
 def _copy_bytes(files: OpenFiles, begin: int, end: int) -> int:
-    """Copy bytes to the same place, in the kernel where it can (on some file systems by reference alone)."""
+    """Copy bytes to the same offset, in the kernel if possible (on some file systems without copying)."""
     position = begin
     while position < end:
         try:
@@ -165,11 +165,11 @@ def _load_terms(adapter: Adapter, update: Update) -> Terms:
 
 
 def _merge_rows(files: OpenFiles, entry: TensorEntry, terms: Terms, begin: int, end: int) -> int:
-    """Write rows of a touched tensor, `begin` to `end`; give the bytes written."""
+    """Write rows `begin` to `end` of a touched tensor; returns the number of bytes written."""
     dtype = FLOAT_TYPES[entry.dtype]
     step = min(end - begin, max(1, BLOCK_ELEMENTS // max(1, entry.columns)))
     start, source = (terms.replacement, files.adapter) if terms.replacement else (entry, files.base)
-    # One set of buffers per task, so that the kernel need not hand out fresh memory for every block.
+    # One set of buffers per task, so that the kernel does not have to allocate memory for every block.
     all_read = torch.empty((step, entry.columns), dtype=FLOAT_TYPES[start.dtype])
     all_values = torch.empty((step, entry.columns))
     all_merged = torch.empty((step, entry.columns), dtype=dtype)
@@ -181,11 +181,11 @@ def _merge_rows(files: OpenFiles, entry: TensorEntry, terms: Terms, begin: int, 
         if terms.left is not None:
             values.addmm_(terms.left[first:last], terms.right, alpha=terms.scale)
         if terms.magnitude is not None:
-            # In float64, since a sum over a row of thousands would cost the float32 result its last bits.
+            # In float64, because a float32 sum over thousands of elements would lose its last bits.
             length = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
             values.mul_((terms.magnitude[first:last] / length).float().unsqueeze(1))
         merged.copy_(values)
-        # The sum is a quick look, which large finite numbers fail as well.
+        # The sum is a fast check; large finite numbers may also fail it.
         if not torch.isfinite(merged.sum()) and not torch.isfinite(merged).all():
             raise VlmflowError(
                 f"tensor {entry.name}, rows {first} to {last - 1}: a merged value is NaN or too large "

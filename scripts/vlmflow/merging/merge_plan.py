@@ -1,4 +1,4 @@
-"""What a merge would do, before it does it: which tensors it touches, and how much of the update rounding leaves."""
+"""Plans a merge: which tensors it touches, and how much of the update rounding keeps."""
 
 import statistics
 from collections import Counter
@@ -15,15 +15,15 @@ from vlmflow.training.accounts import PlannedMerge
 
 SAMPLED_TENSORS = 16
 SAMPLED_ROWS = 64
-"""So much of the weights is read to measure rounding: a sample is enough for a mean, and a GPU waits meanwhile."""
+"""Limits of the sample of weights that measures rounding: it is enough for a median, and a GPU waits meanwhile."""
 
 VISIBLE = 0.75
-"""Share of the update that rounding must leave, or the merged model's logits may show too little of the adapter."""
+"""The share of the update that rounding must keep; below it, the merged model's logits may not show the adapter."""
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """weights: the base's. adapter: its configuration and header. tensors: the base's by name. updates: by tensor."""
+    """weights, tensors: those of the base. adapter: its configuration and header. updates: by the base's tensor."""
 
     weights: ModelWeights
     adapter: Adapter
@@ -31,7 +31,7 @@ class MergePlan:
     updates: dict[str, Update]
 
     def describe(self) -> PlannedMerge:
-        """Count touched tensors, those of each kind of layer, and all; say what rounding leaves of the updates."""
+        """Return the numbers of tensors, touched ones, and those of each kind of layer, and what rounding keeps."""
         layers = Counter(name.rpartition(".")[0].rpartition(".")[2] for name in self.updates)
         left = self.rounding_leaves()
         return PlannedMerge(
@@ -43,9 +43,9 @@ class MergePlan:
         )
 
     def rounding_leaves(self) -> float | None:
-        """Give the share of the update that rounding leaves, <round(W + s·BA) - W, s·BA> / |s·BA|², in the middle.
+        """Return the median share of the update that rounding keeps, <round(W + s·BA) - W, s·BA> / |s·BA|².
 
-        Measured on a sample of plain low-rank updates; None where there are none, or the adapter changed nothing.
+        It is measured on a sample of plain low-rank updates; None if there are none, or the adapter changed nothing.
         """
         plain = sorted(name for name, update in self.updates.items() if update.factors and not update.magnitude)
         chosen = plain[:: max(1, len(plain) // SAMPLED_TENSORS)]
@@ -67,12 +67,12 @@ class MergePlan:
 
 
 def plan_merge(base: Path, adapter: Path, files: Collection[str]) -> MergePlan:
-    """Read base and adapter without their weights, and say what the merge would do.
+    """Read base and adapter without their weights, and return the plan of their merge.
 
     base: the base model's folder. files: the names of the model's files in it. adapter: the folder with
     adapter_model.safetensors and adapter_config.json.
 
-    Raises VlmflowError where either is broken, they do not fit, or the adapter is of a kind that is not merged.
+    Raises VlmflowError if either is damaged, they do not fit, or the adapter is of a kind that cannot be merged.
     """
     weights = read_model_weights(base, files)
     trained = read_adapter(adapter)

@@ -1,4 +1,4 @@
-"""Which files of a model's folder hold its weights, and which tensor stands in which of them."""
+"""Finds the files of a model's weights, and the tensors in each."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ WEIGHT_SUFFIXES = (
     ".safetensors",
     ".tflite",
 )
-"""Ends of the names of weights. Those beside the shards still hold the unmerged model: they stay out."""
+"""Suffixes of weights. Files beside the shards still hold the unmerged model, so they are left out."""
 
 FETCH_AGAIN = "fetch the base model again, from a complete revision"
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """A model's folder, sorted into weights and the rest.
+    """A model's folder, sorted into weights and other files.
 
-    folder: where the files are.
+    folder: the folder of the files.
     config: the content of config.json.
     shards: the safetensors files by name, in the order of their names.
-    others: the names of all files that go with the model as they are.
+    others: the names of all files that are copied unchanged.
     left_out: the names of weights in other formats, or in files that the index does not name.
     """
 
@@ -48,7 +48,7 @@ class ModelWeights:
     left_out: list[str]
 
     def tensors(self) -> dict[str, TensorEntry]:
-        """Give every tensor of the model by its name."""
+        """Return every tensor of the model by its name."""
         return {name: entry for shard in self.shards.values() for name, entry in shard.tensors.items()}
 
 
@@ -56,9 +56,9 @@ def read_model_weights(folder: Path, files: Collection[str]) -> ModelWeights:
     """Read the headers of a model's weights and check that they agree with each other and with the index.
 
     folder: the model's folder.
-    files: the names of the model's files, relative to it; whatever else lies there is not looked at.
+    files: the names of the model's files, relative to it; other files there are ignored.
 
-    Raises VlmflowError for weights that are missing, doubled, truncated, quantised, or no safetensors.
+    Raises VlmflowError for weights that are missing, duplicate, truncated, quantised, or not in safetensors.
     """
     config = _config(folder, files)
     weight_map = _weight_map(folder, files)
@@ -92,7 +92,7 @@ def _config(folder: Path, files: Collection[str]) -> dict[str, Any]:
 
 
 def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:
-    """Give the index's map from tensor to file; empty where one file holds everything."""
+    """Return the index's map from tensor to file; {} if one file has everything."""
     if SINGLE in files and INDEX in files:
         raise VlmflowError(
             f"{folder}: has both {SINGLE} and {INDEX}, so it is unclear which holds the weights",

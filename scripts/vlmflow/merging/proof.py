@@ -1,4 +1,4 @@
-"""What a proven model folder carries: `proof.json`, with what was checked and the digest of every file."""
+"""The proof of a model folder, `proof.json`: the checks' results and the digest of every file."""
 
 import importlib.metadata
 import os
@@ -18,7 +18,7 @@ from vlmflow.core.integrity import Record, read_files, refuse_changed, remember
 PROOF = "proof.json"
 
 WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
-"""Files about the model that a published folder gets; they may differ from the base's, or be new."""
+"""Files about the model that a published folder gets; they may be new, or differ from the base's."""
 
 PACKAGES = (
     "snakemake",
@@ -37,14 +37,13 @@ COMMIT_VARIABLE = "VLMFLOW_COMMIT"
 
 
 class TensorProof(msgspec.Struct, frozen=True):
-    """What `verify_tensors` compared, and what came out.
+    """The result of `verify_tensors`.
 
-    shards: files of weights, laid out as the base's.
-    tensors, touched, untouched: how many; the untouched ones equal the base's byte for byte.
-    changed_share: share of the numbers in touched tensors that differ from the base's after rounding.
-    largest_deviation: from the sum in float64, beyond what float32 may add, in ulps of the stored type; at
-        most 0.5.
-    largest_deviation_tensor: where that is; empty where there is none.
+    shards: files of weights, with the base's layout.
+    tensors, touched, untouched: their numbers; the untouched ones equal the base's byte for byte.
+    changed_share: the share of the numbers in touched tensors that differ from the base's after rounding.
+    largest_deviation: from the sum in float64, beyond the error of float32, in ulps of the stored type; at most 0.5.
+    largest_deviation_tensor: the tensor with it; "" if there is none.
     """
 
     shards: int
@@ -57,19 +56,19 @@ class TensorProof(msgspec.Struct, frozen=True):
 
 
 class LogitProof(msgspec.Struct, frozen=True):
-    """What `verify_logits` compared, and what came out; `logit_proof` says how the figures are judged.
+    """The result of `verify_logits`; `logit_proof` judges the figures.
 
-    verdict: "agree"; or "inconclusive", where rounding hides the adapter's effect and explains what is missing.
+    verdict: "agree"; or "inconclusive" if rounding hides the adapter's effect and explains what is missing.
     rows, positions: compared rows, and token positions in them.
     dtype, device: of the computation.
-    spread: root mean square of the logits, which are counted from their mean at a position, since a shift of
-    all changes no probability. The next three are shares of it.
+    spread: root mean square of the logits, relative to their mean at a position, since a shift of all of them changes
+    no probability. The next three are shares of it.
     deviation: root mean square of merged - (base + adapter). allowed_deviation: what rounding explains.
     effect: root mean square of (base + adapter) - base.
     effect_found: share of the effect that the merged model shows; 1 is all of it.
-    effect_rounded: share that peft's own merge shows, rounded to the stored type; 1 where rounding hides nothing.
+    effect_rounded: share that peft's own merge shows, rounded to the stored type; 1 if rounding hides nothing.
     top1_agreement: share of the positions at which the best token is the same.
-    clear_positions: positions with a clear best token. clear_disagreements: those where it is another.
+    clear_positions: positions with a clear best token. clear_disagreements: those with another best token.
     """
 
     verdict: str
@@ -89,7 +88,7 @@ class LogitProof(msgspec.Struct, frozen=True):
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """What each check of merged weights found; logits: null where the run did not want them compared."""
+    """The results of the checks of merged weights; logits: null if the run did not compare them."""
 
     tensors: TensorProof
     logits: LogitProof | None
@@ -105,7 +104,7 @@ class ProvenFile(msgspec.Struct, frozen=True):
 class Proof(msgspec.Struct, frozen=True):
     """The content of `proof.json`.
 
-    files: by name in the folder. git_commit: of the code that proved them; null where there is no checkout.
+    files: by name in the folder. git_commit: that of the verifying code; null without a checkout.
     versions: of Python and of packages, by name.
     """
 
@@ -125,7 +124,7 @@ class Proven:
 
 def write_proof(folder: Path, checks: Checks, code: Path) -> Proven:
     """Write `proof.json` into a folder whose files passed `checks`. code: the checkout, for its commit."""
-    # A base may bring a proof of its own, whose place this one takes.
+    # A base may have its own proof.json, which this one replaces.
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / PROOF]
     began = time.time_ns()
     names = [file.relative_to(folder).as_posix() for file in files]
@@ -142,9 +141,9 @@ def write_proof(folder: Path, checks: Checks, code: Path) -> Proven:
 
 
 def read_proof(folder: Path) -> Proof:
-    """Give what `write_proof` wrote into `folder`, whose files must still be those of then, and no others.
+    """Return the proof of `folder`, after checking that its files are still the same.
 
-    Raises VlmflowError where a file is missing, is new or has other bytes.
+    Raises VlmflowError if a file is missing, new or changed.
     """
     proof = read_account(folder / PROOF, Proof)
     proven = {name: file.size for name, file in proof.files.items()}
@@ -164,7 +163,7 @@ def read_proof(folder: Path) -> Proof:
 
 
 def remember_proven(folder: Path, proven: Proven) -> None:
-    """Keep how the files of `folder` look, so that `read_proof` need not read them again."""
+    """Record how the files of `folder` look, so that `read_proof` need not read them again."""
     remember(_record(folder), proven.files, proven.began)
 
 
@@ -173,7 +172,7 @@ def _record(folder: Path) -> str:
 
 
 def take_over(folder: Path, target: Path) -> None:
-    """Give every file of `folder` a second name below `target`, or a copy where that is on another disk."""
+    """Hard-link every file of `folder` below `target`; on another disk, copy it."""
     shutil.copytree(folder, target, copy_function=_link_or_copy, dirs_exist_ok=True)
 
 
@@ -185,7 +184,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def git_commit(code: Path) -> str | None:
-    """Give the commit of the checkout `code`, marked "+changes" where files differ; None where there is none."""
+    """Return the commit of the checkout `code`, with "+changes" if files differ; None without a checkout."""
     if commit := os.environ.get(COMMIT_VARIABLE):
         return commit
     try:

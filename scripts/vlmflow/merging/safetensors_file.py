@@ -1,8 +1,8 @@
-"""The safetensors format: where each tensor's bytes lie in a file, and reading them.
+"""The safetensors format: finds each tensor's bytes in a file, and reads and writes them.
 
-The format: 8 bytes with the header's length (little endian), the header in JSON, the tensors' bytes one
-after the other without gaps (https://github.com/huggingface/safetensors#format). The safetensors package
-hands out tensors but not their places, and a merge that writes into place needs these.
+A file has 8 bytes with the header's length (little endian), the header in JSON, and the tensors' bytes one after the
+other without gaps (https://github.com/huggingface/safetensors#format). The safetensors package returns tensors but not
+their offsets, which a merge that writes in place needs.
 """
 
 import json
@@ -19,14 +19,14 @@ from vlmflow.core.errors import VlmflowError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-"""The limit that the safetensors package itself sets, against headers that fill the memory."""
+"""The safetensors package's own limit, against headers that fill the memory."""
 
 MAX_NUMBER = 1 << 63
 MAX_DIMENSIONS = 32
-"""Numbers and dimensions beyond these are no tensor's; the product of many such would take hours."""
+"""Limits of a tensor's size and dimensions; the product of many larger numbers would take hours."""
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The types that weights are trained and merged in, by the format's names."""
+"""The types of weights that are trained and merged, by the format's names."""
 
 WHOLE_AGAIN = "fetch or write the file again; a full disk or a killed process can leave such files"
 
@@ -58,7 +58,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """A file whose header is read and checked; `tensors` stand in the order of their bytes."""
+    """A file with a checked header; `tensors` are in the order of their bytes."""
 
     path: Path
     size: int
@@ -67,9 +67,9 @@ class SafetensorsFile:
 
 
 def read_header(path: Path) -> SafetensorsFile:
-    """Read and check the header: every tensor's bytes are there, without gap, overlap or rest.
+    """Read and check the header: every tensor's bytes exist, without gap, overlap or rest.
 
-    Raises VlmflowError naming the file, and the tensor, where that does not hold.
+    Raises VlmflowError with the file, and the tensor, if not.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -106,9 +106,9 @@ def read_tensor(file: SafetensorsFile, name: str) -> torch.Tensor:
 
 
 def read_rows(descriptor: int, entry: TensorEntry, first: int, rows: torch.Tensor) -> None:
-    """Fill `rows`, contiguous and of the tensor's own type, with its rows from number `first` on.
+    """Fill `rows`, contiguous and of the tensor's own type, with the tensor's rows from number `first` on.
 
-    Raises VlmflowError where the file ends before.
+    Raises VlmflowError if the file ends too early.
     """
     offset = entry.begin + first * entry.columns * rows.itemsize
     view = _bytes_of(rows)
@@ -120,7 +120,7 @@ def read_rows(descriptor: int, entry: TensorEntry, first: int, rows: torch.Tenso
 
 
 def write_rows(descriptor: int, entry: TensorEntry, first: int, rows: torch.Tensor) -> None:
-    """Write `rows`, contiguous and of the tensor's own type, in place of its rows from number `first` on."""
+    """Overwrite the tensor's rows from number `first` on with `rows`, contiguous and of the tensor's own type."""
     offset = entry.begin + first * entry.columns * rows.itemsize
     view = _bytes_of(rows)
     while view:
@@ -143,7 +143,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(name: str, value: dict[str, Any], data_begin: int) -> TensorEntry:
     dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-    if not name.isprintable():  # it would go into messages
+    if not name.isprintable():  # messages show it
         raise ValueError(f"tensor {name!r} has control characters in its name")
     sound = all(type(number) is int and 0 <= number < MAX_NUMBER for number in [*shape, begin, end])
     if not isinstance(dtype, str) or not sound or len(shape) > MAX_DIMENSIONS or end < begin:

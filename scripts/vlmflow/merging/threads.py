@@ -1,4 +1,4 @@
-"""Tensor work spread over threads: reading and arithmetic let go of the interpreter's lock."""
+"""Runs tensor work in threads: reading and arithmetic release the interpreter's lock."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,16 +10,15 @@ import torch
 Result = TypeVar("Result")
 
 WAITING_PER_THREAD = 2
-"""Tasks made ahead of the one whose result is awaited; bounds what lies in memory."""
+"""Tasks submitted ahead of the one whose result is awaited; bounds memory."""
 
 
 def run_in_order(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:
     """Yield the result of every task, in the order of the tasks, computed by `threads` threads.
 
-    Within a task torch uses one core: the tasks share the cores out, and a result does not depend on their
-    number.
+    Within a task torch uses one core, so a result does not depend on the number of cores.
 
-    Raises what a task raises, after those that already run have ended; the others are not begun.
+    Raises a task's exception after the running tasks have ended; the others are not started.
     """
     waiting: deque[Future[Result]] = deque()
     before = torch.get_num_threads()

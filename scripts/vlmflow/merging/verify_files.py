@@ -1,4 +1,4 @@
-"""The proof that a merged folder has the files of its base, and weights laid out as the base's."""
+"""Verifies that a merged folder has the files of its base, and weights with the base's layout."""
 
 import json
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from vlmflow.merging.safetensors_file import LENGTH_BYTES, MAX_HEADER_BYTES
 
 TOKENIZER = frozenset({"tokenizer_config.json"})
 PROCESSOR = frozenset({"preprocessor_config.json", "processor_config.json"})
-"""Files of which a model needs one: every model one of the first, a model that sees one of the second."""
+"""Files of which a model needs one: every model one of the first, a vision model also one of the second."""
 
 BLOCK_BYTES = 1 << 20
 
@@ -22,12 +22,12 @@ MERGE_AGAIN = "remove the merged folder and run the same command again; if this 
 
 
 def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
-    """Compare everything but the weights' numbers; give the names of the shards.
+    """Compare everything but the weights' numbers; returns the names of the shards.
 
     base: the base model's folder. files: the names of the model's files in it.
 
-    Raises VlmflowError naming the file that the base lacks for a use without network, that is missing in
-    `merged`, new there, or changed, or the tensor at which a shard's layout differs from the base's.
+    Raises VlmflowError with the file that the base lacks for use without network, or that is missing, new or changed in
+    `merged`; or with the tensor at which a shard's layout differs from the base's.
     """
     shards = shard_names(base, files)
     _require_usable(base, set(files))
@@ -46,7 +46,7 @@ def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
 
 
 def shard_names(base: Path, files: Collection[str]) -> list[str]:
-    """Give the names of the files that hold the weights, as transformers finds them."""
+    """Return the names of the files with the weights, as transformers finds them."""
     return [SINGLE] if SINGLE in files else sorted(set(read_json(base / INDEX)["weight_map"].values()))
 
 
@@ -71,7 +71,7 @@ def _same_bytes(one: Path, other: Path) -> bool:
 
 
 def _compare_layout(base: Path, merged: Path) -> None:
-    """A shard laid out as the base's has the same length and, byte for byte, the same header."""
+    """Require the base's layout of a shard: the same length and, byte for byte, the same header."""
     size, expected_size = merged.stat().st_size, base.stat().st_size
     if size != expected_size:
         state = "truncated" if size < expected_size else "too long"

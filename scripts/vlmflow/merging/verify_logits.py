@@ -1,8 +1,7 @@
-"""The proof on real rows: the merged weights answer as the base with the adapter beside it does.
+"""Verifies on real rows that the merged weights answer like the base with the unmerged adapter.
 
-It shares nothing with the merge or the tensor proof: plain transformers load the folders, peft applies the
-adapter unmerged, and the rows go through the merged folder's own processor.
-`logit_proof` says what must hold.
+It shares no code with the merge or the comparison of tensors: plain transformers loads the folders, peft applies the
+adapter unmerged, and the merged folder's own processor prepares the rows. `logit_proof` has the rules.
 """
 
 import gc
@@ -38,13 +37,13 @@ from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
 from vlmflow.rows.data_rows import Row
 
 POSITIONS = 128
-"""How many of a row's last positions are compared; they see all that stands before."""
+"""The number of a row's last positions that are compared; they depend on everything before them."""
 
 ROUNDING_FACTOR = {torch.float32: 64.0, torch.float16: 8.0, torch.bfloat16: 8.0}
-"""What one layer does to rounding errors: what was measured, with a factor of 3 to 4 above it."""
+"""The factor of one layer on rounding errors: 3 to 4 times the measured one."""
 
 OFFLINE = {"local_files_only": True, "trust_remote_code": False}
-"""How folders are read: nothing is fetched, and no Python in them is run."""
+"""Options for loading folders: fetch nothing, and run no Python in them."""
 
 
 def verify_logits(
@@ -60,13 +59,13 @@ def verify_logits(
     """Compare the logits of base + adapter, unmerged in peft, with those of the folder `merged`.
 
     rows: training rows; their images are relative to picture_root.
-    device: cpu, or cuda; several GPUs share one model. dtype: in which the models compute.
-    image_max_tokens: tokens that one picture may take; larger pictures are scaled down, as in training.
+    device: cpu, or cuda; several GPUs share one model. dtype: the type in which the models compute.
+    image_max_tokens: the tokens of the largest picture; larger ones are scaled down, as in training.
 
     One model is in memory at a time.
 
-    Raises VlmflowError where a folder does not load offline, a model does not fit into memory, or the merged
-    model answers otherwise than it must.
+    Raises VlmflowError if a folder does not load offline, a model does not fit into memory, or the logits of the merged
+    model violate a rule.
     """
     disable_progress_bar()
     inputs = list(_inputs(merged, rows, picture_root, image_max_tokens))
@@ -91,7 +90,7 @@ def verify_logits(
 
 
 def _inputs(folder: Path, rows: Sequence[Row], picture_root: Path, image_max_tokens: int) -> Iterator[BatchFeature]:
-    """Turn rows into a model's inputs, with the processor that lies in `folder`."""
+    """Turn rows into a model's inputs, with the processor in `folder`."""
     try:
         sees = hasattr(AutoConfig.from_pretrained(folder, **OFFLINE), "vision_config")
         processor = (AutoProcessor if sees else AutoTokenizer).from_pretrained(folder, **OFFLINE)
@@ -104,7 +103,7 @@ def _inputs(folder: Path, rows: Sequence[Row], picture_root: Path, image_max_tok
 
 
 def _picture(file: Path, processor: Any, image_max_tokens: int) -> Image.Image:
-    """Open a picture as RGB, of no more pixels than `image_max_tokens` squares that become a token each."""
+    """Open a picture as RGB, scaled down to at most `image_max_tokens` squares of one token each."""
     picture = Image.open(file).convert("RGB")
     side = processor.image_processor.patch_size * processor.image_processor.merge_size
     shrink = math.sqrt(image_max_tokens * side**2 / (picture.width * picture.height))
@@ -114,7 +113,7 @@ def _picture(file: Path, processor: Any, image_max_tokens: int) -> Image.Image:
 
 
 def _messages(turns: Sequence[Turn], pictures: Iterator[Image.Image], sees: bool) -> Iterator[dict[str, Any]]:
-    """Give the turns as messages of transformers' chat templates."""
+    """Return the turns as messages of transformers' chat templates."""
     for turn in turns:
         content: str | list[dict[str, Any]] = turn.value
         if sees:
@@ -128,7 +127,7 @@ def _messages(turns: Sequence[Turn], pictures: Iterator[Image.Image], sees: bool
 def _logits_beside(
     base: Path, adapter: Path, inputs: Sequence[BatchFeature], device: str, dtype: str, stored: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Give the base's logits, those of base + adapter, and those of peft's own merge, rounded to the type `stored`."""
+    """Return the logits of the base, of base + adapter, and of peft's own merge rounded to the type `stored`."""
     model = PeftModel.from_pretrained(_load(base, device, dtype), str(adapter)).eval()
     expected = [_logits(model, row) for row in inputs]
     with model.disable_adapter():
@@ -163,7 +162,7 @@ def _load(folder: Path, device: str, dtype: str) -> PreTrainedModel:
 
 
 def _logits(model: torch.nn.Module, inputs: BatchFeature) -> torch.Tensor:
-    """Give the logits of a row's last positions in float32: positions by vocabulary."""
+    """Return the logits of a row's last positions in float32: positions by vocabulary."""
     with torch.inference_mode():
         return model(**inputs.to(model.device), logits_to_keep=POSITIONS).logits[0].float().cpu()
 

@@ -1,9 +1,9 @@
-"""The proof, tensor by tensor, that a folder holds base + adapter and nothing else.
+"""Verifies, tensor by tensor, that a folder has base + adapter and nothing else.
 
-The arithmetic is not the merge's: files are opened with the safetensors package, the scale comes from peft's
-own configuration, and the sums are done in float64. A touched tensor may deviate from such a sum by
+It does not use the merge's arithmetic: the safetensors package opens the files, the scale comes from peft's own
+configuration, and sums are computed in float64. A touched tensor may deviate from such a sum by
 
-- half an ulp of its type at the sum: the one rounding that storing it takes, and
+- half an ulp of its type at the sum: the single rounding when it is stored, and
 - γ (|W| + |s| ‖b‖ ‖a‖), γ = (r + 4) / 2^24, for a product over r terms that was added in float32: the bound
   of Higham, Accuracy and Stability of Numerical Algorithms, section 3.1, for a sum of r products, with two
   terms more for scale and addition and two of margin; ‖b‖ ‖a‖ bounds the sum of |b| |a| after Cauchy and
@@ -28,7 +28,7 @@ from vlmflow.merging.threads import run_in_order
 from vlmflow.merging.verify_files import MERGE_AGAIN, verify_files
 
 BLOCK_ELEMENTS = 1 << 17
-"""Elements compared in one step: 1 MB in float64, which stays in a core's cache."""
+"""Elements compared in one step: 1 MB in float64, which fits into a core's cache."""
 
 TASK_BYTES = 1 << 24
 
@@ -41,9 +41,9 @@ DORA_ROUNDINGS = 3
 
 @dataclass(frozen=True)
 class Expected:
-    """What a touched tensor must be: magnitude ⊙ V / ‖V‖, V = start + scale · left · right, in float64.
+    """The required value of a touched tensor: magnitude ⊙ V / ‖V‖, V = start + scale · left · right, in float64.
 
-    lengths: of right's columns.
+    lengths: those of right's columns.
     """
 
     start: torch.Tensor
@@ -56,7 +56,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Compared:
-    """What comparing some rows of one tensor gave."""
+    """The result of comparing some rows of one tensor."""
 
     tensor: str
     bytes: int
@@ -73,10 +73,10 @@ def verify_tensors(base: Path, adapter: Path, merged: Path, files: Collection[st
 
     base: the base model's folder. files: the names of the model's files in it.
     adapter: the folder with adapter_model.safetensors and adapter_config.json.
-    threads: how many cores compute.
+    threads: the number of cores to use.
 
-    Raises VlmflowError naming file and tensor at the first fault: a file that is missing, new or changed, a
-    shard with another layout, a tensor that is not what it must be, a tensor of the adapter without a place.
+    Raises VlmflowError with file and tensor at the first fault: a missing, new or changed file, a shard with another
+    layout, a tensor with a wrong value, a tensor of the adapter without a place.
     """
     shards = verify_files(base, merged, files)
     total = sum((base / name).stat().st_size for name in shards)
@@ -108,7 +108,7 @@ def verify_tensors(base: Path, adapter: Path, merged: Path, files: Collection[st
 
 
 class Updates:
-    """The adapter's tensors, looked up from the base's side; `unused` are those not asked for yet."""
+    """The adapter's tensors by the base's names; `unused` are those not requested yet."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "adapter_model.safetensors"
@@ -117,7 +117,7 @@ class Updates:
         self.unused = set(self._file.keys())
 
     def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
-        """Say what the base's tensor `name` must have become; None where the adapter does not touch it."""
+        """Return the required value of the base's tensor `name`; None if the adapter does not touch it."""
         module, _, kind = name.rpartition(".")
         start = self._take(f"{module}.base_layer.{kind}") or self._take(name)
         linear = self._take(f"{module}.lora_A.weight", f"{module}.lora_B.weight") if kind == "weight" else None
@@ -139,7 +139,7 @@ class Updates:
         )
 
     def _take(self, *names: str) -> list[torch.Tensor] | None:
-        """Give tensors that belong together, or None where one of them is not there or was taken before."""
+        """Return tensors that belong together, or None if one is missing or already used."""
         keys = [f"base_model.model.{name}" for name in names]
         if not self.unused.issuperset(keys):
             return None
@@ -154,7 +154,7 @@ class Updates:
 
 
 def _shard_tasks(base: Path, merged: Path, updates: Updates) -> Iterator[Task]:
-    """Cut the comparison of two shards into tasks; the tensors are views of the mapped files."""
+    """Yield the comparison of two shards as tasks; the tensors are views of the mapped files."""
     with safe_open(base, framework="pt") as base_file, safe_open(merged, framework="pt") as merged_file:
         for name in base_file.keys():  # noqa: SIM118 (no mapping)
             weight, found = base_file.get_tensor(name), merged_file.get_tensor(name)
@@ -168,13 +168,13 @@ def _shard_tasks(base: Path, merged: Path, updates: Updates) -> Iterator[Task]:
                 weight, found = _matrix(weight), _matrix(found)
                 compare = partial(_compare_rows, name, merged, expected)
             rows = max(1, TASK_BYTES // max(1, weight[:1].nbytes))
-            # A tensor without numbers is compared as well: it is counted.
+            # A tensor without numbers is compared too, so that it is counted.
             for first in range(0, max(1, len(weight)), rows):
                 yield partial(compare, weight, found, first, min(first + rows, len(weight)))
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """A vector's numbers are rows of one."""
+    """Return a tensor as rows; each number of a vector is one row."""
     return tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1)
 
 
@@ -198,7 +198,7 @@ def _compare_rows(
         exact, float32_error = _expected_rows(expected, start, rows)
         off = (found[rows].double() - exact).abs_().sub_(float32_error)
         ulps = off.div_(_ulp(exact, weight.dtype))
-        # Written so that NaN fails.
+        # In this form NaN fails.
         if not (worst := ulps.amax().item()) <= 0.5:
             row, column = divmod(int(torch.nan_to_num(ulps, torch.inf).argmax()), weight.shape[1])
             unmerged = ", as in the base: not merged" if torch.equal(found[rows], weight[rows]) else ""
@@ -215,7 +215,7 @@ def _compare_rows(
 
 
 def _expected_rows(expected: Expected, start: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Give rows of what the tensor must be, in float64, and how far float32 may stray from each number."""
+    """Return rows of the required value in float64, and the allowed float32 error of each number."""
     exact = start[rows].to(torch.float64, copy=True)
     if expected.left is None or expected.right is None or expected.lengths is None:
         return exact, 0.0
@@ -234,7 +234,7 @@ def _expected_rows(expected: Expected, start: torch.Tensor, rows: slice) -> tupl
 
 
 def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Give the distance of neighbouring numbers of `dtype` at each float64 value.
+    """Return the distance of neighbouring numbers of `dtype` at each float64 value.
 
     That is the power of two at or below the value, times the type's epsilon; a float64 with its sign and its
     52 bits of fraction cleared is that power (IEEE 754). Below the smallest normal number of `dtype` the
