@@ -1,1 +1,1 @@
-"""How many tokens rows have: counted, compared with ms-swift's own, and made to fit."""
+"""The token lengths of rows: counts them, compares them with ms-swift's own, and makes rows fit."""

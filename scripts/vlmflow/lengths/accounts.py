@@ -6,7 +6,7 @@ import msgspec
 
 
 class NamedRow(msgspec.Struct, frozen=True):
-    """One of the longest rows. tokens: all that count against train.max_length, those of pictures included."""
+    """One of the longest rows. tokens: all that count against train.max_length, also those of pictures."""
 
     id: str
     tokens: int
@@ -14,9 +14,9 @@ class NamedRow(msgspec.Struct, frozen=True):
 
 
 class SplitLengths(msgspec.Struct, frozen=True):
-    """The lengths of some rows: how many rows, sums over them, the row in the middle, the 99th percentile.
+    """The lengths of some rows: number of rows, sums, the median, the 99th percentile.
 
-    longest: the longest first, at most `token_counts.NAMED` of them; at least one.
+    longest: one to `token_counts.NAMED` rows, the longest first.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class MaxLengths(msgspec.Struct, frozen=True):
 
 
 class MeasuredFiles(msgspec.Struct, frozen=True):
-    """SHA-256 by file name: of the rows, of the lengths files, of the model's files that decide over lengths."""
+    """SHA-256 by file name: of the rows, of the lengths files, of the model's files that determine lengths."""
 
     rows: dict[str, str]
     lengths: dict[str, str]
@@ -49,10 +49,10 @@ class MeasuredFiles(msgspec.Struct, frozen=True):
 
 
 class LengthSummary(msgspec.Struct, frozen=True):
-    """What `measure_lengths` found (`lengths/RUN/summary.json`).
+    """The result of `measure_lengths` (`lengths/RUN/summary.json`).
 
-    image_max_tokens, text_args: what the run's settings were then. compared_with_ms_swift: rows whose length ms-swift
-    gave too, the same.
+    image_max_tokens, text_args: the run's settings at that time. compared_with_ms_swift: the number of rows for which
+    ms-swift gave the same length.
     """
 
     train: SplitLengths
@@ -70,7 +70,7 @@ class LengthSummary(msgspec.Struct, frozen=True):
 
 
 class FittedSplit(msgspec.Struct, frozen=True):
-    """What became of the rows of a split: how many came in, were shortened, were left out; the lengths of the others.
+    """The rows of a split before and after: the number before, of shortened and left out ones; the kept rows' lengths.
 
     rows_in is lengths.rows + left_out.
     """
@@ -82,10 +82,10 @@ class FittedSplit(msgspec.Struct, frozen=True):
 
 
 class FittedRows(msgspec.Struct, frozen=True):
-    """What `fit_rows` left of a data set for a run (`fitted/RUN/account.json`).
+    """The rows of a data set that `fit_rows` kept for a run (`fitted/RUN/account.json`).
 
     dataset, form: as in the data set's own account. max_length: no row has more tokens. digests: SHA-256 by file name,
-    and under "pictures" the one over all pictures that the rows name (`image_manifest.pictures_digest`).
+    and as "pictures" the one over all pictures that the rows name (`image_manifest.pictures_digest`).
     """
 
     dataset: str
@@ -97,5 +97,5 @@ class FittedRows(msgspec.Struct, frozen=True):
 
     @property
     def splits(self) -> dict[str, FittedSplit]:
-        """What became of the rows, by split."""
+        """The numbers by split."""
         return {"train": self.train, "val": self.val}

@@ -1,4 +1,4 @@
-"""Our token lengths held beside ms-swift's own, on some rows of every run: a difference is an error."""
+"""Compares our token lengths with ms-swift's own on some rows of every run; a difference is an error."""
 
 import json
 import tempfile
@@ -19,14 +19,14 @@ WHAT = "the check of token lengths"
 NO_LIMIT = 1 << 30
 
 DRAWN = 12
-"""Rows drawn at random for the check, beside the extremes."""
+"""Rows drawn at random for the check, in addition to the extremes."""
 
 NAMED = 3
 """Rows that the error names."""
 
 
 class CheckedRows:
-    """Chooses rows for the check while all go by: the extremes in text and in pictures, and a random draw."""
+    """Chooses rows for the check in one pass: the extremes in text and in pictures, and a random draw."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seen = 0
@@ -35,7 +35,7 @@ class CheckedRows:
         self._random = Random(seed)  # noqa: S311 (drawn, not secret)
 
     def see(self, row: RowLength) -> None:
-        """Look at one row (reservoir sampling: each is drawn with the same chance)."""
+        """Consider one row (reservoir sampling: each is drawn with the same probability)."""
         self._seen += 1
         if len(self._drawn) < DRAWN:
             self._drawn.append(row)
@@ -48,7 +48,7 @@ class CheckedRows:
                     self._extremes[name + kind] = row
 
     def rows(self) -> list[RowLength]:
-        """Give the chosen rows, each once, in the order of the file."""
+        """Return the chosen rows, each once, in the order of the file."""
         chosen = {row.start: row for row in [*self._extremes.values(), *self._drawn]}
         return [chosen[start] for start in sorted(chosen)]
 
@@ -60,7 +60,7 @@ def template_arguments(data: TrainingData, model: BaseModel, text_args: dict[str
         "model_type": model.model_type,
         "loss_scale": data.loss_scale,
         "max_length": NO_LIMIT,
-        "load_args": False,  # those of a model's folder may name Python files
+        "load_args": False,  # the arguments in a model's folder may name Python files
         **text_args,
     }
 
@@ -73,11 +73,11 @@ def check_lengths(
     text_args: dict[str, Any],
     threads: int,
 ) -> int:
-    """Have ms-swift encode the chosen rows of each file, and give how many that were.
+    """Let ms-swift encode the chosen rows of each file; returns their number.
 
-    data: what the rows are of. image_max_tokens, text_args: see TrainSettings.
+    data: the data of the rows. image_max_tokens, text_args: see TrainSettings.
 
-    Raises VlmflowError where a length differs, with the rows' ids and both lengths.
+    Raises VlmflowError if a length differs, with the rows' ids and both lengths.
     """
     ours = [row for rows in chosen.values() for row in rows]
     with tempfile.TemporaryDirectory(prefix="vlmflow-lengths-") as scratch:

@@ -1,4 +1,4 @@
-"""What a row becomes in ms-swift's chat template, in the pieces that it tokenizes each by itself."""
+"""A row's text in ms-swift's chat template, in the pieces that ms-swift tokenizes separately."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ THOUGHT = "<think>"
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 
 HYBRID_TEMPLATES = {"qwen3"}
-"""Those of Qwen3's templates that put an empty thought before answers without one (add_non_thinking_prefix)."""
+"""Qwen3's templates that put an empty thought before answers without one (add_non_thinking_prefix)."""
 
 
 @dataclass(frozen=True)
 class ChatForm:
     """Qwen's chat form (ChatML), as ms-swift's templates of Qwen3 and Qwen3-VL write it.
 
-    system: what is said before rows that have no system turn of their own; None for nothing.
-    empty_thoughts: which answers that begin with no thought get an empty one: "all", "last", or "none".
+    system: the system prompt of rows without a system turn; None for none.
+    empty_thoughts: which answers without a thought get an empty one: "all", "last", or "none".
 
-    Other forms are not known here: the check against ms-swift's own template, in every run, refuses them.
+    Other forms are not supported: each run's check against ms-swift's own template refuses them.
     """
 
     system: str | None = None
@@ -30,14 +30,14 @@ class ChatForm:
 
     @classmethod
     def of(cls, text_args: Mapping[str, Any], last_answer_only: bool) -> Self:
-        """Give the form of a run. text_args: see TrainSettings. last_answer_only: see TrainingData."""
+        """Return the form of a run. text_args: see TrainSettings. last_answer_only: see TrainingData."""
         hybrid = text_args.get("template") in HYBRID_TEMPLATES and text_args.get("add_non_thinking_prefix", True)
         thoughts = ("last" if last_answer_only else "all") if hybrid else "none"
         system = text_args.get("system")
         return cls(str(system).replace("\\n", "\n") if system is not None else None, thoughts)
 
     def pieces(self, row: ShareGptRow) -> list[str]:
-        """Give a row's text: what is trained (an answer with its end) stands apart from what is before it.
+        """Return a row's text; each trained piece (an answer with its end) is separate from the text before it.
 
         A picture is one pad token between its marks.
         """
@@ -60,5 +60,5 @@ class ChatForm:
         return pieces
 
     def text(self, row: ShareGptRow) -> str:
-        """Write a row as the model reads it, one pad token for each picture."""
+        """Return a row as the model reads it, with one pad token for each picture."""
         return "".join(self.pieces(row))

@@ -1,4 +1,4 @@
-"""How many tokens each row will have, before a GPU sees it: text by the model's tokenizer, pictures by rule."""
+"""Counts each row's tokens without a GPU: text by the model's tokenizer, pictures by its rule."""
 
 import json
 import math
@@ -23,19 +23,19 @@ MIN_PICTURE_TOKENS = 4
 
 TOKENIZER = "tokenizer.json"
 PICTURE_RULE = "preprocessor_config.json"
-"""The files of a model that decide over lengths; one without pictures has not the second."""
+"""The files of a model that determine lengths; a model without pictures lacks the second."""
 
 PLAIN = ChatForm()
 
 SHARD_BYTES = 1 << 20
-"""Bytes of rows that a worker takes at a time: large beside the cost of handing over, small beside memory."""
+"""Bytes of rows that a worker takes at a time: large compared with the cost of passing them, small in memory."""
 
 
 class RowLength(msgspec.Struct, frozen=True, gc=False):
     """One row of a training file, as a line of `lengths/RUN/SPLIT.jsonl`.
 
-    start, end: its bytes in the file, without the line's end. picture_tokens: the pads that stand for pictures,
-    after the picture budget. text_tokens: all others, the chat's marks included.
+    start, end: its bytes in the file, without the line's end. picture_tokens: the pad tokens of pictures, after the
+    picture budget. text_tokens: all others, also the chat's marks.
     """
 
     id: str
@@ -46,14 +46,14 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """What counts against train.max_length."""
+        """The tokens that count against train.max_length."""
         return self.text_tokens + self.picture_tokens
 
 
 def read_lengths(file: Path) -> Iterator[RowLength]:
     """Yield the lines of a lengths file, in the order of the rows.
 
-    Raises VlmflowError where a line is damaged.
+    Raises VlmflowError if a line is damaged.
     """
     decoder = msgspec.json.Decoder(RowLength)
     with file.open("rb") as lines:
@@ -65,21 +65,21 @@ def read_lengths(file: Path) -> Iterator[RowLength]:
 
 
 def make_again(lengths: Path) -> str:
-    """Say what to do about a lengths file that is not as its stage left it: it is one of a folder's."""
+    """Return the next step for a lengths file that has changed: make its folder again."""
     return f"remove {lengths.parent} and run the same command again: the workflow makes it again"
 
 
 def lines_of(rows: Path, chosen: list[RowLength]) -> bytes:
-    """Give some rows of a training file, as lines."""
+    """Return some rows of a training file, as lines."""
     with rows.open("rb") as file:
         return b"".join(os.pread(file.fileno(), row.end - row.start, row.start) + b"\n" for row in chosen)
 
 
 class TokenCounter:
-    """Counts the tokens of rows as the trainer will: by the model's tokenizer and picture arithmetic.
+    """Counts the tokens of rows like the trainer: by the model's tokenizer and picture arithmetic.
 
-    model: the base model's folder. pictures: the image manifest of the rows, empty where they have no pictures.
-    image_max_tokens: the picture budget (train.image_max_tokens). form: what the run's template makes of a row.
+    model: the base model's folder. pictures: the image manifest of the rows, empty without pictures.
+    image_max_tokens: the picture budget (train.image_max_tokens). form: the chat form of the run's template.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class TokenCounter:
         self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
 
     def count(self, rows: Sequence[ShareGptRow]) -> list[tuple[int, int]]:
-        """Give text tokens and picture tokens of each row.
+        """Return text tokens and picture tokens of each row.
 
-        Raises VlmflowError where a row names a picture that the manifest has not.
+        Raises VlmflowError if a row names a picture that is not in the manifest.
         """
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the stage has a process per core
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the stage already has a process per core
         pieces = [self._form.pieces(row) for row in rows]
         distinct = list(dict.fromkeys(piece for row in pieces for piece in row))  # rows of one trajectory share turns
         encoded = self._tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
@@ -119,7 +119,7 @@ class TokenCounter:
 def measure_rows(rows: Path, counter: TokenCounter, processes: int) -> Iterator[RowLength]:
     """Yield the length of every row of a training file, in its order, counted in `processes` processes.
 
-    Memory does not grow with the rows, but for 16 bytes each that say where they lie.
+    Memory grows only by 16 bytes per row, for its place in the file.
     """
     with JsonRows(rows) as lines, Progress(f"token lengths of {rows.name}", len(lines), "rows") as progress:
         measure_shard = partial(_measure_shard, lines, counter)
@@ -138,10 +138,10 @@ def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list
 
 
 def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int], int]:
-    """Give the function from a picture's width and height in pixels to its tokens.
+    """Return a function from a picture's width and height in pixels to its tokens.
 
-    Qwen-VL cuts a picture into squares of patch_size × merge_size pixels, one token each, after scaling it into the
-    budget. A model without pictures has none.
+    Qwen-VL scales a picture into the budget, and then cuts it into squares of patch_size × merge_size pixels, one token
+    each. For a model without pictures the function returns 0.
     """
     file = model / PICTURE_RULE
     if not file.exists():
@@ -152,10 +152,10 @@ def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int]
 
 
 def squares(width: int, height: int, side: int, most: int) -> int:
-    """Give how many squares of `side` pixels a picture is cut into, after scaling it to between 4 and `most` of them.
+    """Return the number of squares of `side` pixels of a picture, after scaling it to between 4 and `most` of them.
 
-    The arithmetic is qwen_vl_utils.vision_process.smart_resize's, to the last rounding; that module brings torch
-    along, which needs seconds and half a GB in every worker. A test holds the two beside each other.
+    The arithmetic is exactly that of qwen_vl_utils.vision_process.smart_resize; that module imports torch, which takes
+    seconds and half a GB in every worker. A test compares the two.
     """
     rows, columns = max(1, round(height / side)), max(1, round(width / side))
     if rows * columns > most:

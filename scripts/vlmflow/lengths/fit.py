@@ -1,4 +1,4 @@
-"""Rows that are longer than a run allows: refused, left out, or shortened by their oldest attempts; always named."""
+"""Handles rows that are longer than a run allows: refuses, drops or shortens them, and names each of them."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -29,19 +29,19 @@ from vlmflow.rows.training_data import TrainingData, entries_named, pictures_in
 log = logging.getLogger("vlmflow")
 
 OverLong = Literal["refuse", "leave_out", "shorten"]
-"""What is done with rows that do not fit; see docs/config.md (runs.NAME.over_long)."""
+"""What to do with rows that do not fit; see docs/config.md (runs.NAME.over_long)."""
 
 NAMED = 5
-"""Rows that a message names; `over_long.jsonl` names them all."""
+"""The most rows that a message names; `over_long.jsonl` names all of them."""
 
 OVER_LONG = "over_long.jsonl"
 
 
 class OverLongRow(msgspec.Struct):
-    """A line of `over_long.jsonl`: a row that did not fit, with its tokens before.
+    """A line of `over_long.jsonl`: a row that did not fit, with its original tokens.
 
-    outcome: "left_out", or "shortened". fitted_tokens: its tokens after, null where it was left out.
-    attempts_dropped: how many of its oldest attempts it lost.
+    outcome: "left_out", or "shortened". fitted_tokens: its tokens afterwards, null if left out.
+    attempts_dropped: the number of dropped oldest attempts.
     """
 
     split: str
@@ -54,7 +54,7 @@ class OverLongRow(msgspec.Struct):
 
 @dataclass
 class Fitted:
-    """One split while it is fitted: the account of the kept rows, and of those that did not fit, as they were."""
+    """One split during fitting: the account of the kept rows, and of those that did not fit, with original lengths."""
 
     kept: LengthAccount = field(default_factory=LengthAccount)
     over_long: LengthAccount = field(default_factory=LengthAccount)
@@ -62,7 +62,8 @@ class Fitted:
 
 
 Shorten = Callable[[ShareGptRow, int], tuple[ShareGptRow, tuple[int, int]] | None]
-"""Gives a row that fits, with its text and picture tokens, for one that does not and the length; None: none fits."""
+"""Takes a row that does not fit and the allowed length; returns a shorter row with its text and picture tokens, or
+None."""
 
 
 def fit_rows(
@@ -74,17 +75,16 @@ def fit_rows(
     over_long: OverLong,
     folder: Path,
 ) -> FittedRows:
-    """Write the rows of train and val that fit `max_length` tokens into `folder`, and give the account.
+    """Write the rows of train and val that fit `max_length` tokens into `folder`, and return the account.
 
     stats: the data set's own account. lengths: the lengths file of each split.
-    counter: makes the counter that measured them; asked for where a row is shortened.
+    counter: makes the counter that measured them; called only to shorten rows.
     folder: gets {train,val}.jsonl; {train,val}.lengths.jsonl, their lengths; over_long.jsonl, every row that did not
-    fit; account.json. A row is never cut: it stays as it is, loses whole attempts, or is left out.
+    fit; account.json. No row is cut: it stays unchanged, loses whole attempts, or is left out.
 
     Memory does not grow with the rows.
 
-    Raises VlmflowError where rows do not fit and are to be refused, where none is left, or where lengths are not those
-    of the rows.
+    Raises VlmflowError if rows do not fit and must be refused, if none is left, or if lengths belong to other rows.
     """
     rows = {"train": data.train, "val": data.val}
     limits = RowLimits(**stats.settings.row_limits)
@@ -128,7 +128,7 @@ def _fit_split(
     others: IO[bytes],
     progress: Progress,
 ) -> Fitted:
-    """Write what fits of one split, in its order, and into `others` what became of each row that does not."""
+    """Write the rows of one split that fit, in order, and to `others` the outcome of each row that does not."""
     fitted = Fitted()
     encode = msgspec.json.Encoder().encode
     written = 0
@@ -155,9 +155,9 @@ def _fit_split(
 
 
 def _measured(rows: Path, lengths: Path) -> Iterator[tuple[bytes, RowLength]]:
-    """Yield every row's line, without its end, beside its length.
+    """Yield every row's line, without its end, with its length.
 
-    Raises VlmflowError where they do not belong together.
+    Raises VlmflowError if they do not belong together.
     """
     start = 0
     with rows.open("rb") as lines:
@@ -180,13 +180,13 @@ def _outcome(split: str, length: RowLength, row: ShareGptRow, shorter: Any) -> O
 
 
 def shortening(counter: Callable[[], TokenCounter], limits: RowLimits) -> Shorten:
-    """Give the function that drops a row's oldest attempts, one by one, until it fits.
+    """Return a function that drops a row's oldest attempts, one by one, until it fits.
 
-    The question with its picture and the last answer, the target, always stay: a row that is too long with these
-    alone does not fit. For the timestep form, whose earlier attempts are history and not trained.
-    limits: what a row of the data set may be.
+    The question with its picture, and the last answer (the target), always stay: a row that is too long with these
+    alone does not fit. Use it for the timestep form, whose earlier attempts are history and not trained.
+    limits: the limits of the data set's rows.
 
-    The function raises VlmflowError where a row would break the rules of rows without these attempts.
+    The function raises VlmflowError if the shorter row would violate the rules of rows.
     """
     once = cache(counter)  # the tokenizer is read for the first row that needs it
 
@@ -209,9 +209,9 @@ def shortening(counter: Callable[[], TokenCounter], limits: RowLimits) -> Shorte
 
 
 def without_oldest(row: ShareGptRow, count: int) -> ShareGptRow:
-    """Give a row without its `count` oldest attempts and what was said to them.
+    """Return a row without its `count` oldest attempts and the replies to them.
 
-    What the system says and the question stay where they are; the attempts keep their numbers.
+    System turn and question stay; the other attempts keep their numbers.
     """
     asked = dialogue_start(row.conversations) + 1
     return msgspec.structs.replace(
@@ -242,7 +242,7 @@ def _longest(accounts: Iterable[LengthAccount]) -> list[RowLength]:
 
 
 def _too_many(splits: dict[str, Fitted], longest: list[RowLength], max_length: int) -> str:
-    """Count the over-long rows, and name the longest."""
+    """Return the number of over-long rows, and the names of the longest, as a text."""
     over_long = sum(fitted.over_long.rows for fitted in splits.values())
     rows = sum(fitted.kept.rows + fitted.left_out for fitted in splits.values())
     named = ", ".join(f"{row.id} ({row.tokens} tokens)" for row in longest)
@@ -250,7 +250,7 @@ def _too_many(splits: dict[str, Fitted], longest: list[RowLength], max_length: i
 
 
 def in_words(account: FittedRows) -> str:
-    """Say what became of a run's rows, in a line."""
+    """Return the numbers of a run's rows, in one line."""
     return "; ".join(
         f"{split}: {rows.rows_in:,} rows, {rows.shortened:,} shortened, {rows.left_out:,} left out"
         for split, rows in account.splits.items()

@@ -1,4 +1,4 @@
-"""The rows of a run that fit, as the training stages take them from `fitted/RUN`."""
+"""Reads the rows of a run that fit from `fitted/RUN`, for the training stages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from vlmflow.lengths.accounts import FittedRows
 from vlmflow.rows.training_data import TrainingData, with_pictures
 
 ACCOUNT = "account.json"
-"""What `fit_rows` says of its rows, in their folder; the training stages rely on it."""
+"""The account of `fit_rows` in the folder of its rows; the training stages rely on it."""
 
 
 def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: Sequence[Path] = ()) -> TrainingData:
-    """Give the rows that `fit_rows` left in `fitted/RUN`, each of at most `max_length` tokens.
+    """Return the rows that `fit_rows` wrote to `fitted/RUN`, each of at most `max_length` tokens.
 
-    picture_store: the folder of all stores. manifests: the image manifests of the rows' pictures; none where rows have
-    no pictures.
+    picture_store: the folder of all stores. manifests: the image manifests of the rows' pictures; none if rows have no
+    pictures.
 
     Raises VlmflowError if rows or pictures have changed, a picture is missing, or rows were fitted to more tokens.
     """
@@ -34,7 +34,7 @@ def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: S
 
 
 def pictures_of(folder: Path, picture_store: Path) -> Path:
-    """Give the picture store of the rows in `folder` (fitted/RUN), in the folder of all stores."""
+    """Return the picture store of the rows in `folder` (fitted/RUN), in the folder of all stores."""
     return picture_store / fitted_rows(folder).dataset
 
 

@@ -1,7 +1,6 @@
-"""The lengths of all rows of a run's train and val split, checked against ms-swift, with their account.
+"""Measures all rows of a run's train and val split, and checks some of them against ms-swift.
 
-The account holds digests of all that the lengths came from, and of their files: what was measured of something else is
-refused.
+The summary has digests of all inputs of the lengths, and of their files, so that lengths of other rows are refused.
 """
 
 import logging
@@ -35,13 +34,13 @@ def measure_lengths(
     text_args: dict[str, Any],
     processes: int,
 ) -> LengthSummary:
-    """Write the length of every row of train and val (lines of RowLength), and give the summary.
+    """Write the length of every row of train and val (lines of RowLength), and return the summary.
 
-    files: the lengths file to write, by split ("train", "val"). counter: of this model, picture budget and chat form.
+    files: the lengths file to write, by split ("train", "val"). counter: for this model, picture budget and chat form.
     image_max_tokens, text_args: see TrainSettings.
-    The files take their names after ms-swift gave the same lengths on some of the rows.
+    The files get their names only if ms-swift gives the same lengths on some of the rows.
 
-    Raises VlmflowError where it gave others.
+    Raises VlmflowError if it gives others.
     """
     rows = {"train": data.train, "val": data.val}
     accounts = {split: LengthAccount() for split in rows}
@@ -76,12 +75,12 @@ def refuse_other_lengths(
     image_max_tokens: int,
     text_args: dict[str, Any],
 ) -> None:
-    """Refuse lengths that were measured of something else, or that changed since.
+    """Refuse lengths of other inputs, or that have changed since they were measured.
 
-    summary, lengths: what `measure_lengths` made of the run. stats: the data set's own account. model: the base
-    model's folder. image_max_tokens, text_args: see TrainSettings.
+    summary, lengths: the files of `measure_lengths`. stats: the data set's own account. model: the base model's folder.
+    image_max_tokens, text_args: see TrainSettings.
 
-    Raises VlmflowError with all that differs.
+    Raises VlmflowError with all differences.
     """
     measured = read_account(summary, LengthSummary)
     was = measured.digests
@@ -101,7 +100,7 @@ def refuse_other_lengths(
 
 
 def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> MeasuredFiles:
-    """Add to the digests of the rows those of the lengths files, and of the model's files that decide over lengths."""
+    """Return the digests of the rows, of the lengths files, and of the model's files that determine lengths."""
     deciding = [name for name in (TOKENIZER, PICTURE_RULE) if (model / name).exists()]
     return MeasuredFiles(
         rows,
@@ -115,7 +114,7 @@ def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def in_words(summary: LengthSummary) -> str:
-    """Say what a summary of lengths means for train.max_length, in a line."""
+    """Return what a summary of lengths means for train.max_length, in one line."""
     train, longest = summary.train, summary.train.longest[0]
     most, all_rows = summary.max_length.covers_most, summary.max_length.covers_all
     above = " (for those above it: over_long: leave_out or shorten)" if most < all_rows else ""

@@ -1,4 +1,4 @@
-"""What the lengths of many rows come to: sums, quantiles, the longest, and the max_length that covers them."""
+"""Summarizes the lengths of many rows: sums, quantiles, the longest, and the max_length that covers them."""
 
 import heapq
 import math
@@ -11,13 +11,13 @@ from vlmflow.lengths.accounts import MaxLengths, NamedRow, SplitLengths
 from vlmflow.lengths.count import RowLength
 
 COVERED = 0.999
-"""The share of rows that the recommended max_length holds."""
+"""The share of rows that the recommended max_length covers."""
 
 NAMED = 20
 """How many of the longest rows are named."""
 
 STEP = 64
-"""A recommended max_length is a multiple of it: matrix products like round numbers."""
+"""A recommended max_length is a multiple of it: matrix products are faster with round numbers."""
 
 
 class LengthAccount:
@@ -27,7 +27,7 @@ class LengthAccount:
         self.text_tokens = 0
         self.picture_tokens = 0
         self.rows = 0
-        self._longest: list[tuple[int, int, RowLength]] = []  # a heap; of rows of one length the first ones
+        self._longest: list[tuple[int, int, RowLength]] = []  # a heap; among rows of one length it keeps the first
         self._rows_by_tokens: Counter[int] = Counter()
 
     @classmethod
@@ -53,17 +53,17 @@ class LengthAccount:
         return [length for _, _, length in sorted(self._longest, reverse=True)]
 
     def at(self, rank: int) -> int:
-        """Give the tokens of the row with this rank by length, counted from 0 for the shortest."""
+        """Return the tokens of the row with this rank by length; the shortest has rank 0."""
         tokens = sorted(self._rows_by_tokens)
         reached = accumulate(self._rows_by_tokens[each] for each in tokens)
         return next(each for each, rows in zip(tokens, reached, strict=True) if rows > rank)
 
     def covering(self, share: float) -> int:
-        """Give the least max_length, as a multiple of STEP, that at least this share of the rows fits."""
+        """Return the smallest max_length, as a multiple of STEP, that at least this share of the rows fits."""
         return math.ceil(self.at(math.ceil(share * self.rows) - 1) / STEP) * STEP
 
     def describe(self) -> SplitLengths:
-        """Give rows, sums, quantiles and the longest rows; at least one row must have been counted."""
+        """Return rows, sums, quantiles and the longest rows; at least one row must have been counted."""
         return SplitLengths(
             rows=self.rows,
             tokens=self.text_tokens + self.picture_tokens,
@@ -76,6 +76,6 @@ class LengthAccount:
 
 
 def max_lengths(accounts: Collection[LengthAccount]) -> MaxLengths:
-    """Give the max_length that covers 99.9 % of the rows of each account, and the one that covers all."""
+    """Return the max_length that covers 99.9 % of the rows of each account, and the one that covers all."""
     most, all_rows = (max(account.covering(share) for account in accounts) for share in (COVERED, 1))
     return MaxLengths(most, all_rows)
