@@ -1,1 +1,1 @@
-"""What the demo starts from: a generated sample with faults, and a tiny model."""
+"""The demo's inputs: a generated sample with faults, and a tiny model."""

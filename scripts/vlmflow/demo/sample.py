@@ -1,4 +1,4 @@
-"""The demo's data: rows in FIRE's raw form about drawn pictures, some of them broken on purpose."""
+"""Generates the demo's data: rows in FIRE's raw form about drawn pictures, some of them deliberately broken."""
 
 import json
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ PICTURES = "pictures"
 FAULTS_FILE = "faults.json"
 
 SHARED_PICTURES = 0.2
-"""Share of the sound rows that ask about the picture of the one before: FIRE has 81,000 for 105,000 rows."""
+"""The share of valid rows that ask about the previous row's picture: FIRE has 81,000 pictures for 105,000 rows."""
 
 ROWS_PER_FAULT = 240
-"""Each fault comes once in so many train rows: about one row in ten is faulty."""
+"""Each fault occurs once in so many train rows: about one row in ten is faulty."""
 
 BAR_SOURCES = ("chartqa", "dvqa")
 PATHS = {
@@ -52,10 +52,10 @@ class BrokenRow(msgspec.Struct, frozen=True):
 def write_sample(folder: Path, train_rows: int, test_rows: int, seed: int) -> None:
     """Write a small FIRE: the two JSON files, `pictures/`, and `faults.json`.
 
-    The same arguments give the same bytes. `faults.json` lists what was broken on purpose (BrokenRow); all other rows
-    are sound.
+    The same arguments give the same bytes. `faults.json` lists the deliberate faults (BrokenRow); all other rows are
+    valid.
 
-    Raises VlmflowError where there are too few rows to hold the faults.
+    Raises VlmflowError if there are too few rows for the faults.
     """
     train_faults = list(FAULTS) * max(1, round(train_rows / ROWS_PER_FAULT))
     for split, rows, faults in (("train", train_rows, train_faults), ("test", test_rows, TEST_FAULTS)):
@@ -72,25 +72,25 @@ def write_sample(folder: Path, train_rows: int, test_rows: int, seed: int) -> No
             "train", train_rows, train_faults, gallery, rng, part / PICTURES / test[0]["image"]
         )
         for name, made in ((TRAIN_FILE, train), (TEST_FILE, test)):
-            # In ASCII: one fault is a lone surrogate, which JSON can escape and UTF-8 cannot hold.
+            # In ASCII: one fault is a lone surrogate, which JSON can escape but UTF-8 cannot encode.
             (part / name).write_text(json.dumps(made, indent=1) + "\n", encoding="ascii")
         write_json(part / FAULTS_FILE, msgspec.to_builtins(train_broken + test_broken))
 
 
 class Gallery:
-    """Drawn pictures in one folder, under the paths that FIRE gives to pictures of their sources.
+    """Drawn pictures in one folder, with the paths of FIRE's pictures of their sources.
 
-    size: how many pictures there may be at most.
+    size: the maximum number of pictures.
     """
 
     def __init__(self, folder: Path, size: int, rng: Random) -> None:
         self.folder = folder
         self._rng = rng
-        # No number comes twice: COCO's pictures are found by number whatever folder the row names.
+        # Numbers are unique: COCO's pictures are found by number in any folder.
         self._numbers = iter(rng.sample(range(1000, 600_000), size))
 
     def add(self, source: str, split: str) -> tuple[str, Scene]:
-        """Draw and save one more picture; give its path relative to the folder, and what it shows."""
+        """Draw and save one more picture; returns its path relative to the folder, and its content."""
         scene = (bars_scene if source in BAR_SOURCES else shapes_scene)(self._rng)
         image = PATHS[source].format(number=next(self._numbers), split=split)
         file = self.folder / image
@@ -108,7 +108,7 @@ def _make_rows(
     rng: Random,
     test_file: Path | None = None,
 ) -> tuple[list[Row], list[BrokenRow]]:
-    """Make the rows of a split, and the record of its faults; the first row is always sound."""
+    """Make the rows of a split, and the record of its faults; the first row is always valid."""
     places = rng.sample(range(1, count), len(faults))
     broken = dict(sorted(zip(places, faults, strict=True)))
     rows: list[Row] = []

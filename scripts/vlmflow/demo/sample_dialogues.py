@@ -1,4 +1,4 @@
-"""A student and a teacher talk about a question, in the words and the raw form of FIRE."""
+"""Makes dialogues between a student and a teacher about a question, in FIRE's wording and raw form."""
 
 from random import Random
 from typing import Any
@@ -42,14 +42,14 @@ PRAISE = (
     "Exactly. You used the hint well.",
 )
 SCORE_FORMS = ("Score: {}.\n",) * 7 + ("Score: {}/10.\n",) * 2 + ("Score: {}. ",)
-"""How FIRE's teachers write the score, about as often: a line of its own, out of ten, or on one line."""
+"""How FIRE's teachers write the score, with similar frequencies: on a separate line, out of ten, or on one line."""
 
 
 def raw_row(image: str, source: str, question: Question, rng: Random) -> Row:
     """Make one row of FIRE's raw form: one or two wrong answers with feedback, then the right one.
 
-    image: the picture's path, as the row is to name it.
-    source: where the question comes from, in FIRE's words.
+    image: the picture's path in the row.
+    source: the question's source, by FIRE's name.
     """
     wrong = rng.sample(question.wrong, min(len(question.wrong), rng.choice((1, 1, 2))))
     words = [*wrong, question.truth]
@@ -70,7 +70,7 @@ def raw_row(image: str, source: str, question: Question, rng: Random) -> Row:
 
 
 def _asked(text: str, rng: Random) -> str:
-    """Put FIRE's picture tag in front of, or behind, about one question in five, as FIRE does."""
+    """Add FIRE's picture tag before or after about one question in five, as FIRE does."""
     return rng.choice((f"<image>\n{text}", f"<image>\n{text}", f"{text}\n<image>") + (text,) * 12)
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong in real downloads, put into rows and pictures on purpose, with what must come of it."""
+"""Faults of real downloads, to insert into rows and pictures, with the expected result of each."""
 
 import copy
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from vlmflow.demo.sample_scenes import Scene
 
 EXIF_ORIENTATION = 0x0112
 TURNED_LEFT = 6
-"""EXIF orientation of a picture that is stored with its top at the left, and shown turned right by 90°."""
+"""The EXIF orientation of a picture that is stored with its top at the left, and shown rotated right by 90°."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a fault is put in.
+    """The place of a fault.
 
-    row: the raw row, to be changed in place.
+    row: the raw row, which is changed in place.
     file: its picture, which no other row names.
-    scene: what the picture shows.
-    earlier: a sound row before it in the same split.
-    test_file: a sound picture of the test split, for faults of the train split.
+    scene: the picture's content.
+    earlier: a valid row before it in the same split.
+    test_file: a valid picture of the test split, for faults of the train split.
     """
 
     row: Row
@@ -34,19 +34,19 @@ class Site:
     test_file: Path | None
 
     def student(self) -> dict[str, str]:
-        """Give the student's first turn."""
+        """Return the student's first turn."""
         turns: list[dict[str, str]] = self.row["conversations"]
         return turns[0]
 
     def teacher(self) -> dict[str, str]:
-        """Give the teacher's first turn."""
+        """Return the teacher's first turn."""
         turns: list[dict[str, str]] = self.row["conversations"]
         return turns[1]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault. expected: what the workflow must do with the row; source: where the row is from."""
+    """One kind of fault. expected: what the workflow must do with the row. source: the row's source."""
 
     expected: Literal["rejected", "kept"]
     put_in: Callable[[Site], None]
@@ -54,7 +54,7 @@ class Fault:
 
 
 def truncated_jpeg(site: Site) -> None:
-    """Cut the picture in half: its header is whole, its pixels are not."""
+    """Truncate the picture to half: its header is complete, its pixels are not."""
     whole = site.file.read_bytes()
     site.file.write_bytes(whole[: len(whole) // 2])
 
@@ -65,7 +65,7 @@ def missing_file(site: Site) -> None:
 
 
 def empty_file(site: Site) -> None:
-    """Leave nothing of the picture but its name."""
+    """Make the picture's file empty."""
     site.file.write_bytes(b"")
 
 
@@ -85,24 +85,24 @@ def png_named_jpg(site: Site) -> None:
 
 
 def gif_named_jpg(site: Site) -> None:
-    """Save the picture as GIF, palette and all, under its .jpg name."""
+    """Save the picture as GIF with a palette under its .jpg name."""
     site.scene.draw().save(site.file, "GIF")
 
 
 def rgba_png(site: Site) -> None:
-    """Save the picture with nothing behind its shapes."""
+    """Save the picture with a transparent background."""
     site.scene.draw(transparent=True).save(site.file, "PNG")
 
 
 def exif_rotated(site: Site) -> None:
-    """Store the picture lying on its side, with the EXIF orientation that puts it upright."""
+    """Store the picture rotated, with the EXIF orientation that puts it upright."""
     exif = Image.Exif()
     exif[EXIF_ORIENTATION] = TURNED_LEFT
     site.scene.draw().transpose(Image.Transpose.ROTATE_90).save(site.file, "JPEG", quality=95, exif=exif)
 
 
 def coco_of_2014(site: Site) -> None:
-    """Name the COCO picture as of 2014, while it lies among those of 2017."""
+    """Name COCO's picture by its path of 2014, while its file is in the folder of 2017."""
     site.row["image"] = site.row["image"].replace("train2017", "train2014")
 
 
@@ -112,12 +112,12 @@ def backslash_path(site: Site) -> None:
 
 
 def dotdot_path(site: Site) -> None:
-    """Lead the path out of the picture root and back in."""
+    """Make the path leave the picture root and return."""
     site.row["image"] = f"../pictures/{site.row['image']}"
 
 
 def absolute_path(site: Site) -> None:
-    """Write the path as it is on somebody's machine."""
+    """Write an absolute path, as on somebody's machine."""
     site.row["image"] = f"/data/fire/{site.row['image']}"
 
 
@@ -137,27 +137,27 @@ def special_token_in_answer(site: Site) -> None:
 
 
 def odd_turns(site: Site) -> None:
-    """Lose the last feedback."""
+    """Remove the last feedback."""
     site.row["conversations"].pop()
 
 
 def wrong_role(site: Site) -> None:
-    """Call the student what other data sets call it."""
+    """Use other data sets' name for the student."""
     site.student()["role"] = "assistant"
 
 
 def empty_answer(site: Site) -> None:
-    """Leave white space alone of an answer."""
+    """Reduce an answer to white space."""
     site.student()["value"] = " \n\n"
 
 
 def empty_question(site: Site) -> None:
-    """Leave the picture tag alone of the question."""
+    """Reduce the question to the picture tag."""
     site.row["question"]["value"] = "<image>\n"
 
 
 def score_field_differs(site: Site) -> None:
-    """Let the score field say other than the texts, as real rows do."""
+    """Let the score field differ from the texts, as in real rows."""
     site.row["score"] = [0, 1]
 
 
@@ -178,7 +178,7 @@ def duplicate_row(site: Site) -> None:
 
 
 def picture_of_test(site: Site) -> None:
-    """Put a picture of the test split under the row's own path."""
+    """Save a picture of the test split under the row's own path."""
     assert site.test_file is not None, "this fault is one of the train split"
     site.file.write_bytes(site.test_file.read_bytes())
 

@@ -1,4 +1,4 @@
-"""Questions about a drawn picture, with the right answer, likely wrong ones, and what a teacher would say."""
+"""Questions about a drawn picture, with the right answer, likely wrong ones, and a teacher's hints."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,10 +14,10 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 class Question:
     """One question about one picture.
 
-    texts: wordings of the question, of which one is asked.
-    answers: wordings of an answer, with {} where the right or the wrong word stands.
+    texts: wordings of the question; one of them is used.
+    answers: wordings of an answer, with {} for the right or wrong word.
     truth: the right word.
-    wrong: words that a hasty look might give.
+    wrong: plausible wrong words.
     seen: what a student might notice first.
     hints: how a teacher points at the mistake without giving the answer away.
     """
@@ -31,7 +31,7 @@ class Question:
 
 
 def questions_about(scene: Scene) -> list[Question]:
-    """Give every question that can be asked about a picture, always in one order."""
+    """Return every possible question about a picture, always in the same order."""
     return list(_about_shapes(scene) if isinstance(scene, ShapesScene) else _about_bars(scene))
 
 

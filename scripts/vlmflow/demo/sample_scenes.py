@@ -1,4 +1,4 @@
-"""Drawn pictures that questions can be asked about: coloured shapes on a light ground, and bar charts."""
+"""Draws pictures for questions: coloured shapes on a light background, and bar charts."""
 
 from dataclasses import dataclass
 from random import Random
@@ -20,14 +20,14 @@ COLOURS: dict[str, Rgb] = {
 }
 SHAPES = ("circle", "square", "triangle", "diamond", "cross")
 PLACES = ("top left", "top centre", "top right", "bottom left", "bottom centre", "bottom right")
-"""The fields of a picture that shapes stand in: two rows of three."""
+"""The fields of a picture that contain shapes: two rows of three."""
 
 SIZES = ((64, 64), (96, 64), (96, 96), (128, 96), (160, 120))
 """Widths and heights in pixels: 4 to 20 picture tokens of Qwen3-VL, few enough for a CPU."""
 
 CLEAR = (0, 0, 0, 0)
-"""Under full transparency the colour is black, as most programs leave it: a loader that only drops the
-alpha channel shows a black ground."""
+"""The colour under full transparency is black, as in most programs: a loader that only drops the alpha channel shows a
+black background."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ShapesScene:
     things: tuple[Thing, ...]
 
     def draw(self, transparent: bool = False) -> Image.Image:
-        """Give the picture as RGB, or as RGBA with nothing behind the shapes."""
+        """Return the picture as RGB, or as RGBA with a transparent background."""
         picture = _empty(self.size, self.ground, transparent)
         pen = ImageDraw.Draw(picture)
         for thing in self.things:
@@ -66,7 +66,7 @@ class BarsScene:
     bars: tuple[tuple[str, int], ...]
 
     def draw(self, transparent: bool = False) -> Image.Image:
-        """Give the picture as RGB, or as RGBA with nothing behind the bars."""
+        """Return the picture as RGB, or as RGBA with a transparent background."""
         picture = _empty(self.size, self.ground, transparent)
         pen = ImageDraw.Draw(picture)
         width, height = self.size
@@ -84,10 +84,10 @@ Scene = ShapesScene | BarsScene
 
 
 def shapes_scene(rng: Random) -> ShapesScene:
-    """Make up a picture of shapes; two of one look do not come up in practice (about 10^10 are possible)."""
+    """Draw a random picture of shapes; two equal ones practically never occur (about 10^10 are possible)."""
     size = rng.choice(SIZES)
     count = rng.randint(2, 6)
-    # Few kinds of shape in one picture, so that counting them is a question.
+    # Few kinds of shapes in one picture, so that a question can ask for their number.
     kinds = rng.sample(SHAPES, rng.randint(1, 3))
     places = sorted(rng.sample(range(len(PLACES)), count))
     things = [
@@ -98,7 +98,7 @@ def shapes_scene(rng: Random) -> ShapesScene:
 
 
 def bars_scene(rng: Random) -> BarsScene:
-    """Make up a bar chart."""
+    """Draw a random bar chart."""
     count = rng.randint(3, 5)
     colours = rng.sample(list(COLOURS), count)
     heights = rng.sample(range(2, 10), count)

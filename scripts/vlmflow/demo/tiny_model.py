@@ -1,4 +1,4 @@
-"""A tiny Qwen3-VL (or Qwen3) with random weights, in the files and the layout of a real one, made offline."""
+"""Makes a tiny Qwen3-VL (or Qwen3) with random weights, with the files and the layout of a real one, offline."""
 
 import json
 from collections.abc import Iterable
@@ -32,17 +32,17 @@ PATCH = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
 PIXELS_PER_TOKEN = 32 * 32
 
 LOGIT_SPREAD = 2.5
-"""Standard deviation of the untrained model's logits. The embedding is the output layer too: drawn at the
-usual 0.02 all logits are near zero, and an adapter on the layers below can raise none of them."""
+"""Standard deviation of the untrained model's logits. The embedding is also the output layer: with the usual 0.02 all
+logits are near zero, and an adapter on the layers below cannot raise any of them."""
 
 
 @dataclass(frozen=True)
 class TinyShape:
-    """The sizes that matter.
+    """The sizes of the model.
 
     hidden_size: width of the language model.
     layers: decoder layers.
-    merges: merges of the tokenizer, beside 256 bytes.
+    merges: merges of the tokenizer, in addition to 256 bytes.
     """
 
     hidden_size: int = 128
@@ -53,8 +53,8 @@ class TinyShape:
 def write_tiny_model(folder: Path, texts: Iterable[str], shape: TinyShape, seed: int, vision: bool = True) -> None:
     """Write a model folder as from_pretrained reads it: bfloat16 weights in two shards, tokenizer, processor.
 
-    texts: what the model will read and write; its tokenizer is learned from them.
-    vision: a Qwen3-VL; without, a Qwen3.
+    texts: texts like those that the model will read and write; its tokenizer is learned from them.
+    vision: True for a Qwen3-VL, False for a Qwen3.
 
     The same arguments give the same bytes.
     """
@@ -76,7 +76,7 @@ def write_tiny_model(folder: Path, texts: Iterable[str], shape: TinyShape, seed:
         first_shard = _bytes_of(model) - _bytes_of(model.get_decoder().layers) // 2
         model.save_pretrained(part, max_shard_size=first_shard)
         for file in part.iterdir():
-            file.chmod(0o644)  # safetensors are written for their owner alone
+            file.chmod(0o644)  # safetensors files are readable only by their owner
 
 
 def _bytes_of(module: torch.nn.Module) -> int:
@@ -130,10 +130,10 @@ def _text_config(shape: TinyShape, **rope: Any) -> dict[str, Any]:
 
 
 def _spread_embedding(model: PreTrainedModel, ids: list[int]) -> None:
-    """Draw the rows that stand for a token, and one row for all the others.
+    """Draw the rows of used tokens, and one common row for all others.
 
-    To turn away from one row is learned at once, where 150,000 different ones, or zeros, would keep most of
-    the probability for long.
+    Training learns at once to avoid a single row; 150,000 different ones, or zeros, would keep most of the probability
+    for long.
     """
     weight = model.get_input_embeddings().weight
     spread = LOGIT_SPREAD / weight.shape[1] ** 0.5
@@ -143,7 +143,7 @@ def _spread_embedding(model: PreTrainedModel, ids: list[int]) -> None:
 
 
 def _write_processor(folder: Path) -> None:
-    """Write the processor files that a Qwen3-VL checkpoint carries."""
+    """Write the processor files of a Qwen3-VL checkpoint."""
     common = {
         **PATCH,
         "image_mean": [0.5, 0.5, 0.5],

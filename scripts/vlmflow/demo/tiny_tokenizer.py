@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer like Qwen3's, with few merges, learned from the text it will be used on.
+"""Makes a byte-level BPE tokenizer like Qwen3's, with few merges, learned from the text it will be used on.
 
 Split, special tokens, their ids and the chat form are those of Qwen3 and Qwen3-VL
 (https://huggingface.co/Qwen/Qwen3-VL-32B-Instruct: tokenizer.json, tokenizer_config.json).
@@ -18,11 +18,11 @@ QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Qwen cuts text before it merges bytes: contractions, words, single digits, marks, white space."""
+"""How Qwen splits text before it merges bytes: contractions, words, single digits, marks, white space."""
 
 FIRST_SPECIAL_ID = 151_643
-"""The id of <|endoftext|> in Qwen3. ms-swift has 151655 (<|image_pad|>) and 151656 written in, so the tiny
-vocabulary keeps a gap up to here."""
+"""The id of <|endoftext|> in Qwen3. ms-swift has the ids 151655 (<|image_pad|>) and 151656 hard-coded, so the tiny
+vocabulary has a gap below this id."""
 
 SPECIAL_TOKENS = [
     "<|endoftext|>",
@@ -58,7 +58,7 @@ ADDED_TOKENS = (*SPECIAL_TOKENS, *OTHER_ADDED_TOKENS)
 """In the order of their ids."""
 
 VOCABULARY_SIZE = -(-(FIRST_SPECIAL_ID + len(ADDED_TOKENS)) // 8) * 8
-"""Rows of the embedding: the ids, filled up to a multiple of 8."""
+"""Rows of the embedding: the number of ids, rounded up to a multiple of 8."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -101,7 +101,7 @@ def fire_texts(raw: Iterable[Path]) -> Iterator[str]:
 def write_tokenizer(folder: Path, texts: Iterable[str], merges: int) -> list[int]:
     """Learn up to `merges` merges from the texts and write tokenizer.json and tokenizer_config.json.
 
-    Gives the ids that stand for a token, ascending: 256 bytes, the merges, and Qwen's added tokens.
+    Returns the ids of tokens, ascending: 256 bytes, the merges, and Qwen's added tokens.
     """
     tokenizer = _learn(texts, merges)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -137,7 +137,7 @@ def _learn(texts: Iterable[str], merges: int) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + merges, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    # An added token takes the next free id, unless the model's vocabulary holds it already.
+    # An added token gets the next free id, unless the model's vocabulary already has it.
     content = json.loads(tokenizer.to_str())
     content["model"]["vocab"] |= {token: FIRST_SPECIAL_ID + i for i, token in enumerate(ADDED_TOKENS)}
     tokenizer = Tokenizer.from_str(json.dumps(content))

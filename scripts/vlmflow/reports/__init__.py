@@ -1,1 +1,1 @@
-"""What people read of a run: pages, summary, provenance, model card."""
+"""Reports for people: pages, summary, provenance, model card."""

@@ -1,4 +1,4 @@
-"""What a published model says of itself: `merged/RUN/provenance.json`."""
+"""The provenance of a published model: `merged/RUN/provenance.json`."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from vlmflow.training.accounts import Gate, TrainingReport
 
 
 class BaseModelFiles(msgspec.Struct, frozen=True):
-    """The base model, as its manifest says; files: their SHA-256 by name."""
+    """The base model, from its manifest. files: their SHA-256 by name."""
 
     source: str
     revision: str | None
@@ -19,11 +19,11 @@ class BaseModelFiles(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Where merged weights come from: what the stages left, each with its own settings.
+    """The origin of merged weights: the accounts of the stages, each with its own settings.
 
-    data, smoke, verification: the whole accounts of these stages. training: the report of the full run, without the
-    losses of every step. sees_pictures: the merged model has a processor for them. merged: the SHA-256 of the
-    published files by name, without those about the model. git_commit: of the code; null where there was no checkout.
+    data, smoke, verification: the complete accounts of these stages. training: the report of the full run, without the
+    losses of every step. sees_pictures: whether the merged model has a processor for pictures. merged: the SHA-256 of
+    the published files by name, without those about the model. git_commit: that of the code; null without a checkout.
     versions: of Python and of packages, by name.
     """
 

@@ -1,4 +1,4 @@
-"""A chart of columns with its figures, as the pages' templates draw it."""
+"""The facts of a column chart with its figures, for the pages' templates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from vlmflow.reports.histogram import Bin, Histogram
 
 @dataclass(frozen=True)
 class Chart:
-    """What the macro `chart` draws.
+    """The facts for the macro `chart`.
 
-    names: the data files, one column of each in every bin. top: the highest share (0 to 1) of a column.
+    names: the data files; each has one column in every bin. top: the highest share (0 to 1) of a column.
     figures: a label, and a value for each of `names`.
     """
 
@@ -23,7 +23,7 @@ class Chart:
 
 
 def chart(title: str, unit: str, series: Mapping[str, Histogram], bins: Sequence[Bin]) -> Chart:
-    """Give a chart. series: the numbers, by data file (train, val, test: they have colours). bins: of these series."""
+    """Return a chart. series: the numbers by data file (train, val, test have colours). bins: those of the series."""
     names = [name for name, histogram in series.items() if histogram.count]
     shown = [series[name] for name in names]
     figures = [

@@ -1,4 +1,4 @@
-"""The counts page: where every raw row of a data set went, as `validate_sharegpt` ends."""
+"""The counts page of `validate_sharegpt`: what happened to every raw row of a data set."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from vlmflow.rows.stats import Stats
 
 @dataclass(frozen=True)
 class UnusablePictures:
-    """The pictures of a raw split that cannot be used for one reason, and the rows that they cost."""
+    """The unusable pictures of a raw split with one reason, and the rows that they cost."""
 
     split: str
     reason: str
@@ -21,7 +21,7 @@ class UnusablePictures:
 
 @dataclass(frozen=True)
 class CountsPage:
-    """What the page shows. unusable: the costliest reason first."""
+    """The page's facts. unusable: the costliest reason first."""
 
     title: str
     subtitle: str
@@ -31,7 +31,7 @@ class CountsPage:
 
 
 def counts_page(stats: Stats) -> str:
-    """Give the account of a data set (`stats.json`) as an HTML page."""
+    """Return the account of a data set (`stats.json`) as an HTML page."""
     account = row_account(stats)
     unusable = [
         UnusablePictures(name, reason, PICTURE_REASONS.get(reason, ""), cost.pictures, cost.rows)

@@ -1,4 +1,4 @@
-"""What the data page tells, gathered from a data set's files line by line: memory does not grow with the rows."""
+"""Collects the data page's facts from a data set's files, line by line, so that memory does not grow with the rows."""
 
 import hashlib
 import heapq
@@ -17,18 +17,18 @@ FILES = ("train", "val", "test")
 """The data files of a data set, without their suffix."""
 
 SAMPLES = {"train": 9, "test": 3}
-"""How many conversations of a file the page shows."""
+"""The number of conversations of a file that the page shows."""
 
 REJECTS_PER_REASON = 3
 
 
 @dataclass
 class RowFacts:
-    """What the rows of one data file are like.
+    """Figures of the rows of one data file.
 
     turns: per row. characters: of all turns of a row together. answers: characters of every gpt turn.
     scores: one per scored answer, 0 to 10.
-    samples: rows drawn by their identity, the same in every run.
+    samples: rows chosen by a hash of their identity, the same in every run.
     """
 
     turns: Histogram = field(default_factory=Histogram)
@@ -41,9 +41,9 @@ class RowFacts:
 def row_facts(rows: Path, samples: int) -> RowFacts:
     """Read one data file.
 
-    samples: how many rows to draw, of as many sources as possible.
+    samples: the number of sample rows, from as many sources as possible.
 
-    Raises VlmflowError where a line is no row.
+    Raises VlmflowError if a line is not a row.
     """
     facts = RowFacts()
     drawn: dict[str, list[tuple[str, Row]]] = {}
@@ -61,7 +61,7 @@ def row_facts(rows: Path, samples: int) -> RowFacts:
 
 
 def _draw(drawn: dict[str, list[tuple[str, Row]]], row: Row, samples: int) -> None:
-    """Hold, of each of at most `samples` sources, at most `samples` rows: those whose identities hash lowest."""
+    """Keeps at most `samples` rows of each of at most `samples` sources: those with the lowest hash of identity."""
     order = hashlib.blake2b(row.id.encode(), digest_size=8).hexdigest()
     if row.source not in drawn and len(drawn) == samples:
         last = max(drawn, key=lambda source: drawn[source][0][0])
@@ -75,7 +75,7 @@ def _draw(drawn: dict[str, list[tuple[str, Row]]], row: Row, samples: int) -> No
 
 
 def _mixed(drawn: dict[str, list[tuple[str, Row]]], samples: int) -> list[Row]:
-    """Give the first row of every source, then the second ones, until there are enough."""
+    """Return the first row of every source, then the second ones, until there are enough."""
     ranked = ((rank, order, row) for held in drawn.values() for rank, (order, row) in enumerate(held))
     return [row for _, _, row in heapq.nsmallest(samples, ranked, key=lambda item: item[:2])]
 
@@ -92,14 +92,14 @@ def longer_sides(manifest: Path) -> Histogram:
 
 
 def first_rejects(quarantine: Path) -> dict[str, list[QuarantinedRow]]:
-    """Give the first rejected rows of every reason, and read on to the end.
+    """Return the first rejected rows of every reason; reads all lines.
 
-    Raises VlmflowError where a line is no rejected row.
+    Raises VlmflowError if a line is not a rejected row.
     """
     found: dict[str, list[QuarantinedRow]] = {}
     for row in lines_of(quarantine, QuarantinedRow):
         examples = found.setdefault(row.reason, [])
         if len(examples) < REJECTS_PER_REASON:
-            row.raw = row.raw.copy()  # or the whole line would be held
+            row.raw = row.raw.copy()  # otherwise the whole line would stay in memory
             examples.append(row)
     return found

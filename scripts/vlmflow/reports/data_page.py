@@ -1,4 +1,4 @@
-"""The data page: one HTML file that says what a data set holds, what it lost, and why."""
+"""The data page: one HTML file with a data set's content, its lost rows, and the reasons."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,25 +33,25 @@ THUMBNAIL = 420
 TURNS_SHOWN = 6
 CHARACTERS_SHOWN = 500
 RAW_SHOWN = 1_500
-"""Characters of a turn, and of a rejected row."""
+"""Characters that are shown of a turn, and of a rejected row."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """The beginning of a text, and how many characters follow that are not shown."""
+    """The beginning of a text, and the number of characters that are not shown."""
 
     text: str
     more: int
 
     @classmethod
     def beginning(cls, text: str, shown: int) -> "Text":
-        """Give the first `shown` characters of a text."""
+        """Return the first `shown` characters of a text."""
         return cls(text[:shown], max(0, len(text) - shown))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of a data file. turns: who speaks, and what, of the first ones; more: how many follow."""
+    """A row of a data file. turns: speaker and text of the first ones; more: the number of others."""
 
     file: str
     id: str
@@ -64,7 +64,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reject:
-    """A rejected row. row: the quarantine's line (its raw part left out). raw: the row itself."""
+    """A rejected row. row: the quarantine's line without the raw row. raw: the raw row."""
 
     row: QuarantinedRow
     raw: Text
@@ -72,9 +72,9 @@ class Reject:
 
 @dataclass(frozen=True)
 class SplitPictures:
-    """The pictures that a raw split names. Lists hold a name and how many pictures, the most frequent first.
+    """The pictures that a raw split names. Lists have names with numbers of pictures, the most frequent first.
 
-    formats, rewritten: of those usable. unusable: by reason. missing: by source.
+    formats, rewritten: of the usable ones. unusable: by reason. missing: by source.
     """
 
     name: str
@@ -88,10 +88,10 @@ class SplitPictures:
 
 @dataclass(frozen=True)
 class DataPage:
-    """What the page shows.
+    """The page's facts.
 
-    sources: rows kept, the largest first; more_sources: how many follow. pictures: of each raw split; none where nobody
-    looked at them. near: null where there are no test rows. rejects: the first ones of every reason.
+    sources: those of the kept rows, the largest first; more_sources: the number of others. pictures: those of each raw
+    split; none if they were not checked. near: null without test rows. rejects: the first ones of every reason.
     """
 
     title: str
@@ -117,13 +117,13 @@ def data_page(
     limits: PictureLimits,
     near_duplicates: NearDuplicates,
 ) -> str:
-    """Give the page.
+    """Return the page.
 
-    data: the data set's folder, as `validate_sharegpt` and `find_near_duplicates` left it.
-    manifests: the image manifest of each raw split. store: the data set's picture store. limits: of its pictures.
-    near_duplicates: how they were looked for, and whether their train rows were rejected.
+    data: the data set's folder with the files of `validate_sharegpt` and `find_near_duplicates`.
+    manifests: the image manifest of each raw split. store: the data set's picture store. limits: those of its pictures.
+    near_duplicates: how they were searched, and whether their train rows were rejected.
 
-    Raises VlmflowError where a file holds a damaged line.
+    Raises VlmflowError if a file has a damaged line.
     """
     stats = read_account(data / "stats.json", Stats)
     facts = {name: row_facts(data / f"{name}.jsonl", SAMPLES.get(name, 0)) for name in FILES}
@@ -153,7 +153,7 @@ def data_page(
 
 
 def _files(raw: list[RawFile]) -> str:
-    """Name the files of one raw split."""
+    """Return the names of the files of one raw split."""
     first = Path(raw[0].file).name
     return first if len(raw) == 1 else f"{first} ({len(raw)} files)"
 
@@ -210,7 +210,7 @@ def _pictures(split: str, counts: PictureCounts) -> SplitPictures:
 
 
 def _sample(file: str, row: Row, store: Path | None, limits: PictureLimits) -> Sample:
-    """Give a row as the page shows it; store: None where pictures were skipped, and their names were never checked."""
+    """Return a row as the page shows it. store: None if pictures were skipped, since their names are unchecked."""
     return Sample(
         file,
         row.id,

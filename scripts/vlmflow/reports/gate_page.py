@@ -1,4 +1,4 @@
-"""The gate page: what the smoke run of a run found, and what the full run will take."""
+"""The gate page: the results of the smoke run, and the estimate of the full run."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from vlmflow.training.accounts import Check, Gate
 
 @dataclass(frozen=True)
 class GatePage:
-    """What the page shows."""
+    """The page's facts."""
 
     run: str
     title: str
@@ -20,7 +20,7 @@ class GatePage:
 
 
 def gate_page(run: str, gate: Gate) -> str:
-    """Give the gate of a run (`gate.json`) as an HTML page: checks, figures, the full run's estimate."""
+    """Return the gate of a run (`gate.json`) as an HTML page: checks, figures, the estimate of the full run."""
     lengths = gate.lengths
     page = GatePage(
         run,

@@ -1,7 +1,7 @@
-"""Counts of a number over any many rows, in bounded memory, and the bins in which a page draws them.
+"""Counts a number over many rows in bounded memory, and computes the bins in which a page draws them.
 
-numpy's histogram wants all numbers at once, or the edges of the bins beforehand; here numbers come one by one, and
-their range is known at the end.
+numpy's histogram needs all numbers at once, or the edges of the bins in advance. Here numbers come one by one, and
+their range is known only at the end.
 """
 
 from bisect import bisect_right
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 MOST_COLUMNS = 16
-"""Columns of a chart of whole numbers; what is above the last one is counted in it."""
+"""Columns of a chart of whole numbers; the last one includes larger numbers."""
 
 STEPS = [0, 1, 2, 3, 5, 7, *(step * 10**power for power in range(12) for step in (10, 15, 20, 30, 50, 70))]
-"""The edges of wide bins: about equally far apart on a logarithmic scale, and known to two digits."""
+"""The edges of wide bins: about equally spaced on a logarithmic scale, with two digits."""
 
 
 class Histogram:
-    """How often which number occurs.
+    """The frequencies of numbers.
 
-    Numbers from 100 on are counted by their first two digits, so that no more than about 90 counts per power of ten
-    are held, however many rows there are. Count, sum, smallest and largest are exact.
+    Numbers from 100 on are counted by their first two digits, so that memory needs at most about 90 counts per power of
+    ten for any number of rows. Count, sum, smallest and largest are exact.
     """
 
     def __init__(self, values: Iterable[int] = ()) -> None:
@@ -41,11 +41,11 @@ class Histogram:
         self.smallest = value if self.smallest is None else min(self.smallest, value)
 
     def items(self) -> Iterable[tuple[int, int]]:
-        """Give the numbers that occur, smallest first, with how often."""
+        """Return the numbers with their frequencies, the smallest first."""
         return sorted(self._counts.items())
 
     def quantile(self, share: float) -> int:
-        """Give the smallest number that `share` of all are not above, to two digits; 0 where there are none."""
+        """Return the quantile for `share`, to two digits; 0 without numbers."""
         seen = 0
         for value, count in self.items():
             seen += count
@@ -64,7 +64,7 @@ class Bin:
 
 
 def integer_bins(series: Mapping[str, Histogram], domain: Sequence[int] | None = None) -> list[Bin]:
-    """Give a bin for every number of `domain`, or else for every number that occurs in a series."""
+    """Return a bin for every number of `domain`, or else for every number that occurs in a series."""
     if domain is None:
         domain = sorted({value for histogram in series.values() for value, _ in histogram.items()})
     shown = list(domain[:MOST_COLUMNS])
@@ -75,7 +75,7 @@ def integer_bins(series: Mapping[str, Histogram], domain: Sequence[int] | None =
 
 
 def wide_bins(series: Mapping[str, Histogram]) -> list[Bin]:
-    """Give bins that grow with the numbers (STEPS), from the smallest number that occurs to the largest."""
+    """Return bins that grow with the numbers (STEPS), from the smallest number to the largest."""
     smallest = [histogram.smallest for histogram in series.values() if histogram.smallest is not None]
     if not smallest:
         return []
@@ -101,7 +101,7 @@ def _bins(series: Mapping[str, Histogram], starts: list[int], labels: list[str])
 
 
 def short(number: float) -> str:
-    """Write a number in few characters: 950, 2k, 1.5M."""
+    """Format a number in few characters: 950, 2k, 1.5M."""
     for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= unit:
             return f"{number / unit:.3g}{name}"

@@ -1,4 +1,4 @@
-"""The lengths page: one HTML file that says how many tokens a run's rows have, and which max_length they need."""
+"""The lengths page: one HTML file with the tokens of a run's rows, and the max_length that they need."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from vlmflow.rows.data_rows import lines_of
 
 @dataclass(frozen=True)
 class LengthsPage:
-    """What the page shows. longest: of each data file, the longest first."""
+    """The page's facts. longest: the longest rows of each data file, the longest first."""
 
     title: str
     subtitle: str
@@ -28,7 +28,7 @@ class LengthsPage:
 
 
 class Length(msgspec.Struct):
-    """What the page reads of a line of `lengths/RUN/SPLIT.jsonl`."""
+    """The fields of a line of `lengths/RUN/SPLIT.jsonl` that the page reads."""
 
     id: str
     start: int
@@ -40,7 +40,7 @@ class Length(msgspec.Struct):
 class Tokens:
     """The tokens of one data file's rows.
 
-    over_long: how many rows have more than `max_length`. places: the bytes of the rows `named`, by their id.
+    over_long: the number of rows with more than `max_length`. places: the bytes of the rows `named`, by their id.
     """
 
     def __init__(self, lengths: Path, max_length: int, named: Collection[str]) -> None:
@@ -61,12 +61,12 @@ class Tokens:
 def lengths_page(
     run: str, lengths: Mapping[str, Path], rows: Mapping[str, Path], summary: Path, max_length: int
 ) -> str:
-    """Give the page.
+    """Return the page.
 
-    lengths, rows: the lengths file, and the rows that were measured, of train and of val.
+    lengths, rows: the lengths file, and the measured rows, of train and of val.
     max_length: the run's own (train.max_length).
 
-    Raises VlmflowError where a file holds a damaged line.
+    Raises VlmflowError if a file has a damaged line.
     """
     account = read_account(summary, LengthSummary)
     named = {split: long_rows(split, account.splits[split]) for split in lengths}

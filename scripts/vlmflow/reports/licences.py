@@ -1,4 +1,4 @@
-"""Whose data a model was trained on, and under which licence: stated, or unknown, and never guessed."""
+"""The sources and licences of a model's training data: a licence is stated or unknown, never guessed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ from vlmflow.rows.data_rows import Row, lines_of
 
 UNKNOWN = "unknown"
 SHOWN = 40
-"""Sources of a kind that the model card lists, the largest first."""
+"""The most sources of a kind that the model card lists, the largest first."""
 
 
 class LicenceOfSource(msgspec.Struct):
-    """The training rows that come from a source, and its licence; one source may have several licences."""
+    """The training rows of a source, and its licence; one source may have several licences."""
 
     source: str
     rows: int
@@ -24,21 +24,21 @@ class LicenceOfSource(msgspec.Struct):
 
 
 class StatedLicences(msgspec.Struct):
-    """What is stated of the data that a run was trained on, in `provenance.json`; UNKNOWN where nothing is."""
+    """The stated facts about a run's training data, in `provenance.json`; UNKNOWN if nothing is stated."""
 
     dataset: str
 
     sources: list[str]
-    """The data set's addresses on the hub; of files of this machine the names alone."""
+    """The data set's addresses on the hub; local files only by name."""
 
     licence: str
-    """Of the data set."""
+    """The licence of the data set."""
 
     questions: list[LicenceOfSource]
-    """By the rows' source, that with the most rows first."""
+    """By the rows' source, the one with the most rows first."""
 
     pictures: list[LicenceOfSource]
-    """By the first folder of the pictures' paths, likewise."""
+    """By the first folder of the pictures' paths, in the same order."""
 
 
 def stated_licences(
@@ -49,13 +49,13 @@ def stated_licences(
     picture_licences: Mapping[str, str],
     rows: Path,
 ) -> StatedLicences:
-    """Gather what is stated of the data that a run was trained on.
+    """Collect the stated facts about a run's training data.
 
     addresses: the data set's sources in the configuration. licence, source_licences: see docs/config.md.
-    picture_licences: those of picture_sources, by the beginnings of the pictures' paths; source_licences go first.
-    rows: the training rows.
+    picture_licences: those of picture_sources, by the beginnings of the pictures' paths; source_licences take
+    precedence. rows: the training rows.
 
-    Raises VlmflowError where a line is no row.
+    Raises VlmflowError if a line is not a row.
     """
     beginnings = sorted(picture_licences.items(), key=lambda item: -len(item[0]))
 
@@ -73,7 +73,7 @@ def stated_licences(
 
 
 def _stated(name: str, beginnings: list[tuple[str, str]]) -> str:
-    """Give the licence of the longest beginning that a picture's path has, in any of its spellings."""
+    """Return the licence of the longest matching beginning of a picture's path, in any of its spellings."""
     for spelling in spellings(name.removesuffix(REWRITTEN_SUFFIX)) if beginnings else ():
         for beginning, licence in beginnings:
             if spelling.startswith(beginning):
@@ -82,7 +82,7 @@ def _stated(name: str, beginnings: list[tuple[str, str]]) -> str:
 
 
 def _public(address: str) -> str:
-    """Give an address on the hub as it is, and of a file of this machine the name alone."""
+    """Return an address on the hub unchanged, and only the name of a local file."""
     source = parse_source(address)
     return str(source) if isinstance(source, HubSource) else source.name
 
@@ -93,7 +93,7 @@ def _listed(counts: Counter[tuple[str, str]]) -> list[LicenceOfSource]:
 
 
 def licence_section(stated: StatedLicences) -> str:
-    """Write the model card's section of what `stated_licences` gave, as Markdown."""
+    """Return the model card's section with the result of `stated_licences`, as Markdown."""
     head = "| what | training rows | licence |\n|---|---:|---|"
     lines = [f"| data set {_code(stated.dataset)} | | {_cell(stated.licence)} |"]
     for listed, what in ((stated.questions, "questions from"), (stated.pictures, "pictures of")):
@@ -110,13 +110,13 @@ not a permission. The base model has its own licence.
 
 
 def hub_datasets(stated: StatedLicences) -> list[str]:
-    """Give the hub's names of the data sets, for a model card's metadata."""
+    """Return the hub's names of the data sets, for a model card's metadata."""
     sources = (parse_source(source) for source in stated.sources)
     return sorted({source.repo for source in sources if isinstance(source, HubSource)})
 
 
 def _code(text: str) -> str:
-    """Give a text of the data's as code in a table's cell; nothing in it is Markdown any more."""
+    """Return a text from the data as code in a table's cell, without effective Markdown."""
     return f"`{_cell(text).replace('`', chr(39))}`"
 
 

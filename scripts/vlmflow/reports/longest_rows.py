@@ -1,4 +1,4 @@
-"""The longest rows of a run: how long, and a look at each, for the pages that name them."""
+"""The longest rows of a run, with lengths and questions, for the pages that name them."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,9 @@ QUESTION_SHOWN = 160
 
 @dataclass(frozen=True)
 class LongRow:
-    """One row. question: the beginning of what it asks; "" where the page's stage does not read the rows.
+    """One row. question: its beginning; "" if the page's stage does not read the rows.
 
-    turns: how many it has, a system prompt left out. source: as the raw row says.
+    turns: their number without a system prompt. source: as in the raw row.
     """
 
     split: str
@@ -34,16 +34,16 @@ class LongRow:
 
 
 def long_rows(split: str, lengths: SplitLengths) -> list[LongRow]:
-    """Give the longest rows of an account, without a look at them."""
+    """Return the longest rows of an account, without their questions."""
     return [LongRow(split, row.id, row.tokens, row.picture_tokens) for row in lengths.longest]
 
 
 def with_looks(rows: Iterable[LongRow], file: Path, places: Mapping[str, tuple[int, int]]) -> list[LongRow]:
-    """Give the rows of one data file with a look at each.
+    """Return the rows of one data file with their questions.
 
-    places: where a row stands in the file (its first byte, and the one behind its last), by its id.
+    places: the bytes of a row in the file, from start to end (exclusive), by its id.
 
-    Raises VlmflowError where there is no row at its place.
+    Raises VlmflowError if there is no row at its place.
     """
     return [_with_look(row, file, *places[row.id]) for row in rows]
 

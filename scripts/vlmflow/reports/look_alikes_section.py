@@ -1,4 +1,4 @@
-"""The near-duplicates on the data page: how many, and the nearest of them side by side."""
+"""The near-duplicates on the data page: their number, and the nearest of them in pairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ QUESTION_SHOWN = 300
 
 @dataclass(frozen=True)
 class Pair:
-    """A near-duplicate, as the page shows it. pictures: of train and of test; none of two questions.
+    """A near-duplicate on the page. pictures: those of train and of test; none for two questions.
 
-    names: of pictures or rows, with their split. question: what both ask, from its beginning.
+    names: those of pictures or rows, with their split. question: the beginning of the common question.
     """
 
     pictures: list[Shown]
@@ -38,9 +38,9 @@ class Pair:
 class LookAlikes:
     """All near-duplicates.
 
-    distance, dropped: near_duplicates.picture_distance and drop. looked: pictures were compared; there may be none.
-    pictures, questions: how many of either kind. rows: train rows that name these pictures. same: how many of them ask
-    what the test split asks. nearest: the first ones to show.
+    distance, dropped: near_duplicates.picture_distance and drop. looked: whether pictures were compared.
+    pictures, questions: the numbers of both kinds. rows: train rows that name these pictures. same: the number of these
+    with a question of the test split. nearest: the first ones to show.
     """
 
     distance: int
@@ -54,11 +54,11 @@ class LookAlikes:
 
 
 def look_alikes(pairs: Path, store: Path, limits: PictureLimits, settings: NearDuplicates, looked: bool) -> LookAlikes:
-    """Gather what the page says of near-duplicates.
+    """Collect the page's facts about near-duplicates.
 
-    pairs: what `find_near_duplicates` wrote. store: the data set's picture store. limits: of its pictures.
-    settings: how they were looked for, and whether their train rows were rejected.
-    looked: the pictures were compared; there may be none.
+    pairs: the file of `find_near_duplicates`. store: the data set's picture store. limits: those of its pictures.
+    settings: how they were searched, and whether their train rows were rejected.
+    looked: whether pictures were compared.
     """
     found = LookAlikes(settings.picture_distance, settings.drop, looked)
 

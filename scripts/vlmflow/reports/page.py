@@ -1,7 +1,7 @@
 """Pages for people: a template of `templates/`, filled with facts. A page loads nothing and runs nothing.
 
-All HTML is in the templates; the modules beside this one gather the facts of a page, as typed values. Every value is
-escaped where it is put in, and a value that a template misspells is an error (StrictUndefined).
+All HTML is in the templates; the other modules of this folder collect the facts of a page, as typed values. The
+templates escape every value, and a misspelt name in a template is an error (StrictUndefined).
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ ENVIRONMENT = Environment(
     keep_trailing_newline=True,
 )
 ENVIRONMENT.filters |= {"n": "{:,}".format, "share": "{:.1%}".format, "css": lambda share: f"{100 * share:.2f}%"}
-"""n: a count with thousands marked. share: a part of 1 as people read it. css: the same as a length in a style."""
+"""n: a count with thousands separators. share: a share of 1 for people. css: the same as a length in a style."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure at the top of a page. note: what it is counted in, or how it is meant."""
+    """One figure at the top of a page. note: its unit or meaning."""
 
     label: str
     value: str
@@ -35,5 +35,5 @@ class Tile:
 
 
 def render(template: str, page: Any) -> str:
-    """Give a page. template: a file of `templates/`. page: its facts, which the template calls `page`."""
+    """Return a page. template: a file of `templates/`. page: its facts, which the template calls `page`."""
     return ENVIRONMENT.get_template(template).render(page=page)

@@ -1,4 +1,4 @@
-"""Where merged weights come from: digests of everything from the raw file to the weights, and how to read it."""
+"""The provenance of merged weights: digests of everything from the raw file to the weights, and the model card."""
 
 import json
 from pathlib import Path
@@ -27,10 +27,10 @@ def provenance(
     stated: StatedLicences,
     sees_pictures: bool,
 ) -> Provenance:
-    """Gather what the stages left.
+    """Collect the provenance from the stages' accounts.
 
-    stats: the data set's account. manifest: of the base model. smoke, full: the training's folders.
-    sees_pictures: the merged model has a processor for them.
+    stats: the data set's account. manifest: that of the base model. smoke, full: the training's folders.
+    sees_pictures: whether the merged model has a processor for pictures.
     """
     report = read_account(full / "report.json", TrainingReport)
     return Provenance(
@@ -51,7 +51,7 @@ def provenance(
         merged={
             name: file.sha256
             for name, file in proof.files.items()
-            if name not in WRITTEN_AFTERWARDS  # a base may bring such files, which these facts and their card replace
+            if name not in WRITTEN_AFTERWARDS  # a base may have such files, which ours replace
         },
         git_commit=proof.git_commit,
         versions=proof.versions,
@@ -59,7 +59,7 @@ def provenance(
 
 
 def model_card(facts: Provenance) -> str:
-    """Write the README.md of merged weights from their provenance, with the hub's metadata block on top."""
+    """Return the README.md of merged weights from their provenance, with the hub's metadata block on top."""
     data, training, base, verified = facts.data, facts.training, facts.base_model, facts.verification
     best = training.best
     counts = "\n".join(f"| {name} | {' | '.join(map(str, rows.went))} |" for name, rows in data.splits.items())
@@ -108,9 +108,9 @@ adapter is from step {best.step}, which has the lowest validation loss: {best.ev
 
 
 def how_to_ask(sees_pictures: bool, modality: str) -> str:
-    """Give the lines of Python that ask the merged model something.
+    """Return lines of Python that ask the merged model a question.
 
-    sees_pictures: it has a processor for them. modality: of the rows that it was trained on.
+    sees_pictures: whether it has a processor for pictures. modality: that of its training rows.
     """
     if sees_pictures:
         name, reader, auto = "processor", "AutoProcessor", "AutoModelForImageTextToText"

@@ -1,4 +1,4 @@
-"""Where every row of a data set went: what the data page and the counts page both show first."""
+"""What happened to every row of a data set: the first part of the data page and of the counts page."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ KINDS = {
     "again": "rejected as duplicates or leaks",
     "unasked": "not requested, left out",
 }
-"""What can become of a row; the keys are names of colours in the stylesheet."""
+"""The possible results of a row; the keys are names of colours in the stylesheet."""
 
 UNREAD_SHOWN = 50
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The rows of a raw split of which the same became. kind: a key of KINDS."""
+    """The rows of a raw split with the same result. kind: a key of KINDS."""
 
     kind: str
     label: str
@@ -31,7 +31,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Split:
-    """A raw split, and what became of its rows."""
+    """A raw split, and the results of its rows."""
 
     name: str
     rows_in: int
@@ -56,7 +56,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Loss(Counted):
-    """The rows that were lost for one reason. kind: a key of KINDS. share: of the costliest reason's rows."""
+    """The rows lost for one reason. kind: a key of KINDS. share: relative to the rows of the costliest reason."""
 
     kind: str
     meaning: str
@@ -65,7 +65,7 @@ class Loss(Counted):
 
 @dataclass(frozen=True)
 class RowAccount:
-    """Where the rows went, the costliest reason first; unread: what of them nobody reads, the most frequent first."""
+    """The results of all rows, the costliest reason first; unread: their unread keys, the most frequent first."""
 
     splits: list[Split]
     rejected: list[Loss]
@@ -79,7 +79,7 @@ class RowAccount:
 
 
 def row_account(stats: Stats) -> RowAccount:
-    """Gather it from a data set's account."""
+    """Collect these facts from a data set's account."""
     return RowAccount(
         [_split(name, counts) for name, counts in stats.splits.items()],
         _losses({name: counts.rejects for name, counts in stats.splits.items()}),
@@ -89,7 +89,7 @@ def row_account(stats: Stats) -> RowAccount:
 
 
 def account_tiles(account: RowAccount) -> list[Tile]:
-    """Give the figures that both pages begin with."""
+    """Return the figures at the top of both pages."""
     rows_in, kept, rejected, left_out = (
         sum(getattr(split, count) for split in account.splits) for count in ("rows_in", "kept", "rejected", "left_out")
     )
@@ -102,7 +102,7 @@ def account_tiles(account: RowAccount) -> list[Tile]:
 
 
 def ranked(counts: dict[str, dict[str, int]]) -> list[Counted]:
-    """Turn counts by split and name into counts by name and split, the most frequent first."""
+    """Convert counts by split and name to counts by name and split, the most frequent first."""
     table: dict[str, dict[str, int]] = {}
     for split, names in counts.items():
         for name, count in names.items():
@@ -119,14 +119,14 @@ def _split(name: str, counts: SplitCounts) -> Split:
 
 
 def _losses(rejected: dict[str, dict[str, int]]) -> list[Loss]:
-    """Give the lost rows by reason; rejected: by raw split and reason."""
+    """Return the lost rows by reason. rejected: by raw split and reason."""
     table = ranked(rejected)
     most = table[0].total if table else 1
     return [Loss(one.name, one.counts, _kind(one.name), _meaning(one.name), one.total / most) for one in table]
 
 
 def _unread(found: UnreadKeys) -> dict[str, int]:
-    """Give what was not read, with the number of rows: keys first, by their names."""
+    """Return what was not read, with the number of rows: keys first, by their names."""
     further, dropped = found.further_unread_keys, found.unanswered_last_turns
     return {
         **found.unread_keys,

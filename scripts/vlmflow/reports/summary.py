@@ -1,4 +1,4 @@
-"""What a finished run made, in a few lines for a person."""
+"""A summary of a finished run, in a few lines for people."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from vlmflow.training.accounts import Gate, TrainingReport
 
 
 def summary(folder: Path, run: str) -> str:
-    """Give the lines for `merged/RUN` in the working directory `folder`.
+    """Return the lines for `merged/RUN` in the working directory `folder`.
 
-    Raises VlmflowError where the run is not finished.
+    Raises VlmflowError if the run is not finished.
     """
     merged = folder / "merged" / run
     facts = read_account(merged / "provenance.json", Provenance)

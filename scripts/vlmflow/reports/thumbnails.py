@@ -1,4 +1,4 @@
-"""Small copies of pictures for a page, as addresses that hold the bytes themselves."""
+"""Small copies of pictures for a page, as data URLs."""
 
 import base64
 import io
@@ -17,22 +17,22 @@ QUALITY = 82
 
 
 RGB_BYTES = 4
-"""Bytes that a pixel of a rewritten copy takes at most on the disk: three, and what PNG adds."""
+"""The most bytes per pixel of a rewritten copy on the disk: three, and PNG's overhead."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture on a page. url: the data URL of its small copy; None where it cannot be shown."""
+    """A picture on a page. url: the data URL of its small copy; None if it cannot be shown."""
 
     url: str | None
     name: str
 
 
 def thumbnail(picture: Path, side: int, limits: PictureLimits) -> str | None:
-    """Give a picture, scaled down to at most `side` pixels, as the data URL of a JPEG of its pixels alone.
+    """Return a picture, scaled down to at most `side` pixels, as the data URL of a JPEG without metadata.
 
-    limits: those by which it was checked. The file may have changed since, so it is checked again; None where it cannot
-    be shown.
+    limits: those with which it was checked. The file may have changed since, so it is checked again; returns None if it
+    cannot be shown.
     """
     max_bytes = max(limits.max_bytes, RGB_BYTES * limits.max_pixels)
     content = read_picture(os.path.realpath(picture), max_bytes)
@@ -47,6 +47,6 @@ def thumbnail(picture: Path, side: int, limits: PictureLimits) -> str | None:
             rgb = image.convert("RGB")
     small = io.BytesIO()
     rgb.thumbnail((side, side))
-    rgb.info.clear()  # no comments, profiles or EXIF blocks of strangers
+    rgb.info.clear()  # drop comments, profiles and EXIF blocks of other people
     rgb.save(small, "JPEG", quality=QUALITY)
     return "data:image/jpeg;base64," + base64.b64encode(small.getvalue()).decode()
