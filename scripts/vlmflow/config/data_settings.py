@@ -145,7 +145,7 @@ class DatasetSettings(Settings):
                 )
 
     def addresses(self, split: str) -> list[str]:
-        """Give the addresses of a raw split's files, without the number of rows to draw; none for a split not there."""
+        """Return the addresses of a raw split's files, without the number of rows to draw; [] for a missing split."""
         return [file for address in self._named(split) for file in files_of(split_sample(address)[0])]
 
     @property

@@ -15,7 +15,7 @@ SHOWN = 500
 """Characters of a value that a message shows."""
 
 COMMAND_LINE = "--config"
-"""Where a value comes from that stands in none of the files."""
+"""The source of a value that is in none of the files."""
 
 SECRET = ("_token", "_secret")
 """Ends of the names of keys whose values go into no message."""

@@ -55,9 +55,9 @@ def split_sample(text: str) -> tuple[str, int | None]:
 
 
 def files_of(address: str) -> list[str]:
-    """Give the addresses of all files that one address stands for: `train-*-of-00004.parquet` is four files.
+    """Return the addresses of all files of one address: `train-*-of-00004.parquet` means four files.
 
-    The number of files stands in the name, so that neither the hub nor a disk has to be asked which they are.
+    The name has the number of files, so neither the hub nor a disk is needed to find them.
     """
     count = SHARDS.search(address)
     if count is None:

@@ -60,13 +60,13 @@ def _lay_over(lower: dict[str, Any], upper: dict[str, Any]) -> None:
 
 
 MOST_VALUES = 100_000
-"""Values that a file may hold once its aliases are written out: ten lines of them can stand for billions."""
+"""The most values of a file with expanded aliases: ten lines of aliases can expand to billions."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one block, and aliases of more than MOST_VALUES, or of themselves.
+    """Refuses a duplicate key in a block, and aliases that expand to more than MOST_VALUES or to themselves.
 
-    Of two keys YAML's own loader takes the last one in silence.
+    YAML's own loader silently uses the last of two equal keys.
     """
 
     def get_single_node(self) -> yaml.Node | None:

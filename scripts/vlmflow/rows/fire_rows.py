@@ -23,9 +23,9 @@ def training_form(form: str, max_history_rounds: int | None) -> Form:
 
 
 def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
-    """Give the function that makes the training rows of one raw FIRE row.
+    """Return the function that makes the training rows of one raw FIRE row.
 
-    limits: of the whole trajectory, whatever of it stands in an example: the timestep form writes a turn many times.
+    limits: those of the whole trajectory, not of an example: the timestep form repeats a turn many times.
     """
     system = from_system(system_prompt)
     unread = Unread((RawRow, RawRow), NESTED)

@@ -25,7 +25,7 @@ class NearDuplicate(msgspec.Struct):
     distance: bits between the pictures' hashes, of 64; 0 for questions.
     rows: how many train rows the picture has; 1 for questions.
     same_questions: how many of them ask what a row of the test picture asks.
-    question: the first such question, normalised; null where there is none.
+    question: the first such question, normalised; null if there is none.
     """
 
     kind: Literal["picture", "question"]
@@ -60,11 +60,11 @@ def find_near_duplicates(
     the store does. tables: the pictures' hashes. distance: in bits.
     one_prompt: all questions are the same: rows are compared by question and answer.
 
-    A train row without a picture whose question stands in the test split to the letter is not named: it is a test row
-    itself, or `validate_sharegpt` left it out. Held in memory are a hash per picture and sixteen bytes per test row
-    without one, not the rows.
+    A train row without a picture whose question is exactly in the test split is not named: it is a test row itself, or
+    `validate_sharegpt` rejected it. Memory holds a hash per picture and sixteen bytes per test row without one, not the
+    rows.
 
-    Raises VlmflowError where a line of an input is damaged.
+    Raises VlmflowError if a line of an input is damaged.
     """
     digests, names = _pictures(manifests)
     test_pictures = {digests[name] for row in lines_of(test, Row) for name in row.images if name in digests}

@@ -44,7 +44,7 @@ REASONS = {
 """Reasons that a conversation gives; those of pictures are in `pictures.image_manifest`, with the prefix `picture_`."""
 
 LEFT_OUT = frozenset({"source_left_out", "not_sampled", "text_only", "has_picture"})
-"""Rows that the configuration does not ask for: they are counted, and do not stand in the quarantine."""
+"""Reasons of rows that the configuration does not select: they are counted, but are not in the quarantine."""
 
 HARMLESS = LEFT_OUT | frozenset({"duplicate", "in_test_split", "near_test_picture", "near_test_question"})
 """Reasons that say nothing against the data, and do not count toward the limit of rejects."""

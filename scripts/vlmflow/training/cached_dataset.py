@@ -21,12 +21,12 @@ DIGESTS = "digests.json"
 def cache_dataset(training: Training, rows: Path, cached: Path, processes: int, what: str) -> None:
     """Write the cached data set of a run into the folder `cached`: train/ and val/, for `--cached_dataset`.
 
-    What ms-swift 4.6 caches are rows in its own form and their lengths, in the order in which the plain way shuffles
-    them: training from it gives the same losses. Pictures stay in the store, and are scaled by the trainers' workers.
+    ms-swift 4.6 caches rows in its own form and their lengths, in the same shuffled order as without a cache, so a
+    training from it gives the same losses. Pictures stay in the store; the trainers' workers scale them.
     rows: the folder of `fit_rows`. what: the stage and run, for messages.
-    processes: read pictures side by side, two at least; whatever their number, the bytes are the same.
+    processes: processes that read pictures, at least two; their number does not change the bytes.
 
-    Raises VlmflowError where ms-swift fails, or where its rows or lengths are not those of `rows`.
+    Raises VlmflowError if ms-swift fails, or if its rows or lengths differ from those of `rows`.
     """
     with tempfile.TemporaryDirectory(prefix="vlmflow-cached-") as scratch:
         folder = Path(scratch)
@@ -41,17 +41,17 @@ def cache_dataset(training: Training, rows: Path, cached: Path, processes: int, 
 
 
 def refuse_changed_cache(cached: Path) -> None:
-    """Refuse a cached data set whose files are no more those that `cache_dataset` wrote.
+    """Refuse a cached data set whose files have changed since `cache_dataset` wrote them.
 
     Raises VlmflowError with their names.
     """
     digests = read_account(cached / DIGESTS, dict[str, str])
-    next_step = f"remove {cached} and run the same command again: it is made anew"
+    next_step = f"remove {cached} and run the same command again: the workflow makes it again"
     refuse_changed("row files", cached, digests, f"cached/{cached.name}", next_step)
 
 
 def arguments(training: Training, cached: Path, processes: int) -> list[str]:
-    """Give the arguments of `swift export`: of the run's settings those that decide over rows, order and lengths."""
+    """Return the arguments of `swift export`: the run's settings that determine rows, order and lengths."""
     settings = training.settings
     return as_words(
         {
