@@ -168,6 +168,7 @@ def test_every_data_set_has_its_page(done: Path) -> None:
     assert "Be brief." in pages["alpaca-json"]
     assert not (done / "images" / "text").exists()
     assert 'src="data:' not in pages["fire-texts"]
+    assert set(speeds(done, "data_page").values()) == {"rows", "pictures"}
 
 
 def test_a_test_share_of_0_gives_an_empty_file(done: Path) -> None:
@@ -218,8 +219,6 @@ def test_every_stage_reports_its_speed(done: Path) -> None:
     checking = {what: unit for what, unit in speeds(done, "validate_sharegpt").items() if "DEBUG checking" in what}
     assert len(checking) > len(DATASETS)
     assert set(checking.values()) == {"rows"}
-    pages = speeds(done, "data_page").values()
-    assert set(pages) == {"rows", "pictures"}
 
 
 def test_a_fixed_row_replaces_the_raw_row(done: Path) -> None:
