@@ -75,7 +75,7 @@ class RuleInputs:
         return [str(file.parent / ".fetched" / f"{file.name}.json") for file in files]
 
     def mended(self, wildcards: Any) -> list[Any]:
-        """The files of mended rows of wildcard `dataset`, in their order; none where there are no such."""
+        """The files of mended rows of wildcard `dataset`, in their order; none if it has none."""
         dataset = wildcards.dataset
         key, files = f"datasets.{dataset}.mended", self._settings.datasets[dataset].mended_files
         return [path for file in files for path in self._local_file(key, file)]

@@ -11,7 +11,7 @@ from vlmflow.core.errors import VlmflowError
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML or JSON file; None where it is empty.
+    """Read a YAML or JSON file; None if it is empty.
 
     Raises VlmflowError with the file, and where it is no YAML, or has a key twice, with line, column, what is wrong
     there, and the line itself.

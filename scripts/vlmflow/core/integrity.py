@@ -115,7 +115,7 @@ def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Rec
 
     doing, what: the work, and what is counted, for people.
 
-    Raises PassingError where a file cannot be read.
+    Raises PassingError if a file cannot be read.
     """
     if not names:
         return {}

@@ -33,7 +33,7 @@ PACKAGES = (
 )
 
 COMMIT_VARIABLE = "VLMFLOW_COMMIT"
-"""Names the commit where there is no checkout, as in an image."""
+"""The environment variable with the commit if there is no checkout, as in an image."""
 
 
 class TensorProof(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ class DamagedArray:
         A broken row loses only the text between two sound ones. A trailing comma before the bracket is not followed by
         a row.
 
-        Raises VlmflowError where the array ends before the file does.
+        Raises VlmflowError if the array ends before the file does.
         """
         with Progress(f"{self._path} is damaged: reading it row by row", 2 * self._end, "bytes") as progress:
             begins = self._begins_of_rows(self._keys_of_rows(progress))

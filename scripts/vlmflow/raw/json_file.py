@@ -39,7 +39,7 @@ class JsonRows:
     columns: the names of a table's columns with what they hold; None for JSON, where each row has keys of its own.
     unread_columns: the names of those that the rows do not hold.
 
-    Raises VlmflowError where the file is missing, empty, no array and no JSON lines, or cut.
+    Raises VlmflowError if the file is missing, empty, truncated, or neither an array nor JSON lines.
     """
 
     columns: dict[str, str] | None = None
@@ -88,7 +88,7 @@ class JsonRows:
         return self.starts[number], self.ends[number]
 
     def line(self, number: int) -> int | None:
-        """Give the line of the file, counted from 1, on which a row begins; None where it has no lines."""
+        """Give the line of the file, counted from 1, on which a row begins; None if it has no lines."""
         start, _ = self.place(number)
         if start is None:
             return None

@@ -33,7 +33,7 @@ class TableRows(JsonRows):
 
     unit: what the progress of reading it counts: rows, or bytes where the number of rows is not known before the end.
 
-    Raises VlmflowError where the file is missing, empty, cut, or not what its name says.
+    Raises VlmflowError if the file is missing, empty, truncated, or not of the type in its name.
     """
 
     unit = "rows"

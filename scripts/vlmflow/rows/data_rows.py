@@ -28,7 +28,7 @@ class Row(msgspec.Struct):
 def lines_of(file: Path, form: type[Line]) -> Iterator[Line]:
     """Yield every line of a file, decoded; says how far it has come.
 
-    Raises VlmflowError where one is not of this form.
+    Raises VlmflowError if one is not of this form.
     """
     decoder = msgspec.json.Decoder(form)
     with file.open("rb") as lines, Progress(f"reading {file}", count_lines(file), "rows") as progress:

@@ -63,7 +63,7 @@ class Verdict(Grouped, array_like=True, gc=False, frozen=True):
 class Grouping:
     """What decides over a row's split, so that rows that belong together stay together.
 
-    pictures: what `resolve_images` found for every path that the rows name. None where it did not look: then a
+    pictures: what `resolve_images` found for every path that the rows name. None if it did not look: then a
     picture goes by its name, and a row without one by its prompt.
     modality: "image" or "text": whether every row has a picture, or none.
     one_prompt: the prompt is always the same: a row without a picture goes by its prompt and answer.
@@ -124,7 +124,7 @@ class CheckedRows:
 
         raw_rows: how many raw rows the split has.
 
-        Raises VlmflowError where a line tells not even which raw row it comes from.
+        Raises VlmflowError if a line does not even name its raw row.
         """
         self._spool = spool
         self._ends = [0]

@@ -48,7 +48,7 @@ def validated_data(
     """Give a data set that passed validation and has not changed since.
 
     stats: the account that `validate_sharegpt` wrote beside the rows. picture_store: the folder of all stores.
-    manifests: the image manifests of the rows' pictures; none where rows have no pictures.
+    manifests: the image manifests of the rows' pictures; none if rows have no pictures.
 
     Raises VlmflowError if rows or pictures have changed, a picture is missing, or the pictures were not checked.
     """
@@ -77,7 +77,7 @@ def with_pictures(
     account: the file that records `form` and `digests`: SHA-256 by file name, and under "pictures" that of all
     pictures (`pictures_digest`). pictures: the data set's store.
 
-    Raises VlmflowError where a picture has changed or is missing.
+    Raises VlmflowError if a picture has changed or is missing.
     """
     entries = entries_named(pictures_in(train, val), manifests)
     if pictures_digest(entries) != digests["pictures"]:

@@ -42,7 +42,7 @@ class SplitFiles:
 
     raw: its files, in the order in which their rows are numbered.
     pictures: the image manifest; None if the pictures were not checked, or there are none.
-    unread: the converter's account of what it did not read; None where it is not wanted.
+    unread: the converter's account of what it did not read; None if it is not wanted.
     """
 
     split: str

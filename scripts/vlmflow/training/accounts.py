@@ -19,7 +19,7 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class TrainingDigests(msgspec.Struct, frozen=True):
-    """What a training was made of, and what it made.
+    """The digests of a training's inputs and outputs.
 
     job: `Training.digest`, the name of its run folder. data, model: `TrainingData.digest`, `BaseModel.digest`.
     adapter, adapter_config: SHA-256 of the best checkpoint's files.
@@ -33,13 +33,13 @@ class TrainingDigests(msgspec.Struct, frozen=True):
 
 
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished training was (`checkpoints/RUN/{smoke,full}/report.json`).
+    """The report of a finished training (`checkpoints/RUN/{smoke,full}/report.json`).
 
-    steps, target: optimizer steps made, and those of the whole run; fewer only where it ended early.
-    sessions: how often trainers were started. world_size: trainers side by side.
+    steps, target: optimizer steps made, and those of the whole run; fewer only if it ended early.
+    sessions: how often trainers were started. world_size: parallel trainers.
     seconds: spent in training steps and evaluations over all sessions, without start-up. tokens: those trained on,
-    padding not counted. tokens_per_second: null where no time was measured.
-    peak_memory: bytes per process of the last session; none where it did not end by itself.
+    without padding. tokens_per_second: null if no time was measured.
+    peak_memory: bytes per process of the last session; none if that did not end by itself.
     losses: of every step; left out in `provenance.json`. eval_losses: of every evaluation, on the val split.
     settings: the run's `train` block. versions: of packages, by name.
     """
@@ -66,7 +66,7 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One question that the gate asks, the answer, and what it rests on."""
+    """One check of the gate, its result, and the figures behind it."""
 
     check: str
     passed: bool
@@ -74,10 +74,10 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class FullRun(msgspec.Struct, frozen=True):
-    """What the full run will take, by the speed of the smoke run.
+    """The estimate of the full run from the speed of the smoke run.
 
-    left_over: the rows that no pass trains on, by id. tokens: trained on. evaluated_tokens: of all evaluations.
-    readable: all of it for people.
+    left_over: the ids of the rows that no pass trains on. tokens: those trained on. evaluated_tokens: those of all
+    evaluations. readable: the estimate for people.
     """
 
     steps: int
@@ -89,10 +89,11 @@ class FullRun(msgspec.Struct, frozen=True):
 
 
 class PlannedMerge(msgspec.Struct, frozen=True):
-    """What a merge of the smoke run's adapter would do.
+    """The plan of a merge of the smoke run's adapter.
 
-    tensors, touched: of the base, and those that the adapter changes. layers: how many of each kind are touched.
-    rounding_leaves: see `MergePlan.rounding_leaves`. logits_may_be_inconclusive: rounding leaves too little.
+    tensors, touched: the number of the base's tensors, and of those that the adapter changes. layers: the number of
+    touched ones of each kind. rounding_leaves: see `MergePlan.rounding_leaves`. logits_may_be_inconclusive: whether
+    rounding keeps too little.
     """
 
     tensors: int
@@ -103,7 +104,7 @@ class PlannedMerge(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """The verdict over a smoke run (`checkpoints/RUN/smoke/gate.json`).
+    """The verdict on a smoke run (`checkpoints/RUN/smoke/gate.json`).
 
     peak_memory, tokens_per_second: as in the smoke run's report. lengths: of all rows of the train split that fit.
     fitted: what became of the rows, by split ("train", "val").
