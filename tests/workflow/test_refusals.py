@@ -40,6 +40,16 @@ def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Pa
     assert "Traceback" not in output
 
 
+def test_an_unset_variable_in_the_address_of_the_targets_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLMFLOW_BUCKET", raising=False)
+    done = call(tmp_path, "-n", "--profile", str(ROOT / "profiles" / "kubernetes-s3"), "--", "merged/qwen3vl-fire")
+    assert done.returncode != 0
+    assert "s3://$VLMFLOW_BUCKET: the environment variable VLMFLOW_BUCKET is not set" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 BOMB = "a: &a [x]\n" + "".join(
     f"{key}: &{key} [{','.join(['*' + before] * 30)}]\n" for before, key in pairwise("abcdefg")
 )

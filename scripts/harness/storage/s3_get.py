@@ -1,5 +1,6 @@
 """Downloads a folder that a run made in S3: `python -m harness.storage.s3_get s3://BUCKET/merged/RUN FOLDER`."""
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -40,7 +41,11 @@ def main(address: str, local: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m harness.storage.s3_get", description=__doc__)
+    parser.add_argument("address", help="s3://BUCKET/FOLDER")
+    parser.add_argument("folder", type=Path, help="where to put it; it must not exist")
+    given = parser.parse_args()
     try:
-        main(sys.argv[1], Path(sys.argv[2]))
+        main(given.address, given.folder)
     except VlmflowError as error:
         sys.exit(str(error))
