@@ -1,5 +1,5 @@
 # `make` alone lists all commands.
-# Everything runs in .venv, installed from the hash-locked files in envs/ by a pinned uv.
+# Everything runs in .venv, installed from the hash-locked files in envs/ by one version of uv.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

@@ -1,4 +1,4 @@
-"""Prints a table of what a cluster has and lacks for the configuration's runs; exit code 0 if it is ready.
+"""Print a table of what a cluster has and lacks for the configuration's runs; exit code 0 if it is ready.
 
 Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes about four short Jobs and removes them.
 """
@@ -30,7 +30,7 @@ def main(
     patience: float,
     max_threads: int | None = None,
 ) -> int:
-    """Print the checks; returns the exit code."""
+    """Print the findings; returns the exit code."""
     settings = check_config(read_layers([*LAYERS, *files]), [*LAYERS, *files])
     unknown = [run for run in runs if run not in settings.runs]
     if unknown:

@@ -25,7 +25,7 @@ from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.checkpoint import read_checkpoint, refuse_changed_adapter
 
 RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")
-"""A run folder's name: the digest of its job, with a number if it was set aside."""
+"""A run folder's name: the digest of its training, with a number if it was set aside."""
 
 HUB_FOLDER = re.compile(r".+--.+@[0-9a-f]{40}")
 """The folder of a store for a repository at a commit (`store_folder`)."""

@@ -1,4 +1,4 @@
-"""The result of one check, and checks as a table or JSON."""
+"""The doctor's findings, and how they are printed: as a table or JSON."""
 
 import json
 from collections.abc import Iterable
@@ -26,12 +26,12 @@ class Finding:
 
 
 def is_ready(checks: Iterable[Finding]) -> bool:
-    """Return whether no check failed."""
+    """Return whether no finding prevents a run."""
     return all(check.state != "fail" for check in checks)
 
 
 def as_line(check: Finding, colours: bool) -> str:
-    """Format one check for people, with its next step on a separate line. colours: use ANSI codes."""
+    """Format one finding for people, with its next step on a separate line. colours: use ANSI codes."""
     word, code = MARKS[check.state]
     mark = f"\x1b[{code}m{word:<5}\x1b[0m" if colours else f"{word:<5}"
     found = check.found.replace("\n", "\n" + " " * 27)
@@ -40,5 +40,5 @@ def as_line(check: Finding, colours: bool) -> str:
 
 
 def as_json(checks: list[Finding]) -> str:
-    """Format the checks for programs: {"ready": bool, "checks": [{what, state, found, next_step}]}."""
+    """Format the findings for programs: {"ready": bool, "checks": [{what, state, found, next_step}]}."""
     return json.dumps({"ready": is_ready(checks), "checks": [asdict(check) for check in checks]}, indent=1)

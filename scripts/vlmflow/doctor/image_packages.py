@@ -11,7 +11,7 @@ LOCKED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\
 
 
 def locked_versions(lock: Path, python: str) -> dict[str, str]:
-    """Return name and version of every package that a lock file pins for a version of Python ("3.12.1")."""
+    """Return name and version of every package in a lock file, for a version of Python ("3.12.1")."""
     environment = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2])}
     return {
         _canonical(name): version

@@ -103,7 +103,7 @@ class DatasetWriter:
     def pictures_digest(self) -> str:
         """Give one SHA-256 over names and contents of the pictures of train and val, which must stay the same.
 
-        It is that of `manifest.pictures_digest`.
+        It is that of `image_manifest.pictures_digest`.
         """
         digest = hashlib.sha256()
         for name, content in sorted(self.pictures.items()):
@@ -127,7 +127,7 @@ def validate(
     """Write train, val, test and quarantine as JSON lines into `folder`, and give the account of every row.
 
     mended: edited quarantine files whose rows took the place of raw rows.
-    find_look_alikes: gives the pictures that train rows must not have; None for no such check.
+    find_look_alikes: gives the pictures that train rows must not have; by default none.
     columns: see `open_rows`.
 
     If a split is refused, the quarantine stays as `quarantine.jsonl.part`, and no other file gets its name.
