@@ -5,7 +5,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.files import read_json, remove, whole_folder
+from vlmflow.core.files import FOLDER_MARK, read_json, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT
@@ -52,7 +52,7 @@ def main(
     stated = stated_licences(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
     with whole_folder(published) as folder:
         take_over(verified, folder)
-        for ours in (PROOF, ".snakemake_timestamp", "README.md"):  # the base's README is not this model's card
+        for ours in (PROOF, FOLDER_MARK, "README.md"):  # the base's README is not this model's card
             remove(folder / ours)
         sees_pictures = "vision_config" in read_json(folder / "config.json")
         facts = provenance(published.name, stats, base, smoke, full, proof, stated, sees_pictures)

@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.run_settings import VerifySettings
 from vlmflow.config.settings import Settings
-from vlmflow.core.files import remove, whole_folder
+from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT, pictures_of
@@ -58,7 +58,7 @@ def main(
     compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)
     named = {name for row in compared for name in row.images}
     refuse_changed_pictures(store, entries_named(named, pictures or []).values())
-    remove(merged / ".snakemake_timestamp")  # Snakemake's own mark in a folder that a rule made
+    remove(merged / FOLDER_MARK)
     tensors, logits = verify_tensors(base.folder, full, merged, base.files, threads), None
     if settings.verify.logits:
         log.info(

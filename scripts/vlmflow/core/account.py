@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, write_json
+from vlmflow.core.files import read_json, target_of, write_json
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def read_account(path: Path, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise OtherVersionError(
             f"{path}: {_in_plain_words(error)}",
-            "another version of vlmflow may have written it: remove it and run the same command again",
+            f"another version of vlmflow may have written it: remove {target_of(path)} and run the same command again",
         ) from None
 
 

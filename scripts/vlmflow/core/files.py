@@ -19,6 +19,8 @@ from vlmflow.core.errors import PassingError, VlmflowError
 UNFINISHED = ".part"
 """Suffix of a file or folder that is still being written; nothing reads such a name as a result."""
 
+FOLDER_MARK = ".snakemake_timestamp"
+"""Snakemake's own mark in a folder that a rule made."""
 
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same name."""
@@ -171,7 +173,15 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise VlmflowError(f"{path}: {error}", "remove it and run the same command again") from None
+        raise VlmflowError(f"{path}: {error}", f"remove {target_of(path)} and run the same command again") from None
+
+
+def target_of(path: Path) -> Path:
+    """Return the target that has a file: its folder if a rule made the folder, or else the file itself.
+
+    Without the file alone, such a folder would still count as made.
+    """
+    return path.parent if (path.parent / FOLDER_MARK).exists() else path
 
 
 def sha256_of(path: Path) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import FOLDER_MARK
 from vlmflow.core.integrity import Record, read_files, refuse_changed, remember
 
 PROOF = "proof.json"
@@ -150,7 +151,7 @@ def read_proof(folder: Path) -> Proof:
     found = {
         file.relative_to(folder).as_posix(): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
     }
-    ours = {PROOF, ".snakemake_timestamp"}  # the second is Snakemake's mark in a folder that a rule made
+    ours = {PROOF, FOLDER_MARK}
     changed = sorted(name for name in (proven.keys() | found.keys()) - ours if proven.get(name) != found.get(name))
     again = f"remove {folder} and run the same command again: the workflow merges and proves it again"
     if changed:

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import write_json
+from vlmflow.core.files import FOLDER_MARK, write_json
 
 
 class Rows(msgspec.Struct):
@@ -68,7 +68,18 @@ def test_an_account_of_another_shape_is_refused_with_its_field(tmp_path: Path, c
     with pytest.raises(VlmflowError, match=re.escape(fault)) as error:
         read_account(tmp_path / "account.json", Account)
     assert error.value.cause.endswith(fault)
-    assert "run the same command again" in error.value.next_step
+    assert f"remove {tmp_path / 'account.json'} and run the same command again" in error.value.next_step
+
+
+@pytest.mark.parametrize("content", ["{}", "{", None])
+def test_of_a_folder_that_a_rule_made_all_is_to_be_removed(tmp_path: Path, content: str | None) -> None:
+    """Snakemake makes a folder again only if the folder itself is missing."""
+    (tmp_path / FOLDER_MARK).touch()
+    if content is not None:
+        (tmp_path / "account.json").write_text(content)
+    with pytest.raises(VlmflowError) as error:
+        read_account(tmp_path / "account.json", Account)
+    assert f"remove {tmp_path} and run the same command again" in error.value.next_step
 
 
 def test_an_account_that_is_missing_or_not_json_is_refused_with_its_name(tmp_path: Path) -> None:
