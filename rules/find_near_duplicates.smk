@@ -3,7 +3,7 @@
 # Needs: the validated test rows, the converted train rows, and the accounts with their digests; the image manifests,
 #        the picture hashes.
 # Makes: data/{dataset}/near_duplicates.jsonl: a line for every train picture that looks like one in the test split, and
-#        for every train row without a picture whose question a test row asks nearly alike.
+#        for every train row without a picture that asks nearly the same as a test row.
 # Holds: every train picture within near_duplicates.picture_distance of a test picture is there, with the nearest one.
 #        This rule drops nothing: with near_duplicates.drop, validate_sharegpt rejects these rows.
 

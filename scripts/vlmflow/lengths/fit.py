@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -61,9 +61,11 @@ class Fitted:
     left_out: int = 0
 
 
-Shorten = Callable[[ShareGptRow, int], tuple[ShareGptRow, tuple[int, int]] | None]
-"""Takes a row that does not fit and the allowed length; returns a shorter row with its text and picture tokens, or
-None."""
+Shortened = tuple[ShareGptRow, tuple[int, int]]
+"""A shorter row, with its text and picture tokens."""
+
+Shorten = Callable[[ShareGptRow, int], Shortened | None]
+"""Takes a row that does not fit and the allowed length; returns a shorter row that fits, or None."""
 
 
 def fit_rows(
@@ -171,7 +173,7 @@ def _measured(rows: Path, lengths: Path) -> Iterator[tuple[bytes, RowLength]]:
             start = end + 1
 
 
-def _outcome(split: str, length: RowLength, row: ShareGptRow, shorter: Any) -> OverLongRow:
+def _outcome(split: str, length: RowLength, row: ShareGptRow, shorter: Shortened | None) -> OverLongRow:
     if shorter is None:
         return OverLongRow(split, length.id, length.tokens, "left_out")
     kept, tokens = shorter

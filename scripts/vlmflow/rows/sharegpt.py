@@ -39,12 +39,12 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """One training row.
 
     id: split, raw row number and checksum; in the timestep form the attempt too.
-    source: where the question comes from, as the raw row says.
+    source: the question's source in the raw row.
     images: names relative to the data set's picture store; one, or none in a data set without pictures.
-    attempts: the numbers of the answers that the gpt turns are, counted from 1 in the raw row.
-    scores: what a teacher gave each of these answers, 0 to 10; empty where nobody scored them.
+    attempts: the number of each answer (gpt turn) in the raw row, counted from 1.
+    scores: a teacher's score of each answer, 0 to 10; empty if the raw row has none.
     conversations: turns from human and gpt in strict alternation, after an optional one from system. The first
-    human turn begins with "<image>\\n" where the row has a picture; no turn holds the tag anywhere else.
+    human turn begins with "<image>\\n" if the row has a picture; the tag is nowhere else.
     """
 
     id: Text
