@@ -1,5 +1,6 @@
 """Compares what the configuration's runs request with the cluster's nodes and quotas."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
@@ -160,7 +161,8 @@ def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int)
     for name, amount in ask.amounts(resource).items():
         there = _allocatable(node, name)
         if there < amount:
-            return f"{there / MB / 1000 if amount > MB else there:,.0f} of {_amount(name, amount)}"
+            tenths = math.floor((there / MB / 1000 if amount > MB else there) * 10)  # rounded up it might seem enough
+            return f"{tenths / 10:,g} of {_amount(name, amount)}"
     memory = labels.get("nvidia.com/gpu.memory", "")
     if ask.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
         return f"each GPU needs {weights_mb / 1000:,.0f} GB for weights and has {int(memory) / 954:,.0f} GB"

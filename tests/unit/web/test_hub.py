@@ -158,7 +158,8 @@ def test_attempts_are_bounded(server: HubServer, monkeypatch: pytest.MonkeyPatch
     server.faults[("api", "o/m")] = [refuses(503)] * 100
     with pytest.raises(VlmflowError, match="answers 503, 8 times in a row"):
         hub.describe(MODEL)
-    assert len(server.requests) == patience.TRIES
+    asked = [request for request in server.requests if request.path]  # the hub's library looks at "" once per process
+    assert len(asked) == patience.TRIES
 
 
 def test_an_unreachable_hub_is_reported(server: HubServer, monkeypatch: pytest.MonkeyPatch):
