@@ -85,7 +85,7 @@ into the weights and verified. `provenance.json` lists every digest.
 
 {_fitted_in_words(facts.smoke)} The test split ({data.examples["test"]:,}) was not used.
 
-## Licences
+## Rights
 
 {licence_section(facts.rights)}
 
