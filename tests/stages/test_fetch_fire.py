@@ -152,7 +152,7 @@ def test_a_refusal_ends_with_what_to_do(server: HubServer, place: Place):
     done = subprocess.run(place.command(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     cause, next_step = done.stderr.splitlines()[-2:]
-    assert cause.startswith(f"the stage failed: {SOURCE}: ")
+    assert cause.startswith(f"the stage failed: {SOURCE} is gated")
     assert next_step.startswith("  what to do: accept its terms")
     said = done.stdout + done.stderr + place.log.read_text()
     assert "Traceback" not in said

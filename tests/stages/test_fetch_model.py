@@ -157,7 +157,7 @@ def test_one_bad_file_does_not_cost_the_others(server: HubServer, place: Place):
 
     server.faults[("head", "model-2-of-3.safetensors")] = [refused_late]
     server.pace = 0.5
-    with pytest.raises(VlmflowError, match=r"hf://o/m/model-2-of-3\.safetensors: .*\(403\)"):
+    with pytest.raises(VlmflowError, match=r"hf://o/m/model-2-of-3\.safetensors is gated, .*\(403\)"):
         place.fetch()
     assert not place.model.exists()
     kept = part.stat().st_size
