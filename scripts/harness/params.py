@@ -3,7 +3,7 @@
 Params that are a single key of the configuration need none: `lookup` gives them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,9 +96,11 @@ class RuleParams:
         return SimpleNamespace(**(dict(run) | named))
 
 
-def _block(settings: object, keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, Any]:
+def _block(settings: object, keys: Sequence[str], renamed: Mapping[str, str]) -> dict[str, Any]:
     """Return settings as JSON values. keys: settings, with dots within blocks. renamed: keys by their new names."""
     named = {key.rpartition(".")[2]: key for key in keys} | dict(renamed)
+    if len(named) < len(keys) + len(renamed):
+        raise ValueError(f"two keys of a block have one name: {keys}, {renamed}")
     values = {name: attrgetter(key)(settings) for name, key in named.items()}
     return {name: value.model_dump() if isinstance(value, Settings) else value for name, value in values.items()}
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from vlmflow.config.strategies import ADAPTER_WEIGHTS, Strategy
 from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.training.accounts import StepLoss, TrainingReport
@@ -134,6 +135,8 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpo
     """Return the checkpoint in `folder`, or None if a file is missing or incomplete.
 
     processes: the number of trainers that wrote it. strategy: how they trained.
+
+    Raises VlmflowError if the trainer's state has another form than transformers gives it.
     """
     try:
         state = json.loads((folder / STATE).read_bytes())
@@ -145,7 +148,13 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpo
                     return None
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile):
         return None
-    return Checkpoint(folder, msgspec.convert(state, TrainerState), strategy)
+    try:
+        return Checkpoint(folder, msgspec.convert(state, TrainerState), strategy)
+    except msgspec.ValidationError as error:
+        raise VlmflowError(
+            f"{folder / STATE}: {error}",
+            f"another version of transformers may have written it: move {folder} away and run the same command again",
+        ) from None
 
 
 def copy_adapter(checkpoint: Checkpoint, target: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from checkpoints import checkpoint
 from vlmflow.config.strategies import DDP
+from vlmflow.core.errors import VlmflowError
 from vlmflow.training.checkpoint import Checkpoint, TrainerState, copy_adapter, newest_whole_checkpoint, read_checkpoint
 
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
@@ -34,6 +35,14 @@ def test_an_unreadable_checkpoint_is_skipped(tmp_path: Path, name: str, damage: 
     assert read_checkpoint(broken, 2, DDP) is None
     assert newest_whole_checkpoint(tmp_path, 2, DDP).step == 10
     assert not broken.exists()
+
+
+def test_a_state_of_another_form_is_refused_and_its_checkpoint_stays(tmp_path: Path) -> None:
+    other = checkpoint(tmp_path, 20)
+    (other / "trainer_state.json").write_text('{"global_step": "20"}')
+    with pytest.raises(VlmflowError, match=r"checkpoint-20/trainer_state\.json: .*global_step"):
+        newest_whole_checkpoint(tmp_path, 2, DDP)
+    assert other.exists()
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt"])
