@@ -118,11 +118,11 @@ cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save 
 
 # --- for development ---------------------------------------------------------------------------------------------
 
-# Files keep their order (tests/conftest.py): the slow ones start first.
-WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Files keep their order (tests/conftest.py): the slow ones start first. Three processes on two cores: some tests wait.
+WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: .venv/dev.stamp lint ## lint and unit tests: run it while you work
-	$(BIN)/python -m pytest tests/unit --numprocesses 2 -m "not slow"
+	$(BIN)/python -m pytest tests/unit --numprocesses 3 -m "not slow"
 
 test: .venv/dev.stamp lint ## lint, and all tests except those on a cluster and the slow ones
 	$(BIN)/python -m pytest --ignore tests/cluster -m "not slow" $(WORKERS) --durations 40

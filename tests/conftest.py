@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-COSTLY = ("test_kills.py", "test_swapped_files.py", "test_stale.py")
+COSTLY = ("test_kills.py", "test_swapped_files.py", "test_stale.py", "test_trainer.py", "test_training_ends.py")
 """The slowest test files, slowest first."""
 
 
