@@ -39,8 +39,7 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
     if fault["type"] == "value_error":
         cause = str(fault["ctx"]["error"])
         if "[key]" in fault["loc"]:
-            secret = str(path[-1]).endswith(SECRET)
-            return f"{where}: {'its value' if secret else _shown(_value_at(merged, path))} is not allowed; {cause}"
+            return f"{where}: {_shown(path, merged)} is not allowed; {cause}"
         file = _origin([*path, *_keys_named(cause, _value_at(merged, path))], contents)
         return f"{file}: {'.'.join(map(str, path))}{': ' if path else ''}{cause}"
     if "[key]" in fault["loc"]:
@@ -53,10 +52,13 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
     wanted = allowed(_schema_at(schema, path))
     if fault["type"] == "missing":
         return f"{_origin(path[:-1], contents)}: {'.'.join(map(str, path))}: missing; it must be {wanted}"
-    return f"{where}: {_shown(_value_at(merged, path))} is not allowed; it must be {wanted}"
+    return f"{where}: {_shown(path, merged)} is not allowed; it must be {wanted}"
 
 
-def _shown(value: Any) -> str:
+def _shown(path: list[Any], merged: Any) -> str:
+    if any(str(key).endswith(SECRET) for key in path):
+        return "its value"
+    value = _value_at(merged, path)
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 

@@ -4,6 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+_OF_NO_TYPE = object()
+"""No field accepts it."""
+
 
 class Settings(BaseModel):
     """One block of the configuration: unknown keys are refused, attribute docstrings are the reference."""
@@ -12,11 +15,11 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _truth_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
+    def _truth_is_nothing_else(cls, value: Any, field: ValidationInfo) -> Any:
         """Refuse true and false as numbers, which Python would accept."""
         assert field.field_name is not None
-        truth = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
-        return str(value) if truth else value
+        other = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
+        return _OF_NO_TYPE if other else value
 
 
 def _integer(value: Any) -> Any:

@@ -118,6 +118,8 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r.processes", None, "null is not allowed; it must be a whole number at least 1"),
         ("runs.r.processes", True, "true is not allowed; it must be a whole number at least 1"),
         ("runs.r.train.learning_rate", True, "must be a number more than 0"),
+        ("datasets.fire.licence", True, "true is not allowed; it must be a text or null"),
+        ("stores.raw", True, "true is not allowed; it must be a text"),
         ("runs.r.strategy", "fsdp", f"'fsdp' is not allowed; it must be one of {', '.join(STRATEGIES)}"),
         ("runs.r.train.max_steps", "many", "must be a whole number at least 1 or null"),
         ("runs.r.train.lora.target_modules", "q_proj", "'q_proj' is not allowed; it must be a list"),
@@ -256,6 +258,17 @@ def test_a_fault_is_one_line_with_file_key_value_and_what_is_allowed(
     assert line.startswith(f"{tmp_path}/my-run.yaml: ")
     assert path.rsplit(".", 1)[0] in line
     assert said in line
+
+
+@pytest.mark.parametrize("value", ["hf_x", ["hf_x"], {"hf_x": "hf_x"}])
+def test_a_token_is_in_no_message(tmp_path: Path, value: Any) -> None:
+    file = tmp_path / "my-run.yaml"
+    config = with_value("runs.r.train.swift_args", {"hub_token": value})
+    file.write_text(yaml.safe_dump(config))
+    with pytest.raises(VlmflowError) as error:
+        check_config(config, [file])
+    assert "hub_token: its value is not allowed" in str(error.value)
+    assert "hf_x" not in str(error.value)
 
 
 @pytest.mark.parametrize(
