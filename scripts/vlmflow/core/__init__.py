@@ -1,1 +1,1 @@
-"""What all other folders use: errors, files, processes, progress, and shared work."""
+"""What all other folders use: errors, files, accounts, digests, processes and progress."""

@@ -1,7 +1,7 @@
-"""Accounts: the JSON files in which a stage says what it did, each written and read by one type.
+"""Accounts: the JSON files in which a stage records its work, each written and read by one type.
 
-The type of an account is a `msgspec.Struct` in the room that writes it; its fields are the keys of the file. Paths are
-texts there.
+The type is a `msgspec.Struct` in the folder of the code that writes the account; its fields are the keys of the file.
+Paths are stored as texts.
 """
 
 import re
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class OtherVersionError(VlmflowError):
-    """An account lacks a field of its type, or has another type there: another version of vlmflow wrote it."""
+    """An account lacks a field of its type, or the field has another type: another version may have written it."""
 
 
 MISSING = re.compile(r"Object missing required field `(.+)`")
-"""How msgspec says that a key is missing."""
+"""msgspec's message for a missing key."""
 
 
 def write_account(path: Path, account: msgspec.Struct) -> None:
@@ -30,12 +30,12 @@ def write_account(path: Path, account: msgspec.Struct) -> None:
 
 
 def read_account(path: Path, kind: type[T]) -> T:
-    """Read an account; keys that its type does not have are left out.
+    """Read an account; keys that its type does not have are ignored.
 
-    kind: its type; `list[str]` and the like where the whole file is a plain list or table.
+    kind: the type; `list[str]` and the like if the file is a plain list or table.
 
-    Raises VlmflowError with the file if it is missing or not JSON; OtherVersionError also with the field if that is
-    missing or has another type.
+    Raises VlmflowError with the file if it is missing or not JSON; OtherVersionError with the file and the field if a
+    field is missing or has another type.
     """
     content = read_json(path)
     try:
@@ -48,7 +48,7 @@ def read_account(path: Path, kind: type[T]) -> T:
 
 
 def _in_plain_words(error: msgspec.ValidationError) -> str:
-    """Put the field before its fault: "train.kept is missing"; msgspec names it at the end, or in quotes."""
+    """Return the fault after its field ("train.kept is missing"); msgspec has the field last, or in backquotes."""
     fault, _, place = str(error).partition(" - at ")
     fields = place.strip("`").removeprefix("$").removeprefix(".")
     if missing := MISSING.fullmatch(fault):

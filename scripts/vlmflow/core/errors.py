@@ -1,12 +1,12 @@
-"""The only exception that a stage raises on purpose."""
+"""The exceptions that a stage raises on purpose."""
 
 
 class VlmflowError(Exception):
     """A failure that a person can act on.
 
-    cause: what is wrong, with the file, row, key and value it concerns.
-    next_step: what to do about it, as an instruction. Keys have their full path; `datasets.NAME` and `runs.NAME` mean
-    those of the failing stage, which knows the name.
+    cause: what is wrong, with its file, row, key and value.
+    next_step: what to do, as an instruction. Keys have their full path; `harness.stage` replaces NAME in
+    `datasets.NAME` and `runs.NAME`.
     """
 
     def __init__(self, cause: str, next_step: str) -> None:
@@ -21,5 +21,5 @@ class VlmflowError(Exception):
 class PassingError(VlmflowError):
     """A failure that another attempt may avoid: a full disk, an unreachable server, an interruption.
 
-    Every other VlmflowError would repeat, so a cluster does not retry its job.
+    Every other VlmflowError would occur again, so a cluster does not retry its job.
     """

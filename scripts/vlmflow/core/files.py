@@ -1,4 +1,4 @@
-"""Writing files so that a name either holds the whole content or does not exist."""
+"""Writes files and folders that get their names only when they are whole; reads, compares and removes files."""
 
 import fcntl
 import filecmp
@@ -20,23 +20,23 @@ UNFINISHED = ".part"
 """Suffix of a file or folder that is still being written; nothing reads such a name as a result."""
 
 FOLDER_MARK = ".snakemake_timestamp"
-"""Snakemake's own mark in a folder that a rule made."""
+"""The file with which Snakemake marks a folder that a rule made."""
 
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same name."""
 
 BUFFER = 1 << 20
-"""Bytes read or written at a time: rows are a few KB each."""
+"""Bytes read or written at a time; rows are a few KB each."""
 
 
 def unfinished(path: Path) -> Path:
-    """Give the name under which `path` is written until it is whole (same folder, so a rename suffices)."""
+    """Return the name of `path` until it is whole; it is in the same folder, so that a rename suffices."""
     return path.with_name(path.name + UNFINISHED)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add this file's name to an OSError without one: a write to an open file does not know its name."""
+    """Add this file's name to an OSError that has none, as one from writing to an open file."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class _NamedFile(io.FileIO):
-    """A file opened by its descriptor, whose failed writes name it."""
+    """A file opened by its descriptor, whose write errors have its name."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         super().__init__(descriptor, "w")
@@ -59,9 +59,11 @@ class _NamedFile(io.FileIO):
 
 @contextmanager
 def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open `path` for writing; it gets its name, synced to disk, only when the block ends without error.
+    """Open `path` for writing; it gets its name, synced to disk, only if the block ends without an error.
 
-    mode: "wb", or "w" for text. Raises VlmflowError if another process keeps writing it.
+    mode: "wb", or "w" for text.
+
+    Raises PassingError if another process keeps writing it.
     """
     part = unfinished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,10 +80,12 @@ def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; it becomes `path`, synced to disk, only when the block ends without error.
+    """Yield an empty folder to fill; it becomes `path`, synced to disk, only if the block ends without an error.
 
-    What an earlier, killed attempt left is removed first. An existing `path` is replaced; one with the same files keeps
-    its times, so that nothing made from it looks stale.
+    The files of an earlier, killed attempt are removed first. An existing `path` is replaced; if it has the same files,
+    it keeps its times, so that nothing made from it looks stale.
+
+    Raises PassingError if another process keeps writing it.
     """
     part = unfinished(path)
 
@@ -107,10 +111,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _own(part: Path, open_it: Callable[[], int]) -> int:
-    """Open an unfinished file or folder for this process alone; gives the descriptor, which holds the lock.
+    """Open an unfinished file or folder for this process alone; return the descriptor, which holds the lock.
 
-    Two writers of one name would mix their bytes. A killed writer's lock disappears with it, and its last children's a
-    moment later. A file renamed or removed while we waited is opened again.
+    Two writers of one name would mix their bytes. A killed writer's lock ends with it and with its forked children, a
+    moment later. If the file was renamed or removed meanwhile, it is opened again.
     """
     give_up = time.monotonic() + PATIENCE
     while True:
@@ -136,13 +140,13 @@ def _same_files(one: Path, other: Path) -> bool:
 
 
 def _same(one: Path, other: Path) -> bool:
-    if one.is_symlink() or other.is_symlink():  # by where they lead: the target may be too large to read
+    if one.is_symlink() or other.is_symlink():  # compare the links: a target may be too large to read
         return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
     return one.is_dir() or one.samefile(other) or filecmp.cmp(one, other, shallow=False)
 
 
 def sync(path: Path) -> None:
-    """Flush what was written to a file or folder to disk."""
+    """Flush to disk what was written to a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -177,27 +181,29 @@ def read_json(path: Path) -> Any:
 
 
 def target_of(path: Path) -> Path:
-    """Return the target that has a file: its folder if a rule made the folder, or else the file itself.
+    """Return the target that contains a file: its folder if a rule made the folder, else the file itself.
 
-    Without the file alone, such a folder would still count as made.
+    If only the file is removed, Snakemake does not make such a folder again.
     """
     return path.parent if (path.parent / FOLDER_MARK).exists() else path
 
 
 def sha256_of(path: Path) -> str:
-    """Give the SHA-256 of a file's bytes in hexadecimal."""
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def count_lines(path: Path) -> int:
-    """Give the number of lines of a file, as fast as it can be read."""
+    """Return the number of newlines in a file, as fast as it can be read."""
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(partial(file.read, BUFFER), b""))
 
 
 def require_free_disk(folder: Path, needed: int, purpose: str) -> None:
-    """Refuse work that cannot finish: `needed` bytes must be free where `folder` is, or will be.
+    """Refuse work that cannot finish: `needed` bytes must be free on the disk where `folder` is, or will be.
+
+    purpose: what needs them, for the message.
 
     Raises PassingError with the missing amount.
     """

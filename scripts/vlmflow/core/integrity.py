@@ -1,8 +1,9 @@
-"""Compares files of an earlier stage with the digests that it recorded; a stage refuses any difference.
+"""Compares files with the digests that an earlier stage recorded; a stage refuses any difference.
 
-A digest needs a reading of the whole file. So a file's size, mtime and inode are recorded with the digest that it had
-when it was last read: while these are the same, the digest counts as the same. Records are in the stores, never among
-the targets, which are the same bytes on every machine; if a record is missing or from elsewhere, files are read again.
+To get a digest, the whole file must be read. So a record holds the digest of each file with the size, mtime and inode
+that the file had when it was read: while these are the same, the digest counts as the same. Records are in the stores,
+not among the targets, which are the same bytes on every machine. If a record is missing or from another machine, the
+files are read again.
 """
 
 import errno
@@ -26,35 +27,35 @@ from vlmflow.core.progress import Progress
 Integrity = Literal["quick", "full"]
 
 LEVEL = "VLMFLOW_INTEGRITY"
-"""The environment variable with the configuration's `integrity`. No rule has it as a param: another value is no reason
+"""The environment variable with the configuration's `integrity`. It is no param of a rule: a changed value is no reason
 to train again."""
 
 RECORDS = "VLMFLOW_RECORDS"
-"""The environment variable with the folder of the records; without it every file is read."""
+"""The environment variable with the folder of the records; without it, every file is read."""
 
 RECORDS_FOLDER = ".seen"
-"""Their folder in `stores.pictures`."""
+"""The name of that folder in `stores.pictures`."""
 
 READERS = 8
-"""Files that are read at a time; hashlib releases the interpreter's lock."""
+"""Files that are read at a time, at most; hashlib releases the interpreter's lock."""
 
 AHEAD = 10_000
-"""Files that wait for a reader at a time: each takes a KB of memory, and a data set may have a million pictures."""
+"""Files that wait for a reader, at most: each takes a KB of memory, and a data set may have a million pictures."""
 
 CLOCK_NS = 100_000_000
-"""A file may change twice within one tick of a disk's clock: one that changed this recently is not recorded."""
+"""A file that changed within these nanoseconds is not recorded: it may change again in one tick of the disk's clock."""
 
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
-"""Errors that mean that the file is missing; others (permissions, a failing disk) do not."""
+"""Errors that mean that a file is missing; others (permissions, a failing disk) do not."""
 
 NAMED = 5
-"""Files that an error names."""
+"""Changed files that an error names, and missing files, at most."""
 
 
 class Seen(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a file looked when it was read, and the SHA-256 that it had. mtime: in ns.
+    """The state of a file when it was read, and its SHA-256. size: bytes. mtime: ns.
 
-    The time of its last change of state (ctime) is left out: one more hard link, or one less, is such a change.
+    ctime is left out: a new or removed hard link changes it too.
     """
 
     size: int
@@ -69,11 +70,11 @@ Record = dict[str, Seen]
 def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: str, next_step: str) -> None:
     """Refuse files that are missing, or differ from the digest that an earlier stage recorded.
 
-    what: the files, as people name them ("pictures"). digests: SHA-256 by name in `folder`.
+    what: the files, as messages call them ("pictures"). digests: SHA-256 by name in `folder`.
     record: the name of their record, the same in every stage ("pictures/fire").
-    next_step: what a person can do if some differ.
+    next_step: what to do if some are missing or differ.
 
-    Raises VlmflowError with how many, and the first of their names; PassingError where one cannot be read.
+    Raises VlmflowError with their number and the first names; PassingError if a file cannot be read.
     """
     gone, changed = compare(what, folder, digests, record)
     faults = [(changed, "have changed since they were checked"), (gone, "are missing")]
@@ -87,10 +88,12 @@ def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: 
 
 
 def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) -> tuple[list[str], list[str]]:
-    """Give the names of the missing files, and of those with another digest than expected, sorted.
+    """Return the names of the missing files, and of those with another digest than expected, each list sorted.
 
-    The parameters are those of `refuse_changed`. With `integrity: full` every file is read, with quick those that do
-    not look as they did when they had their digest.
+    The parameters are those of `refuse_changed`. With `integrity: full` every file is read, with quick only those whose
+    state differs from the record.
+
+    Raises PassingError if a file cannot be read.
     """
     seen = _recorded(_place_of(record))
     full = os.environ.get(LEVEL) == "full"
@@ -111,9 +114,9 @@ def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) ->
 
 
 def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Record:
-    """Read files whole, and give how they looked, by name; missing files are left out.
+    """Read whole files; return their states and digests by name, without the missing ones.
 
-    doing, what: the work, and what is counted, for people.
+    doing, what: the work, and what it counts, for the progress.
 
     Raises PassingError if a file cannot be read.
     """
@@ -144,13 +147,13 @@ class _DigestsByKind(msgspec.Struct):
 def refuse_other_rows(
     account: Path, files: Sequence[Path] | None = None, kind: str | None = None, advice: str | None = None
 ) -> None:
-    """Refuse files of rows whose digests differ from those in an account. They are read whole, every time.
+    """Refuse files of rows that are missing, or differ from the digests in an account. It reads them whole, every time.
 
-    account: a JSON file whose `digests` hold their SHA-256 by name. files: those to check; None for all `.jsonl` that
-    it names, in its folder. kind: the part of `digests` that names them; None if it has no parts. advice: what to do;
-    None to make the folder of the files again.
+    account: a JSON file whose `digests` are their SHA-256 by name. files: those to check; None for all `.jsonl` files
+    that it names, in its folder. kind: the key in `digests` under which they are; None if there are no such keys.
+    advice: what to do; None to make the folder of the files again.
 
-    Raises VlmflowError with the files.
+    Raises VlmflowError with the files; PassingError if one cannot be read.
     """
     digests = read_account(account, _DigestsByKind).digests[kind] if kind else read_account(account, _Digests).digests
     if files is None:
@@ -166,9 +169,9 @@ def refuse_other_rows(
 
 
 def remember(record: str, files: Record, began: int) -> None:
-    """Add files to a record. If it cannot be written, or another stage writes it too, files are only read again.
+    """Add files to a record; if it cannot be written, or another stage writes it too, they are only read again later.
 
-    began: when they began to be read, in ns. Those that had changed a moment before are left out: the next change could
+    began: when their reading began, in ns. Files that changed just before (CLOCK_NS) are left out: another change could
     fall into the same tick of the disk's clock.
     """
     place = _place_of(record)
@@ -199,7 +202,7 @@ def _looks(found: os.stat_result, sha256: str) -> Seen:
 
 
 def _state(file: Path) -> os.stat_result | None:
-    """Give the state of a regular file, or None: reading a pipe would wait for ever."""
+    """Return the state of a regular file, or None; reading a pipe would wait forever."""
     try:
         found = os.stat(file)
     except OSError as error:
@@ -209,7 +212,7 @@ def _state(file: Path) -> os.stat_result | None:
 
 
 def _seen(file: Path) -> Seen | None:
-    """Read a file, and give how it looked before; None if it is missing."""
+    """Read a file; return its digest and its state before the reading, or None if the file is missing."""
     if _state(file) is None:
         return None
     try:
@@ -230,5 +233,5 @@ def _refuse_unless_gone(file: Path, error: OSError) -> None:
 
 
 def digests_of(folder: Path, names: list[str]) -> dict[str, str]:
-    """Give the SHA-256 of some files of a folder by name, to be recorded for the stages that read them."""
+    """Return the SHA-256 of some files of a folder by name, which accounts record for later stages."""
     return {name: sha256_of(folder / name) for name in names}

@@ -1,7 +1,7 @@
-"""Work spread over processes, with results in the order of the work, in bounded memory.
+"""Spreads work over processes, with results in the order of the work, in bounded memory.
 
-Around ProcessPoolExecutor, not its `map`: that submits all items before it gives the first result (Python 3.14 can
-bound it), pickles the function, and brings results through a pipe.
+It uses ProcessPoolExecutor without its `map`, which submits all items before it yields the first result (Python 3.14
+can limit them), pickles the function, and sends results through a pipe.
 """
 
 import gc
@@ -22,10 +22,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WAITING_PER_PROCESS = 4
-"""Items submitted ahead of the one whose result is awaited; bounds memory."""
+"""Items submitted per process ahead of the awaited result; this bounds memory."""
 
 SLOT_BYTES = 4 << 20
-"""Room for one result in the memory that the processes share. Through the executor's own pipe, 64 KB at a time, a
+"""Bytes for one result in the memory that the processes share. The executor's own pipe takes 64 KB at a time, and a
 process would wait for its reader instead of working: that took a third of the time of validation."""
 
 _function: Callable[[Any], Any]
@@ -35,11 +35,10 @@ _shared: mmap
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], processes: int) -> Iterator[Result]:
     """Yield `function(item)` for every item, in the order of the items, computed in `processes` processes.
 
-    The processes are forked from this one when the first item is there: the function may be any closure,
-    and what it holds (a mapped file, a table) is shared, not copied. With one process everything runs here.
+    The processes are forked from this one when the first item arrives. So the function may be any closure, and what it
+    holds (a mapped file, a table) is shared, not copied. With one process, everything runs in this one.
 
-    Raises PassingError if a process was killed (usually because memory ran out), and whatever the
-    function raises.
+    Raises PassingError if a process was killed (usually because memory ran out), and whatever the function raises.
     """
     if processes == 1:
         yield from map(function, items)
@@ -55,7 +54,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
         try:
             for item, place in zip(items, cycle(places), strict=False):
                 waiting.append((pool.submit(_call, item, place), place))
-                if len(waiting) == len(places):  # the next item uses the place of the oldest result
+                if len(waiting) == len(places):  # the next item reuses the place of the oldest result
                     yield _result(shared, *waiting.popleft())
             while waiting:
                 yield _result(shared, *waiting.popleft())
@@ -69,15 +68,15 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
 
 
 def _begin_worker(function: Callable[[Item], Result], shared: mmap, end_with_parent: Callable[[], None]) -> None:
-    """Keep the function and the shared memory in the worker: inherited by the fork, they are never pickled."""
+    """Keep the function and the shared memory in the worker, which inherits them: they are never pickled."""
     global _function, _shared
     end_with_parent()
-    gc.disable()  # items are short-lived, and their trees of texts have no cycles
+    gc.disable()  # items are short-lived, and the objects made from them have no cycles
     _function, _shared = function, shared
 
 
 def _call(item: Item, place: int) -> int | bytes:
-    """Put the result into the shared memory and give its length; a result that is too large is returned itself."""
+    """Put the result into the shared memory and return its length; if it is too large, return the packed result."""
     packed = pickle.dumps(_function(item), pickle.HIGHEST_PROTOCOL)
     if len(packed) > SLOT_BYTES:
         return packed

@@ -1,7 +1,7 @@
-"""A stage's work split over several pods: every N-th item each, and their lines joined in the original order.
+"""Splits a stage's work over pods: each takes every N-th item; their lines are joined in the original order.
 
-Neighbouring rows are alike (small photographs here, large scans there), so every N-th item gives each pod the same
-amount of work; a contiguous range would not.
+Neighbouring rows are alike (small photographs here, large scans there), so every N-th item gives each pod about the
+same amount of work; a contiguous range would not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,19 +17,19 @@ from vlmflow.core.progress import Progress
 Item = TypeVar("Item")
 
 Part = tuple[int, int]
-"""Which part of how many: (1, 4) to (4, 4)."""
+"""The number of a part, and how many parts there are: (1, 4) to (4, 4)."""
 
 UNDIVIDED: Part = (1, 1)
 
 
 def items_of(part: Part, items: Iterable[Item]) -> Iterator[Item]:
-    """Yield a part's items: from its own number on, every N-th."""
+    """Yield the items of a part: every N-th, from the part's number on."""
     number, parts = part
     return islice(items, number - 1, None, parts)
 
 
 def joined_lines(files: Sequence[Path]) -> Iterator[bytes]:
-    """Yield the lines of the whole from the files of all parts, which hold a line for each of their pictures.
+    """Yield the lines of all parts' files in the original order; each file has a line per picture of its part.
 
     Raises VlmflowError if the files are not the parts of one result.
     """

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that the kernel sends to this process when its parent ends (Linux)."""
+"""prctl(2), Linux: which signal the kernel sends to this process when the thread that started it ends."""
 
 
 def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:
     """Ask the kernel to send `signal_number` to this process when `parent` (a process id) ends.
 
-    Call it in the child. If the parent has already ended, the child ends at once.
+    Call it in the child. If the parent has already ended, the child exits at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
@@ -22,7 +22,7 @@ def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:
 
 
 def descends_from(ancestor: int) -> bool:
-    """Tell whether a process (id) is still above this one."""
+    """Return whether a process (id) is the parent of this one, or one above the parent."""
     process = os.getpid()
     while process > 1:
         process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
@@ -32,6 +32,6 @@ def descends_from(ancestor: int) -> bool:
 
 
 def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
-    """Give a function for a child to call at its start (pool initializer, preexec_fn): it dies with us."""
+    """Return a function for a child to call at its start (pool initializer, preexec_fn): it then ends with us."""
     parent = os.getpid()
     return lambda: die_with_parent(parent, signal_number)

@@ -1,4 +1,4 @@
-"""Progress of a long stage and the time left, as lines for people."""
+"""Reports the progress of long work: count, rate and time left."""
 
 import logging
 import sys
@@ -10,13 +10,13 @@ log = logging.getLogger("vlmflow")
 
 TERMINAL_INTERVAL = 0.5
 LOG_INTERVAL = 10.0
-"""Seconds between two lines: often where a line can be overwritten, seldom in a log."""
+"""Seconds between two lines: on a terminal, which overwrites the last one, and in a log."""
 
 
 class Progress:
-    """A counter that reports itself to standard error.
+    """A counter that reports itself on standard error.
 
-    what: the stage and its subject ("resolve_images fire/train").
+    what: the work and its subject ("resolve_images fire/train").
     total: the number of units; 0 if unknown.
     unit: what is counted ("rows", "pictures", "bytes").
     """
@@ -42,11 +42,11 @@ class Progress:
         log.debug(self.line(now - self._begun))  # for the log file; the console already has it
 
     def start_at(self, count: int) -> None:
-        """Count `count` units as done before this run (a resumed download): they do not enter the rate."""
+        """Start with `count` units that an earlier run has done (a resumed download); they do not enter the rate."""
         self.count = self._offset = count
 
     def advance(self, units: int = 1) -> None:
-        """Count `units` more as done, and show it when the last line is old enough and more are to come."""
+        """Count `units` more as done; show the progress if the last line is old enough and more units are to come."""
         self.count += units
         if self.count == self.total:
             return  # the end of the block shows it
@@ -56,7 +56,10 @@ class Progress:
             self._show(now)
 
     def line(self, seconds: float) -> str:
-        """Give the report after `seconds` of work: count, rate and time left."""
+        """Return the report after `seconds` of work: count, rate, and the time left.
+
+        If the total is reached or unknown, the report has the time taken instead of the time left.
+        """
         rate = (self.count - self._offset) / seconds if seconds > 0 else 0.0
         parts = [f"{self.what}: {amount(self.count, self.unit)}"]
         if self.total:
@@ -78,7 +81,7 @@ class Progress:
 
 
 def amount(count: float, unit: str, with_unit: bool = True) -> str:
-    """Write a count as people do: 12,345 rows; bytes in MB."""
+    """Format a count for people: 12,345 rows; bytes in MB."""
     if unit == "bytes":
         number, unit = f"{count / 1e6:,.1f}", "MB"
     else:
@@ -87,7 +90,7 @@ def amount(count: float, unit: str, with_unit: bool = True) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as h:mm:ss, or m:ss if under an hour."""
+    """Format a duration as h:mm:ss, or m:ss if it is under an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
