@@ -1,1 +1,1 @@
-"""Raw files of every format: their rows, one after the other, and which of them are used."""
+"""Reads the rows of raw files of every format, one after the other, and decides which of them are used."""

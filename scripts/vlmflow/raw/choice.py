@@ -1,4 +1,4 @@
-"""Which rows of a raw split are used, by their pictures and source."""
+"""Decides which rows of a raw split are used, by their pictures and source, and draws some of these."""
 
 import logging
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from vlmflow.raw.split import RawRows
 log = logging.getLogger("vlmflow")
 
 LEFT_OUT = ["", "source_left_out", "not_sampled", "text_only", "has_picture"]
-"""The answers of `left_out` about a row, by number; the first is for a row that is used."""
+"""What the function from `left_out` returns for a row, by number; the first means that the row is used."""
 
 OF_ANOTHER_MODALITY = {"image": "text_only", "text": "has_picture"}
-"""The reason for leaving out a row of another modality than requested."""
+"""The reason for leaving out a row of the other modality, by the requested one."""
 
 
 def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
-    """Give the function that says why a row, by its number, is left out: a reason, or "" for one that is used.
+    """Return the function that gives, for the number of a row, the reason to leave it out, or "" for a used row.
 
-    Rows are drawn from those of the requested modality and sources. A row whose modality and source cannot be read is
-    used, so that its error becomes visible. If all rows of all sources are used, this reads none of them: the decoder
-    finds their modality. The same files and choice leave out the same rows.
+    Rows are drawn from those of the requested modality and sources. A row whose modality and source cannot be read
+    counts as one of these, so that its error becomes visible. If all rows of all sources are used, this function reads
+    none of them: the decoder checks their modality. The same files and choice leave out the same rows.
     """
     if choice.sources is None and choice.samples is None:
         return lambda number: ""
@@ -51,7 +51,7 @@ def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
 
 
 def _mark(marks: bytearray, rows: RawRows, choice: RowChoice) -> None:
-    """Mark the rows of another modality, and those of other sources."""
+    """Mark the rows of the other modality, and those of other sources."""
     of_another = LEFT_OUT.index(OF_ANOTHER_MODALITY.get(choice.modality or "", ""))
     of_other_source = LEFT_OUT.index("source_left_out")
     has_picture = choice.modality == "image"

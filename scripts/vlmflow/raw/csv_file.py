@@ -1,7 +1,7 @@
-"""The rows of a CSV file: a broken row is rejected alone, whatever is in it.
+"""The rows of a CSV file: a broken row is rejected alone, whatever it contains.
 
-Python's `csv` parses. The code around it is ours, because neither `csv` nor pyarrow's reader gives the byte at which a
-row begins, and after an open quotation mark both return all rows up to the next mark as one.
+Python's `csv` parses. The code around it is our own, because neither `csv` nor pyarrow's reader gives the byte at which
+a row begins, and after an open quotation mark both return all rows up to the next mark as one.
 """
 
 import csv
@@ -21,14 +21,14 @@ from vlmflow.raw.table_file import ENCODER, TEXT, TableRows
 CSV_DIALECTS = {".csv": "excel", ".tsv": "excel-tab"}
 
 LONGEST_RECORD = 1 << 24
-"""Limit of bytes in one row: after a stray quotation mark, everything up to the next one would stay in memory."""
+"""The most bytes of a row of several lines: after a stray quotation mark, memory would hold all up to the next one."""
 
 
 class CsvRows(TableRows):
-    """The rows of a CSV file with a header, in UTF-8; a row with another number of fields is a fault.
+    """The rows of a CSV file in UTF-8, with a header; a row with another number of fields is faulty.
 
     If a row of several lines is faulty, or longer than LONGEST_RECORD bytes, only its first line is rejected, and the
-    other lines are read again as rows of their own: otherwise an extra quotation mark would swallow all rows up to the
+    other lines are read again as rows of their own. Otherwise an extra quotation mark would swallow all rows up to the
     next one.
     """
 
@@ -40,11 +40,14 @@ class CsvRows(TableRows):
         super().__init__(path)
 
     def place(self, number: int) -> tuple[int, int]:
-        """Give a row's first byte in the CSV file and the byte after its last."""
+        """Return a row's first byte in the CSV file and the byte after its last."""
         return self._places[0][number], self._places[1][number]
 
     def row_of(self, text: str) -> tuple[bytes, str]:
-        """Give the row of a CSV line under this file's header, and its fault, or ""."""
+        """Return the row in a CSV line as JSON, with the header's names as keys, and "".
+
+        If the line is faulty, return its text as JSON, and the fault.
+        """
         try:
             records = [
                 fields for fields in csv.reader(io.StringIO(text, newline=""), self._dialect, strict=True) if fields
@@ -118,7 +121,7 @@ class CsvRows(TableRows):
         return dict.fromkeys(names, TEXT)
 
     def _wrong_count(self, fields: list[str]) -> str:
-        """Give the fault of a row whose number of fields differs from the header's; "" if it does not."""
+        """Return the fault of a row whose number of fields differs from the header's; "" if it is the same."""
         same = len(fields) == len(self.columns)
         return "" if same else f"{len(fields)} fields, the header has {len(self.columns)}"
 
@@ -137,7 +140,9 @@ class CsvRows(TableRows):
 
 
 class _CountedLines:
-    """The lines of a file for csv.reader; end: the byte after the last one given; record: those of one row.
+    """The lines of a file, for csv.reader.
+
+    end: the byte after the last line read. ended: whether no more follow. record: the lines of the current row.
 
     Raises csv.Error for a row of several lines that is longer than LONGEST_RECORD.
     """
@@ -154,7 +159,7 @@ class _CountedLines:
         return self
 
     def begin_row(self) -> int:
-        """Take the next line as the first one of a row; give its first byte."""
+        """Let the next line be the first one of a row; return its first byte."""
         self.record.clear()
         self._start = self.end
         return self._start
@@ -172,7 +177,7 @@ class _CountedLines:
         return (line.removeprefix(BYTE_ORDER_MARK) if first else line).decode(errors="surrogateescape")
 
     def give_back(self) -> None:
-        """Take back all lines of the row but its first: they are given again.
+        """Take back all lines of the row but its first; they are read again.
 
         No line is taken back more than twice: if one opens a quotation, the next line with an unmatched quotation mark
         ends it.

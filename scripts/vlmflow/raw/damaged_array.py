@@ -1,9 +1,9 @@
 """The rows of a damaged JSON array: every sound row, and the text between two sound rows.
 
-No parser can continue after a broken row: where the next row begins must be guessed. A row begins after a comma, with
-an object whose first key is one that rows begin with (`,{"image":`). These keys are first learned from everything
-sound in the file, so rows may begin in many ways. An object of a list inside a row (a turn) looks like a row as well;
-its first key, which also appears inside sound rows, tells it apart.
+No parser can continue after a broken row, so the beginning of the next row must be guessed. A row begins after a comma,
+with an object whose first key is one with which rows begin (`,{"image":`). These keys are first learned from everything
+sound in the file, so rows may begin in several ways. An object in a list inside a row (a turn) looks like a row, too;
+its first key, which also occurs inside sound rows, tells it apart.
 """
 
 import re
@@ -20,9 +20,9 @@ from vlmflow.core.progress import Progress
 
 WHITE = b" \t\r\n"
 LONGEST = 1 << 23
-"""How far a row is followed at most, in bytes: an open bracket would otherwise reach to the end of the file.
+"""The most bytes that are read of a value, unless the next guessed row begins later: a bracket may never be closed.
 
-msgspec gives up at about 1,000 open brackets, so no byte is read more often, however hostile the file is.
+msgspec gives up at about 1,000 open brackets, so no byte is read more often than that, however hostile the file is.
 """
 
 # Possessive (*+): a hostile string of 100 MB must not be retried from every place in it.
@@ -30,11 +30,11 @@ STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTAL
 FIRST_KEY = re.compile(rb'\{[ \t\r\n]*("(?:[^"\\]|\\.){0,200}+")')
 NEXT_OBJECT = re.compile(rb",[ \t\r\n]*(?=" + FIRST_KEY.pattern + rb")")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-"""msgspec's message if bytes follow a sound value: the number, from 1, of the first byte after it."""
+"""msgspec's message if more follows a sound value: the place, from 1, of the next byte that is not white space."""
 
 
 class DamagedArray:
-    """The array from the bracket at `start` to the one at `end`, or to the end of a file that is cut."""
+    """The array from the bracket at byte `start` to the one at `end`, or to the end of a file that is cut."""
 
     def __init__(self, content: mmap, path: Path, start: int, end: int) -> None:
         self._content = content
@@ -45,8 +45,7 @@ class DamagedArray:
     def spans(self) -> Iterator[tuple[int, int]]:
         """Yield each row's first byte and the byte after its last, without the white space around it.
 
-        A broken row loses only the text between two sound ones. A trailing comma before the bracket is not followed by
-        a row.
+        A broken row costs only the text between two sound ones. No row follows a trailing comma before the bracket.
 
         Raises VlmflowError if the array ends before the file does.
         """
@@ -63,10 +62,10 @@ class DamagedArray:
                 place = min(skip_white(self._content, cut + 1), self._end)
 
     def _keys_of_rows(self, progress: Progress) -> set[bytes]:
-        """Give the first keys of rows, learned from every run of sound values with commas between them.
+        """Return the first keys of rows, learned from every run of sound values with commas between them.
 
-        A run consists of rows if it begins or ends with the array, if one of its first keys appears nowhere inside a
-        sound row, or if it is longer than any sound row, and so more than the list of one broken row.
+        The values of a run are rows if it begins or ends with the array, if one of their first keys is nowhere inside a
+        sound value, or if the run is longer than any sound value, and so more than a list inside one broken row.
         """
         of_rows: set[bytes] = set()
         inside: set[bytes] = set()
@@ -96,14 +95,15 @@ class DamagedArray:
         return of_rows.union(*(run for size, run in doubtful if size > longest or not run <= inside))
 
     def _begins_of_rows(self, keys: set[bytes]) -> "array[int]":
-        """Give the places of the commas after which a row begins with one of these keys."""
+        """Return the places of the commas after which a row begins with one of these keys."""
         objects = NEXT_OBJECT.finditer(self._content, self._first, self._end)
         return array("q", (found.start() for found in objects if found[1] in keys))
 
     def _end_of_row(self, place: int, cut: int) -> int:
-        """Give the place of the comma after a row, or of the bracket; the next row begins after `cut` at the latest.
+        """Return the place of the comma or bracket after the row at `place`.
 
-        A sound row may extend beyond it if an object inside begins as rows do.
+        cut: the comma before the next guessed row. A broken row ends there at the latest. A sound row may end later, if
+        an object inside it begins as rows do.
         """
         for limit in (cut, min(self._end, place + LONGEST)):
             stop = self._end_of_value(place, limit)
@@ -114,7 +114,7 @@ class DamagedArray:
         return self._end_by_brackets(place, cut)
 
     def _end_of_value(self, place: int, limit: int) -> int | None:
-        """Give the first byte after the sound value at `place` and white space; None if none ends before `limit`."""
+        """Return the first byte after the sound value at `place` and white space; None if no value ends by `limit`."""
         with memoryview(self._content) as view, view[place:limit] as value:
             try:
                 msgspec.json.decode(value, type=msgspec.Raw)
@@ -126,7 +126,7 @@ class DamagedArray:
         return limit
 
     def _end_by_brackets(self, place: int, cut: int) -> int:
-        """Give the place of the first comma outside all brackets of a broken row; `cut` if there is none."""
+        """Return the place of the first comma outside all brackets of a broken row; `cut` if there is none."""
         depth = 0
         for found in STRING_OR_MARK.finditer(self._content, place, min(cut, place + LONGEST)):
             mark = found[0]
@@ -141,7 +141,7 @@ class DamagedArray:
         return cut
 
     def _refuse_more_after(self, bracket: int) -> None:
-        """Refuse a second array: the first was closed after a sound row, and no comma or bracket follows."""
+        """Refuse text after the array: this bracket closes it after a sound row, and no comma or bracket follows."""
         after = skip_white(self._content, bracket + 1)
         if self._content[bracket] == ord("]") and self._content[after] not in b",]}":
             raise VlmflowError(
@@ -156,7 +156,7 @@ class DamagedArray:
 
 
 def skip_white(content: mmap, start: int) -> int:
-    """Give the first place from `start` on that is not white space, or the end of the file."""
+    """Return the first place from `start` on that is not white space, or the end of the file."""
     while start < len(content) and content[start] in WHITE:
         start += 1
     return start

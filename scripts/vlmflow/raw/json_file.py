@@ -1,9 +1,8 @@
-"""The rows of a raw file, one huge JSON array or JSON lines, without holding the file.
+"""The rows of a raw file, one huge JSON array or JSON lines, without holding the file in memory.
 
-The file is mapped, not read: its pages are the kernel's, only the rows' places are kept here (16 bytes a
-row). The quick way splits a sound array with msgspec at the speed of the disk. A file with one broken row
-is refused by that as a whole; its rows are then separated one by one (see damaged_array), and the decoder rejects the
-broken one, without losing any other.
+The file is mapped, not read: its pages are the kernel's, and only the places of its rows are kept here (16 bytes a
+row). msgspec splits a sound array at the speed of the disk. It refuses an array with a broken row as a whole; its rows
+are then separated one by one (see damaged_array), and the decoder rejects only the broken one.
 """
 
 import mmap
@@ -26,7 +25,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BETWEEN_ROWS = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*)?")
 BLOCK_BYTES = 1 << 20
 LINE = re.compile(rb"[^ \t\r\n][^\r\n]*+")
-"""A line of JSON lines, from its first character on; an empty or blank line is not a row."""
+"""A line of JSON lines, from its first character that is not white space on; an empty or blank line is not a row."""
 
 Places = tuple["array[int]", "array[int]"]
 
@@ -34,10 +33,10 @@ Places = tuple["array[int]", "array[int]"]
 class JsonRows:
     """The rows of one raw file, in order, to be read by number.
 
-    starts, ends: by row number, its first byte and the byte after its last.
+    starts, ends: by row number, its first byte and the byte after its last, for a table in its temporary file.
     faults: by row number, why the row could not be read from a table (see table_file).
-    columns: the names of a table's columns with what they hold; None for JSON, where each row has keys of its own.
-    unread_columns: the names of those that the rows do not hold.
+    columns: a table's column names, with the types of their values; None for JSON, where each row has its own keys.
+    unread_columns: the names of a table's columns that its rows here do not have.
 
     Raises VlmflowError if the file is missing, empty, truncated, or neither an array nor JSON lines.
     """
@@ -70,25 +69,25 @@ class JsonRows:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         self._map.close()
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, number: int) -> bytes:
-        """Give the bytes of one row, without the white space around it."""
+        """Return the bytes of one row, without white space before it (and, except in JSON lines, after it)."""
         return self._map[self.starts[number] : self.ends[number]]
 
     def __iter__(self) -> Iterator[bytes]:
         return map(self.__getitem__, range(len(self)))
 
     def place(self, number: int) -> tuple[int | None, int | None]:
-        """Give a row's first byte in the file and the byte after its last; None if the file has no such places."""
+        """Return a row's first byte in the file and the byte after its last; both None for parquet."""
         return self.starts[number], self.ends[number]
 
     def line(self, number: int) -> int | None:
-        """Give the line of the file, counted from 1, on which a row begins; None if it has no lines."""
+        """Return the line of the file, counted from 1, on which a row begins; None for parquet."""
         start, _ = self.place(number)
         if start is None:
             return None
@@ -100,11 +99,11 @@ class JsonRows:
         return line
 
     def row_of(self, text: str) -> tuple[bytes, str]:
-        """Give the row of a text in such a file, and why it cannot be read, or ""."""
+        """Return the row in a text of this file's form, and "" or why it cannot be read."""
         return text.encode(), ""
 
     def shards(self, size: int) -> Iterator[range]:
-        """Cut the row numbers into consecutive ranges of about `size` bytes each, at least one row."""
+        """Yield consecutive ranges of row numbers: about `size` bytes each, at least one row."""
         first = 0
         while first < len(self):
             last = max(bisect_right(self.ends, self.starts[first] + size), first + 1)
@@ -116,7 +115,7 @@ class JsonRows:
 
     def _find_rows(self) -> Places:
         start = len(BYTE_ORDER_MARK) if self._map[:3] == BYTE_ORDER_MARK else 0
-        if self.path.suffix.lower() == ".jsonl":  # only the first line is lost if it is broken
+        if self.path.suffix.lower() == ".jsonl":  # whatever it begins with: a broken first line is lost alone
             return _places(found.span() for found in LINE.finditer(self._map, start))
         start = skip_white(self._map, start)
         match self._map[start : start + 1]:
@@ -153,7 +152,7 @@ class JsonRows:
         place = skip_white(self._map, start + 1)
         for length in lengths:
             starts.append(place)
-            place = gap(self._map, place + length).end()  # type: ignore[union-attr]  # it matches nothing at all too
+            place = gap(self._map, place + length).end()  # type: ignore[union-attr]  # it also matches the empty string
         return starts, array("q", map(add, starts, lengths))
 
     def _split_cut_array(self, start: int) -> NoReturn:
@@ -167,7 +166,7 @@ class JsonRows:
 
 
 def _closing_bracket(content: mmap.mmap) -> int | None:
-    """Give the place of the bracket that closes the file's array; None if the file ends with something else."""
+    """Return the place of the bracket that closes the file's array; None if the file ends with something else."""
     end = len(content)
     while end and content[end - 1] in WHITE:
         end -= 1

@@ -1,4 +1,4 @@
-"""What a raw row of any form names: its pictures and its source."""
+"""Reads what a raw row of any form names: its pictures and its source."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ class Named(NamedTuple):
 
 
 class _NamedInRow(Protocol):
-    """What is read of a row: the keys of ANY_ROW."""
+    """What is read from a row: the keys of ANY_ROW."""
 
     image: str | None
     images: list[str] | None
@@ -29,13 +29,16 @@ class _NamedInRow(Protocol):
 
 
 def pictures_of(image: str | None, images: Sequence[str] | None) -> list[str]:
-    """Give the pictures that a row names under `image` and `images`; one in both counts once."""
+    """Return the pictures that a row names under `image` and `images`; one in both counts once."""
     pictures = [name for name in images if name] if images else []
     return [image, *pictures] if image and image not in pictures else pictures
 
 
 def source_of(named: Any, pictures: Sequence[str]) -> str:
-    """Give a row's source: the one that it names, or the first folder of its picture's path, or UNKNOWN_SOURCE."""
+    """Return a row's source: the text that it names, else the first folder of its first picture's path.
+
+    Return UNKNOWN_SOURCE if there is neither, or if it has control characters or a wrong length (see SOURCE).
+    """
     if isinstance(named, str):
         return _source_name(named)
     if pictures and (slash := pictures[0].find("/")) > 0:
@@ -49,11 +52,11 @@ def _source_name(named: str) -> str:
 
 
 def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
-    """Give the function that reads what a raw row names, and nothing else of it.
+    """Return the function that reads a raw row's pictures and source, and nothing else of it.
 
-    names: the names of `image`, `images` and `source` in the file; a missing one is not read.
+    names: the names of `image`, `images` and `source` in the file; one that is not there is not read.
 
-    It gives None for a row that is not a JSON object, or in which these keys have a wrong type.
+    The function returns None for a row that is not a JSON object, or in which these keys have a wrong type.
     """
     read = [(key, holds, None) for key, holds in ANY_ROW.items() if key in names]
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())

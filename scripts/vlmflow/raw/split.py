@@ -31,7 +31,7 @@ MENDED = msgspec.json.Decoder(_Mended)
 class Place(NamedTuple):
     """The place of a raw row: its file, its number there, its first byte there and the byte after its last.
 
-    A file of parquet has no such bytes: they are None.
+    In a parquet file, a row has no such bytes: they are None.
     """
 
     file: Path
@@ -41,11 +41,11 @@ class Place(NamedTuple):
 
 
 class RawRows:
-    """The rows of a raw split, numbered over its files in their order, to be read by number.
+    """The rows of a raw split, numbered across its files in their order, to be read by number.
 
     files: at least one.
-    mended: by row number, what replaces a row.
-    faults: by row number, why the row, or its replacement, could not be read as a table's row.
+    mended: by row number, the fixed row that replaces the raw one.
+    faults: by row number, why the row, or the fixed one, could not be read as a table's row.
     """
 
     def __init__(self, files: Sequence[JsonRows]) -> None:
@@ -64,7 +64,7 @@ class RawRows:
             file.close()
 
     def __str__(self) -> str:
-        """Give the files' names for messages."""
+        """Return the path of the first file, and how many more there are, for messages."""
         others = len(self.files) - 1
         return f"{self.files[0].path}" + (f" and {others} more" if others else "")
 
@@ -72,14 +72,14 @@ class RawRows:
         return self._ends[-1]
 
     def __getitem__(self, number: int) -> bytes:
-        """Give the bytes of one row, without the white space around it, or of its replacement."""
+        """Return the bytes of one row as its file gives them, or of the fixed row that replaces it."""
         return next(self.of(range(number, number + 1)))
 
     def __iter__(self) -> Iterator[bytes]:
         return chain.from_iterable(self.of(range(first, first + len(file))) for first, file in self._firsts())
 
     def of(self, shard: range) -> Iterator[bytes]:
-        """Yield the bytes of a shard's rows, as `__getitem__` does; a shard lies in one file."""
+        """Return the bytes of a shard's rows, as `__getitem__` does; a shard is in one file."""
         first, file = self._file_of(shard.start)
         rows = map(file.__getitem__, range(shard.start - first, shard.stop - first))
         if not self.mended:
@@ -87,13 +87,13 @@ class RawRows:
         return (self.mended.get(number, row) for number, row in zip(shard, rows, strict=True))
 
     def unread_columns(self, shard: range) -> list[str]:
-        """Give the columns of a shard's file that are not read; see ParquetRows."""
+        """Return the columns of a shard's file that are not read; see JsonRows."""
         return self._file_of(shard.start)[1].unread_columns
 
     def mend(self, number: int, row: bytes | str) -> None:
         """Replace a row by an edited one: bytes as they are, a text in the file's own form (a CSV line).
 
-        Nothing changes for null, and for a row that is not edited: JSON of the same values, however it is written.
+        Null changes nothing, nor does a row that was not edited: JSON of the same values, however it is written.
         """
         first, file = self._file_of(number)
         raw = file[number - first]
@@ -111,12 +111,12 @@ class RawRows:
             self.faults[number] = fault
 
     def place(self, number: int) -> Place:
-        """Give the place of a row."""
+        """Return the place of a row."""
         first, file = self._file_of(number)
         return Place(file.path, number - first, *file.place(number - first))
 
     def named(self, number: int) -> str:
-        """Describe a row for messages: its number from 0, its place in its file, and the file if there are several.
+        """Describe a row for messages: its number from 0, its file if there are several, its line and its first byte.
 
         Reads the file up to there.
         """
@@ -127,15 +127,15 @@ class RawRows:
         return f"row {number} ({', '.join(where)})" if where else f"row {number}"
 
     def checksum(self, number: int) -> str:
-        """Give the CRC-32, in hexadecimal digits, of a raw row's bytes, ignoring any replacement.
+        """Return the CRC-32 of a raw row's bytes, in 8 hexadecimal digits, ignoring any fixed row.
 
-        For a table's row, these are the bytes of its JSON: in parquet, of the columns that are read.
+        For a table's row, these are the bytes of its JSON; for parquet, this has only the columns that are read.
         """
         first, file = self._file_of(number)
         return f"{crc32(file[number - first]):08x}"
 
     def shards(self, size: int) -> Iterator[range]:
-        """Cut the row numbers into consecutive ranges of about `size` bytes each, at least one row, in one file."""
+        """Yield consecutive ranges of row numbers: about `size` bytes each, at least one row, in one file."""
         for first, file in self._firsts():
             for shard in file.shards(size):
                 yield range(first + shard.start, first + shard.stop)
@@ -151,13 +151,13 @@ class RawRows:
 def open_rows(
     raw: Sequence[Path], split: str, mended: Sequence[Path] = (), columns: Collection[str] | None = None
 ) -> RawRows:
-    """Open a raw split's files by their names: .parquet, .csv and .tsv are tables, all else a JSON array or JSON lines.
+    """Open a raw split's files. By name, .parquet, .csv and .tsv are tables, all else is a JSON array or JSON lines.
 
-    mended: edited quarantine files; their rows of this split replace the raw rows; later files win.
-    columns: those to read from parquet; None for all. Checksums cover the columns that are read, so every stage that
-    uses fixed rows reads the same columns.
+    mended: edited quarantine files; their rows of this split replace the raw rows, and later files win.
+    columns: the columns to read from parquet; None for all. Checksums cover the columns that are read, so every stage
+    that uses fixed rows reads the same columns.
 
-    Raises VlmflowError if a file cannot be read, or fixed rows do not belong to these files.
+    Raises VlmflowError if a file cannot be read or has no rows, or if fixed rows do not belong to these files.
     """
     with ExitStack() as opened:
         rows = RawRows([opened.enter_context(_open(file, columns)) for file in raw])
@@ -179,7 +179,7 @@ def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
 
 
 def _same_values(row: bytes, raw: bytes) -> bool:
-    """Say whether two rows are JSON of the same values; 1, 1.0 and true differ."""
+    """Return whether two rows are JSON of the same values; 1, 1.0 and true differ."""
     try:
         one, other = (msgspec.json.encode(msgspec.json.decode(text), order="deterministic") for text in (row, raw))
     except (ValueError, OverflowError, RecursionError):
@@ -188,7 +188,7 @@ def _same_values(row: bytes, raw: bytes) -> bool:
 
 
 def _mend(rows: RawRows, mended: Path, split: str) -> None:
-    """Replace the rows of a split by their edited ones."""
+    """Replace the rows of a split by those of an edited quarantine file."""
     seen: dict[tuple[str, int], int] = {}
     try:
         lines = mended.read_bytes().rstrip().splitlines()
@@ -209,7 +209,7 @@ def _mend(rows: RawRows, mended: Path, split: str) -> None:
 
 
 def _read_mended(line: bytes, where: str) -> tuple[_Mended, bytes | str]:
-    """Give one line, with its row: the text if it is one, or the bytes of any other JSON."""
+    """Return a line, and its row: the text if `raw` is one, or the bytes of any other JSON."""
     if not line.strip():
         raise VlmflowError(f"{where}: is empty", "remove the line")
     try:

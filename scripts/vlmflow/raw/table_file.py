@@ -1,8 +1,8 @@
-"""The rows of a table, CSV (see csv_file) or parquet, as JSON objects: column names are the keys.
+"""The rows of a table, CSV (see csv_file) or parquet, as JSON objects whose keys are the column names.
 
-A table is read once from its beginning to its end, in small pieces, into a temporary file (TMPDIR) of JSON lines
-that has no name and disappears with the process. From there its rows are read by number, like those of a JSON file,
-by as many processes as there are.
+A table is read once from its beginning to its end, in small pieces. Its rows go as JSON into a temporary file (in
+TMPDIR) that has no name and disappears with the process. From there they are read by number, like those of a JSON file,
+by any number of processes.
 """
 
 import tempfile
@@ -21,17 +21,17 @@ from vlmflow.raw.json_file import JsonRows, Places
 PARQUET = ".parquet"
 BATCH_ROWS = 256
 TEXT = "text"
-"""How messages call the content of a text column; every column of CSV is one."""
+"""What messages call the content of a text column; every column of CSV is one."""
 
 ENCODER = msgspec.json.Encoder()
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
-"""What a cell raises that Python or JSON cannot hold: not UTF-8, a date after 9999, an unknown time zone."""
+"""What a cell raises that Python or JSON cannot represent: not UTF-8, a date after 9999, an unknown time zone."""
 
 
 class TableRows(JsonRows):
     """The rows of one table, in order, to be read by number.
 
-    unit: what the progress of reading it counts: rows, or bytes where the number of rows is not known before the end.
+    unit: what the progress of reading counts: rows, or bytes if the number of rows is not known before the end.
 
     Raises VlmflowError if the file is missing, empty, truncated, or not of the type in its name.
     """
@@ -73,17 +73,17 @@ class TableRows(JsonRows):
             ) from None
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the rows as JSON; a row that cannot be read goes into `faults`, and is its text, as JSON.
+        """Yield the rows as JSON. For a row that cannot be read, add its fault to `faults`, and yield its text or null.
 
-        Says what the progress counts to, and counts.
+        Sets the total of `self._progress`, and advances it.
         """
         raise NotImplementedError
 
 
 class ParquetRows(TableRows):
-    """The rows of a parquet file; a column of bytes (pictures in the file itself) is left out.
+    """The rows of a parquet file, without its columns of bytes (pictures in the file itself).
 
-    read_columns: those to read, if present; None for all. Others cost nothing, whatever they hold.
+    read_columns: the columns to read, if present; None for all. The others cost nothing, whatever they hold.
     """
 
     def __init__(self, path: Path, read_columns: Collection[str] | None = None) -> None:
@@ -91,7 +91,7 @@ class ParquetRows(TableRows):
         super().__init__(path)
 
     def place(self, number: int) -> tuple[None, None]:
-        """Give no bytes: in parquet a row is in as many places as there are columns."""
+        """Return no bytes: in parquet, a row is in as many places as there are columns."""
         return None, None
 
     def _lines(self) -> Iterator[bytes]:
@@ -135,7 +135,7 @@ class ParquetRows(TableRows):
 
 
 def _says(kind: Any) -> str:
-    """Say what a parquet column holds: "text", "bytes" where any part of it is bytes, else parquet's own words."""
+    """Return what a parquet column holds: "text", "bytes" if any part of it is bytes, else parquet's own name."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
