@@ -1,1 +1,1 @@
-"""What may be configured: the settings, where things come from, and what is said of a fault."""
+"""The configuration: its settings and their checks, the repository's tables, and the messages about errors."""

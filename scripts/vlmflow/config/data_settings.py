@@ -136,7 +136,7 @@ class DatasetSettings(Settings):
         return self
 
     def _refuse_others_keys(self, whose: str, applies: bool, keys: Sequence[str]) -> None:
-        """Raise ValueError for a key that is set, and would do nothing, or what nobody expects, for these rows."""
+        """Raise ValueError for a key that is set, but that these rows do not use, or use in an unexpected way."""
         for key in keys:
             if not applies and getattr(self, key) != type(self).model_fields[key].default:
                 these = f"kind {self.kind}, modality {self.modality}"
@@ -163,7 +163,10 @@ class DatasetSettings(Settings):
         return named if isinstance(named, list) else [named] if named else []
 
     def choice(self, split: str) -> RowChoice:
-        """Give which rows of a raw split are used: the fewer of max_samples and what stands behind the address."""
+        """Return which rows of a raw split are used.
+
+        At most as many are drawn as the smallest of max_samples and the `#N` of its addresses says.
+        """
         counts = [self.max_samples, *(split_sample(address)[1] for address in self._named(split))]
         samples = min((count for count in counts if count is not None), default=None)
         return RowChoice(
@@ -177,16 +180,16 @@ class DatasetSettings(Settings):
 
     @property
     def read_columns(self) -> list[str] | None:
-        """The columns that rows of this kind are made of, and those that would change what they mean; null for all.
+        """The columns that rows of this kind are made of, and those that would change what they mean; None for all.
 
-        Others may hold what no JSON can.
+        Others may hold what JSON cannot represent.
         """
         form = form_of(self.kind)
         return None if form.fixed else [*self._names.values(), *form.meanings_of_rows(self._names)]
 
     @property
     def near_duplicates_to_drop(self) -> NearDuplicates:
-        """How near-duplicates are dropped; distance 0 if none are.
+        """The settings for near-duplicates; distance 0 if none are dropped.
 
         So a new distance makes nothing stale in a data set that drops none.
         """
@@ -209,16 +212,16 @@ class DatasetSettings(Settings):
 
 
 def _whose(setting: str) -> str:
-    """Say which kinds have a setting that not every kind has."""
+    """Return the kinds that have a setting that not every kind has, for messages."""
     have = kinds_with(setting)
     others = [kind for kind in kinds() if kind not in have]
     return f"kind {' or '.join(have)}" if len(have) <= len(others) else f"every kind but {' and '.join(others)}"
 
 
 def _refuse_unreadable_columns(names: Mapping[str, str], columns: Mapping[str, str]) -> None:
-    """Raise ValueError for names that no key of a raw row can be read by (msgspec), and for one that two keys have.
+    """Raise ValueError for column names that msgspec cannot find in a raw row, and for one name of two keys.
 
-    names: of all keys that are read. columns: those that the configuration gives.
+    names: the column names of all keys that are read. columns: those that the configuration gives.
     """
     for key, name in columns.items():
         if found := NOT_IN_COLUMNS.search(name):

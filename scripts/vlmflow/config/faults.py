@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one line per fault: file, key path, value, and what is allowed."""
+"""Reports the errors in a configuration, one line each: file, key path, value, and what is allowed."""
 
 import difflib
 import json
@@ -15,18 +15,18 @@ SHOWN = 500
 """Characters of a value that a message shows."""
 
 COMMAND_LINE = "--config"
-"""The source of a value that is in none of the files."""
+"""The source of a value, for messages, if none of the files has it."""
 
 SECRET = ("_token", "_secret")
-"""Ends of the names of keys whose values go into no message."""
+"""Ends of the names of keys whose values messages do not show."""
 
 
 def say_faults(error: pydantic.ValidationError, schema: Schema, merged: Any, files: list[Path]) -> str:
-    """Say every fault that pydantic found.
+    """Return the lines for all errors that pydantic found.
 
-    schema: the JSON Schema of the model, which tells what is allowed where.
+    schema: the JSON Schema of the model, which says what is allowed for each key.
     merged: the configuration that was checked.
-    files: the files that it was merged from, lowest first; the last that has a key is named.
+    files: the files from which it was merged, lowest first; a message names the last one that has the key.
     """
     contents = [(file, read_yaml(file) or {}) for file in files]
     return "\n".join(dict.fromkeys(_say(fault, schema, merged, contents) for fault in error.errors()))
@@ -64,7 +64,7 @@ def _shown(path: list[Any], merged: Any) -> str:
 
 
 def _key_path(fault: Any, merged: Any) -> list[Any]:
-    """Give the user's keys on the way to a fault, without pydantic's own marks (union branches)."""
+    """Return the user's keys on the way to a fault, without pydantic's own marks (union branches)."""
     path, here = [], merged
     for key in fault["loc"]:
         if _has(here, key):
@@ -76,7 +76,7 @@ def _key_path(fault: Any, merged: Any) -> list[Any]:
 
 
 def _keys_named(cause: str, here: Any) -> list[str]:
-    """Give the keys with which a cause begins ("runs.my.run.model: …"), as far as they lead from `here`."""
+    """Return the keys with which a cause begins ("runs.my.run.model: …"), as far as they lead from `here`."""
     keys, rest = [], cause.split(": ", 1)[0] + "."
     while isinstance(here, dict):
         key = max((key for key in map(str, here) if rest.startswith(f"{key}.")), key=len, default=None)
@@ -100,7 +100,7 @@ def _value_at(content: Any, path: list[Any]) -> Any:
 
 
 def _origin(path: list[Any], contents: list[tuple[Path, Any]]) -> str:
-    """Name the last file that has the whole key path; the command line where none has it."""
+    """Return the last file that has the whole key path, or COMMAND_LINE if none has it."""
     for file, content in reversed(contents):
         here = content
         for key in path:
@@ -113,7 +113,7 @@ def _origin(path: list[Any], contents: list[tuple[Path, Any]]) -> str:
 
 
 def _schema_at(schema: Schema, path: list[Any]) -> Schema:
-    """Follow a key path through the JSON Schema of the model; {} where it leads nowhere."""
+    """Return the part of the model's JSON Schema to which a key path leads; {} if it leads nowhere."""
     here, nothing = schema, Schema()
     for key in path:
         named = here.get("patternProperties", {}).values()
@@ -145,7 +145,7 @@ BOUNDS = {
 
 
 def allowed(schema: Schema) -> str:
-    """Say what a JSON Schema takes, as messages and the reference have it."""
+    """Return what a JSON Schema allows, as messages and the reference page put it."""
     if "anyOf" in schema:
         return " or ".join(allowed(branch) for branch in schema["anyOf"])
     if "enum" in schema:

@@ -1,9 +1,9 @@
-"""Keys that change what a row means, where no form reads them: what each says, and which values say it.
+"""Keys that change what a row means if its form does not read them: their meaning, and the values that have it.
 
-From the forms as their owners describe them: LLaMA-Factory (data/README.md: system, history, tools, kto_tag, chosen,
-rejected, videos, audios), TRL (dataset_formats: label, chosen, rejected, tools), ms-swift (Custom-dataset: label,
-rejected_response, rejected_messages, loss, loss_scale, videos, audios), OpenAI's fine-tuning format (weight, tools,
-functions, tool_calls, function_call), axolotl (train), and OpenOrca (system_prompt).
+Sources, the owners' descriptions of their forms: LLaMA-Factory (data/README.md: system, history, tools, kto_tag,
+chosen, rejected, videos, audios), TRL (dataset_formats: label, chosen, rejected, tools), ms-swift (Custom-dataset:
+label, rejected_response, rejected_messages, loss, loss_scale, videos, audios), OpenAI's fine-tuning format (weight,
+tools, functions, tool_calls, function_call), axolotl (train), and OpenOrca (system_prompt).
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 
 class Meaning(NamedTuple):
-    """What a key says of a row.
+    """What a key means in a row.
 
-    says: what it means, for people. has: whether a value says it; null, empty and neutral values say nothing.
-    of_answers: in a turn, only where the assistant speaks: what others say is not trained.
+    says: its meaning, for people. has: whether a value has this meaning; null, empty and neutral values do not.
+    of_answers: in a turn, it counts only if the assistant speaks; what others say is not trained.
     """
 
     says: str
@@ -23,11 +23,14 @@ class Meaning(NamedTuple):
 
 
 NOTHING = frozenset({"", "null", "none", "nan", "[]", "{}"})
-"""Texts that hold nothing: what tables, and lists written as JSON, have where there is none."""
+"""Texts that stand for no value in tables, and in lists written as JSON."""
 
 
 def is_given(value: Any) -> bool:
-    """Say whether a value holds anything: not null, not empty, no text of white space, no list of such."""
+    """Return whether a value holds anything.
+
+    Null, false, blank texts, those in NOTHING, and lists and objects of only such values hold nothing.
+    """
     if isinstance(value, str):
         return value.strip().lower() not in NOTHING
     if isinstance(value, list | dict):
@@ -36,12 +39,12 @@ def is_given(value: Any) -> bool:
 
 
 def is_bad(value: Any) -> bool:
-    """Say whether a label calls its answer a bad one: false or 0. A label in other words is that of a class."""
+    """Return whether a label calls its answer bad: false or 0, also as texts. Other texts are names of classes."""
     return value in (False, 0) or (isinstance(value, str) and value.strip().lower() in ("false", "0"))
 
 
 def is_not_one(value: Any) -> bool:
-    """Say whether a weight is a number other than 1; true is 1, false is 0, and a text that holds nothing is none."""
+    """Return whether a weight is a number other than 1: true is 1, false is 0, and a text in NOTHING is no number."""
     if isinstance(value, str) and value.strip().lower() in NOTHING:
         return False
     try:

@@ -20,7 +20,7 @@ TARGETS = (
     *("raw", "models", "images", "converted", "data", "lengths", "fitted", "cached"),
     *("checkpoints", "work", "verified", "merged", "reports", "logs", "benchmarks"),
 )
-"""The folders of the workflow's own files in the working directory."""
+"""The folders in the working directory whose files the workflow makes and removes."""
 
 
 class StoreSettings(Settings):
@@ -154,10 +154,10 @@ class Config(Settings):
 def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
     """Check the merged configuration and fill in the defaults.
 
-    merged: what the files and the command line give together.
-    files: the files it was merged from, lowest first, to report where a wrong value is.
+    merged: the configuration from the files and the command line together.
+    files: the files from which it was merged, lowest first, for messages.
 
-    Raises VlmflowError with one line per fault: file, key path, value, what is allowed, nearest known key.
+    Raises VlmflowError with one line per error: file, key path, value, what is allowed, nearest known key.
     """
     try:
         return Config.model_validate(merged)

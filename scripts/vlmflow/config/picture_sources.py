@@ -1,6 +1,6 @@
 """The table of picture sources: addresses, layouts, sizes and licences, in `picture_sources.yaml`.
 
-An archive on the hub has its commit and its sha256 in pins.yaml (`config.pins`), as everything from the hub.
+For an archive on the hub, pins.yaml has the commit and the SHA-256 (`config.pins`).
 """
 
 import difflib
@@ -87,7 +87,7 @@ class PictureSource(Settings):
     def lacks(self) -> str | None:
         """The missing key without which this source is unusable, and what it must be; None if nothing is missing.
 
-        For rows that override others, this applies to the result.
+        A source that overrides another may lack keys; the result may not.
         """
         if not self.members:
             return "members: missing; it must be a block with at least one beginning of the rows' paths"
@@ -97,7 +97,7 @@ class PictureSource(Settings):
 
     @property
     def form(self) -> str | None:
-        """The form of the archive: zip, tar or parquet."""
+        """The form of the archive: zip, tar or parquet; None without an archive, or for another ending."""
         return next((form for end, form in FORMS.items() if (self.archive or "").lower().endswith(end)), None)
 
 
@@ -105,9 +105,11 @@ _TABLE = pydantic.TypeAdapter(dict[str, PictureSource])
 
 
 def read_sources(over: Mapping[str, PictureSource], path: Path = PICTURE_SOURCES) -> dict[str, PictureSource]:
-    """Read the table, with the configuration's sources laid over it, key by key.
+    """Read the table, and let the configuration's sources override it key by key.
 
-    Raises VlmflowError with a line per fault: file, source, key, value, and what is allowed.
+    over: the configuration's sources, by name. One with an address also removes the table's `by_hand`.
+
+    Raises VlmflowError with one line per error: file, source, key, value, and what is allowed.
     """
     sources = read_table(path, _TABLE)
     for name, source in over.items():
@@ -126,7 +128,7 @@ def read_sources(over: Mapping[str, PictureSource], path: Path = PICTURE_SOURCES
 
 
 def _nearest(name: str, sources: Mapping[str, PictureSource]) -> str:
-    """Say which other source may be meant by the name of one that lacks something."""
+    """Return the end of a message on an incomplete source: the complete one with the most similar name, if any."""
     nearest = difflib.get_close_matches(name, [other for other in sources if not sources[other].lacks], n=1)
     return f"; nearest known source: {nearest[0]}" if nearest else ""
 

@@ -1,4 +1,4 @@
-"""The table of what is fetched from the hub: revision, size and digest by address, in `pins.yaml`."""
+"""The table of sources on the hub: revision, size and digest by address, in `pins.yaml`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ PINS = Path(__file__).absolute().parents[3] / "pins.yaml"
 
 
 class Pin(Settings):
-    """What is known for certain of one data file or model; a value that nobody has seen is None."""
+    """The revision, size and digest of one data file or model; None if unknown."""
 
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     """The full commit of its repository."""
@@ -28,14 +28,14 @@ class Pin(Settings):
     """Bytes of the file; of a model, of all its files together."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """SHA-256 of the file; of a model, the digest that `model_folder.digest_of` gives of its files."""
+    """SHA-256 of the file; of a model, the result of `model_folder.digest_of` for its files."""
 
 
 _TABLE = pydantic.TypeAdapter(dict[str, Annotated[Pin, BeforeValidator(lambda row: {} if row is None else row)]])
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes None as nothing at all."""
+    """Writes None as an empty value."""
 
 
 _Dumper.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", ""))
@@ -44,9 +44,9 @@ _Dumper.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("t
 def read_pins(path: Path) -> dict[str, Pin]:
     """Read the table: pins by address ("hf://datasets/OWNER/NAME/FILE", "hf://OWNER/NAME").
 
-    A row for several files (`train-*-of-00004.parquet`) is taken as one for each of them.
+    A row for several files (`train-*-of-00004.parquet`) becomes one pin for each of them.
 
-    Raises VlmflowError with a line per fault: file, address, key, value, and what is allowed.
+    Raises VlmflowError with one line per error: file, address, key, value, and what is allowed.
     """
     table = read_table(path, _TABLE)
     pins = {file: pin for address, pin in table.items() for file in files_of(address)}
@@ -65,7 +65,7 @@ def read_pins(path: Path) -> dict[str, Pin]:
 
 
 def write_pins(path: Path, pins: Mapping[str, Pin]) -> None:
-    """Write the table; the comments above its first row stay."""
+    """Write the table; keep the comments above its first row."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     first_row = next((number for number, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
     rows: dict[str, Any] = {address: pin.model_dump() for address, pin in pins.items()}
@@ -75,17 +75,18 @@ def write_pins(path: Path, pins: Mapping[str, Pin]) -> None:
 
 
 def pin_of(address: str, pins: Mapping[str, Pin]) -> Pin | None:
-    """Give what is known of an address: its row in the table, or the revision that it names itself."""
+    """Return the revision that an address itself names, as a pin; else its row in the table, or None if it has none."""
     source = parse_source(address) if address.startswith("hf://") else None
     revision = source.revision if isinstance(source, HubSource) else None
     return Pin(revision=revision) if revision else pins.get(address)
 
 
 def revision_of(address: str, path: Path = PINS) -> str | None:
-    """Give the revision to which an address is pinned, by itself or by the table; None for others and local paths.
+    """Return the revision to which an address itself or the table pins it; None for other addresses and local paths.
 
-    A size or digest that is filled in later changes nothing about what the revision holds.
-    Raises VlmflowError as `read_pins`.
+    A stage depends only on the revision: it has the same content when its size or digest is filled in later.
+
+    Raises VlmflowError as `read_pins` does.
     """
     pin = pin_of(address, read_pins(path))
     return pin.revision if pin else None

@@ -1,6 +1,7 @@
-"""The raw forms that rows may have. Each is one module of `vlmflow.rows.forms`, whose FORM says all there is to know.
+"""The forms that raw rows may have. Each is one module of `vlmflow.rows.forms`, described by its FORM.
 
-Whoever wants to know something of a form asks here. No module names the forms: one more file there is one more form.
+Other modules ask this one about forms. None of them names a form, except for the rules of FIRE: one more module there
+is one more form.
 """
 
 import importlib
@@ -16,25 +17,25 @@ from vlmflow.config.key_meanings import OF_CONVERSATIONS, OF_TURNS, Meaning
 PACKAGE = "vlmflow.rows.forms"
 
 ANY_ROW = {"image": str | None, "images": list[str] | None, "source": Any}
-"""Keys that rows of every form may have, with what they hold."""
+"""Keys that rows may have in every form that is not `fixed`, with their types."""
 
 
 @dataclass(frozen=True)
 class RawForm:
     """One raw form.
 
-    kinds: what the configuration calls it: one name, or several for the same form.
+    kinds: its names in the configuration: one, or several for the same form.
     row: what a row looks like, for people: a cell of the table in docs/data.md.
-    content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with what they hold; one that
-    may be null may be missing too.
-    read: takes a row with the attributes of `content`, and the setting `prompt`, to its turns (`chat.Turn`), cleaned
-    and at least one, or to a Reject. None where a rule of its own converts the form.
-    turns: the key that holds the turns, as objects whose first field says who speaks; None where no key does.
-    speakers: who that may be, with what each is in a conversation (`chat.Turn.speaker`).
-    sound: types that sound rows are decoded into at once, by key, in place of those in `content`.
-    meanings: the keys beside the turns that change what a row means, where they are not read.
-    settings: the settings of a data set that this form has, and not every form.
-    fixed: rows are as their one owner publishes them: all with a picture, and no key has another name in a file.
+    content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with their types; a key that may
+    be null may also be missing.
+    read: makes the turns (`chat.Turn`), cleaned and at least one, or a Reject, from a row with the attributes of
+    `content`, and the setting `prompt`. None if a rule of its own converts the form.
+    turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
+    speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
+    sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
+    meanings: the keys besides the turns that change what a row means if they are not read.
+    settings: the settings of a data set that this form has, but not every form.
+    fixed: rows are as their one owner publishes them: all have a picture, and no key has another name in a file.
     one_prompt: all rows have the same prompt, the setting `prompt`.
     """
 
@@ -52,18 +53,18 @@ class RawForm:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The form's own keys, with what they hold."""
+        """The form's own keys, with their types."""
         return get_type_hints(self.content)
 
     @property
     def all_keys(self) -> dict[str, Any]:
-        """The keys that are read of a row, with what they hold."""
+        """The keys that are read from a row, with their types."""
         return self.keys if self.fixed else {**self.keys, **ANY_ROW}
 
     def names(self, columns: Mapping[str, str]) -> dict[str, str]:
-        """Give the keys that rows are read by, with what they are called in the file.
+        """Return the keys that are read from rows, with their names in the file.
 
-        Where `image` is called `images`, or the other way round, the other one is not read.
+        If `image` is called `images`, or the other way round, the other one is not read.
         """
         names = {key: columns.get(key, key) for key in self.all_keys}
         for key, other in (("image", "images"), ("images", "image")):
@@ -72,26 +73,26 @@ class RawForm:
         return names
 
     def meanings_of_rows(self, names: Mapping[str, str]) -> dict[str, Meaning]:
-        """Give the keys beside the turns that change what rows mean.
+        """Return the keys besides the turns that change what rows mean, and are not read.
 
-        names: the keys that are read, with what they are called in the file.
+        names: the keys that are read, with their names in the file.
         """
         return {key: meaning for key, meaning in self.meanings.items() if key not in names.values()}
 
     def meanings_of(self, names: Mapping[str, str]) -> dict[str, Meaning]:
-        """Give the same with the keys of turns, as `messages.weight`."""
+        """Return the same, and also the keys of turns, as `messages.weight`."""
         of_turns = {f"{names[self.turns]}.{key}": meaning for key, meaning in OF_TURNS.items()} if self.turns else {}
         return self.meanings_of_rows(names) | of_turns
 
 
 def may_be_null(holds: Any) -> bool:
-    """Say whether a key that holds this may be null, or missing."""
+    """Return whether a key of this type may be null, or missing."""
     return holds is Any or NoneType in get_args(holds)
 
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    """Give the module of every kind; kinds in the order of their names."""
+    """Return the module of every kind, sorted by kind."""
     package = importlib.import_module(PACKAGE)
     modules = [importlib.import_module(f"{PACKAGE}.{found.name}") for found in pkgutil.iter_modules(package.__path__)]
     found = [(kind, module) for module in modules for kind in module.FORM.kinds]
@@ -101,33 +102,33 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def kinds() -> list[str]:
-    """Give the names of all kinds."""
+    """Return the names of all kinds."""
     return list(_modules())
 
 
 def form_of(kind: str) -> RawForm:
-    """Give the form of a kind."""
+    """Return the form of a kind."""
     form: RawForm = _modules()[kind].FORM
     return form
 
 
 def module_of(kind: str) -> str:
-    """Give the name of the module that holds the form of a kind: a stage that converts it depends on it."""
+    """Return the name of the module with the form of a kind; a stage that converts this kind depends on it."""
     return _modules()[kind].__name__
 
 
 def kinds_with(setting: str) -> list[str]:
-    """Give the kinds whose form has a setting that not every form has."""
+    """Return the kinds whose form has a setting that not every form has."""
     return [kind for kind in kinds() if setting in form_of(kind).settings]
 
 
 def all_settings() -> list[str]:
-    """Give the settings of data sets that not every form has."""
+    """Return the settings of data sets that not every form has."""
     return list(dict.fromkeys(setting for kind in kinds() for setting in form_of(kind).settings))
 
 
 def table() -> str:
-    """Give the table of kinds in docs/data.md: what a row of each looks like."""
+    """Return the table of kinds for docs/data.md: what a row of each looks like."""
     forms = dict.fromkeys(module.FORM.kinds for module in _modules().values())
     rows = [f"| {', '.join(f'`{name}`' for name in names)} | {form_of(names[0]).row} |" for names in forms]
     return "\n".join(["| `kind` | a row |", "|---|---|", *rows, ""])

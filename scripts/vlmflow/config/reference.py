@@ -1,4 +1,4 @@
-"""The reference page of the configuration, written from its model so that it cannot say anything else."""
+"""The reference page of the configuration, generated from its model so that both agree."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import table
 
 KINDS = re.compile(r"(<!-- kinds: .* -->\n).*?(<!-- end of kinds -->)", re.DOTALL)
-"""Where `docs/data.md` has the table of kinds."""
+"""The table of kinds in `docs/data.md`, with the comments around it."""
 
 HEAD = """# Configuration
 
@@ -28,7 +28,7 @@ cores and GPUs exist.
 
 
 def reference_page() -> str:
-    """Give `docs/config.md`: a table of keys for every block, in the order in which the model nests them."""
+    """Return `docs/config.md`: a table of keys for every block, in the order in which the model nests them."""
     schema = Config.model_json_schema()
     sections: list[str] = []
     waiting = [("", schema)]
@@ -41,12 +41,12 @@ def reference_page() -> str:
 
 
 def with_kinds(page: str) -> str:
-    """Give `docs/data.md` with its table of kinds as the raw forms have it."""
+    """Return the text of `docs/data.md` with the current table of kinds."""
     return KINDS.sub(lambda found: f"{found[1]}{table()}{found[2]}", page)
 
 
 def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Give the blocks that a block holds, with the keys that lead there."""
+    """Return the blocks inside a block, with the keys that lead there."""
     found = []
     for key, value in block.get("properties", {}).items():
         named = next(iter(value.get("patternProperties", {}).values()), None)

@@ -9,7 +9,7 @@ from vlmflow.config.raw_forms import ANY_ROW
 from vlmflow.config.settings import EXPONENT_FORM, Number, Seed, Settings
 
 NOT_IN_COLUMNS = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
-"""What the name of a column must not contain: JSON would escape it."""
+"""Characters that the name of a column must not contain: JSON would escape them, or cannot have them."""
 
 
 class PictureLimits(Settings):

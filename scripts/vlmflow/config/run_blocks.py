@@ -1,4 +1,4 @@
-"""The blocks of a run's settings that several stages take; what one stage alone takes is in its script."""
+"""The blocks of a run's settings that several stages use; the block of a single stage is in its script."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from vlmflow.config.settings import Settings
 
 
 class LengthBlock(Settings):
-    """What decides how many tokens a row has; see docs/config.md."""
+    """The settings that decide how many tokens a row has; see docs/config.md."""
 
     model_type: str
     image_max_tokens: int
     text_args: dict[str, Any]
-    """Those of swift_args that change the text."""
+    """The part of swift_args that changes the text."""
 
 
 class TrainBlock(Settings):
-    """What decides how a run trains; see docs/config.md."""
+    """The settings that decide how a run trains; see docs/config.md."""
 
     model_type: str
     train: TrainSettings

@@ -124,12 +124,12 @@ class TrainSettings(Settings):
 
     @property
     def evaluate_every(self) -> int:
-        """Steps between two evaluations, as they are: each at a checkpoint."""
+        """Steps between two evaluations: evaluation_steps, rounded up to a multiple of checkpoint_steps."""
         return -(-self.evaluation_steps // self.checkpoint_steps) * self.checkpoint_steps
 
     @property
     def text_args(self) -> dict[str, str | int | float | bool]:
-        """Those of swift_args that change the text of a row, and so its length."""
+        """The part of swift_args that changes the text of a row, and so its length."""
         return {name: value for name, value in self.swift_args.items() if name in TEXT_ARGS}
 
 

@@ -1,4 +1,4 @@
-"""The base of the configuration model: strict keys, and numbers in every form that YAML gives them."""
+"""The base of the configuration's model: strict keys, and the types of numbers and names."""
 
 from typing import Annotated, Any
 
@@ -9,21 +9,21 @@ _OF_NO_TYPE = object()
 
 
 class Settings(BaseModel):
-    """One block of the configuration: unknown keys are refused, attribute docstrings are the reference."""
+    """One block of the configuration: unknown keys are refused, attribute docstrings become docs/config.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _truth_is_nothing_else(cls, value: Any, field: ValidationInfo) -> Any:
-        """Refuse true and false as numbers, which Python would accept."""
+        """Refuse true and false as numbers; Python would accept them as 1 and 0."""
         assert field.field_name is not None
         other = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
         return _OF_NO_TYPE if other else value
 
 
 def _integer(value: Any) -> Any:
-    """Read "1e3" and 1e3 as 1000: YAML takes the first for a string, the command line for a float."""
+    """Read "1e3" and 1e3 as 1000: YAML reads it as a string, the command line as a float."""
     if isinstance(value, int):
         return value
     try:
@@ -34,7 +34,7 @@ def _integer(value: Any) -> Any:
 
 
 EXPONENT_FORM = BeforeValidator(_integer)
-"""Allows a whole number in exponent form; it goes last in an annotation, after the bounds."""
+"""Allows a whole number in exponent form; it must be last in an annotation, after the bounds."""
 
 Positive = Annotated[int, Field(ge=1), EXPONENT_FORM]
 """A whole number of at least 1."""

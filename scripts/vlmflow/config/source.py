@@ -1,4 +1,4 @@
-"""Where a file or a model comes from: an address on the hub, or a path on this machine."""
+"""The sources of files and models: addresses on the hub, and paths on this machine."""
 
 import re
 from dataclasses import dataclass
@@ -10,25 +10,26 @@ from vlmflow.core.errors import VlmflowError
 HUB_FORMS = "hf://datasets/OWNER/NAME/FILE, hf://OWNER/NAME (a model), NAME@COMMIT in both, file:///PATH, or a path"
 
 SHARDS = re.compile(r"\*-of-(0*[1-9]\d*)")
-"""How the files of one split are named on the hub: train-00000-of-00004.parquet to train-00003-of-00004.parquet."""
+"""What an address of several files has: train-*-of-00004.parquet means train-00000-of-00004.parquet to
+train-00003-of-00004.parquet."""
 
 NO_COUNT = re.compile(r"#((?![^#]*\.[A-Za-z])[^#/]*)$")
-"""What stands behind the `#` of an address without being the rest of a file's name: no folder, no `.json`."""
+"""The text after the `#` of an address, if it cannot be the rest of a file's name: it has no folder and no suffix."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 NOT_IN_PATHS = re.compile(r"[{}\x00-\x1f\x7f\ud800-\udfff]")
-"""What no path may hold: Snakemake takes braces for its wildcards, and half of a surrogate pair is no text."""
+"""What no path may contain: Snakemake takes braces for wildcards, and half of a surrogate pair is not text."""
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Something on the Hugging Face hub.
+    """A file of a data set, or a model, on the Hugging Face hub.
 
     repo_type: "dataset" or "model".
     repo: "OWNER/NAME".
     path: the file inside a data set; None for a whole model.
-    revision: the commit that its address names; None where `pins.yaml` does.
+    revision: the commit in the address; None if it has none, and `pins.yaml` pins it.
     """
 
     repo_type: str
@@ -49,15 +50,15 @@ class HubSource:
 
 
 def split_sample(text: str) -> tuple[str, int | None]:
-    """Give an address without the `#N` behind it, and how many rows that asks for; None where there is no such."""
+    """Return an address without the `#N` after it, and N, the number of rows to draw; None if there is no `#N`."""
     address, mark, count = text.rpartition("#")
     return (address, int(count)) if mark and count.isdecimal() and int(count) > 0 else (text, None)
 
 
 def files_of(address: str) -> list[str]:
-    """Return the addresses of all files of one address: `train-*-of-00004.parquet` means four files.
+    """Return the addresses of all files that one address means: `train-*-of-00004.parquet` means four.
 
-    The name has the number of files, so neither the hub nor a disk is needed to find them.
+    The address has the number of files, so neither the hub nor a disk is needed to find them.
     """
     count = SHARDS.search(address)
     if count is None:
@@ -67,14 +68,17 @@ def files_of(address: str) -> list[str]:
 
 
 def refuse_path(path: str, where: str = "") -> None:
-    """Raise ValueError for a path, or an address, that no file may have; where: the key, if the error is to name it."""
+    """Raise ValueError for a path or an address that no file may have.
+
+    where: the key, if the error is to name it.
+    """
     if found := NOT_IN_PATHS.search(path):
         what = "a path must not have braces, control characters or lone surrogates"
         raise ValueError(f"{where}{': ' if where else ''}{path!r} holds {found[0]!r}; {what}")
 
 
 def parse_source(text: str) -> HubSource | Path:
-    """Read an address in the form that huggingface_hub's file system uses, or a local path.
+    """Read an address in the form of huggingface_hub's file system, a file:// address, or a local path.
 
     Raises VlmflowError for any other form.
     """
@@ -102,12 +106,15 @@ def parse_source(text: str) -> HubSource | Path:
         raise _unreadable(text)
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # ~NAME of nobody
+    except RuntimeError:  # ~NAME without such a user
         raise _unreadable(text) from None
 
 
 def _without_revision(text: str) -> tuple[str, str | None]:
-    """Give an address on the hub without the `@COMMIT` behind its repository, and that commit."""
+    """Return an address on the hub without the `@COMMIT` after its repository, and the commit, or None.
+
+    Raises VlmflowError if this is not a full commit.
+    """
     before, mark, behind = text.partition("@")
     revision, slash, path = behind.partition("/")
     if mark and not COMMIT.fullmatch(revision):

@@ -1,36 +1,36 @@
-"""The strategies of training: how a run's processes share the model, and all that follows from it.
+"""The training strategies: how a run's processes share the model, and all that depends on it.
 
-Whoever must know something of a strategy asks its entry in STRATEGIES: the configuration (its name, its devices), the
-arguments for ms-swift, the trainer, the judge of checkpoints, the doctor. Nothing else names or compares strategies, so
-one more entry is one more strategy. What loaders take of the shared memory, and what the doctor's trial of processes
-that train together does, is the same for all of them.
+All properties of a strategy are in its entry in STRATEGIES. The configuration (name, devices), the arguments for
+ms-swift, the trainer, the check of checkpoints and the doctor read them there, and none of these compares names: one
+more entry is one more strategy. The doctor's trial of processes that train together, and the shared memory that data
+loaders use, are the same for all strategies.
 
-`tests/unit/training/test_strategies.py` has, by strategy, what a real training of two processes saved; its tests, and
-those of `tests/stages/test_strategies_train.py`, which train, run for every entry.
+`tests/unit/training/test_strategies.py` has, by strategy, the files that a real training of two processes saved. Its
+tests, and the trainings in `tests/stages/test_strategies_train.py`, run for every entry.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-"""peft's name of the file with an adapter's weights."""
+"""peft's name for the file with an adapter's weights."""
 
 
 @dataclass(frozen=True)
 class Strategy:
     """One strategy.
 
-    name: what `runs.NAME.strategy` calls it.
+    name: its name in `runs.NAME.strategy`.
     meaning: what it does, for docs/config.md.
-    arguments: what it means for `swift sft`, beside the arguments of every training. The workflow alone sets them,
-    and no two strategies have the same: a run folder is bound to its arguments.
+    arguments: its arguments for `swift sft`, besides those of every training. Only the workflow sets them, and no two
+    strategies have the same: a run folder is bound to its arguments.
     devices: where it trains.
-    states: the files of a checkpoint that torch.save wrote of optimizer and model, as patterns: of each at least one
-    file is there, and all that match open. {rank}: one for every process. {latest}: the folder that the checkpoint's
-    file `latest` names.
-    adapter: the file of a checkpoint that holds the adapter's weights whole, whatever is sharded.
-    compares_ranks: every process holds the adapter whole, so that those of all are compared before each checkpoint.
-    shards_weights: the processes share the base's weights, in equal parts; else each of them holds all.
+    states: the files of a checkpoint in which torch.save stored the optimizer and the model, as patterns. Each pattern
+    must match at least one file, and all that match must open. {rank}: one for every process. {latest}: the folder that
+    the checkpoint's file `latest` names.
+    adapter: the file of a checkpoint with the adapter's complete weights, whatever is sharded.
+    compares_ranks: every process holds the whole adapter, and these copies are compared before each checkpoint.
+    shards_weights: the processes share the base's weights, in equal parts; otherwise each holds all of them.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Strategy:
     shards_weights: bool = False
 
     def weights_of_each(self, weights_mb: int, processes: int) -> int:
-        """Give what each process holds of the base's weights, in MB. weights_mb: all of them."""
+        """Return the MB of the base's weights that each process holds. weights_mb: all of them."""
         return weights_mb // processes if self.shards_weights else weights_mb
 
 
@@ -65,7 +65,7 @@ ZERO2 = Strategy(
     states=("{latest}/mp_rank_*_model_states.pt", "{latest}/*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt"),
 )
 
-# The adapter is whole since ms-swift's zero3.json sets stage3_gather_16bit_weights_on_model_save.
+# The adapter is whole because ms-swift's zero3.json sets stage3_gather_16bit_weights_on_model_save.
 ZERO3 = Strategy(
     name="zero3",
     meaning="DeepSpeed shards the weights too",
@@ -83,22 +83,22 @@ STRATEGIES = {strategy.name: strategy for strategy in (DDP, ZERO2, ZERO3)}
 
 
 def strategy_of(name: str) -> Strategy:
-    """Give a strategy by its name; raises ValueError with the names that there are."""
+    """Return a strategy by its name; raises ValueError with the known names for any other."""
     if name not in STRATEGIES:
         raise ValueError(f"strategy {name!r}: unknown; there are {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
 
 
 def names_on(device: str) -> list[str]:
-    """Give the names of the strategies that train on a device."""
+    """Return the names of the strategies that train on a device."""
     return [name for name, strategy in STRATEGIES.items() if device in strategy.devices]
 
 
 def meanings() -> str:
-    """Give what all strategies do, for docs/config.md."""
+    """Return what all strategies do, for docs/config.md."""
     return " ".join(f"{name}: {strategy.meaning}." for name, strategy in STRATEGIES.items())
 
 
 def argument_names() -> list[str]:
-    """Give the names of the arguments of ms-swift that some strategy sets."""
+    """Return the names of the arguments of ms-swift that some strategy sets."""
     return sorted({name for strategy in STRATEGIES.values() for name in strategy.arguments})

@@ -1,4 +1,4 @@
-"""Which arguments of ms-swift a run may set beside the workflow's own, and the names that ms-swift knows."""
+"""The arguments of ms-swift that a run may set besides the workflow's own, and the names that ms-swift knows."""
 
 import difflib
 import functools
@@ -115,17 +115,18 @@ REFUSED: dict[str, str] = {
     "logging_strategy": "the report needs the loss of every step; remove it",
     "logging_dir": "TensorBoard's files must stay in the run folder; set stores.runs",
 }
-"""Arguments that would break a run, each with why, and what to do instead."""
+"""Arguments that would break a run, each with the reason, and what to do instead."""
 
 HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Ways to begin the training that leave the base's weights alone (pissa, olora, corda, loftq and lora_ga
-take the first update out of the base, so that their adapter fits another base than the one on disk)."""
+"""Values of init_weights that do not change the base's weights. The others (pissa, olora, corda, loftq, lora_ga)
+subtract the first update from the base, so their adapter fits another base than the one on disk."""
 
 
 def check_argument(name: str) -> str:
-    """Give the name of an argument that a run may set.
+    """Return the name of an argument, if a run may set it.
 
-    Raises ValueError with why not: ms-swift does not know it, the workflow sets it, or it would break the run.
+    Raises ValueError with the reason if it may not: ms-swift does not know it, the workflow sets it, or it would break
+    the run.
     """
     if name in SET_BY_THE_WORKFLOW:
         raise ValueError(f"the workflow sets this argument itself ({SET_BY_THE_WORKFLOW[name]}); remove it")
@@ -137,20 +138,20 @@ def check_argument(name: str) -> str:
 
 
 def check_model_type(name: str) -> str:
-    """Give an architecture's name; raises ValueError for one that ms-swift does not know, with the nearest."""
+    """Return an architecture's name; raises ValueError with the nearest names if ms-swift does not know it."""
     if name not in names()["model_types"]:
         raise ValueError(f"ms-swift has no model_type {name!r}{_nearest(name, 'model_types')}")
     return name
 
 
 def check_template(name: str) -> None:
-    """Raise ValueError for a chat template that ms-swift does not know, with the nearest that it does."""
+    """Raise ValueError with the nearest names for a chat template that ms-swift does not know."""
     if name not in names()["templates"]:
         raise ValueError(f"template: ms-swift has no chat template {name!r}{_nearest(name, 'templates')}")
 
 
 def check_init_weights(value: object) -> None:
-    """Raise ValueError for a way to begin the training that the merge refuses."""
+    """Raise ValueError for a value of init_weights whose adapter the merge would refuse."""
     if {"true": True, "false": False}.get(str(value).lower(), value) not in HARMLESS_INITS:
         allowed = ", ".join(str(init).lower() for init in HARMLESS_INITS)
         raise ValueError(
@@ -166,6 +167,6 @@ def _nearest(name: str, kind: str) -> str:
 
 @functools.cache
 def names() -> dict[str, list[str]]:
-    """Give the table."""
+    """Return the names that ms-swift knows, by kind (TABLE)."""
     table: dict[str, list[str]] = read_json(TABLE)
     return table

@@ -1,4 +1,4 @@
-"""The repository's tables that people edit (pins.yaml, picture_sources.yaml), read and checked."""
+"""Reads and checks the repository's tables that people edit (pins.yaml, picture_sources.yaml)."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -13,9 +13,9 @@ Table = TypeVar("Table")
 
 
 def read_table(path: Path, kind: pydantic.TypeAdapter[Table]) -> Table:
-    """Read a YAML file as what `kind` says; an empty file is an empty table.
+    """Read a YAML file as a table of type `kind`; an empty file is an empty table.
 
-    Raises VlmflowError with a line per fault: file, row, key, value, and what is allowed.
+    Raises VlmflowError with one line per error: file, row, key, value, and what is allowed.
     """
     table = read_yaml(path) or {}
     try:

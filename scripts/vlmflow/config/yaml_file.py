@@ -1,4 +1,4 @@
-"""YAML that people edit, read with line and column of what is wrong: configuration files and tables."""
+"""Reads YAML that people edit, configuration files and tables; errors have the line and the column."""
 
 import json
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from vlmflow.core.errors import VlmflowError
 def read_yaml(path: Path) -> Any:
     """Read a YAML or JSON file; None if it is empty.
 
-    Raises VlmflowError with the file, and where it is no YAML, or has a key twice, with line, column, what is wrong
-    there, and the line itself.
+    Raises VlmflowError with the file; if it is not YAML, or has a key twice, also with line, column, cause, and the
+    line itself.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -32,9 +32,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_layers(files: Iterable[Path]) -> dict[str, Any]:
-    """Read configuration files and lay each over those before: blocks key by key, as Snakemake does.
+    """Read configuration files and merge each into those before it, key by key, as Snakemake does.
 
-    Raises VlmflowError as read_yaml does, and for a file that holds nothing, or no keys.
+    Raises VlmflowError as read_yaml does, and for a file that is empty or has no keys.
     """
     merged: dict[str, Any] = {}
     for file in files:
@@ -60,13 +60,13 @@ def _lay_over(lower: dict[str, Any], upper: dict[str, Any]) -> None:
 
 
 MOST_VALUES = 100_000
-"""The most values of a file with expanded aliases: ten lines of aliases can expand to billions."""
+"""The most values that a file may have with its aliases expanded: ten lines of aliases can expand to billions."""
 
 
 class _Loader(yaml.SafeLoader):
     """Refuses a duplicate key in a block, and aliases that expand to more than MOST_VALUES or to themselves.
 
-    YAML's own loader silently uses the last of two equal keys.
+    PyYAML's own loader silently uses the last of two equal keys.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -88,7 +88,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
-    """Give the values that a node holds, those of aliases each time. counts: of the nodes seen; 0 while in one."""
+    """Return the number of values in a node, with aliases expanded.
+
+    counts: the numbers of the nodes seen so far; 0 for a node that contains this one.
+
+    Raises yaml.MarkedYAMLError if there are more than MOST_VALUES, or an alias is inside the value that it names.
+    """
     if counts.get(node) == 0:
         raise yaml.MarkedYAMLError(problem="an alias is inside the value that it names", problem_mark=node.start_mark)
     if node not in counts:
@@ -103,7 +108,7 @@ def _count(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
 
 
 def _without_tabs(text: str) -> str:
-    """Give JSON with blanks for its tabs, which YAML does not take between words; other text as it is."""
+    """Return JSON with blanks for its tabs, which YAML does not allow between tokens; return other text unchanged."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
