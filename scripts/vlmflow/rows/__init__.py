@@ -1,1 +1,1 @@
-"""The rows: raw, converted, judged, accounted for."""
+"""Converts raw rows to training rows, checks them, and accounts for every one."""

@@ -1,4 +1,4 @@
-"""What to do if a data set loses too many rows, or all: it depends on the most frequent reason."""
+"""The next step if a data set loses too many rows, or all: it depends on the most frequent reason."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 SOURCES_NAMED = 10
 
 NEARLY_ALL = 0.9
-"""From this share of the rows on, the fault is not one of single rows."""
+"""If at least this share of the requested rows has a bad shape, the settings are probably wrong, not single rows."""
 
 
 def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine: Path, *, none_left: bool) -> str:
-    """Give the next step.
+    """Return the next step, for an error message.
 
-    lost: the rows that are too many, by reason. asked_for: all rows but those left out on purpose.
-    sources: those of the rows that were left out for their source.
-    quarantine: the data set's file of rejected rows, in the data set's own folder.
-    none_left: whether no row is kept at all, so that allowing more rejects does not help.
+    lost: the number of lost rows by reason. asked_for: the number of requested rows.
+    sources: the sources that are not requested, with their numbers of rows.
+    quarantine: the file of rejected rows, in the data set's own folder.
+    none_left: whether no row is kept, so that allowing more rejects does not help.
     """
     settings = f"datasets.{quarantine.parent.name}"
-    # The rows that were not drawn say nothing about those that were.
+    # A row that was not drawn has no fault.
     reasons = Counter({reason: count for reason, count in lost.items() if reason != "not_sampled"})
     leading = max(reasons, key=reasons.__getitem__, default="")
     match leading:

@@ -1,7 +1,7 @@
-"""What a conversation is: who speaks and in which order, what is asked and answered, and where pictures are.
+"""The form of a conversation: its speakers and their order, and the place of the picture tag.
 
-Every row becomes a list of turns: it may begin with one from system, then human and gpt alternate, and the last turn is
-gpt's. The training uses gpt's turns as targets. If the row has a picture, the first human turn begins with FIRST_LINE.
+Every row becomes a list of turns. The first may be from system; then human and gpt alternate, and gpt has the last
+turn. Training uses gpt's turns as targets. If the row has a picture, the first human turn begins with FIRST_LINE.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ IMAGE_TAG = "<image>"
 FIRST_LINE = IMAGE_TAG + "\n"
 
 ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
-"""What a chat template calls those who speak."""
+"""The names of the speakers in chat templates."""
 
 SPEAKERS = ["human", "gpt"]
-"""Who speaks in turns, after the system turn."""
+"""The speakers of the dialogue, in their order; system is not part of it."""
 
 Speaker = Literal["system", "human", "gpt"]
 
@@ -34,32 +34,35 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def from_system(prompt: str | None) -> list[Turn]:
-    """Give the turns of a system prompt: one, or none without a prompt."""
+    """Return a system prompt as a list of one turn; [] if there is no prompt."""
     return [] if prompt is None else [Turn("system", prompt)]
 
 
 def dialogue_start(turns: Sequence[Turn]) -> int:
-    """Give the number of the turn that opens the dialogue: 1 after a turn from system, else 0."""
+    """Return the index of the first turn of the dialogue: 1 after a turn from system, else 0."""
     return 1 if turns[0].speaker == "system" else 0
 
 
 def said(turns: Sequence[Turn]) -> list[str]:
-    """Give the texts of human and gpt, in order."""
+    """Return the texts of human and gpt, in order."""
     return [turn.value for turn in turns if turn.speaker != "system"]
 
 
 def answers(turns: Sequence[Turn]) -> list[str]:
-    """Give the texts that are trained."""
+    """Return gpt's texts, in order."""
     return [turn.value for turn in turns if turn.speaker == "gpt"]
 
 
 def without_tags(question: str) -> str:
-    """Give a question without picture tags, wherever they are."""
+    """Remove all picture tags from a question."""
     return question.replace(IMAGE_TAG, "")
 
 
 def wrong_order(turns: Sequence[Turn], first: int) -> Reject:
-    """Say who speaks out of turn from turn number `first` on, or who gets no answer."""
+    """Return the rejection of a dialogue that begins at index `first`, and in which human and gpt do not alternate.
+
+    It names the first turn of the wrong speaker, or a last turn without an answer.
+    """
     for number, (turn, expected) in enumerate(zip(turns[first:], cycle(SPEAKERS), strict=False), start=first):
         if turn.speaker != expected:
             return Reject("alternation", f"turn {number} is from {turn.speaker}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Raw rows to ShareGPT rows, over all cores, in the order of the raw file."""
+"""Converts raw rows to ShareGPT rows on all cores, in the order of the raw files."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.unread import Found, UnreadKeys
 
 SHARD_BYTES = 1 << 20
-"""Raw bytes that a worker takes at a time: large compared with the cost of passing them, small in memory."""
+"""Raw bytes that a worker takes at a time: the cost of passing them on is small in comparison, and so is memory."""
 
 
 class Conversion(UnreadKeys, kw_only=True):
-    """The account of a conversion, in `unread.json`: what of the rows was not read, and the digests of its files."""
+    """The account of a conversion, `unread.json`: what was not read of the rows, and the digests of the outputs."""
 
     digests: dict[str, str]
     """SHA-256 of the converted rows and of the rejects, by file name."""
@@ -35,11 +35,13 @@ def convert(
 ) -> Conversion:
     """Write every raw row as training rows to `converted`, or with a reason to `rejects`.
 
-    Both are JSON lines (ConvertedRow, RejectedRow) in the order of the raw rows, the same bytes whatever the
-    number of processes. Rows that are not chosen are rejected as left out.
+    Both are JSON lines (ConvertedRow, RejectedRow) in the order of the raw rows, with the same bytes for any number of
+    processes. split: "train" or "test". make: converts a row. choice: which rows are used; the others are rejected as
+    left out.
 
-    Gives the account, with the digests of both files: reading them again would take a tenth of the conversion's time.
-    Raises VlmflowError if a key changes what rows mean.
+    Returns the account. It has the digests of both files, because reading these again would take a tenth of the time
+    of the conversion.
+    Raises VlmflowError if a key that is not read changes what rows mean.
     """
     unread = make.unread
     found = Found()

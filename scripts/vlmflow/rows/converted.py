@@ -1,4 +1,4 @@
-"""What a conversion makes of a raw row, and its form in converted/DATASET/SPLIT.jsonl."""
+"""The results of converting a raw row, and their form in converted/DATASET/SPLIT.jsonl."""
 
 import re
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from vlmflow.rows.unread import Unread
 
 
 class ConvertedRow(ShareGptRow, gc=False):
-    """A ShareGPT row with what the validator needs to know of its raw row.
+    """A ShareGPT row with the facts about its raw row that validation needs.
 
-    raw_row: the number of the raw row, counted from 0; rows from the same raw row follow each other.
+    raw_row: the number of the raw row, counted from 0; rows from the same raw row are consecutive.
     score_field_differs: see `forms.fire.Trajectory`.
     """
 
@@ -23,9 +23,10 @@ class ConvertedRow(ShareGptRow, gc=False):
 
 
 class RejectedRow(msgspec.Struct):
-    """A raw row that the converter could not use, or leaves out.
+    """A raw row that is unusable or left out.
 
-    raw_row: its number, counted from 0. detail: for a row left out for its source, that source.
+    raw_row: its number, counted from 0. reason: a key of `rejects.REASONS`. detail: the exact cause, for people; for
+    `source_left_out` the row's source.
     """
 
     raw_row: int
@@ -35,28 +36,32 @@ class RejectedRow(msgspec.Struct):
 
 @dataclass(frozen=True)
 class MakeRows:
-    """Makes the training rows of one raw row, given the identity they get, its number and its bytes; never raises.
+    """Converts raw rows.
 
-    unread: counts what it does not read of the rows that it makes.
+    make: takes the id for the training rows, and the number and the bytes of the raw row; returns the training rows, or
+    why there are none. It never raises.
+    unread: counts what `make` does not read of the usable rows.
     """
 
     make: Callable[[str, int, bytes], list[ConvertedRow] | Reject]
     unread: Unread
 
     def __call__(self, identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
-        """Make the rows of one raw row, or say why there are none."""
+        """Call `make`."""
         return self.make(identity, number, row)
 
 
 OWN_FIELDS = re.compile(rb',"raw_row":\d+,"score_field_differs":(?:true|false)}$')
-"""What a converted row holds beyond a training row, as the converter writes it: at the end, in this order."""
+"""The fields that only a converted row has. The converter writes them last, in this order, in at most
+OWN_FIELDS_LENGTH bytes."""
 OWN_FIELDS_LENGTH = 80
 
 
 def training_line(line: bytes, row: ConvertedRow, picture: str) -> bytes:
-    """Give the training row as JSON: the converted line without its own fields, where the picture keeps its name.
+    """Return a converted row as a line of a training file: JSON without OWN_FIELDS, and a line feed.
 
-    line: the converted row, without its end. picture: the picture's name in the store; empty where it has none.
+    If the picture's name stays the same, this only cuts the line.
+    line: the JSON of `row`, without a line feed. picture: the picture's name in the store; empty if there is none.
     """
     images = [picture] if picture else []
     if images == row.images and (own := OWN_FIELDS.search(line, max(0, len(line) - OWN_FIELDS_LENGTH))):

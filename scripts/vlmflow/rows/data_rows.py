@@ -1,4 +1,4 @@
-"""The lines of a data set's files, read by those that look at them afterwards: memory does not grow with the rows."""
+"""Reads a data set's files line by line, so that memory does not grow with the rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ Line = TypeVar("Line")
 
 
 class Row(msgspec.Struct):
-    """What is read of a training row, whatever else it holds."""
+    """The used fields of a training row; other fields are ignored."""
 
     id: str
     conversations: list[Turn]
@@ -26,9 +26,9 @@ class Row(msgspec.Struct):
 
 
 def lines_of(file: Path, form: type[Line]) -> Iterator[Line]:
-    """Yield every line of a file, decoded; says how far it has come.
+    """Yield every line of a file, decoded as `form`, and show the progress.
 
-    Raises VlmflowError if one is not of this form.
+    Raises VlmflowError if a line does not have this form.
     """
     decoder = msgspec.json.Decoder(form)
     with file.open("rb") as lines, Progress(f"reading {file}", count_lines(file), "rows") as progress:

@@ -1,4 +1,4 @@
-"""FIRE's raw rows, each made into the rows of one of the two training forms."""
+"""Converts FIRE's raw rows to one of the two training forms."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,20 +12,24 @@ from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.unread import Shape, Unread
 
 Form = Callable[[str, Trajectory], list[ShareGptRow]]
-"""Makes a trajectory's training rows, given the identity of its raw row."""
+"""Takes the id of a raw row and its trajectory; returns the training rows."""
 
 
 def training_form(form: str, max_history_rounds: int | None) -> Form:
-    """Give the function of a configured form: "trajectory" or "timestep"."""
+    """Return the function that makes the rows of a training form.
+
+    form: "trajectory" or "timestep". max_history_rounds: see `timestep_rows`; the other form ignores it.
+    """
     if form == "timestep":
         return partial(timestep_rows, max_history_rounds=max_history_rounds)
     return lambda identity, trajectory: [trajectory_row(identity, trajectory)]
 
 
 def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
-    """Return the function that makes the training rows of one raw FIRE row.
+    """Return the converter of FIRE's raw rows.
 
-    limits: those of the whole trajectory, not of an example: the timestep form repeats a turn many times.
+    form: makes the training rows of a trajectory. limits: apply to the whole trajectory, in both forms: the timestep
+    form repeats its turns in many rows. system_prompt: the first turn of every row, if any.
     """
     system = from_system(system_prompt)
     unread = Unread((RawRow, RawRow), NESTED)
@@ -66,7 +70,7 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
 
 
 def _longest_turn(trajectory: Trajectory) -> int:
-    """Give the characters of the longest turn; the last feedback, which nobody answers, is in no example."""
+    """Return the characters of the longest turn; no training row contains the last feedback, which has no answer."""
     *earlier, last = trajectory.attempts
     texts = [text for attempt in earlier for text in (attempt.answer, attempt.feedback)]
     return max(map(len, [trajectory.question, last.answer, *texts]))

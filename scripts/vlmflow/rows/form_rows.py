@@ -1,6 +1,6 @@
-"""Raw rows of every form whose turns its module reads (`RawForm.read`), each made into one ShareGPT row.
+"""Converts raw rows of every form that has a function `read` (see `RawForm`): each becomes one ShareGPT row.
 
-Each may hold `image` (a path) or `images` (a list of one path), and `source`.
+A raw row may also have `image` (a path) or `images` (a list of one path), and `source`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ def form_rows(
     system_prompt: str | None,
     ignore_keys: Sequence[str] = (),
 ) -> MakeRows:
-    """Give the function that makes the training row of one raw row.
+    """Return the converter of raw rows of one kind.
 
-    kind: one whose form its module reads. modality: "image" or "text"; rows of the other sort are left out.
-    columns: what the form's keys are called in the file. prompt: what the human says, in a form with one prompt.
-    system_prompt: begins a conversation that has no system turn.
-    ignore_keys: keys that change what a row means, and are to be left unread (see `config.key_meanings`).
+    kind: a kind whose form has a function `read`. modality: "image" or "text"; rows of the other one are left out.
+    columns: the names of the form's keys in the file, if they differ. prompt: the question of every row, in a form with
+    one prompt. system_prompt: the first turn of a conversation that has no system turn.
+    ignore_keys: keys that would change what a row means (see `config.key_meanings`), but do not stop the conversion.
     """
     form = form_of(kind)
     names = form.names(columns)
     raw_type = sound_type = _raw_type(form.all_keys, names)
-    if form.sound:  # whatever is wrong with rows that are not sound, the general type finds out
+    if form.sound:  # a row that does not fit this faster type is decoded as raw_type, whose errors say what is wrong
         sound_type = _raw_type({**form.all_keys, **form.sound}, names)
     decode = msgspec.json.Decoder(raw_type).decode
     nested = {names[form.turns]: get_args(form.keys[form.turns])[0]} if form.turns else {}
@@ -58,7 +58,8 @@ def form_rows(
             shape = unread.shape
             try:
                 raw = shape.decode(row)
-            except (msgspec.ValidationError, UnicodeDecodeError):  # it cannot name a key that is no UTF-8
+            # Its error names the unknown key, and a key that is not UTF-8 makes that a UnicodeDecodeError.
+            except (msgspec.ValidationError, UnicodeDecodeError):
                 shape = None
                 raw = decode(row)
         except msgspec.ValidationError as error:
@@ -76,7 +77,7 @@ def form_rows(
         first = dialogue_start(turns)
         answerless = len(turns) - first > 1 and turns[-1].speaker == "human"
         if answerless:
-            turns.pop()  # what nobody answers teaches nothing
+            turns.pop()  # nothing can be learned from a question without an answer
         answers = (len(turns) - first) // 2
         if not answers:
             return wrong_order(turns, first)
@@ -108,9 +109,11 @@ def form_rows(
 
 
 def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str, str]) -> None:
-    """Refuse a table whose columns are not what rows of a kind need, before its rows are rejected one by one.
+    """Refuse a table that lacks a column which the kind needs, or has one of a wrong type.
 
-    Raises VlmflowError with the column, what it holds, and what to do.
+    Otherwise every single row would be rejected. JSON files pass.
+
+    Raises VlmflowError with the column and its type.
     """
     for file in rows.files:
         if file.columns is not None:
@@ -139,7 +142,7 @@ def _refuse_columns(
 
 
 def _refuse_column(path: Path, key: str, name: str, holds: str, is_text: bool) -> None:
-    """Refuse a column that holds no texts, or no lists where they are wanted."""
+    """Refuse a column that does not hold texts (`is_text`), or else lists."""
     if holds == TEXT if is_text else "list" in holds.partition("<")[0]:
         return
     if is_text:
@@ -155,7 +158,10 @@ def _refuse_column(path: Path, key: str, name: str, holds: str, is_text: bool) -
 
 
 def _raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:
-    """Give the type of a raw row, its keys called as they are in the file; a key that is not read is None."""
+    """Return the type of a raw row, with the keys' names in the file. An attribute whose key is not read is None.
+
+    keys: the types by key. names: the name of each key in the file; a missing key is not read.
+    """
     read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
     typed = [(key, keys[key], None) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())

@@ -1,17 +1,17 @@
-"""Which pictures, or prompts of rows without pictures, are held out of the train split."""
+"""Chooses the pictures, or the prompts of rows without pictures, that are held out of the train split."""
 
 import hashlib
 from collections.abc import Mapping
 
 
 def hold_out(rows: Mapping[bytes, int], share: float, key: str, forbidden: frozenset[bytes]) -> frozenset[bytes]:
-    """Give the groups (digests of pictures or prompts) whose rows are held out.
+    """Return the groups (digests of pictures or prompts) whose rows are held out.
 
-    Groups are drawn in an order that key and content alone decide, until they carry `share` of the rows; at least
-    one where the share is more than 0. A group is held out whole, so that none is in two splits.
+    Groups are taken in an order that depends only on the key and their digests, until they have `share` of the rows. If
+    the share is more than 0, at least one is taken. A group is held out as a whole, so that no group is in two splits.
 
-    rows: how many usable rows each group has; one without any would hold nothing out.
-    forbidden: groups that are out of the train split anyway; their rows do not count.
+    rows: the number of usable rows of each group, at least 1. key: at most 64 bytes; another key gives another order.
+    forbidden: groups that are not in the train split anyway; their rows do not count.
     """
     free = rows.keys() - forbidden
     wanted = share * sum(rows[digest] for digest in free)

@@ -1,4 +1,4 @@
-"""What train rows have in common with the test split, though no bytes are the same: pictures, and questions."""
+"""Finds pictures and questions of train rows that are nearly the same as in the test split, but not exactly."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class NearDuplicate(msgspec.Struct):
     """One line of near_duplicates.jsonl.
 
     kind: "picture": a picture of train rows looks like one of the test split; "question": a train row without a
-    picture asks what a test row without one asks.
-    train, test: names in the picture store; of questions the rows' identities.
-    distance: bits between the pictures' hashes, of 64; 0 for questions.
-    rows: how many train rows the picture has; 1 for questions.
-    same_questions: how many of them ask what a row of the test picture asks.
+    picture asks the same as a test row without one.
+    train, test: the pictures' names in the store; for questions the rows' ids.
+    distance: the number of the 64 bits in which the pictures' hashes differ; 0 for questions.
+    rows: the number of train rows with the picture; 1 for questions.
+    same_questions: how many of these rows ask the same as a row of the test picture.
     question: the first such question, normalised; null if there is none.
     """
 
@@ -39,7 +39,7 @@ class NearDuplicate(msgspec.Struct):
 
 @dataclass
 class Found:
-    """How many near-duplicates there are: pictures of train rows, and train rows without a picture."""
+    """The number of near-duplicates: pictures of train rows, and train rows without a picture."""
 
     pictures: int = 0
     rows: int = 0
@@ -54,15 +54,16 @@ def find_near_duplicates(
     pairs: Path,
     one_prompt: bool = False,
 ) -> Found:
-    """Write a NearDuplicate for every picture, then for every question, in the order of the train rows.
+    """Write a NearDuplicate for every near picture, then for every near question, in the order of the train rows.
 
-    train: rows that name pictures by the paths of the first of `manifests`. test: validated rows, which name them as
-    the store does. tables: the pictures' hashes. distance: in bits.
-    one_prompt: all questions are the same: rows are compared by question and answer.
+    train: converted rows, which name pictures by the paths in the first of `manifests`. test: validated rows, which
+    name them as the store does. manifests: train's first. tables: the tables of the pictures' hashes.
+    distance: the largest distance of near pictures, in bits. pairs: the JSON lines to write.
+    one_prompt: all questions are the same, so rows are compared by question and answer.
 
-    A train row without a picture whose question is exactly in the test split is not named: it is a test row itself, or
-    `validate_sharegpt` rejected it. Memory holds a hash per picture and sixteen bytes per test row without one, not the
-    rows.
+    A train row without a picture whose question is exactly in the test split is not listed: it is a test row itself, or
+    `validate_sharegpt` rejected it. Memory grows with the pictures, the test rows and the near-duplicates, not with the
+    train rows.
 
     Raises VlmflowError if a line of an input is damaged.
     """
@@ -95,7 +96,7 @@ def _asked(row: Row, one_prompt: bool) -> tuple[str, str]:
 
 
 def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]]:
-    """Give the usable pictures' SHA-256 by name in the store, and the first name by SHA-256."""
+    """Return the SHA-256 of the usable pictures by their names in the store, and the first name by SHA-256."""
     digests: dict[str, bytes] = {}
     names: dict[bytes, str] = {}
     for manifest in manifests:
@@ -110,9 +111,12 @@ def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]
 def _test_questions(
     test: Path, digests: dict[str, bytes], wanted: set[bytes], one_prompt: bool
 ) -> tuple[dict[bytes, set[bytes]], dict[bytes, str], set[bytes]]:
-    """Give the questions asked of the pictures in `wanted`, and those asked without one.
+    """Return the keys (`question_key`) of the test rows' questions.
 
-    The latter with their rows, and once more to the letter.
+    digests: SHA-256 of the pictures by name. wanted: the pictures to collect questions about, by SHA-256.
+
+    Returns three: normalised questions by picture; normalised questions of rows without a picture, with the id of the
+    first such row; and the exact questions of these rows.
     """
     asked: dict[bytes, set[bytes]] = {}
     alone: dict[bytes, str] = {}

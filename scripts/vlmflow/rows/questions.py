@@ -1,4 +1,4 @@
-"""What a row asks, and when two rows ask the same though their letters differ."""
+"""The question of a row, and a normal form that is equal for questions that differ only in case, spaces or marks."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -7,22 +7,23 @@ from hashlib import blake2b
 from vlmflow.rows.chat import IMAGE_TAG
 
 AROUND = " \t\n.,;:?!…"
-"""What may stand at the end of a question without making it another one."""
+"""Characters that are ignored at the end of a question."""
 
 
 def question_of(texts: Sequence[str], one_prompt: bool) -> tuple[str, str]:
-    """Give what a row asks, to the letter and normalised: its first human turn, with one_prompt the answer too.
+    """Return a row's question twice: exact, and normalised.
 
-    texts: its turns, without one from system.
+    texts: its turns without system's; the first is the question.
+    one_prompt: all rows have the same question, so the first answer is added.
     """
     asked = texts[: 1 + one_prompt]
     return "\n".join(asked), "\n".join(map(normalised, asked))
 
 
 def normalised(text: str) -> str:
-    """Give what makes two questions the same: Unicode form, letter case, white space and the last marks aside.
+    """Return a text without differences in Unicode form (NFKC), letter case, white space, picture tags and last marks.
 
-    A text of nothing but marks keeps them.
+    A text that consists only of marks keeps them.
     """
     text = unicodedata.normalize("NFKC", text.replace(IMAGE_TAG, " ")).casefold()
     text = " ".join(text.split())
@@ -30,5 +31,5 @@ def normalised(text: str) -> str:
 
 
 def question_key(question: str) -> bytes:
-    """Give 8 bytes that are the same for the same text."""
+    """Return a digest of 8 bytes (BLAKE2b), which takes less memory than the text."""
     return blake2b(question.encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""What raw rows of every form have in common: texts that become turns, and no identity of their own."""
+"""Makes ids and turns from raw rows; the modules of all forms use this."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -9,29 +9,31 @@ from vlmflow.rows.rejects import Reject
 
 
 class RawTurn(Protocol):
-    """A turn as a raw row has it."""
+    """A turn of a raw row."""
 
     speaker: str
     text: str
 
 
 def row_id(split: str, number: int, row: bytes) -> str:
-    """Make a row's identity: split, row number from 0, and a checksum (CRC-32) of the raw bytes.
+    """Return a row's id: the split, the row's number from 0, and a checksum (CRC-32) of its raw bytes.
 
-    It shows where a file of the same name holds another row; a SHA-256 would take a fifth of the conversion's time.
+    The checksum differs if a file of the same name has another row there. SHA-256 would take a fifth of the time of the
+    conversion.
     """
     return f"{split}-{number:07}-{crc32(row):08x}"
 
 
 def clean(text: str) -> str:
-    """Give a text with line feeds alone as line ends, and without white space around it."""
+    """Return a text with line feeds as its only line ends, and without white space at its beginning and end."""
     return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).strip()
 
 
 def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[str, Speaker]) -> list[Turn] | Reject:
-    """Give the turns that a row has under `key`, cleaned; sound ones may be decoded as Turn already.
+    """Return the cleaned turns of a row, or why they cannot be used.
 
-    speakers: who may speak, with what each is in a conversation.
+    key: the row's key of the turns, for messages. turns: raw ones, or all of them already Turn; these are changed in
+    place. speakers: the allowed speakers of the form, with their names in a conversation.
     """
     if not turns:
         return Reject("unbalanced_turns", f"{key} has no turns")
@@ -58,7 +60,7 @@ def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[st
 
 
 def question_and_answer(key: str, question: str, answer: str) -> list[Turn] | Reject:
-    """Give the two turns of a row that asks once. key: holds the question."""
+    """Return the two turns of a row with a single question. key: the row's key of the question, for messages."""
     question, answer = clean(question), clean(answer)
     if not question or not answer:
         return Reject("empty_turn", f"the {'answer' if question else key} holds no text")

@@ -1,4 +1,4 @@
-"""Why a row is not used: the closed set of reasons, and the account of them."""
+"""The reasons why a row is not used."""
 
 import msgspec
 
@@ -6,8 +6,8 @@ import msgspec
 class Reject(msgspec.Struct, frozen=True):
     """A row that is not used.
 
-    reason: a key of REASONS.
-    detail: what exactly, with the value, for a person who wants to put it right.
+    reason: a key of REASONS, or `picture_` and a key of `pictures.image_manifest.REASONS`.
+    detail: the exact cause, with the value, for people.
     """
 
     reason: str
@@ -41,10 +41,10 @@ REASONS = {
     "near_test_picture": "the picture looks like one in the test split (near_duplicates.drop)",
     "near_test_question": "a row without a picture asks nearly the same as a test row (near_duplicates.drop)",
 }
-"""Reasons that a conversation gives; those of pictures are in `pictures.image_manifest`, with the prefix `picture_`."""
+"""All reasons but those of unusable pictures: these are in `pictures.image_manifest`, and get the prefix `picture_`."""
 
 LEFT_OUT = frozenset({"source_left_out", "not_sampled", "text_only", "has_picture"})
-"""Reasons of rows that the configuration does not select: they are counted, but are not in the quarantine."""
+"""Reasons of rows that the configuration does not request: they are counted, but not in the quarantine."""
 
 HARMLESS = LEFT_OUT | frozenset({"duplicate", "in_test_split", "near_test_picture", "near_test_question"})
-"""Reasons that say nothing against the data, and do not count toward the limit of rejects."""
+"""Reasons that are no fault of the data: these rows do not count toward the limit of rejects."""

@@ -1,4 +1,4 @@
-"""The verdict over one converted row by itself: schema, rules, picture; run over all cores."""
+"""Checks each converted row by itself, on all cores: schema, rules, picture."""
 
 import hashlib
 from collections import Counter
@@ -28,12 +28,11 @@ SHARD_BYTES = 1 << 20
 
 
 class Grouped(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The first fields of a verdict, which tell of which group a raw row is.
+    """The first fields of a verdict: those that are needed before the splits are drawn.
 
-    raw_row: number of the raw row it comes from.
-    reject: why it cannot be used; None where it can, and only then the rest holds something.
-    group: what decides over its split: SHA-256 of the picture's bytes, or of the prompt (see Grouping).
-    question: the same where a row without a picture asks the same in other letters; empty where nobody wants to know.
+    raw_row: the number of its raw row. reject: why the row cannot be used; if not None, all other fields are empty.
+    group: all rows of a group belong to one split: SHA-256 of the picture's bytes, or of the prompt (see Grouping).
+    question: equal for rows without a picture that ask nearly the same; empty if this is not wanted.
     """
 
     raw_row: int
@@ -43,11 +42,11 @@ class Grouped(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Verdict(Grouped, array_like=True, gc=False, frozen=True):
-    """What one converted row is worth by itself.
+    """The result of checking one converted row by itself.
 
-    picture: name of its picture in the store; empty where it has none.
-    content_digest: 16 bytes over the group and the whole conversation; equal in duplicates.
-    attempts: how many answers it holds.
+    picture: the picture's name in the store; empty if it has none.
+    content_digest: 16 bytes over the group and the whole conversation; equal for duplicates.
+    attempts: the number of its answers.
     line: the training row as JSON, with the line feed.
     """
 
@@ -61,13 +60,14 @@ class Verdict(Grouped, array_like=True, gc=False, frozen=True):
 
 @dataclass(frozen=True)
 class Grouping:
-    """What decides over a row's split, so that rows that belong together stay together.
+    """The rule that assigns rows to groups, each of which belongs to one split.
 
-    pictures: what `resolve_images` found for every path that the rows name. None if it did not look: then a
-    picture goes by its name, and a row without one by its prompt.
-    modality: "image" or "text": whether every row has a picture, or none.
-    one_prompt: the prompt is always the same: a row without a picture goes by its prompt and answer.
-    near_questions: tell of rows without a picture which of them ask the same.
+    Rows with the same picture are one group, and rows without a picture that have the same prompt.
+
+    pictures: the entries of the image manifest by path. None without a manifest: then the path identifies a picture.
+    modality: "image": every row must have a picture; "text": none may.
+    one_prompt: the prompt is always the same, so prompt and answer identify a row without a picture.
+    near_questions: whether to find rows without a picture that ask nearly the same (`Grouped.question`).
     """
 
     pictures: Mapping[str, PictureEntry] | None
@@ -76,13 +76,13 @@ class Grouping:
     near_questions: bool = False
 
     def question_of(self, row: ShareGptRow) -> bytes:
-        """Give what near questions have in common; nothing for a row with a picture."""
+        """Return a key that is equal for near questions; empty for a row with a picture."""
         if row.images or not self.near_questions:
             return b""
         return question_key(question_of(said(row.conversations), self.one_prompt)[1])
 
     def group_of(self, row: ShareGptRow) -> tuple[str, bytes] | Reject:
-        """Give the name of a row's picture ("" for none) and the digest of its group, or why it cannot be used."""
+        """Return the name of a row's picture ("" for none) and its group, or why the row cannot be used."""
         if bool(row.images) != (self.modality == "image"):
             return Reject("schema", f"{len(row.images)} pictures in a data set of modality {self.modality}")
         if not row.images:
@@ -111,20 +111,22 @@ GROUPS = msgspec.msgpack.Decoder(list[Grouped])
 
 
 class CheckedRows:
-    """The verdicts over all lines of a converted file, in order, kept on disk: groups are drawn when all are known.
+    """The verdicts on all lines of a converted file, in their order.
 
-    groups: how many raw rows each group has, of those of which no line is rejected.
-    questions: by group what its rows ask, where near questions are wanted (see Grouping).
+    They are kept on disk, because splits are drawn when all groups are known.
+
+    groups: the number of raw rows of each group; a raw row with a rejected line does not count.
+    questions: the key of each group's question, if near questions are wanted (see Grouping).
     """
 
     def __init__(
         self, spool: IO[bytes], converted: Path, raw_rows: int, grouping: Grouping, limits: RowLimits, processes: int
     ) -> None:
-        """Check the lines of `converted`, and write the verdicts into `spool`, an empty file.
+        """Check the lines of `converted`, and write the verdicts to `spool`, an empty file.
 
-        raw_rows: how many raw rows the split has.
+        raw_rows: the number of raw rows of the split, for the progress.
 
-        Raises VlmflowError if a line does not even name its raw row.
+        Raises VlmflowError if a line is not JSON, or has no number of a raw row.
         """
         self._spool = spool
         self._ends = [0]
@@ -139,7 +141,7 @@ class CheckedRows:
                     self.groups[first.group] += 1
                     if first.question:
                         self.questions[first.group] = first.question
-            progress.advance(raw_rows - progress.count)  # the last ones may have become no line
+            progress.advance(raw_rows - progress.count)  # the last raw rows may have no line
 
     def _spooled(self, shards: Iterator[bytes], progress: Progress) -> Iterator[list[Grouped]]:
         for shard in shards:
@@ -157,7 +159,7 @@ class CheckedRows:
 
 
 def _checked_shards(converted: Path, grouping: Grouping, limits: RowLimits, processes: int) -> Iterator[bytes]:
-    """Yield the verdicts over the lines of each shard, packed."""
+    """Yield the verdicts on the lines of each shard, as MessagePack."""
     if converted.stat().st_size == 0:
         return
     with (
@@ -169,7 +171,7 @@ def _checked_shards(converted: Path, grouping: Grouping, limits: RowLimits, proc
 
 
 def _shards(content: mmap) -> Iterator[tuple[int, int]]:
-    """Cut the file at line ends into pieces of about SHARD_BYTES."""
+    """Yield start and end, in bytes, of consecutive pieces of about SHARD_BYTES that end with a line."""
     start = 0
     while start < len(content):
         end = content.find(b"\n", min(start + SHARD_BYTES, len(content) - 1)) + 1 or len(content)
@@ -180,7 +182,7 @@ def _shards(content: mmap) -> Iterator[tuple[int, int]]:
 def _verdicts_of_shard(
     converted: Path, content: mmap, grouping: Grouping, limits: RowLimits, shard: tuple[int, int]
 ) -> bytes:
-    """Give the verdicts packed: a third of what pickling them costs."""
+    """Return the verdicts as MessagePack, in a third of the time of pickle."""
     lines = content[slice(*shard)].splitlines()
     try:
         return PACKER.encode([_verdict(line, grouping, limits) for line in lines])

@@ -1,4 +1,4 @@
-"""The account of every raw row: kept, or rejected for one reason, and never lost in between."""
+"""Counts every raw row of a split as kept, or as rejected for one reason, and writes the quarantine."""
 
 import re
 from collections import Counter
@@ -17,26 +17,26 @@ from vlmflow.rows.row_check import Verdict
 from vlmflow.rows.stats import SplitCounts
 
 RAW_KEPT = 1 << 20
-"""A rejected row's own text goes into the quarantine up to this many bytes; its place always does."""
+"""The largest rejected row, in bytes, whose content is written to the quarantine; its place always is."""
 
 DETAIL_KEPT = 100
-"""Characters of a reject's detail that go into the quarantine: from its beginning, and as many from its end, where the
-reason often stands: a hostile row may put megabytes into it."""
+"""The characters of a reject's detail that are kept from its beginning, and from its end, which often has the reason. A
+hostile row may put megabytes between them."""
 
 EXAMPLES_SHOWN = 3
 
 BYTE_OF_ROW = re.compile(r"\(byte (\d+)\)$")
-"""How a decoder names a byte, counted from the beginning of the row."""
+"""The end of a decoder's message: the byte of the fault, counted from the beginning of the row."""
 
 
 class QuarantinedRow(msgspec.Struct):
-    """A rejected row: its place, the reason, and its content.
+    """A line of quarantine.jsonl: a rejected row with its place, the reason and its content.
 
-    row: number in the raw split, counted from 0 over all of its files. file, file_row: its file, and its number there.
-    start, end: its bytes in the file; null in parquet, which has no such place.
-    checksum: of the raw row (RawRows.checksum), to recognise its fixed row.
-    raw: the row itself as JSON; as a text if it is not JSON; null if it is larger than RAW_KEPT, or if parquet has
-    values that no JSON can hold.
+    row: its number in the raw split, counted from 0 over all files. file, file_row: its file, and its number there.
+    start, end: its first byte in the file and the byte after its last; null in parquet, which has no such place.
+    checksum: that of the raw row (RawRows.checksum), to recognise a fixed row that replaces it.
+    raw: the row, or the fixed row that replaced it, as JSON; as a text if it is not JSON; null if it is larger than
+    RAW_KEPT, or if parquet has values that JSON cannot hold.
     """
 
     split: str
@@ -53,11 +53,13 @@ class QuarantinedRow(msgspec.Struct):
 
 @dataclass
 class Account:
-    """Where the rows of one raw split went, in raw rows.
+    """The results of all rows of one raw split; all counts are of raw rows.
 
-    quarantine: the file that rejected rows are written into, open; quarantine_path: its name until it is whole.
-    attempts: how many kept rows have how many. sources_left_out: the sources of rows whose source is not asked for.
-    shown: by reason, the first rows with their details.
+    quarantine: the open file for rejected rows. quarantine_path: its path until it is complete.
+    attempts: the kept rows by number of attempts. sources: the kept rows by source.
+    sources_left_out: the rows that were left out for their source, by source.
+    score_field_differs: the kept rows with such a field (see `forms.fire.Trajectory`).
+    shown: by reason, the first rows with their details, for messages.
     """
 
     split: str
@@ -73,7 +75,7 @@ class Account:
     shown: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
 
     def count_kept(self, verdicts: list[Verdict]) -> None:
-        """Count one raw row as kept, by the verdicts over its training rows."""
+        """Count one raw row as kept. verdicts: those on its training rows, at least one."""
         last = verdicts[-1]
         self.kept += 1
         self.attempts[last.attempts if len(verdicts) == 1 else len(verdicts)] += 1
@@ -81,7 +83,7 @@ class Account:
         self.score_field_differs += last.score_field_differs
 
     def reject(self, number: int, reject: Reject) -> None:
-        """Count raw row `number` as rejected, and write it into the quarantine if it was not left out on purpose."""
+        """Count raw row `number` as rejected, and write it to the quarantine unless it was not requested (LEFT_OUT)."""
         self.rejected[reject.reason] += 1
         if reject.reason in LEFT_OUT:
             if reject.reason == "source_left_out":
@@ -107,13 +109,16 @@ class Account:
             examples.append((number, detail))
 
     def counts(self) -> SplitCounts:
-        """Give the split's part of `stats.json`."""
+        """Return the split's part of `stats.json`."""
         return SplitCounts(len(self.rows), self.kept, dict(sorted(self.rejected.items())))
 
     def close(self, max_reject_share: float) -> None:
-        """Check that every row is accounted for and that enough are left.
+        """Check that every row is accounted for and that enough are kept.
 
-        Raises VlmflowError with the counts and examples of each reason.
+        max_reject_share: the largest share of the requested rows that may be rejected for a fault (not HARMLESS).
+
+        Raises VlmflowError if the counts do not add up; also if no row is kept, or too many are rejected, with counts
+        and examples by reason.
         """
         rows_in, rejected = len(self.rows), self.rejected.total()
         if self.kept + rejected != rows_in:
@@ -134,7 +139,7 @@ class Account:
             )
 
     def _refusal(self, cause: str, lost: Counter[str], asked_for: int) -> VlmflowError:
-        """Give the error; lost: the rows that are too many, by reason; asked_for: all but those left out."""
+        """Return the error. lost: the number of lost rows by reason. asked_for: the number of requested rows."""
         reasons = []
         for reason, count in self.rejected.most_common():
             examples = [f"{self.rows.named(number)}: {detail}" for number, detail in self.shown.get(reason, [])]
@@ -145,7 +150,7 @@ class Account:
         )
 
     def _byte_of_file(self, number: int, byte: re.Match[str]) -> str:
-        """Say which byte of the file a byte of a row is; a fixed row is in no file."""
+        """Convert the byte in a decoder's message to the byte of the file; a fixed row and parquet have none."""
         start = None if number in self.rows.mended else self.rows.place(number).start
         return f"(byte {byte[1]} of the row)" if start is None else f"(byte {start + int(byte[1])} of the file)"
 

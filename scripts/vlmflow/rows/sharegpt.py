@@ -11,28 +11,28 @@ from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, SPEAKERS, Text, Turn, dialo
 from vlmflow.rows.rejects import Reject
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
-"""What Qwen's tokenizers always read as one token: chat marks, picture pads, tool and think tags
+"""Texts that Qwen's tokenizers always read as one token: chat marks, picture pads, tool and think tags
 (added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL)."""
 
 STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
-"""What ms-swift's template always replaces by something else (swift/template/base.py)."""
+"""Tags that ms-swift's template always replaces (swift/template/base.py)."""
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-"""What no turn may contain: every control character but tab and line feed."""
+"""The control characters of ASCII but tab and line feed: no turn may contain them."""
 
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
 
 OTHER_ESCAPE = re.compile(rb'\\[^n"]')
-"""A JSON escape that is neither line feed nor quotation mark; a backslash after a backslash is one too."""
+"""A JSON escape other than those of line feed and quotation mark; an escaped backslash is one too."""
 
 ENCODER = msgspec.json.Encoder()
 
 CONVERSATIONS = b',"conversations":['
-"""Begins the last field of an encoded row; inside a text its quotation marks would be escaped."""
+"""The beginning of an encoded row's last field. No text contains it, because JSON escapes quotation marks."""
 
 Counted = Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)]
 Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
-"""Whole numbers, taken as JSON Schema takes them: 3 and 3.0 are the same."""
+"""Whole numbers, as JSON Schema defines them: 3 and 3.0 are equal."""
 
 
 class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -56,9 +56,9 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def as_line(row: ShareGptRow, images: list[str]) -> bytes:
-    """Give a row as in a training file, without the line's end.
+    """Return a row as a line of a training file, without the line feed.
 
-    images: the names that it is to have. A row that was read holds its numbers as floats; they are written whole.
+    images: its names of pictures. Numbers become integers: a decoded row has floats.
     """
     return ENCODER.encode(
         ShareGptRow(
@@ -73,12 +73,12 @@ def as_line(row: ShareGptRow, images: list[str]) -> bytes:
 
 
 def conversation_in(line: bytes) -> bytes:
-    """Give the part of a training row's line that holds its conversation: equal in rows with the same one."""
+    """Return the part of a training row's line from its conversation on, which is equal for equal conversations."""
     return line[line.index(CONVERSATIONS) :]
 
 
 def json_schema() -> dict[str, Any]:
-    """Give the published JSON Schema (draft 2020-12) of a row, made from the types that check it."""
+    """Return the published JSON Schema (draft 2020-12) of a row, made from the types that check it."""
     schema = msgspec.json.schema(ShareGptRow)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -88,19 +88,21 @@ def json_schema() -> dict[str, Any]:
 
 
 def may_hold_marks(line: bytes, tags: int = 1) -> bool:
-    """Tell whether a row, as JSON, can hold a tag, a special token or a control character in its texts.
+    """Return whether a row's texts may contain a tag, a special token or a control character.
 
-    Counting bytes of the line is ten times faster than looking at every turn, and nearly all rows hold nothing:
-    `tags` brackets, those of the pictures' tags, and no escape but those of line feed and quotation mark. In JSON a
-    control character is an escape, all but DEL, and a bracket is itself or an escape.
+    This looks at bytes of the line, ten times faster than a search in every turn, and nearly all rows have nothing. A
+    tag or token needs one more `<` than the `tags` expected picture tags, or an escape: JSON may escape `<`. A control
+    character needs an escape other than those of line feed and quotation mark; only DEL is written as itself.
+
+    line: the row as JSON. tags: the number of its pictures.
     """
     return line.count(b"<") > tags or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
 
 
 def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reject | None:
-    """Give the gravest fault of a row that fits the schema, or None.
+    """Return the first fault of a row that fits the schema, or None if it has none.
 
-    marks: look for tags, special tokens and control characters; False where `may_hold_marks` said no.
+    marks: whether to search for tags, special tokens and control characters; `may_hold_marks` shows when it is needed.
     """
     turns = row.conversations
     if len(turns) > limits.max_turns:

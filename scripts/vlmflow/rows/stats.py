@@ -1,4 +1,4 @@
-"""`stats.json`, the account of a data set: where every raw row went, and digests of what it was made from and holds."""
+"""`stats.json`, the account of a data set: the results of all raw rows, and digests of its inputs and outputs."""
 
 import msgspec
 
@@ -9,34 +9,34 @@ from vlmflow.rows.unread import UnreadKeys
 
 
 class SplitCounts(msgspec.Struct):
-    """Where the rows of one raw split went."""
+    """The results of the rows of one raw split."""
 
     rows_in: int
-    """All of them: those kept, and those of `rejected` together."""
+    """All rows: `kept` plus all of `rejected`."""
 
     kept: int
 
     rejected: dict[str, int]
-    """By reason, those left out on purpose among them."""
+    """By reason, including the rows that were not requested."""
 
     @property
     def rejects(self) -> dict[str, int]:
-        """The rejected rows by reason, without those left out on purpose."""
+        """The rejected rows by reason, without those that were not requested."""
         return {reason: count for reason, count in self.rejected.items() if reason not in LEFT_OUT}
 
     @property
     def rows_left_out(self) -> dict[str, int]:
-        """The rows that the configuration does not ask for, by reason."""
+        """The rows that the configuration does not request, by reason."""
         return {reason: count for reason, count in self.rejected.items() if reason in LEFT_OUT}
 
     @property
     def went(self) -> tuple[int, int, int, int]:
-        """Rows in, kept, rejected and left out; the first is the sum of the others."""
+        """The numbers of rows in, kept, rejected and left out; the first is the sum of the others."""
         return self.rows_in, self.kept, sum(self.rejects.values()), sum(self.rows_left_out.values())
 
 
 class EditedFile(msgspec.Struct):
-    """A file of edited rows (`datasets.NAME.mended`), as the configuration names it."""
+    """A file of edited rows (`datasets.NAME.mended`), by its path in the configuration."""
 
     file: str
     sha256: str
@@ -51,7 +51,7 @@ class RawFile(msgspec.Struct):
 
 
 class RulesUsed(msgspec.Struct, omit_defaults=True):
-    """The settings that decided over rows; see docs/config.md."""
+    """The settings on which the results depend; see docs/config.md."""
 
     max_history_rounds: int | None
     val_share: float
@@ -60,39 +60,39 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
     row_limits: dict[str, int]
     test_share: float
     near_duplicates: dict[str, int | bool] | None = None
-    """Left out where near-duplicates of the test split stay."""
+    """Absent if near-duplicates of the test split are kept."""
 
 
 class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The part that `validate` counts. Tables whose fields say no more are by raw split ("train", "test")."""
+    """The part that `validate` counts. All tables but `examples` and `digests` are by raw split ("train", "test")."""
 
     train: SplitCounts
 
     test: SplitCounts | None = None
-    """Left out where there is no raw test split."""
+    """Absent if there is no raw test split."""
 
     examples: dict[str, int]
-    """Rows of train.jsonl, val.jsonl and test.jsonl: more than raw rows in the timestep form."""
+    """The number of rows in train.jsonl, val.jsonl and test.jsonl; the timestep form makes several of a raw row."""
 
     kept_by_source: dict[str, dict[str, int]]
-    """Raw rows by the source that they name."""
+    """Kept raw rows by source."""
 
     kept_by_attempts: dict[str, dict[int, int]]
-    """Raw rows by their number of attempts."""
+    """Kept raw rows by number of attempts."""
 
     mended_rows: dict[str, int]
-    """Raw rows in whose place an edited row was taken."""
+    """Raw rows that an edited row replaced."""
 
     score_field_differs: dict[str, int]
-    """Raw rows of FIRE whose field `score` differs from the feedback's texts, which count."""
+    """Kept raw rows of FIRE whose field `score` differs from the scores in the texts, which are used."""
 
     pictures: dict[str, PictureCounts]
 
     unread: dict[str, UnreadKeys]
 
     digests: dict[str, str]
-    """SHA-256 of train.jsonl, val.jsonl, test.jsonl and quarantine.jsonl by name, and as `pictures` one over names and
-    contents of the pictures of train and val."""
+    """SHA-256 of train.jsonl, val.jsonl, test.jsonl and quarantine.jsonl by name, and under `pictures` one SHA-256 over
+    the pictures of train and val (`image_manifest.pictures_digest`)."""
 
     raw: dict[str, list[RawFile]]
 
@@ -103,10 +103,10 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Stats(RowStats):
-    """The whole account. Its own keys come first in the file: those of RowStats are `kw_only`."""
+    """The whole account. These keys come first in the file, because those of RowStats are `kw_only`."""
 
     dataset: str
-    """The name in the configuration."""
+    """Its name in the configuration."""
 
     kind: str
     modality: str
@@ -116,17 +116,17 @@ class Stats(RowStats):
     settings: RulesUsed
 
     def __post_init__(self) -> None:
-        """Tell splits whose pictures nobody checked from those that name none."""
+        """Replace the counts of unchecked pictures, which would say that rows name no pictures."""
         if not self.pictures_checked:
             self.pictures = {split: NotChecked() for split in self.pictures}
 
     @property
     def pictures_checked(self) -> bool:
-        """Whether the pictures were checked: rows have some, and they were not skipped."""
+        """Whether pictures were checked: rows have pictures, and skip_images is not set."""
         return self.modality == "image" and not self.skip_images
 
     @property
     def made_of(self) -> str:
-        """What the rows are made of, in a few words."""
+        """The form or kind of the rows, for people."""
         has_form = "form" in raw_forms.form_of(self.kind).settings
         return f"{self.form} form" if has_form else f"rows of kind {self.kind}"

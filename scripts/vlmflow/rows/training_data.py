@@ -1,4 +1,4 @@
-"""The input of a training: validated rows, and the pictures that they name."""
+"""The input of a training: validated rows and their pictures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from vlmflow.rows.stats import Stats
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What is trained on.
+    """The rows and pictures of a training.
 
-    train, val: JSON lines of ShareGPT rows. pictures: the store that the rows' picture names are relative to.
-    digest: SHA-256 over rows and pictures. last_answer_only: train no answer but the last (timestep form).
-    manifests: what was found of the pictures when they were checked.
+    train, val: JSON lines of ShareGPT rows. pictures: the data set's picture store; names in rows are relative to it.
+    digest: identifies rows and pictures: their SHA-256 digests in hexadecimal, joined.
+    last_answer_only: only a row's last answer is trained (timestep form). manifests: the pictures' image manifests.
     """
 
     train: Path
@@ -34,7 +34,7 @@ class TrainingData:
 
     @property
     def loss_scale(self) -> str:
-        """Which answers are trained, as ms-swift names it."""
+        """The value of ms-swift's `loss_scale` that selects the trained answers."""
         return "last_round" if self.last_answer_only else "default"
 
 
@@ -45,12 +45,13 @@ class _Images(msgspec.Struct):
 def validated_data(
     train: Path, val: Path, stats: Path, picture_store: Path, manifests: Sequence[Path] = ()
 ) -> TrainingData:
-    """Give a data set that passed validation and has not changed since.
+    """Return a validated data set, after a check that it has not changed.
 
-    stats: the account that `validate_sharegpt` wrote beside the rows. picture_store: the folder of all stores.
+    stats: the account that `validate_sharegpt` wrote beside the rows.
+    picture_store: the folder with the stores of all data sets.
     manifests: the image manifests of the rows' pictures; none if rows have no pictures.
 
-    Raises VlmflowError if rows or pictures have changed, a picture is missing, or the pictures were not checked.
+    Raises VlmflowError if rows or pictures have changed, a picture is missing, or the pictures were never checked.
     """
     account = read_account(stats, Stats)
     if account.skip_images:
@@ -72,9 +73,9 @@ def with_pictures(
     pictures: Path,
     manifests: Sequence[Path],
 ) -> TrainingData:
-    """Give rows that have not changed with their pictures.
+    """Return checked rows with their pictures, after a check of the pictures.
 
-    account: the file that records `form` and `digests`: SHA-256 by file name, and under "pictures" that of all
+    account: the file that records `form` and `digests`: SHA-256 by file name, and under "pictures" one over all
     pictures (`pictures_digest`). pictures: the data set's store.
 
     Raises VlmflowError if a picture has changed or is missing.
@@ -91,7 +92,7 @@ def with_pictures(
 
 
 def pictures_in(*files: Path) -> set[str]:
-    """Give the names of the pictures that the rows of some files name."""
+    """Return the names of all pictures in the rows of some files."""
     decoder = msgspec.json.Decoder(_Images)
     names: set[str] = set()
     for file in files:
@@ -102,13 +103,13 @@ def pictures_in(*files: Path) -> set[str]:
 
 
 def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, KnownPicture]:
-    """Give what the manifests say of some pictures, by their names in the store; unknown names are left out."""
+    """Return the manifests' entries of some pictures, by their names in the store; unknown names are left out."""
     entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in manifests)
     return {entry.name: entry for entry in entries if entry.name in names}
 
 
 def first_rows(rows: Path, count: int) -> list[Row]:
-    """Give the first `count` rows of a data file."""
+    """Return the first `count` rows of a data file."""
     decoder = msgspec.json.Decoder(Row)
     with rows.open("rb") as lines:
         return [decoder.decode(line) for line in islice(lines, count)]

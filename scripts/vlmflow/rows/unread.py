@@ -1,9 +1,10 @@
-"""What the conversion does not read: keys, and last turns without an answer.
+"""Counts what the conversion does not read: keys, and last turns without an answer.
 
-It is counted, and stops the conversion if a key changes what the row means (see `config.key_meanings`).
+An unread key that changes what the row means stops the conversion (see `config.key_meanings`).
 
-Counting costs next to nothing while rows have the same keys: these are learned from the first row, and a decoder
-that accepts no others confirms that a row has just them. Only a row with other keys is checked key by key.
+Counting costs next to nothing if rows have the same keys. The first row with a set of keys is checked key by key; then
+a strict decoder, which accepts just this set, decodes and checks the rows after it. A row that it refuses is checked
+key by key again.
 """
 
 from collections import Counter
@@ -19,48 +20,48 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import shown
 
 SHAPES_KEPT = 32
-"""Sets of keys that a process has decoders for; rows with other sets are checked key by key."""
+"""The most sets of keys for which a process makes decoders; rows with other sets are checked key by key."""
 
 NAMES_KEPT = 1_000
-"""Names of keys that are counted separately: hostile rows may have millions."""
+"""The most keys that are counted by name: hostile rows may have millions."""
 
 NAME_KEPT = 100
-"""Characters of a key's name, and of the value that is shown with it."""
+"""The most characters of a key that are counted as its name, and the most bytes of a value in a message."""
 
 Keys = dict[str, msgspec.Raw]
-"""The keys of an object, each with its value as JSON."""
+"""The keys of an object, with their values as JSON."""
 
 OF_ROW = msgspec.json.Decoder(Keys).decode
 OF_NESTED = msgspec.json.Decoder(Keys | list[Keys]).decode
 
 Names = tuple[str, ...]
 KeySet = tuple[Names, tuple[Names, ...]]
-"""The unread keys of a row, and those of each key that holds objects, which are the same in all of these."""
+"""The unread keys of a row, and those of the objects under each of its nested keys, all objects having the same."""
 
 
 class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What was not read in the rows of a raw split, in `unread.json` and `stats.json`; all counts are of rows."""
+    """What was not read of the rows of a raw split, in `unread.json` and `stats.json`; all counts are of rows."""
 
     unread_keys: dict[str, int]
-    """By key, a turn's as `messages.weight`."""
+    """By key; the key of a turn is written `messages.weight`."""
 
     further_unread_keys: int = 0
-    """Beyond NAMES_KEPT keys: each counted on its own, all together. Left out where there are none."""
+    """The sum for all keys beyond NAMES_KEPT: a row counts once for each of them. Absent if there are none."""
 
     ignored_keys: dict[str, int]
-    """By key of `ignore_keys`: where it would change what the row means."""
+    """By key of `ignore_keys`: the rows whose meaning it would change."""
 
     unanswered_last_turns: int
-    """Those that ended with a turn that nobody answers, which was dropped."""
+    """The rows whose last turn was dropped, because it has no answer."""
 
 
 @dataclass
 class Found:
-    """What was found in some rows.
+    """What was found in some rows; see UnreadKeys.
 
-    keys: how many rows have an unread key, a turn's as `messages.weight`. other_keys: the same for all beyond
-    NAMES_KEPT, together. meant: in how many rows a key has its meaning; first: the first of these with the value.
-    rows: how many there are. last_turns: how many of them ended with a turn that nobody answers, which was dropped.
+    keys: the rows with each unread key. other_keys: their sum for all keys beyond NAMES_KEPT.
+    meant: by key, the rows whose meaning it changes. first: by key, the number of the first of these rows, and the
+    value there. rows: all rows. last_turns: the rows whose unanswered last turn was dropped.
     """
 
     keys: Counter[str] = field(default_factory=Counter)
@@ -71,7 +72,7 @@ class Found:
     last_turns: int = 0
 
     def add(self, other: "Found") -> None:
-        """Add what was found in the rows after these."""
+        """Add what was found in later rows."""
         for key, count in sorted(other.keys.items()):
             if key in self.keys or len(self.keys) < NAMES_KEPT:
                 self.keys[key] += count
@@ -84,7 +85,10 @@ class Found:
         self.last_turns += other.last_turns
 
     def refuse(self, where: str, dataset: str, meanings: Mapping[str, Meaning], ignored: Collection[str]) -> None:
-        """Raise VlmflowError where keys have a meaning that is not ignored; it names all of them."""
+        """Raise VlmflowError if keys change what rows mean and are not ignored; it names all of them.
+
+        where: the raw files, for the message. meanings: by key.
+        """
         if not (stopping := sorted(self.meant.keys() - set(ignored))):
             return
         lines = []
@@ -99,7 +103,7 @@ class Found:
         )
 
     def counts(self, ignored: Collection[str]) -> UnreadKeys:
-        """Give what the accounts say of it; ignored: the keys that do not stop the conversion."""
+        """Return the counts for the accounts. ignored: the keys that do not stop the conversion."""
         return UnreadKeys(
             unread_keys=dict(sorted(self.keys.items())),
             further_unread_keys=self.other_keys,
@@ -110,7 +114,10 @@ class Found:
 
 @dataclass(slots=True)
 class Shape:
-    """Rows with one set of unread keys: what decodes them, and refuses all others; names: those keys, each once."""
+    """The rows with one set of unread keys.
+
+    decode: decodes such rows, and refuses all others. names: the unread keys. rows: the number of such rows.
+    """
 
     decode: Any
     names: Names
@@ -118,13 +125,16 @@ class Shape:
 
 
 class Unread:
-    """Counts what is not read in the rows of one raw split; each process has its own.
+    """Counts what is not read of the rows of one raw split; each process has its own.
 
-    types: what rows are decoded into, that for rows without unread keys in their nested objects first; their keys are
-    those that are read.
-    nested: by key, as in the file, the type of the objects that it holds (one, or a list).
-    meanings: see `RawForm.meanings_of`. ignored: those of them that do not stop the conversion.
-    assistants: who of those that speak in the nested objects, by their first field, gives answers.
+    The converter first decodes a row by `shape.decode`. If that succeeds, it increases `shape.rows`; if not, it decodes
+    the row in another way, and calls `count`.
+
+    types: two types that rows are decoded as; their keys are the read ones. The first is for rows whose nested objects
+    have no unread keys, the second for all rows.
+    nested: by key in the file, the type of the objects under it (one object, or a list).
+    meanings: see `RawForm.meanings_of`. ignored: their keys that do not stop the conversion.
+    assistants: the speakers who give answers, as in the first field of the nested objects.
     """
 
     def __init__(
@@ -150,11 +160,11 @@ class Unread:
         self._found.last_turns += 1
 
     def count(self, number: int, row: bytes) -> None:
-        """Count the keys of a sound row, number `number` of the split, that is not of the current shape."""
+        """Count the unread keys of a usable row that `shape.decode` refused. number: that of the row in the split."""
         self._found.rows += 1
         try:
             keys, nested = self._keys_of(row)
-        except ValueError:  # a key that is not UTF-8 (files of cp1252), which the readers of the row skip
+        except ValueError:  # an unread key that is not UTF-8 (in files of cp1252); the row's decoders skip it
             keys, nested = self._keys_of(row.decode(errors="replace").encode())
         top = tuple(sorted(keys.keys() - self._fields.keys()))
         paths = set(top)
@@ -174,10 +184,10 @@ class Unread:
             self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
 
     def take(self, columns: Collection[str] = (), first: int = 0) -> Found:
-        """Give what was found since the last call, in rows from number `first` on.
+        """Return what was found since the last call. first: the number of the first row since then.
 
-        columns: those of a table that were not read at all; every row has them. What bytes mean is not known: a key
-        that may have a meaning has it there.
+        columns: a table's columns that were not read at all, so all rows have them. Their values are not known: a
+        column whose key may change what rows mean counts as if it did in every row.
         """
         found, self._found = self._found, Found()
         for shape in self._shapes.values():
@@ -193,11 +203,14 @@ class Unread:
         return found
 
     def _known(self, key: str) -> str:
-        """Give the name of the meaningful key that this one is, whatever its case; "" if it is none."""
+        """Return the key in `meanings` that is the same but for case and underscores; "" if there is none."""
         return self._names.get(_folded(key), "") if len(key) <= NAME_KEPT else ""
 
     def _weigh(self, key: str, number: int, value: msgspec.Raw, answers: bool = False) -> bool:
-        """Count a key where its value has the key's meaning; say whether it has. answers: an assistant's turn."""
+        """Count a key if its value changes what the row means; returns whether it does.
+
+        answers: whether the key is in an assistant's turn.
+        """
         meaning = self.meanings[key]
         if (meaning.of_answers and not answers) or not _has(meaning, value):
             return False
@@ -206,7 +219,7 @@ class Unread:
         return True
 
     def _keys_of(self, row: bytes) -> tuple[Keys, dict[str, list[Keys]]]:
-        """Give the keys of a row with their values, and likewise those of each of its nested objects."""
+        """Return the keys of a row with their values, and by nested key the same for each of its objects."""
         keys = OF_ROW(row)
         nested = {holder: OF_NESTED(keys[holder]) for holder in self._nested}
         return keys, {holder: found if isinstance(found, list) else [found] for holder, found in nested.items()}
@@ -222,7 +235,11 @@ class Unread:
                     done.add(path)
 
     def _learn(self, keys: KeySet, paths: set[str]) -> None:
-        """Try this set of keys first from now on; keys that may have a meaning are looked at in every row."""
+        """Make the shape of this set of keys the current one.
+
+        A set has no shape if one of its keys may change what rows mean, because the values must then be checked in
+        every row; nor if a key is too long, or a decoder cannot have it.
+        """
         if keys not in self._shapes:
             odd = any(self._known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
             if odd or len(paths) > NAMES_KEPT or len(self._shapes) == SHAPES_KEPT:
@@ -246,19 +263,19 @@ class Unread:
 
 
 def _folded(key: str) -> str:
-    """Give a key as it reads: `systemPrompt` and `System_prompt` are `system_prompt`."""
+    """Return a key in lower case without underscores: equal for `systemPrompt`, `System_prompt` and `system_prompt`."""
     return key.replace("_", "").lower()
 
 
 def _has(meaning: Meaning, value: msgspec.Raw) -> bool:
     try:
         return meaning.has(_value(value))
-    except RecursionError:  # lists within lists hold something
+    except RecursionError:  # a value as deep as this is not empty
         return True
 
 
 def _value(raw: msgspec.Raw) -> Any:
-    """Give a value; its bytes as a text where it holds what Python cannot."""
+    """Return a decoded value; its JSON as a text if Python cannot decode it."""
     try:
         return msgspec.json.decode(raw)
     except (ValueError, OverflowError, RecursionError):
@@ -270,7 +287,10 @@ def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def _strict(kind: type[msgspec.Struct], unread: Names, changed: list[Any]) -> type[msgspec.Struct]:
-    """Give the type of rows that have just these unread keys, besides what `kind` reads."""
+    """Return the type of objects that have just the keys of `kind` and these unread keys.
+
+    changed: fields that replace those of `kind`.
+    """
     keys = [(f"unread{number}", msgspec.Raw, msgspec.field(name=key)) for number, key in enumerate(unread)]
     return msgspec.defstruct(
         kind.__name__, [*changed, *keys], bases=(kind,), kw_only=True, forbid_unknown_fields=True, gc=False

@@ -1,4 +1,4 @@
-"""From converted rows to train, val and test: the checks that need all rows together."""
+"""Assigns converted rows to train, val and test: the checks that need all rows, and the account."""
 
 import hashlib
 import logging
@@ -38,11 +38,11 @@ log = logging.getLogger("vlmflow")
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """What the stages before made of one raw split ("train" or "test").
+    """The files that earlier stages made of one raw split ("train" or "test").
 
-    raw: its files, in the order in which their rows are numbered.
-    pictures: the image manifest; None if the pictures were not checked, or there are none.
-    unread: the converter's account of what it did not read; None if it is not wanted.
+    raw: the raw files, in the order in which their rows are numbered. converted, rejects: the converter's outputs.
+    pictures: the image manifest; None if there are no pictures, or they were not checked.
+    unread: the converter's account of what it did not read; without it, the counts are 0.
     """
 
     split: str
@@ -55,10 +55,10 @@ class SplitFiles:
 
 @dataclass(frozen=True)
 class SplitRules:
-    """How rows are held out and how many may be lost; see `data_settings.DatasetSettings`.
+    """The settings of checking and splitting rows; see `data_settings.DatasetSettings`.
 
     one_prompt: see `row_check.Grouping`.
-    drop_near_questions: reject train rows without a picture that ask nearly what a test row asks.
+    drop_near_questions: reject train rows without a picture that ask nearly the same as a test row.
     """
 
     val_share: float
@@ -72,11 +72,15 @@ class SplitRules:
 
 
 Place = Callable[[Verdict], str | Reject]
-"""Says to which split a raw row goes, by the first of its training rows, or why it goes nowhere."""
+"""Takes the verdict on a raw row's first training row; returns the split of the raw row, or why it has none."""
 
 
 class DatasetWriter:
-    """Train, val, test and quarantine of one data set, while they are written."""
+    """Writes train, val, test and quarantine of one data set, and collects facts about what it wrote.
+
+    examples: the number of rows by split. pictures: the SHA-256 of the pictures of train and val, by name.
+    test_groups, test_questions: see `row_check.Grouped`.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.files: dict[str, IO[bytes]] = {
@@ -90,7 +94,7 @@ class DatasetWriter:
         self.test_questions: set[bytes] = set()
 
     def write(self, split: str, verdicts: list[Verdict]) -> None:
-        """Write the training rows of one raw row."""
+        """Write the training rows of one raw row to a split. verdicts: those on these rows, at least one."""
         self.examples[split] += len(verdicts)
         if verdicts[0].picture and split != "test":
             self.pictures[verdicts[0].picture] = verdicts[0].group
@@ -101,9 +105,9 @@ class DatasetWriter:
             self.files[split].write(verdict.line)
 
     def pictures_digest(self) -> str:
-        """Give one SHA-256 over names and contents of the pictures of train and val, which must stay the same.
+        """Return one SHA-256 over names and contents of the pictures of train and val.
 
-        It is that of `image_manifest.pictures_digest`.
+        It is equal to that of `image_manifest.pictures_digest`.
         """
         digest = hashlib.sha256()
         for name, content in sorted(self.pictures.items()):
@@ -112,7 +116,7 @@ class DatasetWriter:
 
 
 FindLookAlikes = Callable[[frozenset[bytes]], "Mapping[bytes, LookAlike]"]
-"""Takes the test split's pictures to the others that look like them, both by SHA-256."""
+"""Takes the SHA-256 digests of the test split's pictures; returns the other pictures that look like one, by SHA-256."""
 
 
 def validate(
@@ -124,15 +128,17 @@ def validate(
     find_look_alikes: FindLookAlikes = lambda test: {},
     columns: list[str] | None = None,
 ) -> RowStats:
-    """Write train, val, test and quarantine as JSON lines into `folder`, and give the account of every row.
+    """Write train, val, test and quarantine as JSON lines into `folder`, and return the account of every row.
 
-    mended: edited quarantine files whose rows took the place of raw rows.
-    find_look_alikes: gives the pictures that train rows must not have; by default none.
+    splits: the raw train split, and the raw test split if there is one.
+    mended: edited quarantine files, whose rows replace raw rows.
+    find_look_alikes: returns the pictures that train rows must not have; by default none.
     columns: see `open_rows`.
 
-    If a split is refused, the quarantine stays as `quarantine.jsonl.part`, and no other file gets its name.
+    After an error no file gets its name; the rows rejected so far are in `quarantine.jsonl.part`.
 
-    Raises VlmflowError if no row is kept, too many are rejected, or the counts do not add up.
+    Raises VlmflowError if no row of a split is kept, too many are rejected, the counts do not add up, or train or val
+    would be empty.
     """
     files = {split.split: split for split in splits}
     with ExitStack() as stack:
@@ -163,9 +169,10 @@ def validate(
 def _place_train(
     has_test: bool, checked: CheckedRows, writer: DatasetWriter, rules: SplitRules, find_look_alikes: FindLookAlikes
 ) -> Place:
-    """Give the function that says where a row of the raw train split goes.
+    """Return the function that assigns rows of the raw train split.
 
-    checked: the verdicts over the split. has_test: whether there is a raw test split.
+    has_test: whether there is a raw test split; if not, rules.test_share is held out for test.
+    checked: the verdicts on the raw train split. writer: has written the raw test split, if any.
     """
     groups, questions = checked.groups, checked.questions
     in_test = frozenset(writer.test_groups)
@@ -211,7 +218,10 @@ def _take(
     rules: SplitRules,
     checked: Iterable[Verdict],
 ) -> None:
-    """Write every row of one raw split where it belongs, each raw row as a whole; checked: their verdicts."""
+    """Write every row of one raw split to its place, all training rows of a raw row to the same one.
+
+    checked: the verdicts on the split, in the order of its rows.
+    """
     seen: set[bytes] = set()
     for rejected in _converter_rejects(files.rejects):
         account.reject(rejected.raw_row, Reject(rejected.reason, rejected.detail))
@@ -230,7 +240,10 @@ def _take(
 
 
 def _judge(verdicts: list[Verdict], seen: set[bytes], place: Place) -> str | Reject:
-    """Judge one raw row: one unusable attempt rejects it whole."""
+    """Return the split of a raw row, or why it is rejected: one unusable training row rejects all of them.
+
+    seen: digests of the contents of earlier rows; that of a row that is kept is added.
+    """
     for verdict in verdicts:
         if verdict.reject is not None:
             return verdict.reject

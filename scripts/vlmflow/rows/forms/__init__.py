@@ -1,1 +1,1 @@
-"""The raw forms, one module each; `config.raw_forms` finds them, and says what their FORM holds."""
+"""The raw forms, one module each, which defines FORM; see `config.raw_forms`."""

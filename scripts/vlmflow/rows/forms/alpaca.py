@@ -10,7 +10,7 @@ from vlmflow.rows.rejects import Reject
 
 
 class Row(Protocol):
-    """What is read of a row."""
+    """The keys of a row."""
 
     instruction: str
     input: str | None
@@ -18,7 +18,7 @@ class Row(Protocol):
 
 
 def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
-    """Give a row's two turns, put together as ms-swift does (AlpacaPreprocessor.concat_inst_input)."""
+    """Return the two turns of a row; the question is that of ms-swift (AlpacaPreprocessor.concat_inst_input)."""
     asked = "\n".join(filter(None, (raw.instruction, raw.input)))
     return question_and_answer("instruction", asked, raw.output)
 

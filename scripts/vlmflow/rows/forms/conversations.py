@@ -1,4 +1,4 @@
-"""Conversations as ShareGPT and LLaVA write them: {"conversations": [{"from": "human", "value": …}, …]}.
+"""Conversations in the form of ShareGPT and LLaVA: {"conversations": [{"from": "human", "value": …}, …]}.
 
 Volcano's rows have this form too (https://huggingface.co/datasets/kaist-ai/volcano-train).
 """
@@ -16,20 +16,20 @@ SPEAKERS: dict[str, Speaker] = {"human": "human", "gpt": "gpt", "system": "syste
 
 
 class From(msgspec.Struct, gc=False):
-    """A turn. from: who speaks."""
+    """A turn. from: the speaker."""
 
     speaker: str = msgspec.field(name="from")
     text: str = msgspec.field(name="value")
 
 
 class Row(Protocol):
-    """What is read of a row."""
+    """The keys of a row."""
 
     conversations: list[From]
 
 
 def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
-    """Give the turns of a row."""
+    """Return the turns of a row."""
     return spoken("conversations", raw.conversations, SPEAKERS)
 
 

@@ -1,10 +1,10 @@
-"""FIRE's raw rows, and the two training forms made of them.
+"""FIRE's raw form, and the two training forms that are made from it.
 
-Rows are trees of texts without cycles, and are made by the million: the garbage collector need not track them
+The raw form is known from the data set itself (https://huggingface.co/datasets/PengxiangLi/FIRE, arXiv:2407.11522):
+student and teacher alternate strictly, and the teacher's text contains the score.
+
+There are millions of these objects, and they have no reference cycles, so the garbage collector does not track them
 (gc=False), which halves the time.
-
-The raw form was read from the data set itself (https://huggingface.co/datasets/PengxiangLi/FIRE,
-arXiv:2407.11522): students and teachers alternate strictly, the teacher's text says the score.
 """
 
 import re
@@ -25,18 +25,18 @@ SCORE = re.compile(
     r"\bScore[\s*_]{0,3}:[\s*_]{0,3}(\d+)(?:\s*(?:/|out of)\s*(\d+))?(?![\d,–%-]|\.\d|e\d|\s*(?:/|out of))",
     re.IGNORECASE,
 )
-"""`Score: 5.`, `Score: 5/10.`, `Score: 5 out of 10`; other numbers (5.5, 5-7, 5%) are not scores."""
+"""`Score: 5.`, `Score: 5/10.` or `Score: 5 out of 10`; other numbers (5.5, 5-7, 5%) are not scores."""
 
 
 class RawTurn(msgspec.Struct, gc=False):
-    """A turn as FIRE writes it; `type` repeats the role and is not read."""
+    """A turn in FIRE's form. Its key `type` repeats the role and is not read."""
 
     role: str
     value: str
 
 
 class RawRow(msgspec.Struct, gc=False):
-    """A row as FIRE writes it. Keys that do not affect the result may have any form."""
+    """A row in FIRE's form. `source` and `score` may have any type: no fault in them makes a row unusable."""
 
     image: str
     question: RawTurn
@@ -46,7 +46,7 @@ class RawRow(msgspec.Struct, gc=False):
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
-    """One answer of the student and the teacher's feedback on it; score: 0 to 10."""
+    """An answer of the student, and the teacher's feedback on it. score: 0 to 10."""
 
     answer: str
     feedback: str
@@ -54,11 +54,11 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trajectory(msgspec.Struct, frozen=True, gc=False):
-    """One raw row, understood.
+    """The content of one raw row.
 
-    image: the picture's path as the row names it.
-    question: the question without any picture tag.
-    score_field_differs: the row's `score` field differs from the feedback's texts, which count.
+    image: the picture's path in the row.
+    question: the question without picture tags.
+    score_field_differs: whether the row's field `score` differs from the scores in the texts, which are used.
     """
 
     image: str
@@ -69,7 +69,7 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
 
 
 class NamedInRow(Protocol):
-    """What stages read of a row that do not convert it."""
+    """The keys that stages read to choose rows and find their pictures; the conversion reads RawRow."""
 
     image: str
     source: Any
@@ -89,9 +89,9 @@ NESTED = {"question": RawTurn, "conversations": RawTurn}
 
 
 def read_trajectory(row: bytes, decode: Callable[[bytes], RawRow] = ROW.decode) -> Trajectory | Reject:
-    """Understand one raw row, or say why it cannot be used; raises nothing, whatever the bytes are.
+    """Return the content of a raw row, or why the row cannot be used. Raises nothing, whatever the bytes are.
 
-    decode: decodes it, and may take less than any row.
+    decode: decodes the row; a stricter decoder than the default may refuse valid rows (`bad_shape` or `bad_json`).
     """
     try:
         raw = decode(row)
@@ -138,7 +138,7 @@ def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
 
 
 def read_score(feedback: str) -> int | None:
-    """Give the score in a feedback's text, 0 to 10, or None if it has none in that range."""
+    """Return the score in a feedback's text, 0 to 10; None if there is none, or if it is larger or not out of 10."""
     found = SCORE.search(feedback)
     if found is None:
         return None
@@ -149,15 +149,15 @@ def read_score(feedback: str) -> int | None:
 
 
 def trajectory_row(identity: str, trajectory: Trajectory) -> ShareGptRow:
-    """Give the whole trajectory as one conversation, without the last feedback, which has no answer."""
+    """Return the whole trajectory as one conversation, without the last feedback, which has no answer."""
     return _row(identity, trajectory, 0, len(trajectory.attempts))
 
 
 def timestep_rows(identity: str, trajectory: Trajectory, max_history_rounds: int | None) -> list[ShareGptRow]:
-    """Give one row per attempt (full-state behaviour cloning, FIRE's section 4).
+    """Return one row per attempt (full-state behaviour cloning, FIRE's section 4).
 
-    The state is the question and the last `max_history_rounds` attempts (None: all) with their feedback, the
-    target the next answer; the target's own feedback is not in it. Attempts keep their numbers.
+    A row has the question, the last `max_history_rounds` attempts (None: all) before its own with their feedback, and
+    its own answer, the target, without the feedback on it. Attempts keep their numbers.
     """
     count = len(trajectory.attempts)
     history = count if max_history_rounds is None else max_history_rounds
@@ -165,7 +165,7 @@ def timestep_rows(identity: str, trajectory: Trajectory, max_history_rounds: int
 
 
 def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareGptRow:
-    """Make a conversation of the attempts from index `first` up to, not with, `last`."""
+    """Return the conversation of the attempts from index `first` to `last`, which is excluded."""
     attempts = trajectory.attempts[first:last]
     turns = [Turn("human", FIRST_LINE + trajectory.question), Turn("gpt", attempts[0].answer)]
     for before, attempt in pairwise(attempts):

@@ -1,4 +1,4 @@
-"""Messages as OpenAI's chat form has them: {"messages": [{"role": "user", "content": …}, …]}."""
+"""Messages in the form of OpenAI's chat API: {"messages": [{"role": "user", "content": …}, …]}."""
 
 from typing import Protocol
 
@@ -13,20 +13,20 @@ SPEAKERS: dict[str, Speaker] = {ROLES[speaker]: speaker for speaker in ("human",
 
 
 class Message(msgspec.Struct, gc=False):
-    """A turn. role: who speaks."""
+    """A turn. role: the speaker."""
 
     speaker: str = msgspec.field(name="role")
     text: str = msgspec.field(name="content")
 
 
 class Row(Protocol):
-    """What is read of a row."""
+    """The keys of a row."""
 
     messages: list[Message]
 
 
 def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
-    """Give the turns of a row."""
+    """Return the turns of a row."""
     return spoken("messages", raw.messages, SPEAKERS)
 
 

@@ -1,4 +1,4 @@
-"""Prompts with their completions, as TRL has them: {"prompt": …, "completion": …}."""
+"""Prompts with their completions, in TRL's form: {"prompt": …, "completion": …}."""
 
 from typing import Protocol
 
@@ -10,14 +10,14 @@ from vlmflow.rows.rejects import Reject
 
 
 class Row(Protocol):
-    """What is read of a row."""
+    """The keys of a row."""
 
     prompt: str
     completion: str
 
 
 def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
-    """Give a row's two turns."""
+    """Return the two turns of a row."""
     return question_and_answer("prompt", raw.prompt, raw.completion)
 
 

@@ -1,4 +1,4 @@
-"""Texts, each the answer to the one prompt in the configuration: {"text": …}."""
+"""Texts, which are the answers to the prompt in the configuration: {"text": …}."""
 
 from typing import Protocol
 
@@ -10,13 +10,13 @@ from vlmflow.rows.rejects import Reject
 
 
 class Row(Protocol):
-    """What is read of a row."""
+    """The keys of a row."""
 
     text: str
 
 
 def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
-    """Give a row's two turns."""
+    """Return the two turns of a row; the question is the setting `prompt`."""
     return question_and_answer("prompt", prompt or "", raw.text)
 
 
