@@ -21,7 +21,7 @@ PICTURES = "pictures"
 FAULTS_FILE = "faults.json"
 
 SHARED_PICTURES = 0.2
-"""The share of valid rows that ask about the previous row's picture: FIRE has 81,000 pictures for 105,000 rows."""
+"""The share of valid rows that ask about an earlier row's picture: FIRE has 81,000 pictures for 105,000 rows."""
 
 ROWS_PER_FAULT = 240
 """Each fault occurs once in so many train rows: about one row in ten is faulty."""
@@ -37,7 +37,7 @@ PATHS = {
     "chartqa": "chartqa/{split}/png/{number}.png",
     "dvqa": "dvqa/images/bar_{split}_{number:08}.png",
 }
-"""How FIRE's rows of a source name their pictures; the source is not the first part of the path."""
+"""The form of the pictures' paths in FIRE's rows, by source; the source is not always the first part of the path."""
 
 
 class BrokenRow(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """A few seconds of data-parallel training on random data: can the processes of a run reach each other, and how fast?
 
-The training image's Python gets this file as text and runs it under torchrun. The first process prints one line of
-JSON: {backend, processes, device, gigabytes_per_second, shared_memory_mb} or {wrong}.
+The training image's Python gets this file as text and runs it under torchrun. The first process, and every one that
+fails, prints one line of JSON: {backend, processes, device, gigabytes_per_second, shared_memory_mb} or {wrong}.
 
 usage: ddp_trial.py [cuda]; cuda if the pod requested GPUs
 """
@@ -24,7 +24,7 @@ ROUNDS = 3
 
 
 def main(rank: int, processes: int) -> dict[str, Any]:
-    """Train, compare the weights and measure; returns what the first process prints."""
+    """Train, compare the weights and measure the bandwidth; returns the content of the line to print."""
     cuda = "cuda" in sys.argv[1:]
     if cuda and torch.cuda.device_count() < processes:
         return {"wrong": f"the pod sees {torch.cuda.device_count()} of {processes} GPUs"}

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 OLD = 3600
-"""Seconds after which files of a probe belong to a dead one."""
+"""The age in seconds from which a probe's files are removed: the probe has died."""
 
 
 def write(folder: Path) -> None:

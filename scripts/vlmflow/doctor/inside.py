@@ -12,10 +12,10 @@ from vlmflow.doctor.needs import Need, gpu_resource
 from vlmflow.doctor.probe import Answer, Probe
 
 IN_POD, DDP_TRIAL = (Path(__file__).with_name(name).read_text() for name in ("in_pod.py", "ddp_trial.py"))
-"""Programs that a pod's Python gets as text: its image holds none of our files."""
+"""Programs that a pod's Python gets as text, because its image has none of our files."""
 
 FOLDERS = {"cache": "/cache", "outputs": "/outputs"}
-"""Claims, and where pods mount them."""
+"""The claims, and the folders where pods mount them."""
 
 LARGEST_SKEW = 30.0
 """Seconds between a node's clock and the API server's; beyond them, times of files and tokens mislead."""
@@ -24,8 +24,8 @@ LARGEST_SKEW = 30.0
 class Surroundings(msgspec.Struct, frozen=True):
     """What `in_pod.py` prints: what a pod sees of itself.
 
-    user: its number. time: of the pod's clock, in seconds since 1970. python: the version ("3.12.1"). folders: of each
-    folder that it was asked about the errors by trial, none if all went well. packages: versions by name.
+    user: the user's number. time: the pod's clock, in seconds since 1970. python: its version ("3.12.1").
+    folders: for each folder in its arguments, the errors by trial; {} without errors. packages: versions by name.
     """
 
     user: int
@@ -36,9 +36,10 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class TrialTraining(msgspec.Struct, frozen=True):
-    """What `ddp_trial.py` prints. wrong: why the training failed; then the others are empty.
+    """What `ddp_trial.py` prints. wrong: why the training failed; then the other fields are empty.
 
-    processes: that trained together. gigabytes_per_second: between them. shared_memory_mb: the size of /dev/shm.
+    processes: the number of processes. gigabytes_per_second: the bandwidth between them.
+    shared_memory_mb: the size of /dev/shm.
     """
 
     wrong: str = ""
@@ -90,7 +91,10 @@ def look_inside(api: Api, template: Object, lock: Path, name: str) -> Probe[Surr
 
 
 def look_from_elsewhere(api: Api, template: Object, name: str, first: str) -> Probe[Surroundings]:
-    """Start a probe on another node than `first` that looks for what another probe left under `name`; it removes it."""
+    """Start a probe that looks for what another probe left under `name`, and removes it.
+
+    first: a node on which it must not run; "" for none.
+    """
     return Probe(api, template, _in_pod("find", name, *FOLDERS.values()), SMALL, Surroundings, elsewhere_than=first)
 
 
@@ -151,7 +155,10 @@ def check_from_elsewhere(answer: Answer[Surroundings], first: str) -> Finding:
 
 
 def check_clock(told: float, answer: Answer[Any]) -> Finding:
-    """Compare a pod's clock with the API server's, read before and after the pod ran. told: by the pod's clock."""
+    """Compare a pod's clock with the API server's, read before and after the pod ran.
+
+    told: the time by the pod's clock, in seconds since 1970.
+    """
     assert answer.made is not None, "a probe that said something was made"
     assert answer.ended is not None, "and it ended"
     # The API server's Date has whole seconds.

@@ -77,7 +77,7 @@ def _hash_chunk(store: Path, entries: list[PictureEntry]) -> list[PictureHash]:
 
 
 def _hash(store: Path, entry: PictureEntry) -> str | None:
-    """Hash a picture as training sees it; a JPEG is decoded at an eighth of its size, which is enough here."""
+    """Hash a picture as training sees it; a large JPEG is decoded at down to an eighth of its size."""
     file = store / name_and_digest(entry)[0]
     try:
         with Image.open(file, formats=list(MAGIC)) as image:

@@ -55,7 +55,7 @@ class PictureStore:
         self._link(located, picture, copy)
 
     def link(self, located: Located, picture: Picture, added: str) -> None:
-        """Give a picture that was added before under the name `added` another name."""
+        """Add another name for a picture that was added under the name `added`."""
         copy = self._rewritten / os.path.basename(os.readlink(self._folder / added)) if picture.rewritten else None
         self._link(located, picture, copy)
 

@@ -38,6 +38,7 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
         trajectory = read_trajectory(row, unread.shape.decode)
         shape: Shape | None = unread.shape
         if isinstance(trajectory, Reject) and trajectory.reason in ("bad_shape", "bad_json"):
+            # The strict decoder refuses unread keys too: decide by the one that accepts them.
             shape = None
             trajectory = read_trajectory(row)
         if isinstance(trajectory, Reject):

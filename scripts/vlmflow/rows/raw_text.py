@@ -38,7 +38,7 @@ def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[st
     if not turns:
         return Reject("unbalanced_turns", f"{key} has no turns")
     if type(turns[0]) is Turn:
-        sound: list[Turn] = turns  # type: ignore[assignment]  # all of them are what the first is
+        sound: list[Turn] = turns  # type: ignore[assignment]  # all turns have the type of the first
         for turn in sound:
             text = turn.value.strip()
             if text is not turn.value or "\r" in text:
@@ -47,7 +47,7 @@ def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[st
                     return Reject("empty_turn", f"{key}[{sound.index(turn)}] holds no text")
         return sound
     made: list[Turn] = []
-    raw: Sequence[RawTurn] = turns  # type: ignore[assignment]  # as above
+    raw: Sequence[RawTurn] = turns  # type: ignore[assignment]  # all turns have the type of the first
     for number, said in enumerate(raw):
         speaker = speakers.get(said.speaker)
         if speaker is None:

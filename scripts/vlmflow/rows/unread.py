@@ -256,7 +256,7 @@ class Unread:
             changed = []
             for (key, held), unread in zip(self._nested.items(), inner, strict=True):
                 field, kind = self._fields[key], _strict(held, unread, [])
-                holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # made here
+                holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
                 changed.append((field.name, holds, msgspec.field(name=key)))
             made = _strict(general, top, changed)
         return Shape(msgspec.json.Decoder(made).decode, tuple(names))

@@ -30,7 +30,7 @@ from vlmflow.rows.row_counts import Account
 from vlmflow.rows.stats import RawFile, RowStats
 from vlmflow.rows.unread import Found, UnreadKeys
 
-if TYPE_CHECKING:  # with numpy, which takes as long to start as all of this
+if TYPE_CHECKING:  # it imports numpy, which takes as long as all other imports here
     from vlmflow.pictures.look_alikes import LookAlike
 
 log = logging.getLogger("vlmflow")
@@ -205,7 +205,7 @@ def _checked(
     if files.pictures is not None:
         pictures = {entry.path: entry for entry in read_picture_manifest(files.pictures)}
     grouping = Grouping(pictures, rules.modality, rules.one_prompt, rules.drop_near_questions)
-    with naming(folder):  # the spool has no name of its own
+    with naming(folder):  # a full disk's error names the folder, since the temporary file has no name
         spool = stack.enter_context(TemporaryFile(dir=folder))  # noqa: SIM115
         return CheckedRows(spool, files.converted, len(account.rows), grouping, rules.row_limits, processes)
 
