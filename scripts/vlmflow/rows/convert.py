@@ -20,7 +20,7 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.unread import Found, UnreadKeys
 
 SHARD_BYTES = 1 << 20
-"""Raw bytes that a worker takes at a time: the cost of passing them on is small in comparison, and so is memory."""
+"""Raw bytes that a worker takes at a time: enough to make the cost of passing them on small, and little memory."""
 
 
 class Conversion(UnreadKeys, kw_only=True):

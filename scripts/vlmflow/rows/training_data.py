@@ -73,7 +73,7 @@ def with_pictures(
     pictures: Path,
     manifests: Sequence[Path],
 ) -> TrainingData:
-    """Return checked rows with their pictures, after a check of the pictures.
+    """Return rows with their pictures, after a check that no picture has changed; the caller has checked the rows.
 
     account: the file that records `form` and `digests`: SHA-256 by file name, and under "pictures" one over all
     pictures (`pictures_digest`). pictures: the data set's store.
