@@ -16,7 +16,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _truth_is_nothing_else(cls, value: Any, field: ValidationInfo) -> Any:
-        """Refuse true and false as numbers; Python would accept them as 1 and 0."""
+        """Refuse true and false in fields of other types; Python would accept them as the numbers 1 and 0."""
         assert field.field_name is not None
         other = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
         return _OF_NO_TYPE if other else value
