@@ -1,4 +1,4 @@
-"""A quicker start for processes that import transformers and ms-swift: 6.2 s of processor time instead of 8.1 s."""
+"""A quicker start for processes that import transformers and ms-swift (docs/benchmarks.md, Starts)."""
 
 import functools
 import gc
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def quick_imports() -> Iterator[None]:
     """Import large libraries in this block, with the same result.
 
-    Imports make two million objects that live as long as the process. The garbage collector looks through them again
+    Imports make a million objects that live as long as the process. The garbage collector looks through them again
     and again, so it pauses, and leaves them out afterwards too. transformers and trl each read the metadata of all
     installed packages; here they read it once.
     """
