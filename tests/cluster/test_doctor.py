@@ -141,13 +141,13 @@ def test_broken_parts_are_named(ready: Kubectl, volumes: Path, cluster: Cluster)
         os.chown(volumes / "cache", 1000, 1000)
     assert code == 1
     assert "it fits on no node" in checks["rule train_lora, run qwen3vl-fire"]["found"]
-    assert "a run asks for 262 GB" in checks["quota"]["found"]
+    assert "a run requests 262 GB" in checks["quota"]["found"]
     assert "Permission denied" in checks["volume /cache"]["found"]
     assert "chown" in checks["volume /cache"]["next_step"]
     assert "was built from another envs/train.lock" in checks["image train"]["found"]
     assert checks["training together"]["state"] == "fail"
     assert checks["hub token"]["state"] == checks["pod templates"]["state"] == "warn"
-    assert checks["pod templates"]["found"].endswith("not read, since CronJobs have their names: gpu")
+    assert checks["pod templates"]["found"].endswith("that are ignored, since CronJobs have their names: gpu")
     assert checks["volume /outputs"]["state"] == "ok"
 
 
