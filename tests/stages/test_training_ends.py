@@ -58,6 +58,8 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
     assert (told.ended_early, told.steps, told.target) == (True, trained.last.step, 8)
     assert told.best.step == trained.last.step - 2
     assert "ended early at step" in caplog.text
+    assert list((trained.folder.output / "runs").glob("events.out.tfevents.*")), "TensorBoard's curves"
+    assert not (trained.folder.output / "images").exists(), "ms-swift's pictures of them take seconds"
     sessions = trained.folder.progress.read_text()
     assert train(stalling, tmp_path / "runs", 2, "train_lora r").last.step == trained.last.step
     assert trained.folder.progress.read_text() == sessions, "nothing is trained again"
