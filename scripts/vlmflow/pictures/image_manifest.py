@@ -129,7 +129,12 @@ def size_of(entry: PictureEntry) -> tuple[int, int]:
 
 def pictures_digest(entries: Mapping[str, KnownPicture]) -> str:
     """Return one SHA-256 over names and contents of usable pictures. entries: by their names in the store."""
+    return contents_digest({name: bytes.fromhex(name_and_digest(entry)[1]) for name, entry in entries.items()})
+
+
+def contents_digest(contents: Mapping[str, bytes]) -> str:
+    """Return one SHA-256 over pictures. contents: the SHA-256 of each, by its name in the store."""
     digest = hashlib.sha256()
-    for name, entry in sorted(entries.items()):
-        digest.update(name.encode() + b"\0" + bytes.fromhex(name_and_digest(entry)[1]))
+    for name, content in sorted(contents.items()):
+        digest.update(name.encode() + b"\0" + content)
     return digest.hexdigest()

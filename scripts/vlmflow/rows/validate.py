@@ -19,7 +19,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import naming, sha256_of, unfinished, whole_file
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.image_manifest import contents_digest, read_picture_manifest
 from vlmflow.pictures.picture_counts import NotChecked, picture_counts
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.converted import RejectedRow
@@ -103,16 +103,6 @@ class DatasetWriter:
             self.test_questions.add(verdicts[0].question)
         for verdict in verdicts:
             self.files[split].write(verdict.line)
-
-    def pictures_digest(self) -> str:
-        """Return one SHA-256 over names and contents of the pictures of train and val.
-
-        It is equal to that of `image_manifest.pictures_digest`.
-        """
-        digest = hashlib.sha256()
-        for name, content in sorted(self.pictures.items()):
-            digest.update(name.encode() + b"\0" + content)
-        return digest.hexdigest()
 
 
 FindLookAlikes = Callable[[frozenset[bytes]], "Mapping[bytes, LookAlike]"]
@@ -288,7 +278,7 @@ def _stats(files: dict[str, SplitFiles], accounts: dict[str, Account], writer: D
             name: read_account(split.unread, UnreadKeys) if split.unread else Found().counts(())
             for name, split in files.items()
         },
-        digests={**dict(zip(names, made, strict=True)), "pictures": writer.pictures_digest()},
+        digests={**dict(zip(names, made, strict=True)), "pictures": contents_digest(writer.pictures)},
         raw=raw,
     )
 
