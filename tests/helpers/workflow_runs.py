@@ -15,12 +15,15 @@ ROOT = Path(__file__).parents[2]
 RUN = "qwen3vl-fire"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-QUICK = """
+STEPS, CHECKPOINT_STEPS = 9, 3
+"""Steps of QUICK's full training, and after how many it is evaluated and saved."""
+
+QUICK = f"""
 runs:
   qwen3vl-fire:
-    train: {max_steps: 18, checkpoint_steps: 6, evaluation_steps: 6}
-    smoke: {steps: 6, longest: 4, sample: 4}
-    verify: {rows: 2}
+    train: {{max_steps: {STEPS}, checkpoint_steps: {CHECKPOINT_STEPS}, evaluation_steps: {CHECKPOINT_STEPS}}}
+    smoke: {{steps: 6, longest: 4, sample: 4}}
+    verify: {{rows: 2}}
 """
 """Overrides of the demo's settings: every stage for real, with fewer steps."""
 

@@ -19,7 +19,7 @@ from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
 from vlmflow.training.accounts import Gate, TrainingReport
 from vlmflow.training.events import as_line, read_events
-from workflow_runs import RUN, snakemake, stale_rules
+from workflow_runs import RUN, STEPS, snakemake, stale_rules
 
 
 def read(path: Path) -> Any:
@@ -97,18 +97,18 @@ def test_the_gate_is_open_with_its_figures(demo_run: Path) -> None:
     assert gate["tokens_per_second"] > 0
     assert all(peak > 100_000_000 for peak in gate["peak_memory"])
     assert len(gate["peak_memory"]) == 2
-    assert gate["full_run"]["steps"] == 18
+    assert gate["full_run"]["steps"] == STEPS
     assert gate["full_run"]["seconds"] > 0
 
 
 def test_training_was_distributed_and_the_validation_loss_fell(demo_run: Path) -> None:
     report = read(demo_run / "checkpoints" / RUN / "full" / "report.json")
-    assert (report["world_size"], report["parallel_mode"], report["steps"]) == (2, "DISTRIBUTED", 18)
+    assert (report["world_size"], report["parallel_mode"], report["steps"]) == (2, "DISTRIBUTED", STEPS)
     evals = dict(report["eval_losses"])
-    assert sorted(evals) == [6, 12, 18]
-    assert evals[18] < evals[6] < report["losses"][0][1]
+    assert sorted(evals) == [3, 6, 9]
+    assert evals[9] < evals[3] < report["losses"][0][1]
     assert report["best"]["eval_loss"] == pytest.approx(min(evals.values()))
-    assert report["tokens"] > 18 * 2 * 50
+    assert report["tokens"] > STEPS * 2 * 50
 
 
 def test_merged_weights_load_offline_and_know_where_they_come_from(demo_run: Path) -> None:

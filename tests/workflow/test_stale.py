@@ -61,7 +61,7 @@ QUICK_RUN = """
 runs:
   qwen3vl-fire:
     verify: {{rows: {rows}}}
-    train: {{checkpoint_steps: 6, evaluation_steps: 6, max_steps: 18{train}}}
+    train: {{checkpoint_steps: 3, evaluation_steps: 3, max_steps: 9{train}}}
     smoke: {{sample: 4, steps: {steps}, longest: 4}}
 {more}
 """

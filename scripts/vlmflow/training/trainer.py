@@ -79,6 +79,8 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
             self.trainer = trainer
             self.log_save_evaluate = trainer._maybe_log_save_evaluate
             trainer._maybe_log_save_evaluate = self._log_save_evaluate
+            self.evaluate = trainer._evaluate
+            trainer._evaluate = self._evaluate
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
         def _on_sigterm(self, number: int, frame: Any) -> None:
@@ -134,6 +136,15 @@ def register_callback(progress: Path, processes: int, early_stop_after: int | No
                 control.should_log = control.should_evaluate = False
                 control.should_save = control.should_training_stop = True
                 self.log_save_evaluate(*arguments, **values)
+
+        def _evaluate(self, *arguments: Any, **values: Any) -> Any:
+            """Evaluate as transformers does, but draw no random numbers from the training's.
+
+            Each start of a loader draws one. A checkpoint that SIGTERM saved before its evaluation would otherwise be
+            resumed with other dropout than an unbroken training has.
+            """
+            with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+                return self.evaluate(*arguments, **values)
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if any(_gather(self.stop)):
