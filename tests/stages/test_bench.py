@@ -30,6 +30,7 @@ def test_both_ways_over_rows_run(bench_rows: object, tmp_path: Path) -> None:
     assert (tmp_path / "data/stats.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_starts_that_are_measured_reach_validated_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
     import bench_starts

@@ -20,9 +20,9 @@ from vlmflow.training.train import train
 from workflow_runs import RUN, copy_folder, snakemake, speeds
 
 SETTINGS = TrainSettings(
-    max_steps=6,
-    checkpoint_steps=3,
-    evaluation_steps=3,
+    max_steps=4,
+    checkpoint_steps=4,
+    evaluation_steps=2,
     dtype="float32",
     max_length=512,
     image_max_tokens=64,
@@ -56,7 +56,7 @@ def test_losses_are_the_same_with_and_without_the_cache(cached: Path, tmp_path: 
     one, other = (report(plain, each) for each in trained)
     assert one.losses == other.losses
     assert one.eval_losses == other.eval_losses
-    assert len(one.losses) == 6
+    assert len(one.losses) == 4
     log = trained[1].folder.trainer_log.read_text(errors="replace")
     assert "Map" not in log, "ms-swift measured rows again"
 
@@ -104,6 +104,7 @@ def test_a_cache_of_other_lengths_is_refused(cached: Path, tmp_path: Path) -> No
         cache_dataset(smaller, rows, tmp_path, 2, "cache_dataset r")
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_caches_the_same_bytes(cached: Path, tmp_path: Path) -> None:
     """The rule used two. Even for one process ms-swift gets two, because its state.json would differ."""
     ours = replace(job(cached), model=BaseModel.read(cached / "models" / "tiny", "qwen3_vl"))

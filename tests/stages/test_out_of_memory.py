@@ -85,6 +85,7 @@ def test_a_training_is_resumed_once_and_stopped_at_the_same_step(
     assert launches(tmp_path / "runs") == 2
 
 
+@pytest.mark.slow  # test_a_smoke_stage_is_not_resumed decides as quickly about a missing checkpoint
 def test_before_the_first_checkpoint_nothing_is_tried_again(
     job: Training, small_gpu: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_text_model_loads_as_qwen3(tmp_path):
     assert not (tmp_path / "text" / "preprocessor_config.json").exists()
 
 
+@pytest.mark.slow  # the demo's training shows it too
 def test_an_adapter_learns_the_sample(tmp_path):
     """Loss on unseen answers: first about that of random guessing, then less than half of it."""
     write_sample(tmp_path / "fire", 60, 48, seed=1)

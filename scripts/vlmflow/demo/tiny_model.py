@@ -6,15 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import (
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
-
 from vlmflow.core.files import whole_folder
 from vlmflow.demo.tiny_tokenizer import (
     CHAT_TEMPLATE,
@@ -23,6 +14,17 @@ from vlmflow.demo.tiny_tokenizer import (
     VOCABULARY_SIZE,
     write_tokenizer,
 )
+from vlmflow.swift.quick_imports import quick_imports
+
+with quick_imports():
+    import torch
+    from transformers import (
+        PreTrainedModel,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+    )
 
 ID = {token: FIRST_SPECIAL_ID + number for number, token in enumerate(SPECIAL_TOKENS)}
 
