@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,16 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
     sessions = trained.folder.progress.read_text()
     assert train(stalling, tmp_path / "runs", 2, "train_lora r").last.step == trained.last.step
     assert trained.folder.progress.read_text() == sessions, "nothing is trained again"
+
+
+@pytest.mark.slow
+def test_losses_do_not_depend_on_evaluations(tmp_path: Path) -> None:
+    """So a resumed training that makes up for an evaluation has the losses of an unbroken one."""
+    often = job(tmp_path, 8, 2, 1, max_steps=4)
+    once = replace(often, settings=often.settings.model_copy(update={"checkpoint_steps": 4, "evaluation_steps": 4}))
+    one, other = (report(each, train(each, tmp_path / "runs", 2, "train_lora r")) for each in (often, once))
+    assert (len(one.eval_losses), len(other.eval_losses)) == (4, 1)
+    assert one.losses == other.losses
 
 
 def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> None:
