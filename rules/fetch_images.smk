@@ -26,7 +26,7 @@ rule fetch_images:
         dataset="{dataset}",
         settings=params.dataset("image_roots", "picture_limits.max_bytes"),
         store=lookup(dpath="stores/fetched_pictures", within=config),
-        sources=lookup(dpath="picture_sources", within=config),
+        sources=params.picture_sources,
         revision=params.picture_revisions,
         choice=params.row_choice,
     threads: 2

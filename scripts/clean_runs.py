@@ -60,7 +60,7 @@ def _clean(settings: Config, yes: bool, stores: bool) -> None:
 
 def _agrees() -> bool:
     if not sys.stdin.isatty():
-        print("nothing deleted: there is no terminal to ask on; ARGS=--yes deletes what is listed")
+        print("nothing deleted: there is no terminal to ask on; add --yes to ARGS to delete what is listed")
         return False
     try:
         return input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes")

@@ -76,6 +76,17 @@ class RuleParams:
             for name, source in read_sources(self._settings.picture_sources).items()
         ]
 
+    def picture_sources(self, wildcards: Any) -> dict[str, dict[str, Any]]:
+        """The configuration's picture sources, but for their licences: another licence fetches nothing again.
+
+        A source of one's own may have only a licence, so each has a constant one.
+        """
+        blocks = {
+            name: source.model_dump(exclude_none=True, exclude={"licence"})
+            for name, source in self._settings.picture_sources.items()
+        }
+        return {name: block | {"licence": "any"} for name, block in blocks.items() if block}
+
     def part(self, wildcards: Any) -> list[int]:
         """The number of wildcard `part` and the number of parts (see `pod_shares.Part`); [1, …] without it."""
         return [int(wildcards.get("part", 1)), self._settings.cluster.pods_per_stage]

@@ -110,6 +110,13 @@ def test_each_checkpoint_is_resumed_from_once(tmp_path: Path) -> None:
         resume_once(folder, 500, FULL)
 
 
+def test_a_progress_line_of_another_version_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.progress.write_text('{"step": 4}\n')
+    with pytest.raises(VlmflowError, match=r"progress.jsonl, line 1: .*\n.*remove .* and run the same command again"):
+        resume_once(folder, 2, FULL)
+
+
 def test_a_smoke_stage_is_not_resumed(tmp_path: Path) -> None:
     """train_smoke passes resumes=False, which gives no checkpoint here."""
     with pytest.raises(VlmflowError, match="after step 0"):

@@ -78,7 +78,7 @@ def test_leftovers_are_listed_and_deleted_and_nothing_else(folder: Path) -> None
         assert f"  {place.relative_to(folder)}\n" in listed.stdout
         assert os.path.lexists(place)
     assert f"total: {len(left)}," in listed.stdout
-    assert "there is no terminal to ask on; ARGS=--yes" in listed.stdout
+    assert "there is no terminal to ask on; add --yes to ARGS" in listed.stdout
     deleted = clean(folder, "--yes")
     assert deleted.returncode == 0, deleted.stderr
     assert everything_in(folder) == before

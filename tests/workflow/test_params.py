@@ -54,7 +54,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.near_duplicates.picture_distance": (6, {"find_near_duplicates", "data_page"}),
     "datasets.fire.licence": ("mit", {"publish_merged"}),
     "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
-    "picture_sources.coco-train2017.licence": ("mit", {"fetch_images", "publish_merged"}),
+    "picture_sources.coco-train2017.licence": ("mit", {"publish_merged"}),
     "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED}),
     "runs.fire.train.learning_rate": (0.5, TRAINED),
     "runs.fire.train.lora.rank": (8, TRAINED),

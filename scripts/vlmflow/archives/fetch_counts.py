@@ -1,12 +1,10 @@
 """The account of a fetch: for every source the pictures wanted, had, fetched and missing, and the bytes."""
 
 import logging
-from collections.abc import Mapping
 
 import msgspec
 
 from vlmflow.archives.fetch_plan import Way
-from vlmflow.config.picture_sources import PictureSource
 from vlmflow.pictures.picture_counts import PictureCost
 from vlmflow.web.missing import REASONS, Missing
 
@@ -28,8 +26,6 @@ class SourceAccount(msgspec.Struct):
 
     wanted: int = 0
     """Pictures that rows name and this source should have: those had, fetched and missing. Counted at the end."""
-
-    licence: str | None = None
 
     ways: list[str] = []
     """How they were fetched, and why."""
@@ -64,16 +60,13 @@ class FetchedPictures(msgspec.Struct):
 class FetchAccount:
     """Counts the result for every picture that the rows name."""
 
-    def __init__(self, sources: Mapping[str, PictureSource]) -> None:
-        self._sources = sources
+    def __init__(self) -> None:
         self.by_source: dict[str, SourceAccount] = {}
 
     def of(self, source: str | None) -> SourceAccount:
         """Return the account of a source; None stands for pictures without a source."""
         name = source or NO_SOURCE
-        if name not in self.by_source:
-            self.by_source[name] = SourceAccount(licence=self._sources[name].licence if source else None)
-        return self.by_source[name]
+        return self.by_source.setdefault(name, SourceAccount())
 
     def plan(self, source: str, way: Way, pictures: int) -> None:
         """Log and record how the pictures of a source will be fetched."""

@@ -61,7 +61,7 @@ class PictureFetch:
         self._store = store
         self._max_bytes = max_bytes
         self._what = what
-        self._account = FetchAccount(sources)
+        self._account = FetchAccount()
         self._failures: list[VlmflowError] = []
 
     def fetch(self, paths: Mapping[str, int], roots: PictureRoots) -> FetchedPictures:

@@ -22,8 +22,8 @@ Numbers may have exponent form (`1e-4`) everywhere. Snakemake refuses a wrong ke
 workflow, with one line per error.
 
 A file that is empty, is not valid YAML or has a key twice is refused with file, line and column. `make check-config
-CONFIG=my-run.yaml` checks all of this in a second, without a plan. `snakemake -n` also checks that files, folders,
-cores and GPUs exist.
+CONFIG=my-run.yaml` checks all of this in a second, without a plan. `snakemake -n` also checks that files and picture
+folders exist (but for the default `pictures/`), and that there are enough cores. GPUs are checked when a run starts.
 """
 
 

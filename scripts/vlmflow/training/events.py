@@ -58,12 +58,13 @@ def read_event(line: bytes) -> Event:
 
 
 def read_events(progress: Path) -> list[Event]:
-    """Read a whole progress file.
+    """Read a progress file; a last line without its end is left out, since a full disk or a kill cut it.
 
     Raises VlmflowError with the first line that is not an event.
     """
     events = []
-    for number, line in enumerate(progress.read_bytes().splitlines(), start=1):
+    *lines, _ = progress.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
             events.append(read_event(line))
         except ValueError as error:

@@ -6,7 +6,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.training.events import read_event
+from vlmflow.training.events import read_events
 from vlmflow.training.run_folder import RunFolder
 
 REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"
@@ -48,5 +48,5 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: OutOfGpuMemory
 
 def last_step(progress: Path) -> int:
     """Return the last step that the trainer reported, or 0."""
-    lines = progress.read_bytes().splitlines() if progress.is_file() else []
-    return next((read_event(line).step for line in reversed(lines) if line.endswith(b"}")), 0)
+    events = read_events(progress) if progress.is_file() else []
+    return events[-1].step if events else 0
