@@ -110,11 +110,11 @@ def test_each_checkpoint_is_resumed_from_once(tmp_path: Path) -> None:
         resume_once(folder, 500, FULL)
 
 
-def test_a_progress_line_of_another_version_is_named(tmp_path: Path) -> None:
+def test_a_progress_line_of_another_version_does_not_hide_the_cause(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.progress.write_text('{"step": 4}\n')
-    with pytest.raises(VlmflowError, match=r"progress.jsonl, line 1: .*\n.*remove .* and run the same command again"):
-        resume_once(folder, 2, FULL)
+    folder.progress.write_text(as_line(Begin(3, 9, 0, 1, "NOT_DISTRIBUTED", "cpu")) + '{"step": 4}\n' + "[" * 100_000)
+    with pytest.raises(VlmflowError, match=r"CUDA out of memory \(after step 3\)"):
+        resume_once(folder, None, FULL)
 
 
 def test_a_smoke_stage_is_not_resumed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Extracts pictures from tar and parquet files on this disk, which it reads once from the first byte to the last."""
 
+import io
 import tarfile
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -13,6 +14,9 @@ ROWS_AT_A_TIME = 16
 LARGEST_HEADER = 1 << 20
 """The most bytes of a header that extends another one (a long name, pax records): tarfile reads it at once, whatever
 size it claims."""
+
+READS_AT_THE_END = 1_000
+"""How often tarfile may read at an archive's end; for each decompressed block it may do so once."""
 
 EXTENDED = {
     tarfile.XHDTYPE,
@@ -42,13 +46,30 @@ class BoundedHeader(tarfile.TarInfo):
         raise tarfile.ReadError("a sparse file")
 
 
+class ArchiveWithAnEnd(io.FileIO):
+    """A file for tarfile, which reads on at its end, block by block, as long as a header claims that there is more."""
+
+    ends = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read as any file; raises tarfile.ReadError at the end, if asked there too often."""
+        content: bytes = super().read(size)
+        self.ends += not content
+        if self.ends > READS_AT_THE_END:
+            raise tarfile.ReadError("unexpected end of data")
+        return content
+
+
 def tar_members(archive: Path, wanted: Set[str], max_bytes: int) -> Iterator[Content]:
     """Yield name and content of the wanted regular files in a tar, compressed or not, in their order.
 
     Raises Refused if it is not a tar, or damaged.
     """
     try:
-        with tarfile.open(archive, "r|*", tarinfo=BoundedHeader) as files:
+        with (
+            ArchiveWithAnEnd(archive) as file,
+            tarfile.open(fileobj=file, mode="r|*", tarinfo=BoundedHeader) as files,
+        ):
             for entry in files:
                 files.members.clear()  # type: ignore[attr-defined]  # it would keep them all; typeshed leaves it out
                 name = entry.name.removeprefix("./")
@@ -62,7 +83,7 @@ def tar_members(archive: Path, wanted: Set[str], max_bytes: int) -> Iterator[Con
                 content = opened.read()
                 whole = len(content) == entry.size
                 yield name, content if whole else Missing("damaged", "the file is truncated")
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError) as error:
         if getattr(error, "errno", None) is not None:
             raise
         raise Refused("unreadable", f"not a tar file, or damaged: {error}") from None
@@ -98,7 +119,7 @@ def parquet_members(
                     too_large = len(content) > max_bytes
                     limit = Missing("too_large", f"{len(content):,} bytes, the limit is {max_bytes:,}")
                     yield name, limit if too_large else content
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None) is not None:
             raise
         raise Refused("unreadable", f"not a parquet file, or damaged: {' '.join(str(error).split())[:200]}") from None

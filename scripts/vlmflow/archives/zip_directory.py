@@ -75,7 +75,7 @@ def directory_on_disk(kept: Path, key: str) -> Directory | None:
     """Return the saved directory of an archive; None if there is none of this version."""
     try:
         found = msgspec.json.decode(kept.read_bytes(), type=Directory)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if found.key == key else None
 

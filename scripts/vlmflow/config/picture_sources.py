@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import Field, model_validator
@@ -74,6 +75,9 @@ class PictureSource(Settings):
 
     @model_validator(mode="after")
     def _addresses_are_readable(self) -> Self:
+        for key, address in (("archive", self.archive), ("one_by_one", self.one_by_one)):
+            if address and address.startswith(WEB) and "@" in urlsplit(address).netloc:
+                raise ValueError(f"{key}: must not hold a user name or password: logs and outputs show addresses")
         if self.archive is not None:
             if not self.archive.startswith(WEB) and not isinstance(_parsed(self.archive), HubSource):
                 raise ValueError(f"archive: {self.archive!r} must begin with https://, http:// or hf://datasets/")

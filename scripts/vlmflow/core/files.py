@@ -176,7 +176,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise VlmflowError(f"{path}: {error}", f"remove {target_of(path)} and run the same command again") from None
 
 

@@ -193,7 +193,7 @@ def _place_of(record: str) -> Path | None:
 def _recorded(place: Path | None) -> Record:
     try:
         return msgspec.json.decode(place.read_bytes(), type=Record) if place else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -54,7 +54,15 @@ def compare(
     """Compare logits (positions by vocabulary) of base, base + adapter, peft's merge and the merged folder.
 
     The other parameters are fields of the result, whose verdict is still open.
+
+    Raises VlmflowError if their shapes differ, or if there are no positions.
     """
+    if len({logits.shape for logits in (plain, expected, rounded, found)}) > 1 or not len(expected):
+        raise VlmflowError(
+            f"the logits have the shapes {', '.join(str(tuple(each.shape)) for each in (plain, expected, found))} "
+            "(base, base + adapter, merged)",
+            "check that base and adapter belong together",
+        )
     sums: defaultdict[str, float] = defaultdict(float)
     blocks = (logits.split(BLOCK) for logits in (plain, expected, rounded, found))
     for plain_block, expected_block, rounded_block, found_block in zip(*blocks, strict=True):
@@ -67,7 +75,7 @@ def compare(
     def share(name: str) -> float:
         return sums[name] / sums["effect²"] if sums["effect²"] else 0.0
 
-    spread = root_mean_square("expected²")
+    spread = root_mean_square("expected²") or math.nan
     return LogitProof(
         verdict=OPEN,
         rows=rows,

@@ -7,9 +7,12 @@ So a checkpoint counts only if every file can be read. The run's strategy lists 
 import json
 import logging
 import math
+import re
 import shutil
+import struct
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,13 @@ class TrainerState(msgspec.Struct, frozen=True):
     best_model_checkpoint: str | None = None
     best_metric: float | None = None
     log_history: list[dict[str, Any]] = []
+
+
+NAME = re.compile(r"checkpoint-[0-9]{1,18}")
+"""The names that transformers gives its checkpoints."""
+
+DAMAGED_ZIP = (zipfile.BadZipFile, EOFError, RuntimeError, struct.error, zlib.error)
+"""What zipfile raises for changed bytes; RuntimeError includes unknown methods, and JSON that is nested too deeply."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +119,12 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) ->
     trained. Newer checkpoints that a kill or a full disk left incomplete are removed. One that was saved to its end but
     lacks a kind of file has another form, and may be somebody's work: it is moved to `aside`, a folder beside `output`.
     """
-    for folder in sorted(output.glob("checkpoint-*"), key=_step, reverse=True):
+    for folder in sorted(filter(_is_checkpoint, output.glob("checkpoint-*")), key=_step_of_folder, reverse=True):
         if (checkpoint := read_checkpoint(folder, processes, strategy)) is not None:
             return checkpoint
         missing = missing_kinds(folder, strategy)
         if not missing or STATE in missing:
+            log.warning(f"{folder}: incomplete; removed")
             shutil.rmtree(folder)
             continue
         aside = output.parent / "aside"
@@ -146,7 +157,7 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpo
             with zipfile.ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     return None
-    except (OSError, ValueError, SafetensorError, zipfile.BadZipFile):
+    except (OSError, ValueError, SafetensorError, *DAMAGED_ZIP):
         return None
     try:
         return Checkpoint(folder, msgspec.convert(state, TrainerState), strategy)
@@ -215,6 +226,10 @@ def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
     return sorted(files)
 
 
-def _step(folder: Path) -> int:
-    number = folder.name.removeprefix("checkpoint-")
-    return int(number) if number.isdigit() else -1
+def _is_checkpoint(folder: Path) -> bool:
+    """Return whether transformers may have made a folder: others in there are somebody's own."""
+    return bool(NAME.fullmatch(folder.name)) and folder.is_dir() and not folder.is_symlink()
+
+
+def _step_of_folder(folder: Path) -> int:
+    return int(folder.name.removeprefix("checkpoint-"))

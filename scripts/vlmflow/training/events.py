@@ -54,7 +54,10 @@ def as_line(event: Event) -> str:
 
 def read_event(line: bytes) -> Event:
     """Parse a line; raises ValueError if it is not an event."""
-    return msgspec.convert(json.loads(line), Event)  # type: ignore[no-any-return]
+    try:
+        return msgspec.convert(json.loads(line), Event)  # type: ignore[no-any-return]
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def read_events(progress: Path) -> list[Event]:

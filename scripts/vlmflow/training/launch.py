@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -166,9 +166,13 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
 
 
 def _new_events(lines: IO[bytes]) -> Iterator[Event]:
-    """Yield the events of complete lines; an incomplete last line is left for the next call."""
+    """Yield the events of complete lines; an incomplete last line is left for the next call.
+
+    A line that is not an event ends no training: `read_events` names it when the report is made.
+    """
     while (line := lines.readline()).endswith(b"\n"):
-        yield read_event(line)
+        with suppress(ValueError):
+            yield read_event(line)
     lines.seek(-len(line), os.SEEK_CUR)
 
 

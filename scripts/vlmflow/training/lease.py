@@ -39,6 +39,9 @@ LENGTH = 512
 """Bytes of a lease file: each count overwrites the last one, so a full disk does not stop it."""
 
 
+NAME = re.compile(r"lease-([1-9][0-9]{0,8})\.json")
+
+
 @dataclass(frozen=True)
 class Sign:
     """The content of a lease file; a file that is being written and cannot be parsed has an empty token."""
@@ -110,8 +113,9 @@ class Lease:
         except FileExistsError:
             return False
         self._write(number, count=0)
-        for older in range(1, number):
-            self._file(older).unlink(missing_ok=True)
+        for older in numbers(self.folder):
+            if older < number:
+                self._file(older).unlink(missing_ok=True)
         return True
 
     def _count(self, number: int, ended: threading.Event) -> None:
@@ -150,17 +154,21 @@ def this_machine() -> str:
 
 def newest(folder: Path) -> Sign | None:
     """Return the lease with the highest number; None if there is none."""
-    numbers = [int(found[1]) for place in folder.iterdir() if (found := re.fullmatch(r"lease-(\d+)\.json", place.name))]
-    if not numbers:
-        return None
-    number = max(numbers)
-    try:
-        says = json.loads((folder / f"lease-{number}.json").read_bytes())
-        return Sign(number, **says)
-    except FileNotFoundError:  # taken over meanwhile
-        return newest(folder)
-    except (ValueError, TypeError):
-        return Sign(number, "another process", "", "", 0, False)
+    while number := max(numbers(folder), default=0):
+        try:
+            says = json.loads((folder / f"lease-{number}.json").read_bytes())
+            return Sign(number, **says)
+        except FileNotFoundError:  # taken over meanwhile
+            continue
+        except (ValueError, TypeError, RecursionError):
+            return Sign(number, "another process", "", "", 0, False)
+    return None
+
+
+def numbers(folder: Path) -> list[int]:
+    """Return the numbers of the leases in a run folder."""
+    names = (NAME.fullmatch(place.name) for place in folder.iterdir())
+    return [int(found[1]) for found in names if found]
 
 
 def _end_at_once(why: str) -> None:

@@ -1,12 +1,13 @@
 """Handles a GPU that runs out of memory: the training resumes once from a checkpoint, and fails the next time."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.training.events import read_events
+from vlmflow.training.events import read_event
 from vlmflow.training.run_folder import RunFolder
 
 REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"
@@ -48,5 +49,7 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: OutOfGpuMemory
 
 def last_step(progress: Path) -> int:
     """Return the last step that the trainer reported, or 0."""
-    events = read_events(progress) if progress.is_file() else []
-    return events[-1].step if events else 0
+    for line in reversed(progress.read_bytes().splitlines() if progress.is_file() else []):
+        with suppress(ValueError):  # a cut line, or one of another version: it must not hide why the training failed
+            return read_event(line).step
+    return 0

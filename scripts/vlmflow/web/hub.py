@@ -25,6 +25,7 @@ from huggingface_hub.utils import build_hf_headers
 from vlmflow.config.source import HubSource
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import UNFINISHED
+from vlmflow.web.missing import Refused
 from vlmflow.web.patience import PASSING_STATUS, PassingFault, Patience, asked_wait
 from vlmflow.web.transport import host_of
 
@@ -127,7 +128,10 @@ def headers_for(address: str) -> dict[str, str]:
 
 
 def _origin(address: str) -> tuple[str, str, int | None]:
-    url = httpx.URL(address)
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise Refused("refused", f"not a valid address: {error}") from None
     return url.scheme, url.host, url.port
 
 

@@ -117,15 +117,15 @@ class Patience:
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that a server asks to wait, by the hub's RateLimit or by Retry-After; None if it does not."""
-    limit = parse_ratelimit_headers(headers)
-    if limit is not None and limit.remaining == 0:
-        return float(limit.reset_in_seconds)
-    value = headers.get("retry-after", "").strip()
-    if value.isdecimal():
-        return float(value)
     try:
+        limit = parse_ratelimit_headers(headers)
+        if limit is not None and limit.remaining == 0:
+            return float(limit.reset_in_seconds)
+        value = headers.get("retry-after", "").strip()
+        if value.isdecimal():
+            return float(value)
         # By the server's own clock, if its answer has it: ours may be wrong, or jump.
         now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
         return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

@@ -52,7 +52,15 @@ class RemoteFile:
                 raise Enough
 
         def attempt() -> None:
-            self._ask({"range": "bytes=0-0"}, learn, lambda _: None)
+            received = 0
+
+            def count(block: bytes) -> None:
+                nonlocal received
+                received += len(block)
+                if received > 1:  # more than was asked for, perhaps without end
+                    raise Enough
+
+            self._ask({"range": "bytes=0-0"}, learn, count)
 
         if not self._opened:
             self._transport.patiently(self.name, attempt)
@@ -61,10 +69,11 @@ class RemoteFile:
     def _learn(self, answer: Answer) -> None:
         self.takes_ranges = answer.status == 206
         if self.takes_ranges:
-            found = re.fullmatch(r"bytes 0-0/(\d+)", answer.headers.get("content-range", ""))
+            found = re.fullmatch(r"bytes 0-0/([0-9]{1,19})", answer.headers.get("content-range", ""))
             size = int(found[1]) if found else None
         else:
-            size = int(text) if (text := answer.headers.get("content-length", "")).isdecimal() else None
+            found = re.fullmatch(r"[0-9]{1,19}", answer.headers.get("content-length", ""))
+            size = int(found[0]) if found else None
         if size is None:
             raise Refused("refused", f"{answer.host} does not report its size")
         if self.size not in (None, size):

@@ -6,6 +6,7 @@ it is unknown whether it sends If-Range, hides a token from the host of a redire
 calls the hub's API (`hub`), with the same retries.
 """
 
+import re
 import ssl
 import threading
 import urllib.request
@@ -30,6 +31,7 @@ CONNECTIONS = 16
 browsers."""
 
 REDIRECTS = 10
+STATUS_LINE = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})\b")
 BLOCK_BYTES = 1 << 19
 """The most bytes that libcurl passes on at once: each block has to wait for Python's lock."""
 
@@ -223,10 +225,10 @@ class _Request:
         address, status = self._address, 0
         headers: dict[str, str] = {}
         for line in self._head:
-            if line.startswith(b"HTTP/"):
+            if found := STATUS_LINE.match(line):
                 if "location" in headers and 300 <= status < 400:
                     address = urljoin(address, headers["location"])
-                status, headers = int(line.split()[1]), {}
+                status, headers = int(found[1]), {}
             else:
                 name, _, value = line.decode("latin-1").partition(":")
                 headers[name.strip().lower()] = value.strip()

@@ -248,8 +248,22 @@ def sparse() -> bytes:
     return header.tobuf(tarfile.GNU_FORMAT) + tar_of(PICTURES, packed=False)
 
 
-@pytest.mark.parametrize("content", [pax_bomb, sparse])
-def test_a_tar_whose_headers_claim_memory_is_refused(
+def claims(size: int) -> Callable[[], bytes]:
+    """A tar of 1 KB whose first file claims a size; tarfile would look for its end block by block."""
+    header = tarfile.TarInfo("other")
+    header.size = size
+    return lambda: header.tobuf(tarfile.GNU_FORMAT) + bytes(512)
+
+
+def long_names() -> bytes:
+    """Two thousand headers in a row for one file's name; tarfile calls itself for each."""
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
+    return (header.tobuf(tarfile.GNU_FORMAT) + b"n".ljust(512, b"\0")) * 2_000 + tar_of(PICTURES, packed=False)
+
+
+@pytest.mark.parametrize("content", [pax_bomb, sparse, claims(1 << 36), claims(1 << 62), long_names])
+def test_a_tar_whose_headers_claim_too_much_is_refused(
     server: ArchiveServer, tmp_path: Path, content: Callable[[], bytes]
 ) -> None:
     server.files["x.tar"] = content()

@@ -74,6 +74,14 @@ def test_a_source_of_pictures_that_lacks_something_is_refused(name: str, source:
     assert "\n" not in error.value.cause
 
 
+@pytest.mark.parametrize("key", ["archive", "one_by_one"])
+@pytest.mark.parametrize("user", ["me:S3CRET@", "S3CRET@"])
+def test_credentials_in_an_address_are_refused_and_not_shown(tmp_path: Path, key: str, user: str) -> None:
+    said = fault(tmp_path, "picture_sources.gqa", {key: f"https://{user}server/x.zip"})
+    assert f"picture_sources.gqa: {key}: must not hold a user name or password" in said
+    assert "S3CRET" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "source"),
     [

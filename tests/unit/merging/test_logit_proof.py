@@ -43,3 +43,17 @@ def test_an_effect_that_rounding_does_not_explain_is_refused(found: float, round
 def test_logits_that_stray_are_refused(stray: float) -> None:
     with pytest.raises(VlmflowError, match=r"merged: .* differ by \S+ of their spread; rounding explains only 0\.05"):
         verdict(1.0, 1.0, stray)
+
+
+def test_logits_without_spread_are_refused() -> None:
+    same = torch.zeros(20, 50)
+    proof = compare(same, same, same, same, ALLOWED, 1, "bfloat16", "cpu")
+    with pytest.raises(VlmflowError, match="differ by nan of their spread"):
+        judge(proof, Path("merged"), exact=True)
+
+
+@pytest.mark.parametrize("shape", [(20, 1), (19, 50)])
+def test_logits_of_other_shapes_are_refused(shape: tuple[int, int]) -> None:
+    same = torch.ones(20, 50)
+    with pytest.raises(VlmflowError, match=r"the logits have the shapes \(20, 50\), \(20, 50\), \("):
+        compare(same, same, same, torch.ones(shape), ALLOWED, 1, "bfloat16", "cpu")

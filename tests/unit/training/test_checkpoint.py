@@ -1,4 +1,5 @@
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -111,3 +112,32 @@ def test_a_published_adapter_is_readable_for_others(tmp_path: Path) -> None:
     copy_adapter(read_checkpoint(folder, 2, DDP), tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES[:2])
     assert all(path.stat().st_mode & 0o044 for path in (tmp_path / "out").iterdir())
+
+
+def test_any_flipped_bit_leads_to_the_older_checkpoint(tmp_path: Path) -> None:
+    """Zipfile raises half a dozen kinds of errors for them."""
+    older, newer = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
+    content = (newer / "optimizer.pt").read_bytes()
+    draw = Random(1)
+    for _ in range(400):
+        changed = bytearray(content)
+        changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (newer / "optimizer.pt").write_bytes(changed)
+        found = read_checkpoint(newer, 2, DDP)
+        assert found is None or found.step == 20  # some bits are padding
+    (newer / "trainer_state.json").write_text("[" * 100_000)
+    found = newest_whole_checkpoint(tmp_path, 2, DDP)
+    assert found is not None
+    assert found.folder == older
+
+
+def test_folders_of_other_names_are_nobodys_checkpoints(tmp_path: Path) -> None:
+    mine = tmp_path / "checkpoint-best-mine"
+    checkpoint(tmp_path, 10).rename(mine)
+    (mine / "trainer_state.json").unlink()
+    (tmp_path / "checkpoint-10.tar").write_text("")
+    (tmp_path / "checkpoint-5").symlink_to(mine)
+    (tmp_path / "checkpoint-²").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert newest_whole_checkpoint(tmp_path, 2, DDP) is None
+    assert sorted(tmp_path.rglob("*")) == before

@@ -168,3 +168,18 @@ def test_a_lease_that_cannot_be_read_is_watched_like_any_other(tmp_path: Path, c
     begun = time.monotonic()
     with Lease(tmp_path, "two", beat=0.1, silence=0.5).held(patience=0):
         assert time.monotonic() - begun > 0.5
+
+
+def test_files_that_only_look_like_leases_are_passed_over(tmp_path: Path) -> None:
+    for name in ("lease-007.json", "lease-0.json", "lease-٣.json", f"lease-{10**30}.json"):
+        (tmp_path / name).write_text("{}")
+    assert newest(tmp_path) is None
+    (tmp_path / "lease-20261123.json").write_text(json.dumps(RELEASED))
+    begun = time.monotonic()
+    with Lease(tmp_path).held(patience=0):
+        assert newest(tmp_path).number == 20261124
+    assert time.monotonic() - begun < 5
+    assert not (tmp_path / "lease-20261123.json").exists()
+
+
+RELEASED = {"holder": "a", "machine": "m", "token": "t", "count": 1, "released": True}

@@ -175,6 +175,8 @@ def test_a_servers_requested_wait_is_obeyed():
     assert asked_wait({"retry-after": "7"}) == 7
     assert asked_wait({"ratelimit": '"api";r=0;t=55', "retry-after": "7"}) == 55
     assert asked_wait({"ratelimit": '"api";r=3;t=55'}) is None
+    assert asked_wait({"ratelimit": f'"api";r=0;t={"9" * 400}'}) is None
+    assert asked_wait({"retry-after": "Mon, 01 Jan 99999999999999 00:00:00 GMT"}) is None
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
     assert asked_wait({"retry-after": later}) == pytest.approx(90, abs=2)
     assert asked_wait({"retry-after": "soon"}) is None

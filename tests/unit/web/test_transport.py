@@ -3,13 +3,14 @@
 import http.server
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from faulty_server import breaks, refuses
 from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.web.missing import Refused
 from vlmflow.web.patience import PassingFault
+from vlmflow.web.remote_file import RemoteFile
 from vlmflow.web.transport import CONNECTIONS, Answer, Stopped, Transport
 from workflow_runs import ROOT
 
@@ -239,3 +241,46 @@ def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch, n
         proxied = Transport(FetchProgress("test"))
         assert content_of(proxied, "http://pictures.invalid/x") == b"http://pictures.invalid/x for pictures.invalid"
         assert content_of(proxied, f"http://localhost:{direct}/x") == f"/x for localhost:{direct}".encode()
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Serve bytes, whatever is asked; returns the address of a file."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection, suppress(OSError):
+                        connection.recv(1 << 16)
+                        connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/a.zip"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+OF_ONE = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-0/10\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "size"),
+    [
+        (OF_ONE + b"HTTP/x: abc\r\nHTTP/x:\r\nContent-Length: 1\r\n\r\na", 10),
+        (OF_ONE + b"Connection: close\r\n\r\n" + b"a" * 5_000_000, 10),
+        (b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-0/" + b"9" * 5_000 + b"\r\nContent-Length: 1\r\n\r\na", None),
+        (b"HTTP/1.1 200 OK\r\nX-Length: 1\r\nConnection: close\r\n\r\na", None),
+    ],
+    ids=["a header like a status line", "more than asked for", "a size of 5,000 digits", "no size"],
+)
+def test_a_hostile_head_is_read_or_refused(transport: Transport, answer: bytes, size: int | None) -> None:
+    with answering(answer) as address:
+        file = RemoteFile("a.zip", lambda: address, transport)
+        if size is None:
+            with pytest.raises(Refused, match="does not report its size"):
+                file.open()
+        else:
+            file.open()
+            assert file.length == size
+    assert transport.received < 2_000_000
