@@ -175,7 +175,7 @@ def _log_to(log: Path | None) -> None:
     logger.addHandler(console)
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(log, mode="w", encoding="utf-8")
+        file = logging.FileHandler(log, mode="w", encoding="utf-8", errors="backslashreplace")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(file)
 
@@ -194,7 +194,7 @@ def _fail(text: str, log: Path | None, job: Any) -> None:
     """
     kept = False
     if log is not None:
-        with suppress(OSError), log.open("a", encoding="utf-8") as file:
+        with suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{FAILURE}{text}\n")
             file.flush()
             kept = True

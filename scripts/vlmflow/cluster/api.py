@@ -46,11 +46,11 @@ class Api:
         """
         text = self._send(method, path, body, query).data
         if answer is not None:
-            with suppress(msgspec.DecodeError):
+            with suppress(msgspec.DecodeError, RecursionError):
                 return msgspec.json.decode(text, type=answer)
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Refused(0, f"the answer to {method} {path} is not JSON ({error}): {text[:200]!r}") from None
 
     def get(self, kind: str, name: str) -> Object | None:
@@ -67,7 +67,9 @@ class Api:
         """Return the objects of a kind. selector: by labels. fields: a field selector. answer: as in `call`."""
         query = {name: words for name, words in (("labelSelector", selector), ("fieldSelector", fields)) if words}
         found: Object = self.call("GET", self._path(kind), None, answer, **query)
-        items: Objects = found["items"]
+        items = found.get("items") if isinstance(found, dict) else None
+        if not isinstance(items, list):
+            raise Refused(0, f"the answer to GET {self._path(kind)} is no list of objects: {str(found)[:200]}")
         return items
 
     def create(self, kind: str, body: Object) -> None:

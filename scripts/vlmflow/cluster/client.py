@@ -163,7 +163,7 @@ class PatientRest(RESTClientObject):
     def _read_clock(self, answer: Any) -> None:
         """Read the server's time from the header Date (RFC 9110, 6.6.1), which has whole seconds."""
         headers = getattr(answer, "urllib3_response", answer).headers
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError, OverflowError):  # a proxy's may have no zone, or any year
             self._ahead = parsedate_to_datetime(headers.get("Date", "")) - datetime.now(UTC)
 
     def _passing(self, refused: Refused) -> bool:
@@ -174,7 +174,7 @@ class PatientRest(RESTClientObject):
 
 def _retry_after(refused: Refused) -> float | None:
     seconds = (refused.headers or {}).get("Retry-After", "")
-    return min(max(float(seconds), FIRST_PAUSE), 60.0) if seconds.isdigit() else None
+    return min(max(float(seconds), FIRST_PAUSE), 60.0) if seconds.isdecimal() else None
 
 
 def _short(error: Exception) -> str:
@@ -187,6 +187,6 @@ def _status_of(error: ApiException) -> dict[str, Any]:
     """Return the API's Status object; {} for another answer, such as a proxy's."""
     try:
         status = json.loads(error.body)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return {}
     return status if isinstance(status, dict) else {}

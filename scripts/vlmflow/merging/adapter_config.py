@@ -55,6 +55,12 @@ REFUSED = {
 
 TRAIN_OTHERWISE = "train without it, or merge with peft's merge_and_unload and use the result as a base"
 
+UNSAFE = re.compile(r"\)[*+?{]|\{|\(\?")
+MOST_REPEATS = 4
+"""What a pattern of layers may not have: with them, a match may take longer than anybody waits."""
+
+Rank = Annotated[int, Field(ge=1, le=1 << 20)]
+Alpha = Annotated[float, Field(allow_inf_nan=False)]
 NONE_IS_EMPTY = BeforeValidator(lambda value: value or {})
 
 
@@ -64,14 +70,14 @@ class AdapterConfig(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     peft_type: str
-    r: Annotated[int, Field(ge=1)]
-    lora_alpha: Annotated[float, Field(allow_inf_nan=False)]
+    r: Rank
+    lora_alpha: Alpha
     use_rslora: bool = False
     use_dora: bool = False
     fan_in_fan_out: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
-    rank_pattern: Annotated[dict[str, int], NONE_IS_EMPTY] = {}
-    alpha_pattern: Annotated[dict[str, float], NONE_IS_EMPTY] = {}
+    rank_pattern: Annotated[dict[str, Rank], NONE_IS_EMPTY] = {}
+    alpha_pattern: Annotated[dict[str, Alpha], NONE_IS_EMPTY] = {}
     modules_to_save: list[str] | None = None
     init_lora_weights: bool | str = True
 
@@ -105,13 +111,15 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     try:
         config = AdapterConfig.model_validate(raw)
         for pattern in [*config.rank_pattern, *config.alpha_pattern]:
+            if UNSAFE.search(pattern) or len(re.findall(r"[*+?]", pattern)) > MOST_REPEATS:
+                raise _refusal(path, "rank_pattern or alpha_pattern", pattern, "a match of it may take forever")
             re.compile(pattern)
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"]))
         raise _refusal(path, key, fault["input"], fault["msg"]) from None
-    except re.error as error:
-        raise _refusal(path, "rank_pattern or alpha_pattern", error.pattern, str(error)) from None
+    except (re.error, RecursionError) as error:
+        raise _refusal(path, "rank_pattern or alpha_pattern", pattern[:100], str(error)) from None
     for key, value in (config.model_extra or {}).items():
         if value and key not in SAY_NOTHING_OF_THE_MERGE:
             raise _refusal(path, key, value, REFUSED.get(key, "the merge does not support this part of LoRA"))

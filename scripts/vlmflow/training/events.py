@@ -63,10 +63,10 @@ def read_event(line: bytes) -> Event:
 def read_events(progress: Path) -> list[Event]:
     """Read a progress file; a last line without its end is left out, since a full disk or a kill cut it.
 
-    Raises VlmflowError with the first line that is not an event.
+    A missing file has none. Raises VlmflowError with the first line that is not an event.
     """
     events = []
-    *lines, _ = progress.read_bytes().split(b"\n")
+    *lines, _ = progress.read_bytes().split(b"\n") if progress.is_file() else [b""]
     for number, line in enumerate(lines, start=1):
         try:
             events.append(read_event(line))

@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 from pathlib import Path
 
+from vlmflow.core.errors import VlmflowError
 from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Best, TrainingDigests, TrainingReport
 from vlmflow.training.checkpoint import adapter_digests, logged
@@ -16,11 +17,16 @@ PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
 def report(training: Training, trained: Trained) -> TrainingReport:
     """Return the machine-readable report of a finished training.
 
-    Raises VlmflowError if its progress file has a line of another form.
+    Raises VlmflowError if its progress file is missing or empty, or has a line of another form.
     """
     events = read_events(trained.folder.progress)
     begins = [event for event in events if isinstance(event, Begin)]
     ends = [event for event in events if isinstance(event, End)]
+    if not begins:
+        raise VlmflowError(
+            f"{trained.folder.progress}: no session begins in it",
+            f"restore the file; or remove {trained.folder.path} and run the same command again: it trains from step 0",
+        )
     seconds, tokens = _effort(events)
     state = trained.last.state
     return TrainingReport(

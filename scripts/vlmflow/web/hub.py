@@ -103,12 +103,12 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
                 else (entry.rfilename, entry.size, entry.blob_id)
                 for entry in getattr(info, "siblings", None) or []
             ]
-        commit = info.sha or ""
-        if not re.fullmatch(COMMIT, commit):
+        commit = info.sha
+        if not isinstance(commit, str) or not re.fullmatch(COMMIT, commit):
             raise _not_the_hub(str(repo))
         if revision:
             _require_commit(str(repo), commit, revision)
-        return commit, [_checked(source, commit, *entry) for entry in sorted(entries)]
+        return commit, [_checked(source, commit, *entry) for entry in sorted(entries, key=lambda entry: str(entry[0]))]
 
     return Patience(str(repo)).call(ask)
 
@@ -137,10 +137,10 @@ def _origin(address: str) -> tuple[str, str, int | None]:
 
 def _checked(source: HubSource, revision: str, path: str, size: int | None, etag: str | None) -> HubFile:
     """Refuse a name that must not become a path, and a digest that cannot be checked: a server is not trusted."""
-    parts = path.split("/")
+    parts = path.split("/") if isinstance(path, str) else [""]
     if any(part in ("", ".", "..") or not part.isprintable() for part in parts) or parts[-1].endswith(UNFINISHED):
         raise VlmflowError(f"{source}: the hub names a file {path!r}", "do not use this repository")
-    if type(size) is not int or size < 0 or etag is None or not re.fullmatch(DIGEST, etag):
+    if type(size) is not int or size < 0 or not isinstance(etag, str) or not re.fullmatch(DIGEST, etag):
         file = HubSource(source.repo_type, source.repo, path)
         raise VlmflowError(
             f"{file}: the hub gives size {size!r} and digest {etag!r}, which cannot be checked",

@@ -44,6 +44,13 @@ def test_it_tries_again_what_fails_for_now(api: Api, server: BadMinutes) -> None
     assert server.asked == ["GET /apis/batch/v1/namespaces/here/jobs?labelSelector=a%3Db"] * 4
 
 
+@pytest.mark.parametrize("answer", [[], {}, {"items": 3}, {"items": None}])
+def test_an_answer_of_another_form_is_refused(api: Api, server: BadMinutes, answer: object) -> None:
+    server.answers = [(200, answer, {"Date": "Mon, 23 Nov 99999 00:00:00 -0000"})]
+    with pytest.raises(Refused, match=r"the answer to GET .*/jobs is no list of objects"):
+        api.list(JOBS)
+
+
 def test_it_reports_and_gives_up_when_its_patience_ends(api: Api, server: BadMinutes, said: list[str]) -> None:
     api.client.rest_client._patience = 3.0
     server.answers = [refusal(503, "ServiceUnavailable")] * 50

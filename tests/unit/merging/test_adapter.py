@@ -108,6 +108,12 @@ def test_other_layers_of_a_tied_model_are_merged(tied: Path, tmp_path: Path) -> 
         ("r", 0),
         ("lora_alpha", float("nan")),
         ("rank_pattern", {"q_proj(": 2}),
+        ("rank_pattern", {"(a+)+b": 4}),
+        ("rank_pattern", {"q{99999999999999}": 4}),
+        ("rank_pattern", {"(" * 3_000 + ")" * 3_000: 4}),
+        ("rank_pattern", {"q_proj": 0}),
+        ("alpha_pattern", {"q_proj": float("nan")}),
+        ("r", 10**400),
     ],
 )
 def test_other_kinds_are_refused_by_name(base: Path, tmp_path: Path, key: str, value: Any) -> None:

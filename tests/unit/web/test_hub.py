@@ -238,3 +238,14 @@ def test_only_the_host_of_an_address_is_reported():
     for error in (httpx.ConnectError(f"no way to {address}"), httpx.ReadError(f"broken: {address}")):
         said = str(hub.broken_off(error, address))
         assert said == f"{type(error).__name__} at storage.example.org"
+
+
+@pytest.mark.parametrize(
+    "change", [('"config.json"', "5"), ('"config.json"', "null"), (f'"{REVISION}"', "7"), ('"size": 2', '"size": "2"')]
+)
+def test_a_file_list_of_other_types_is_refused(server: HubServer, change: tuple[str, str]):
+    """huggingface_hub passes on whatever the JSON holds."""
+    old, new = (text.encode() for text in change)
+    server.faults[("api", "o/m")] = [lambda answer: Answer(200, answer.headers, answer.body.replace(old, new))] * 50
+    with pytest.raises(VlmflowError, match=r"the hub names a file|cannot be checked|does not answer like a hub"):
+        hub.describe(MODEL)
