@@ -1,11 +1,11 @@
 """Counts each row's tokens without a GPU: text by the model's tokenizer, pictures by its rule."""
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from tokenizers import Tokenizer
@@ -75,18 +75,30 @@ def lines_of(rows: Path, chosen: list[RowLength]) -> bytes:
         return b"".join(os.pread(file.fileno(), row.end - row.start, row.start) + b"\n" for row in chosen)
 
 
+Pixels = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+
+
+class PictureRule(msgspec.Struct, frozen=True):
+    """The used fields of `preprocessor_config.json`: pixels of a patch's side, and patches along a token's square."""
+
+    patch_size: Pixels
+    merge_size: Pixels
+
+
 class TokenCounter:
     """Counts the tokens of rows like the trainer: by the model's tokenizer and picture arithmetic.
 
     model: the base model's folder. pictures: the image manifest of the rows, empty without pictures.
     image_max_tokens: the picture budget (train.image_max_tokens). form: the chat form of the run's template.
+
+    Raises VlmflowError if a file of the model is not what it should be.
     """
 
     def __init__(
         self, model: Path, pictures: Iterable[PictureEntry], image_max_tokens: int, form: ChatForm = PLAIN
     ) -> None:
         self._form = form
-        self._tokenizer = Tokenizer.from_file(str(model / TOKENIZER))
+        self._tokenizer = _tokenizer_of(model / TOKENIZER)
         tokens = picture_tokens_of(model, image_max_tokens)
         usable = (entry for entry in pictures if entry.reason is None)
         self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
@@ -142,13 +154,29 @@ def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int]
 
     Qwen-VL scales a picture into the budget, and then cuts it into squares of patch_size × merge_size pixels, one token
     each. For a model without pictures the function returns 0.
+
+    Raises VlmflowError if the model's rule for pictures is not Qwen-VL's.
     """
     file = model / PICTURE_RULE
     if not file.exists():
         return lambda width, height: 0
-    config = json.loads(file.read_text())
-    side = config["patch_size"] * config["merge_size"]
+    try:
+        rule = msgspec.json.decode(file.read_bytes(), type=PictureRule)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _not_such_a_model(file, error) from None
+    side = rule.patch_size * rule.merge_size
     return lambda width, height: squares(width, height, side, image_max_tokens)
+
+
+def _tokenizer_of(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing more exact
+        raise _not_such_a_model(file, error) from None
+
+
+def _not_such_a_model(file: Path, error: Exception) -> VlmflowError:
+    return VlmflowError(f"{file}: {error}", "take a Qwen3 or Qwen3-VL model with the files that its owner published")
 
 
 def squares(width: int, height: int, side: int, most: int) -> int:
