@@ -7,7 +7,6 @@ import pytest
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.count import PICTURE_RULE, TOKENIZER, TokenCounter, picture_tokens_of
 
-
 OTHER_RULES = [
     "{}",
     "[]",
