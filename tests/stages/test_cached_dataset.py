@@ -21,7 +21,7 @@ from workflow_runs import RUN, copy_folder, snakemake, speeds
 
 SETTINGS = TrainSettings(
     max_steps=4,
-    checkpoint_steps=4,
+    checkpoint_steps=2,
     evaluation_steps=2,
     dtype="float32",
     max_length=512,

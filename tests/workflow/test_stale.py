@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from workflow_runs import ROOT, RUN, clone, copy_folder, snakemake, stale_rules
+from workflow_runs import CHECKPOINT_STEPS, ROOT, RUN, STEPS, clone, copy_folder, snakemake, stale_rules
 
 PUBLISHING = {"publish_merged"}
 FROM_MERGING = {"merge_lora", "verify_merged", *PUBLISHING}
@@ -61,14 +61,14 @@ QUICK_RUN = """
 runs:
   qwen3vl-fire:
     verify: {{rows: {rows}}}
-    train: {{checkpoint_steps: 3, evaluation_steps: 3, max_steps: 9{train}}}
+    train: {{checkpoint_steps: {saved}, evaluation_steps: {saved}, max_steps: {most}{train}}}
     smoke: {{sample: 4, steps: {steps}, longest: 4}}
 {more}
 """
 
 
 def settings(train: str = "", steps: int = 6, rows: int = 2, more: str = "") -> Callable[[Checkout], None]:
-    return overlay(QUICK_RUN.format(train=train, steps=steps, rows=rows, more=more))
+    return overlay(QUICK_RUN.format(saved=CHECKPOINT_STEPS, most=STEPS, train=train, steps=steps, rows=rows, more=more))
 
 
 def touch_everything(checkout: Checkout) -> None:

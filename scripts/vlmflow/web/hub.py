@@ -108,7 +108,8 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
             raise _not_the_hub(str(repo))
         if revision:
             _require_commit(str(repo), commit, revision)
-        return commit, [_checked(source, commit, *entry) for entry in sorted(entries, key=lambda entry: str(entry[0]))]
+        files = [_checked(source, commit, *entry) for entry in entries]
+        return commit, sorted(files, key=lambda file: file.path)
 
     return Patience(str(repo)).call(ask)
 
@@ -135,10 +136,9 @@ def _origin(address: str) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
-def _checked(source: HubSource, revision: str, path: str, size: int | None, etag: str | None) -> HubFile:
+def _checked(source: HubSource, revision: str, path: object, size: object, etag: object) -> HubFile:
     """Refuse a name that must not become a path, and a digest that cannot be checked: a server is not trusted."""
-    parts = path.split("/") if isinstance(path, str) else [""]
-    if any(part in ("", ".", "..") or not part.isprintable() for part in parts) or parts[-1].endswith(UNFINISHED):
+    if not isinstance(path, str) or not _is_a_place(path):
         raise VlmflowError(f"{source}: the hub names a file {path!r}", "do not use this repository")
     if type(size) is not int or size < 0 or not isinstance(etag, str) or not re.fullmatch(DIGEST, etag):
         file = HubSource(source.repo_type, source.repo, path)
@@ -147,6 +147,12 @@ def _checked(source: HubSource, revision: str, path: str, size: int | None, etag
             "check HF_ENDPOINT: a mirror must send the hub's own headers",
         )
     return HubFile(source, revision, path, size, etag)
+
+
+def _is_a_place(path: str) -> bool:
+    parts = path.split("/")
+    fine = all(part not in ("", ".", "..") and part.isprintable() for part in parts)
+    return fine and not parts[-1].endswith(UNFINISHED)
 
 
 def _require_commit(name: str, answered: str, revision: str) -> None:
