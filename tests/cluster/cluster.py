@@ -13,6 +13,7 @@ from cluster.node import KUBELET_FOLDER, Node
 from cluster.paths import KUBECONFIG, STATE
 from cluster.processes import pid_of
 from cluster.shell import wait_for
+from vlmflow.core.errors import VlmflowError
 
 MADE_KUBELET_FOLDER = STATE / "made-kubelet-folder"
 
@@ -67,11 +68,15 @@ class Cluster(Kubectl):
         with alone("cluster"):
             if not self.second_node.running():
                 self.second_node.stop()
-                self.second_node.boot(self.node)
-                self.second_node.start_containerd()
-                image_store.carry_in(self.second_node, image_store.pause_archive())
-                self.second_node.join()
-                self._wait_until_ready(self.second_node)
+                try:
+                    self.second_node.boot(self.node)
+                    self.second_node.start_containerd()
+                    image_store.carry_in(self.second_node, image_store.pause_archive())
+                    self.second_node.join()
+                    self._wait_until_ready(self.second_node)
+                except BaseException:
+                    self.second_node.stop()  # the next caller shall not take a node that never was ready
+                    raise
         return self.second_node
 
     def remove_node(self) -> None:
@@ -121,11 +126,19 @@ class Cluster(Kubectl):
             super()._forget(names)
 
     def _wait_until_ready(self, node: Node) -> None:
+        """Wait until pods can run on a node. Raises VlmflowError with the end of its kubelet's log after a minute."""
+
         def ready() -> bool:
+            node.keep_kubelet()
             conditions = self.get("node", node.name)["status"]["conditions"]
             return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-        wait_for(f"{node.name} is Ready", ready)
+        try:
+            wait_for(f"{node.name} is Ready", ready)
+        except VlmflowError as error:
+            for part in ("containerd", "kube-proxy", "kubelet"):
+                error.add_note(node.report(part))
+            raise
 
     def _down(self) -> None:
         if not STATE.exists():

@@ -12,7 +12,7 @@ from cluster.binaries import binary
 from cluster.certificates import PKI, write_kubeconfig
 from cluster.node_config import containerd_config, kube_proxy_config, kubelet_config
 from cluster.paths import CACHE, NODE_ADDRESSES, STATE
-from cluster.processes import children, pid_of, spawn, stop
+from cluster.processes import children, log_of, pid_of, spawn, stop
 from cluster.shell import run, wait_for
 from vlmflow.core.errors import VlmflowError
 
@@ -100,6 +100,21 @@ class Node:
             "node-ip": self.address,
         }
         self.start_part("kubelet", binary("kubelet"), *(f"--{key}={value}" for key, value in flags.items()))
+
+    def keep_kubelet(self) -> None:
+        """Start the kubelet again if it has ended.
+
+        On real nodes systemd does this: a kubelet ends itself where it counts on a new start, for example when its
+        node is registered too slowly (kubernetes, pkg/volume/csi/csi_plugin.go, "Failed to initialize CSINode").
+        """
+        if pid_of(f"{self.name}.kubelet") is None:
+            self.start_kubelet()
+
+    def report(self, part: str) -> str:
+        """Return whether a part of the node runs, and the last lines of its log."""
+        lines = log_of(f"{self.name}.{part}").read_text(errors="replace").splitlines()
+        state = "runs" if pid_of(f"{self.name}.{part}") else "has ended"
+        return "\n".join([f"{self.name}'s {part} {state}; the end of its log:", *lines[-20:]])
 
     def stop_kubelet(self) -> None:
         """End the kubelet; pods continue, as on a node that no longer answers."""

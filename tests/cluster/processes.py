@@ -34,9 +34,14 @@ def _record(name: str) -> Path:
     return STATE / "processes" / f"{name}.json"
 
 
+def log_of(name: str) -> Path:
+    """Return the file to which a process started by spawn writes."""
+    return STATE / "logs" / f"{name}.log"
+
+
 def spawn(name: str, argv: list[object], env: dict[str, str] | None = None) -> int:
-    """Start a process that writes to STATE/logs/NAME.log and is known by its name from then on; give its id."""
-    log = STATE / "logs" / f"{name}.log"
+    """Start a process that writes to log_of(name) and is known by its name from then on; give its id."""
+    log = log_of(name)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
