@@ -1,7 +1,7 @@
 """Accounts: the JSON files in which a stage records its work, each written and read by one type.
 
-The type is a `msgspec.Struct` in the folder of the code that writes the account; its fields are the keys of the file.
-Paths are stored as texts.
+The type is in the folder of the code that writes the account: a `msgspec.Struct`, whose fields are the file's keys, or
+a `dict` with a name of its own if the keys are names of files. Paths are stored as texts.
 """
 
 import re
@@ -24,7 +24,7 @@ MISSING = re.compile(r"Object missing required field `(.+)`")
 """msgspec's message for a missing key."""
 
 
-def write_account(path: Path, account: msgspec.Struct) -> None:
+def write_account(path: Path, account: msgspec.Struct | dict[str, Any]) -> None:
     """Write an account as indented JSON, whole or not at all; keys are in the order of the type's fields."""
     write_json(path, msgspec.to_builtins(account, enc_hook=_as_text))
 
@@ -32,7 +32,7 @@ def write_account(path: Path, account: msgspec.Struct) -> None:
 def read_account(path: Path, kind: type[T]) -> T:
     """Read an account; keys that its type does not have are ignored.
 
-    kind: the type; `list[str]` and the like if the file is a plain list or table.
+    kind: the type; also `list[str]` if the file is a plain list.
 
     Raises VlmflowError with the file if it is missing or not JSON; OtherVersionError with the file and the field if a
     field is missing or has another type.

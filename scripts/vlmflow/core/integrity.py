@@ -137,10 +137,14 @@ def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Rec
 
 
 class _Digests(msgspec.Struct):
+    """The one key that all accounts of rows have: their own types are in folders that `core` must not import."""
+
     digests: dict[str, str]
 
 
 class _DigestsByKind(msgspec.Struct):
+    """The same of an account that has files of several kinds."""
+
     digests: dict[str, dict[str, str]]
 
 

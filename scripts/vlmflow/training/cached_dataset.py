@@ -4,9 +4,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from vlmflow.core.account import read_account
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import count_lines, write_json
+from vlmflow.core.files import count_lines
 from vlmflow.core.integrity import digests_of, refuse_changed
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.count import read_lengths
@@ -15,7 +15,9 @@ from vlmflow.swift.arguments import Training, as_words
 from vlmflow.swift.child_process import environment, run_module
 
 DIGESTS = "digests.json"
-"""SHA-256 of every file of a cached data set, by name."""
+
+CachedFiles = dict[str, str]
+"""The account of a cached data set (`cached/RUN/digests.json`): SHA-256 of every file, by its path in the folder."""
 
 
 def cache_dataset(training: Training, rows: Path, cached: Path, processes: int, what: str) -> None:
@@ -37,7 +39,8 @@ def cache_dataset(training: Training, rows: Path, cached: Path, processes: int, 
     for split in ("train", "val"):
         _refuse_other_rows(cached / split, rows / f"{split}.lengths.jsonl")
     files = sorted(file.relative_to(cached).as_posix() for file in cached.rglob("*") if file.is_file())
-    write_json(cached / DIGESTS, digests_of(cached, files))
+    account: CachedFiles = digests_of(cached, files)
+    write_account(cached / DIGESTS, account)
 
 
 def refuse_changed_cache(cached: Path) -> None:
@@ -45,7 +48,7 @@ def refuse_changed_cache(cached: Path) -> None:
 
     Raises VlmflowError with their names.
     """
-    digests = read_account(cached / DIGESTS, dict[str, str])
+    digests = read_account(cached / DIGESTS, CachedFiles)
     next_step = f"remove {cached} and run the same command again: the workflow makes it again"
     refuse_changed("row files", cached, digests, f"cached/{cached.name}", next_step)
 

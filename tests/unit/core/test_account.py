@@ -24,6 +24,9 @@ class Account(msgspec.Struct):
     test: Rows | UnsetType = UNSET
 
 
+Table = dict[str, str]
+
+
 def test_an_account_is_read_as_it_was_written(tmp_path: Path) -> None:
     account = Account("ü", Rows(3, {"b": 1, "a": 2}), 1e-05, [Rows(1)], Path("/a/b"))
     write_account(tmp_path / "account.json", account)
@@ -42,6 +45,17 @@ def test_an_account_has_the_bytes_of_the_same_keys_as_json(tmp_path: Path) -> No
     }
     write_json(tmp_path / "plain.json", plain)
     assert (tmp_path / "account.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
+
+
+def test_a_table_of_files_is_written_and_read_as_it_is(tmp_path: Path) -> None:
+    """Its keys are data: none is known beforehand, and none is left out."""
+    account: Table = {"val/b.arrow": "2", "train/a.arrow": "1"}
+    write_account(tmp_path / "digests.json", account)
+    assert (tmp_path / "digests.json").read_text() == '{\n "val/b.arrow": "2",\n "train/a.arrow": "1"\n}\n'
+    assert read_account(tmp_path / "digests.json", Table) == account
+    write_json(tmp_path / "digests.json", {"a": None})
+    with pytest.raises(VlmflowError, match=r"digests\.json: \[\.\.\.\]: Expected `str`, got `null`"):
+        read_account(tmp_path / "digests.json", Table)
 
 
 def test_keys_of_a_later_version_are_left_out(tmp_path: Path) -> None:
