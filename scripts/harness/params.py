@@ -69,12 +69,12 @@ class RuleParams:
         dataset = self._settings.datasets[wildcards.dataset]
         return [*dataset.image_roots, *([self._settings.stores.fetched_pictures] if dataset.fetch_images else [])]
 
-    def picture_revisions(self, wildcards: Any) -> list[list[Any]]:
-        """The addresses of the known sources' pictures, so that Snakemake notices a change."""
-        return [
-            [name, source.members, source.archive, source.one_by_one, source.archive and revision_of(source.archive)]
+    def picture_revisions(self, wildcards: Any) -> dict[str, list[Any]]:
+        """The addresses of the known sources' pictures by source, so that Snakemake notices and shows a change."""
+        return {
+            name: [source.members, source.archive, source.one_by_one, source.archive and revision_of(source.archive)]
             for name, source in read_sources(self._settings.picture_sources).items()
-        ]
+        }
 
     def picture_sources(self, wildcards: Any) -> dict[str, dict[str, Any]]:
         """The configuration's picture sources, but for their licences: another licence fetches nothing again.

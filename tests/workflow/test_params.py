@@ -125,6 +125,18 @@ def test_a_setting_is_recorded_by_just_the_rules_that_use_it(
     assert {rule for rule in now if now[rule] != before[rule]} == expected
 
 
+def test_a_changed_address_shows_just_its_source(tmp_path: Path) -> None:
+    address = "https://example.org/train2017.zip"
+    before, now = (
+        {text for text in texts(tmp_path, "fire", **settings)["fetch_images"] if text.startswith("revision")}
+        for settings in (BASE, changed("picture_sources.coco-train2017.archive", address))
+    )
+    assert len(before) == len(now) > 10
+    (old,), (new,) = before - now, now - before
+    assert old.startswith("revision.coco-train2017=")
+    assert address in new
+
+
 def test_a_script_gets_just_the_settings_that_its_block_has(tmp_path: Path) -> None:
     looked = set()
     for rule in read_rules(tmp_path, **BASE):
