@@ -24,6 +24,7 @@ rule publish_merged:
     benchmark:
         "benchmarks/publish_merged/{run}.tsv"
     params:
+        reads="vlmflow/reports/templates/card",
         settings=params.run("dataset.all_addresses", "dataset.licence", "dataset.source_licences"),
         picture_licences=params.picture_licences,
     threads: 1

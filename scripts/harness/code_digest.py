@@ -4,7 +4,7 @@ Snakemake compares only the script file, and by its modification time: it misses
 clone as a change. This digest covers the bytes of the script and of all local modules that it imports, directly or not.
 
 Imports do not show other files that a script reads, so a rule names their folder in its params. The rules of pages read
-`vlmflow/reports/templates`: an edited template redraws them. Left out on purpose:
+`vlmflow/reports/templates`: an edited template redraws them. `publish_merged` reads `card` in it. Left out on purpose:
 
 - the same templates in `validate_sharegpt` and `train_smoke`, which also write a page (counts.html, gate.html): a new
   layout is no reason to validate or train again, and these pages get it the next time;

@@ -43,8 +43,8 @@ NO_ASSERTION = re.compile(
 class Mutation:
     """A place where the code is broken.
 
-    kind: "reverted" (the code before a fix) or "feared". file: the module. text: occurs there once; becomes: replaces
-    it. why: what then goes wrong. test: the pytest node id that must fail.
+    kind: "reverted" (the code before a fix) or "feared". file: the module or template. text: occurs there once;
+    becomes: replaces it. why: what then goes wrong. test: the pytest node id that must fail.
     """
 
     name: str
@@ -57,8 +57,9 @@ class Mutation:
 
     @property
     def room(self) -> str:
-        """The folder of the module, below scripts/vlmflow or scripts."""
-        return Path(self.file).parent.as_posix().removeprefix("scripts/").removeprefix("vlmflow/")
+        """The folder of the module or of its templates, below scripts/vlmflow or scripts."""
+        folder = Path(self.file).parent.as_posix().partition("/templates")[0]
+        return folder.removeprefix("scripts/").removeprefix("vlmflow/")
 
     def fault(self, root: Path) -> str:
         """Say why the mutation does not fit the files below `root`; "" where it does."""
@@ -137,7 +138,7 @@ def judge(copy: Path, mutation: Mutation) -> str:
     sound = file.read_text()
     try:
         file.write_text(sound.replace(mutation.text, mutation.becomes))
-        if error := imports(copy, mutation.file):
+        if file.suffix == ".py" and (error := imports(copy, mutation.file)):
             return f"DOES NOT IMPORT: {error}"
         outcome, said = run_tests(copy, [mutation.test], "--exitfirst")[mutation.test]
     finally:

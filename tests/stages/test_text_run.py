@@ -2,18 +2,21 @@
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from made_accounts import some_provenance
+from made_stats import some_stats
 from text_run import SWIFT_ARGS, TRAIN
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import check_lengths, template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
-from vlmflow.reports.provenance import FOLDER, how_to_ask
+from vlmflow.reports.provenance import model_card
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment
@@ -88,7 +91,8 @@ def test_the_model_card_says_how_to_ask_this_model(text_run: Path) -> None:
     picture = next((text_run / "sample").rglob("*.jpg"))
     codes = []
     for model, modality in (("merged/text", "text"), ("vl", "text"), ("vl", "image")):
-        code = how_to_ask(model == "vl", modality).replace(FOLDER, str(text_run / model))
+        card = model_card(some_provenance(sees_pictures=model == "vl", data=some_stats(modality=modality)))
+        code = re.search("```python\n(.*)```", card, re.DOTALL)[1].replace("PATH OF THIS FOLDER", str(text_run / model))
         assert ("PICTURE" in code) == (modality == "image")
         codes.append(code.replace("PICTURE", str(picture)).replace('device_map="auto"', 'device_map="cpu"'))
     done = subprocess.run(

@@ -11,8 +11,6 @@ from vlmflow.pictures.paths import REWRITTEN_SUFFIX, spellings
 from vlmflow.rows.data_rows import Row, lines_of
 
 UNKNOWN = "unknown"
-SHOWN = 40
-"""The most sources of a kind that the model card lists, the largest first."""
 
 
 class LicenceOfSource(msgspec.Struct):
@@ -92,33 +90,7 @@ def _listed(counts: Counter[tuple[str, str]]) -> list[LicenceOfSource]:
     return [LicenceOfSource(name, count, licence) for (name, licence), count in ranked]
 
 
-def licence_section(stated: StatedLicences) -> str:
-    """Return the model card's section with the result of `stated_licences`, as Markdown."""
-    head = "| what | training rows | licence |\n|---|---:|---|"
-    lines = [f"| data set {_code(stated.dataset)} | | {_cell(stated.licence)} |"]
-    for listed, what in ((stated.questions, "questions from"), (stated.pictures, "pictures of")):
-        for one in listed[:SHOWN]:
-            lines.append(f"| {what} {_code(one.source)} | {one.rows:,} | {_cell(one.licence)} |")
-        if rest := listed[SHOWN:]:
-            lines.append(f"| {what} {len(rest):,} more | {sum(one.rows for one in rest):,} | see provenance.json |")
-    sources = ", ".join(map(_code, stated.sources))
-    return f"""The data set was made from {sources}. Where the configuration gives no licence, it is {UNKNOWN}: that is
-not a permission. The base model has its own licence.
-
-{head}
-""" + "\n".join(lines)
-
-
 def hub_datasets(stated: StatedLicences) -> list[str]:
     """Return the hub's names of the data sets, for a model card's metadata."""
     sources = (parse_source(source) for source in stated.sources)
     return sorted({source.repo for source in sources if isinstance(source, HubSource)})
-
-
-def _code(text: str) -> str:
-    """Return a text from the data as code in a table's cell, without effective Markdown."""
-    return f"`{_cell(text).replace('`', chr(39))}`"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

@@ -105,9 +105,11 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
         return {name for name in asked if after[name] != before[name]}
 
     pages = {"data_page", "lengths_page"}
-    assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke"}
+    assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke", "publish_merged"}
     for template in ("base.html.jinja", "style.css", "gate.html.jinja"):
         assert edited(f"templates/{template}") == pages
+    for template in ("card", "rights", "ask"):
+        assert edited(f"templates/card/{template}.md.jinja") == {*pages, "publish_merged"}
 
 
 def test_no_line_of_a_rule_is_longer_than_120_characters() -> None:

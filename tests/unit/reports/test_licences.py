@@ -8,9 +8,11 @@ import pytest
 
 from drawn_pictures import put
 from harness.params import RuleParams
+from made_accounts import some_provenance
 from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
-from vlmflow.reports.licences import LicenceOfSource, hub_datasets, licence_section, stated_licences
+from vlmflow.reports.licences import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
+from vlmflow.reports.provenance import model_card
 
 HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
 
@@ -24,6 +26,11 @@ def rows(tmp_path: Path) -> Path:
     all_rows = [row("vqav2", "coco/train2017/1.jpg"), row("llava", "coco/train2017/2.jpg"), row("vqav2", "gqa/3.jpg")]
     all_rows += [row("a|b`c`\n# x", "4.jpg"), row("text")]
     return put(tmp_path / "train.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in all_rows))
+
+
+def section_of(stated: StatedLicences) -> str:
+    """Return the model card's section on licences."""
+    return model_card(some_provenance(rights=stated)).partition("## Rights\n\n")[2].partition("\n\n## ")[0]
 
 
 def test_stated_licences_are_listed_and_others_are_unknown(rows: Path) -> None:
@@ -67,7 +74,7 @@ def test_the_licence_of_a_picture_source_reaches_the_card(tmp_path: Path) -> Non
         ("gqa", 1, "b"),
         ("sam", 1, "unknown"),
     ]
-    assert "| pictures of `chartqa` | 2 | cc-by-nc-4.0 |" in licence_section(found)
+    assert "| pictures of `chartqa` | 2 | cc-by-nc-4.0 |" in section_of(found)
 
 
 def test_rows_without_pictures_wait_for_no_picture_licence() -> None:
@@ -75,7 +82,7 @@ def test_rows_without_pictures_wait_for_no_picture_licence() -> None:
 
 
 def test_the_section_is_a_table_whatever_the_sources_are_called(rows: Path) -> None:
-    section = licence_section(stated_licences("fire", [HUB], None, {}, {}, rows))
+    section = section_of(stated_licences("fire", [HUB], None, {}, {}, rows))
     table = [line for line in section.splitlines() if line.startswith("|")]
     assert "| data set `fire` | | unknown |" in table
     assert "| pictures of `coco` | 2 | unknown |" in table
@@ -85,7 +92,7 @@ def test_the_section_is_a_table_whatever_the_sources_are_called(rows: Path) -> N
 
 def test_a_long_list_ends_with_a_sum(tmp_path: Path) -> None:
     lines = b"".join(json.dumps(row(f"s{number:03}")).encode() + b"\n" for number in range(50))
-    section = licence_section(stated_licences("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", lines)))
+    section = section_of(stated_licences("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", lines)))
     assert "| questions from 10 more | 10 | see provenance.json |" in section
 
 

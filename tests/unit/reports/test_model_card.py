@@ -1,13 +1,17 @@
 """The model card of merged weights: their training data, and how to use them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from made_accounts import some_checks, some_provenance
+from made_accounts import LENGTHS, some_checks, some_gate, some_provenance, some_report
 from made_stats import some_stats
+from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.merging.proof import LogitProof
+from vlmflow.reports.accounts import BaseModelFiles
+from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
 from vlmflow.rows.stats import SplitCounts
 
@@ -73,3 +77,31 @@ def test_the_card_says_if_the_logits_are_inconclusive() -> None:
     card = model_card(some_provenance(verification=some_checks(hidden)))
     assert "This comparison is **inconclusive**" in card
     assert "shows only 0.71 times the adapter's effect; these weights show\n  0.71." in card
+
+
+def test_every_byte_of_a_card() -> None:
+    """Every part that a card can have; texts from the data have characters of Markdown, HTML and Jinja."""
+    odd = "a|b`c` <&> {{ d }}\n# e"
+    lengths = structs.replace(LENGTHS, tokens=10_000, picture_tokens=1_234, median=1_000)
+    card = model_card(
+        some_provenance(
+            rights=StatedLicences(
+                dataset="fire",
+                sources=["hf://datasets/owner/name/train.json", "own & <mine>.json"],
+                licence="cc-by-4.0",
+                questions=[LicenceOfSource(odd, 1_042, odd)],
+                pictures=[LicenceOfSource("gqa", 1_012, "unknown"), LicenceOfSource(".", 30, "mit")],
+            ),
+            base_model=BaseModelFiles('hf://owner/"base" <&>', "abc", "digest", {}, []),
+            smoke=structs.replace(
+                some_gate(),
+                lengths=lengths,
+                fitted={"train": FittedSplit(1_012, 3, 1_003, lengths), "val": FittedSplit(9, 1, 0, LENGTHS)},
+            ),
+            training=some_report(target=16, ended_early=True, seconds=12_345.67),
+            verification=some_checks(structs.replace(LOGITS, verdict="inconclusive")),
+            data=some_stats(train=SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}), test=SplitCounts(3, 3, {})),
+            sees_pictures=True,
+        )
+    )
+    assert card == Path(__file__).with_name("whole_card.txt").read_text()
