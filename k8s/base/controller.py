@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 RUN = Path.cwd().parent / "run"
 WANTED, STOP, ENDED, OUTPUT = (RUN / name for name in ("wanted.json", "stop", "ended.json", "output.log"))
@@ -56,7 +57,7 @@ def serve() -> int:
     return 0
 
 
-def _locked(file: object) -> bool:
+def _locked(file: TextIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
