@@ -1,7 +1,7 @@
 # Base models.
 #
 # Needs: the model's source in the configuration; for one on the hub its row in pins.yaml. A gated model needs
-#        a token: HF_TOKEN or `hf auth login`.
+#        a token: HF_TOKEN or `.venv/bin/hf auth login`.
 # Makes: models/{model}/manifest.json: a folder of links (below stores.models) to the model's files, which are in that
 #        store or in the local folder, with size and sha256 of each.
 # Holds: the files are those of the pinned revision with the hub's digests, only data and all of it; or the manifest

@@ -191,5 +191,7 @@ def raw_source(settings: Config, wildcards: Any) -> tuple[str, str]:
         files |= {raw: (key, source) for raw, source in raw_files(settings, wildcards.dataset, split).items()}
     wanted = f"raw/{wildcards.dataset}/{wildcards.file}"
     if wanted not in files:
-        sys.exit(f"{wanted}: data set {wildcards.dataset} has no such raw file; it has {', '.join(files)}")
+        sys.exit(
+            f"{wanted}: data set {wildcards.dataset} has no such file\n  what to do: ask for one of {', '.join(files)}"
+        )
     return files[wanted]

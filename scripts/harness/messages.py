@@ -41,7 +41,7 @@ def _completed(found: re.Match[str]) -> str:
     if targets:
         return f"make cluster-run TARGET={target} {_args(forced)}"
     if found["rule"]:
-        return f"snakemake {forced} -- {target}"
+        return f".venv/bin/snakemake {forced} -- {target}"
     return f"{found[0]} {_args(call)}" if call else found[0]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 class Trained:
     """A short training on one device.
 
-    trainer: in words. adapter: the folder with its adapter. losses: one per optimizer step, warm-up included.
+    trainer: its description. adapter: the folder with its adapter. losses: one per optimizer step, warm-up included.
     seconds, tokens: of the steps after the warm-up; padding is not counted. positions: computed in them, including
     padding. allocated, reserved: the most bytes on the GPU. None: not known of this trainer or device.
     """

@@ -132,9 +132,7 @@ def test_files_that_are_not_parts_of_one_split_are_refused(tmp_path: Path, conte
     files = [tmp_path / f"{number}.jsonl" for number in range(len(contents))]
     for file, content in zip(files, contents, strict=True):
         file.write_text(content)
-    with pytest.raises(
-        VlmflowError, match=r"0.jsonl to \d.jsonl, line \d: these files are not the parts of one result"
-    ):
+    with pytest.raises(VlmflowError, match=r"0.jsonl to \d.jsonl, line \d: these parts do not belong together"):
         list(joined_lines(files))
 
 

@@ -86,7 +86,7 @@ class FetchAccount:
         for name, source in sorted(self.by_source.items()):
             source.wanted = source.had + source.fetched + sum(cost.pictures for cost in source.missing.values())
             logger.info(
-                "%s: %d pictures, %d had, %d fetched, %.1f MB for %.1f",
+                "%s: %d pictures, %d already here, %d fetched; received %.1f MB for %.1f MB of pictures",
                 *(name, source.wanted, source.had, source.fetched),
                 *(source.bytes_transferred / 1e6, source.bytes_wanted / 1e6),
             )

@@ -81,11 +81,12 @@ class PictureFetch:
                 while wishes:
                     wishes = self._round(wishes, progress)
         except OSError as error:
-            next_step = "free some space there, or put stores.fetched_pictures on a larger disk"
+            next_step = "check that this path exists and is writable"
+            if error.errno == errno.ENOSPC:
+                next_step = "free some space there, or put stores.fetched_pictures on a larger disk"
             raise PassingError(
                 f"{error.filename or self._store}: {error.strerror}",
-                f"{next_step if error.errno == errno.ENOSPC else 'fix it'}, and run the same command again: it keeps "
-                "the fetched pictures",
+                f"{next_step}, and run the same command again: it keeps the fetched pictures",
             ) from None
         account = self._account.close()
         if self._failures:

@@ -93,7 +93,8 @@ class SourceFetch:
                 raise
             if self.fetched or not self._ways:
                 return
-            logger.warning("%s: %s gave nothing: %s", self.name, self.way.kind, next(iter(self.missing.values()), ""))
+            why = next((missing.detail for missing in self.missing.values()), "no reason known")
+            logger.warning("%s: fetching by %s brought no picture (%s)", self.name, self.way.kind, why)
             self._take_next_way(pins)
 
     def stop(self) -> None:

@@ -57,7 +57,7 @@ def is_not_one(value: Any) -> bool:
 
 WEIGHT = Meaning("the weight of the answers in training; 0 and false mean none", is_not_one)
 PREFERENCE = Meaning("a better and a worse answer to one question, for preference training (DPO)", is_given)
-LABEL = Meaning("false: the answer is a bad one, for KTO training", is_bad)
+LABEL = Meaning("false marks the answer as a bad one, for KTO training", is_bad)
 TOOLS = Meaning("the tools that answers may call", is_given)
 SYSTEM = Meaning("the system prompt", is_given)
 MEDIA = Meaning("videos or audio that the row is about", is_given)

@@ -21,4 +21,6 @@ def read_table(path: Path, kind: pydantic.TypeAdapter[Table]) -> Table:
     try:
         return kind.validate_python(table)
     except pydantic.ValidationError as error:
-        raise VlmflowError(say_faults(error, kind.json_schema(), table, [path]), "fix the table") from None
+        raise VlmflowError(
+            say_faults(error, kind.json_schema(), table, [path]), f"correct these keys in {path}"
+        ) from None

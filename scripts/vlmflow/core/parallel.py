@@ -61,7 +61,8 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
         except BrokenProcessPool:
             raise PassingError(
                 "a worker process was killed from outside; most likely the machine ran out of memory",
-                "give the rule more memory (resources: mem_mb) or fewer threads, and run the same command again",
+                "run again with more memory for the rule (--set-resources RULE:mem_mb=…) or fewer threads "
+                "(--set-threads RULE=…)",
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)

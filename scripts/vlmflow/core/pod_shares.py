@@ -42,7 +42,8 @@ def joined_lines(files: Sequence[Path]) -> Iterator[bytes]:
             found = [line for line in lines if line is not None]
             if ended or found != list(lines[: len(found)]) or not all(line.endswith(b"\n") for line in found):
                 raise VlmflowError(
-                    f"{files[0]} to {files[-1].name}, line {number}: these files are not the parts of one result",
+                    f"{files[0]} to {files[-1].name}, line {number}: these parts do not belong together: "
+                    "one is incomplete, or from another run",
                     "remove them and run the same command again",
                 )
             ended = len(found) < len(lines)

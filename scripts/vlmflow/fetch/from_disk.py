@@ -50,7 +50,10 @@ def copy(source: Path, raw: Path) -> None:
                 file.write(block)
                 progress.advance(len(block))
     except OSError as error:
-        raise PassingError(f"{source} to {raw}: {error.strerror}", "fix that and run the same command again") from None
+        raise PassingError(
+            f"copying {source} to {raw}: {error.strerror}",
+            "check that it can be read, and that there is space to write; then run the same command again",
+        ) from None
 
 
 class RawAccount(msgspec.Struct):

@@ -58,7 +58,8 @@ def _filled(address: str, pin: Pin) -> Pin:
         if pin.revision and pinned not in (None, value):
             raise VlmflowError(
                 f"{address}: {key} is {value} on the hub, {pinned} in the table",
-                "find out why before you use it; to accept the hub's value, empty that row",
+                "find out why before you use it; to accept the hub's value, delete the row's revision, size and sha256 "
+                "and run `make pins` again",
             )
     return found
 

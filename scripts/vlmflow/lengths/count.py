@@ -124,7 +124,7 @@ class TokenCounter:
         except KeyError as error:
             raise VlmflowError(
                 f"row {row.id}: the image manifest has no picture {error}",
-                "resolve the pictures and validate the rows again (make refresh-pictures)",
+                "resolve the pictures and validate the rows again (make refresh-pictures DATASET=NAME)",
             ) from None
 
 

@@ -27,7 +27,9 @@ WEIGHT_SUFFIXES = (
 )
 """Suffixes of weights. Files beside the shards still hold the unmerged model, so they are left out."""
 
-FETCH_AGAIN = "fetch the base model again, from a complete revision"
+FETCH_AGAIN = (
+    "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
+)
 
 
 @dataclass(frozen=True)

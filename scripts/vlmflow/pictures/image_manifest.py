@@ -12,7 +12,7 @@ from vlmflow.core.errors import VlmflowError
 REASONS = {
     "path_invalid": "the path is empty, too long, or has characters not allowed in the picture store",
     "path_outside": "the path is absolute, an address, or leaves the roots by '..' or a link",
-    "missing": "no root has a file of this path, in any spelling tried",
+    "missing": "no folder of image_roots has a file with this path, in any letter case",
     "ambiguous": "several files differ from the path only in letter case",
     "name_conflict": "a folder of the path is a file in another root: the store cannot hold both",
     "not_a_file": "the path is a folder, a pipe or a device",

@@ -10,8 +10,8 @@ from vlmflow.rows.unread import UnreadKeys
 
 KINDS = {
     "kept": "kept",
-    "row": "rejected for what the row says",
-    "picture": "rejected for the picture",
+    "row": "rejected for its text",
+    "picture": "rejected for its picture",
     "again": "rejected as duplicates or leaks",
     "unasked": "not requested, left out",
 }

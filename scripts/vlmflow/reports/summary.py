@@ -24,7 +24,7 @@ def summary(folder: Path, run: str) -> str:
         ("rows", "; ".join(_rows(name, counts) for name, counts in data.splits.items())),
         ("", f"why: {data_folder / 'counts.html'}; the rows: {data_folder / 'quarantine.jsonl'}"),
         ("lengths", _lengths(facts.smoke)),
-        ("smoke gate", f"open; expected: {facts.smoke.full_run.readable}"),
+        ("smoke gate", f"passed; the full run takes {facts.smoke.full_run.readable}"),
         (
             "validation",
             f"loss {first_loss:.2f} at step {first_step}, {best.eval_loss:.2f} at step {best.step}",

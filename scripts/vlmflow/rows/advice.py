@@ -36,7 +36,10 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
                 f"choose the kind that has these rows' keys: {settings}.kind; or map its keys to those "
                 f"of your file: {settings}.columns; the rows are in {quarantine}"
             )
-    look = f"look at {quarantine}; fix the rows in a copy of it ({settings}.mended), or fix the picture roots"
+    look = (
+        f"look at {quarantine}; fix the rows in a copy of it ({settings}.mended), or, if their pictures are the reason,"
+        f" {settings}.image_roots"
+    )
     return look if none_left else f"{look}, or allow more rejects ({settings}.max_reject_share)"
 
 

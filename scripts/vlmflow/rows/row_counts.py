@@ -124,7 +124,7 @@ class Account:
         if self.kept + rejected != rows_in:
             raise VlmflowError(
                 f"{self.rows}: {rows_in} rows in, {self.kept} kept, {rejected} rejected: the counts do not add up",
-                "the converted files do not match these raw rows; run the rule that converts them again (--forcerun)",
+                "the converted files are not those of these raw rows: remove them and run the same command again",
             )
         rejects = Counter({reason: count for reason, count in self.rejected.items() if reason not in HARMLESS})
         asked_for = rows_in - sum(self.rejected[reason] for reason in LEFT_OUT)

@@ -62,7 +62,7 @@ def judge(
 
 def refuse_failed(gate: Gate, what: str) -> None:
     """Raise VlmflowError with the failed checks, if any."""
-    failed = [f"{check.check}: no ({check.detail})" for check in gate.checks if not check.passed]
+    failed = [f"not so: {check.check} ({check.detail})" for check in gate.checks if not check.passed]
     if failed:
         raise VlmflowError(
             f"{what}: the gate is closed: " + "; ".join(failed),

@@ -42,7 +42,11 @@ FAULTS = [
         "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
         PassingError,
     ),
-    (r"(not really distributed: .*)", "train with one process, or fix the launcher's environment", VlmflowError),
+    (
+        r"(not really distributed: .*)",
+        "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
+        VlmflowError,
+    ),
     (
         r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
         "fix runs.NAME.train.swift_args in the configuration",
@@ -50,7 +54,7 @@ FAULTS = [
     ),
     (
         r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
-        "see the trainer's log",
+        "look at the end of the trainer's log; the same command resumes from the newest checkpoint",
         PassingError,  # it may also be a failing GPU or link
     ),
 ]
@@ -115,7 +119,7 @@ def environment(training: Training, folder: RunFolder, threads: int) -> dict[str
 
 
 def end_of_whole_lines(progress: Path) -> int:
-    """Give the size of the progress file, cut back to its last whole line: a full disk cuts one in its middle."""
+    """Remove an incomplete last line of the progress file, which a full disk leaves, and return the file's size."""
     with progress.open("a+b") as file:
         file.seek(0)
         whole = file.read().rfind(b"\n") + 1

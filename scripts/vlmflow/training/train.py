@@ -51,10 +51,14 @@ def train(training: Training, runs: Path, threads: int, what: str, resumes: bool
             log.info(f"{what}: already trained to step {last.step} ({folder.path})")
         log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
         if last is None or not last.ended(patience):
-            where = f"step {last.step} of {last.target}" if last else "no whole checkpoint"
+            if last is None:
+                raise PassingError(
+                    f"{what}: the training was interrupted before its first checkpoint",
+                    "run the same command again: it trains from step 0",
+                )
             raise PassingError(
-                f"{what}: the training was interrupted, with {where}",
-                "run the same command again: it resumes",
+                f"{what}: the training was interrupted, with step {last.step} of {last.target}",
+                "run the same command again: it resumes there",
             )
         if last.best is None:
             raise VlmflowError(
@@ -101,5 +105,5 @@ def refuse_slow_torch(version: str) -> None:
     if version.startswith("2.9."):
         raise VlmflowError(
             f"torch {version} runs Qwen3-VL's vision tower 10 to 20 times slower than other versions",
-            "install the pinned environment (envs/train.lock)",
+            "install the pinned environment: rm .venv/train.stamp && make .venv/train.stamp",
         )

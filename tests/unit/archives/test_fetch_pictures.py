@@ -177,7 +177,7 @@ def test_a_failed_server_is_an_error_after_everything_else_is_fetched(
     sources = gqa(server) | {"vg": PictureSource(members={"vg/": "VG/{rest}"}, archive=f"{server.base}/vg.zip")}
     with pytest.raises(VlmflowError, match=r"gqa.zip: 127.0.0.1 answers 500, 8 times in a row"):
         fetch(tmp_path / "store", sources, [*WANTED, "vg/1.jpg"])
-    said = re.search(r"gqa: 29 pictures, 0 had, (\d+) fetched", caplog.text)
+    said = re.search(r"gqa: 29 pictures, 0 already here, (\d+) fetched", caplog.text)
     assert int(said[1]) == len(pictures_in(tmp_path / "store")) - 1
     assert (tmp_path / "store/vg/1.jpg").read_bytes() == b"picture"
     server.always.clear()
@@ -197,7 +197,7 @@ def test_another_size_than_configured(server: ArchiveServer, tmp_path: Path, cap
     with pytest.raises(VlmflowError, match="under this name, 5 are expected") as raised:
         fetch(tmp_path / "store", gqa(server, size=5), WANTED)
     assert "the configuration (picture_sources)" in raised.value.next_step
-    assert "gqa: 29 pictures, 0 had, 0 fetched" in caplog.text
+    assert "gqa: 29 pictures, 0 already here, 0 fetched" in caplog.text
     assert "gqa: 29 pictures, 58 rows: failed" in caplog.text
 
 

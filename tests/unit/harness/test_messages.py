@@ -40,9 +40,15 @@ def told(
 def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, None)
     assert complete_commands(f"x: {REFRESH}") == f'x: {REFRESH} ARGS="{CALL}"'
-    assert complete_commands(f"{FIT}fitted/a") == f"fit them again: snakemake {CALL} --forcerun fit_rows -- fitted/a"
+    assert (
+        complete_commands(f"{FIT}fitted/a")
+        == f"fit them again: .venv/bin/snakemake {CALL} --forcerun fit_rows -- fitted/a"
+    )
     told(monkeypatch, None, [])
-    assert complete_commands(f"{REFRESH}; {FIT}fitted/a") == f"{REFRESH}; {FIT}fitted/a"
+    assert (
+        complete_commands(f"{REFRESH}; {FIT}fitted/a")
+        == f"{REFRESH}; {FIT.replace('snakemake', '.venv/bin/snakemake')}fitted/a"
+    )
 
 
 def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
