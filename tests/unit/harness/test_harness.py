@@ -249,7 +249,7 @@ def test_raw_files_know_their_source() -> None:
     source = RuleParams(settings).raw_source
     assert source(SimpleNamespace(dataset="fire", file="t.json")) == "hf://datasets/a/b/t.json"
     assert source(SimpleNamespace(dataset="volcano", file="v.json")) == "v.json"
-    with pytest.raises(SystemExit, match=r"it has raw/fire/t\.json, raw/fire/e\.json"):
+    with pytest.raises(SystemExit, match=r"ask for one of raw/fire/t\.json, raw/fire/e\.json"):
         source(SimpleNamespace(dataset="fire", file="x.json"))
 
 
