@@ -156,6 +156,6 @@ def require_pinned(source: HubSource, pin: Pin, **found: int | str | None) -> No
         if None not in (pinned, value) and pinned != value:
             raise VlmflowError(
                 f"{source}: {key} is {value} on the hub, {pinned} in pins.yaml",
-                "find out why before you use it; to accept the hub's value, delete the row's revision, size and sha256 "
+                "find out why before you use it; to accept the hub's value, empty its three values in pins.yaml "
                 "and run `make pins`",
             )

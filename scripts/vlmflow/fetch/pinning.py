@@ -58,7 +58,7 @@ def _filled(address: str, pin: Pin) -> Pin:
         if pin.revision and pinned not in (None, value):
             raise VlmflowError(
                 f"{address}: {key} is {value} on the hub, {pinned} in the table",
-                "find out why before you use it; to accept the hub's value, delete the row's revision, size and sha256 "
+                "find out why before you use it; to accept the hub's value, empty its three values in pins.yaml "
                 "and run `make pins` again",
             )
     return found

@@ -10,7 +10,7 @@ from vlmflow.rows.unread import UnreadKeys
 
 KINDS = {
     "kept": "kept",
-    "row": "rejected for its text",
+    "row": "rejected for its content",
     "picture": "rejected for its picture",
     "again": "rejected as duplicates or leaks",
     "unasked": "not requested, left out",
