@@ -138,7 +138,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         FROM_MERGING,
     ),
     "another text of the model card": (
-        edit("scripts/vlmflow/reports/provenance.py", "## Verification", "## What was verified"),
+        edit("scripts/vlmflow/reports/templates/card/card.md.jinja", "## Verification", "## What was verified"),
         PUBLISHING,
     ),
     "a function that the trainers run": (
