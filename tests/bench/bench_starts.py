@@ -35,7 +35,7 @@ with quick_imports():
     from swift import sft_main
     from swift.callbacks import callbacks_map
 """
-"""What vlmflow.training.trainer imports first."""
+"""What vlmflow.trainer.process imports first."""
 
 PLAIN = TRAINER.replace("with quick_imports():", "if True:")
 """The same as Python does it."""

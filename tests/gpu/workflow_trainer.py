@@ -12,7 +12,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.events import End, Log, read_events
+from vlmflow.trainer.events import End, Log, read_events
 from vlmflow.training.train import train
 
 HELD_OUT = 8

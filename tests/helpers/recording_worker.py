@@ -10,7 +10,7 @@ from typing import Any
 
 import swift  # noqa: F401 (imported before the record begins, which would slow it down)
 
-from vlmflow.training import trainer
+from vlmflow.trainer import process
 
 NAME = "trust_remote_code"
 VARIABLE_ARGUMENTS, VARIABLE_KEYWORDS = 0x04, 0x08
@@ -48,4 +48,4 @@ def record(frame: FrameType, event: str, argument: Any) -> None:
 
 if __name__ == "__main__":
     sys.setprofile(record)
-    trainer.main()
+    process.main()

@@ -12,7 +12,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.events import Begin, Log, as_line
+from vlmflow.trainer.events import Begin, Log, as_line
 from vlmflow.training.out_of_memory import Mark, OutOfGpuMemoryError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
@@ -22,7 +22,7 @@ SWIFT_ARGS = yaml.safe_load((ROOT / "config.yaml").read_text())["runs"]["qwen3-a
 
 SMALL_GPU = """
 import os, sys
-if "vlmflow.training.trainer" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import torch, transformers
     step = transformers.Trainer.training_step
 

@@ -22,7 +22,8 @@ from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.forms.fire import Trajectory, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training import trainer
+from vlmflow.trainer import process as trainer
+from vlmflow.trainer.orders import Orders
 from vlmflow.training.train import train
 from workflow_runs import ROOT, RUN, STEPS, command, copy_folder, snakemake, words_of
 
@@ -135,8 +136,9 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
     paths = {"model": demo_run / "tiny-model", "dataset": rows, "val_dataset": rows, "output_dir": tmp_path / "o"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", trainer.__name__]
+    orders = Orders(folder=str(tmp_path), processes=2, strategy=DDP.name, early_stop_after=None)
     done = subprocess.run(
-        [sys.executable, *torchrun, str(tmp_path / "p"), "2", "0", DDP.name, *words, *lone.arguments()],
+        [sys.executable, *torchrun, orders.as_word(), *words, *lone.arguments()],
         capture_output=True,
         text=True,
         check=False,

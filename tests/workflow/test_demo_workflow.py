@@ -17,8 +17,8 @@ from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.summary import summary
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
+from vlmflow.trainer.events import as_line, read_events
 from vlmflow.training.accounts import Gate, TrainingReport
-from vlmflow.training.events import as_line, read_events
 from workflow_runs import RUN, STEPS, snakemake, stale_rules
 
 

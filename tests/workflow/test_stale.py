@@ -142,7 +142,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         PUBLISHING,
     ),
     "a function that the trainers run": (
-        edit("scripts/vlmflow/training/trainer.py", "def _peak_memory(", "def _peak_bytes("),
+        edit("scripts/vlmflow/trainer/callback.py", "def _stalled(", "def _has_stalled("),
         FROM_TRAINING,
     ),
     "a function that the demo's generator uses": (

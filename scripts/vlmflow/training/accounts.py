@@ -6,9 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlmflow.lengths.accounts import FittedSplit, SplitLengths
-
-StepLoss = tuple[int, float]
-"""An optimizer step, and the loss there in nats per token."""
+from vlmflow.trainer.history import StepLoss
 
 
 class Best(msgspec.Struct, frozen=True):

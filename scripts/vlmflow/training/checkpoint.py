@@ -6,7 +6,6 @@ So a checkpoint counts only if every file can be read. The run's strategy lists 
 
 import json
 import logging
-import math
 import re
 import shutil
 import struct
@@ -25,10 +24,10 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.core.integrity import refuse_changed
-from vlmflow.training.accounts import StepLoss, TrainingReport
+from vlmflow.trainer.history import STATE, evaluated, stalled
+from vlmflow.training.accounts import TrainingReport
 
 ADAPTER_CONFIG = "adapter_config.json"
-STATE = "trainer_state.json"
 
 log = logging.getLogger("vlmflow")
 
@@ -89,27 +88,6 @@ class Checkpoint:
     def ended_early(self, early_stop_after: int | None) -> bool:
         """Return whether the training ended before its last step because validation loss stopped falling."""
         return self.step < self.target and stalled(self.state.log_history, early_stop_after)
-
-
-def logged(history: list[dict[str, Any]], kind: str) -> list[StepLoss]:
-    """Return the losses in a trainer's log. kind: "loss" for training, "eval_loss" for validation."""
-    return [(entry["step"], entry[kind]) for entry in history if kind in entry]
-
-
-def evaluated(history: list[dict[str, Any]], step: int) -> bool:
-    """Return whether a trainer's log has the validation loss of a step."""
-    return any(at == step for at, _ in logged(history, "eval_loss"))
-
-
-def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool:
-    """Return whether the last `early_stop_after` evaluations in a trainer's log gave no new lowest validation loss.
-
-    The log is part of each checkpoint, so a resumed training continues the count. NaN does not count as lower.
-    """
-    lowest, since = math.inf, 0
-    for _, loss in logged(history, "eval_loss"):
-        lowest, since = (loss, 0) if loss < lowest else (lowest, since + 1)
-    return early_stop_after is not None and since >= early_stop_after
 
 
 def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) -> Checkpoint | None:

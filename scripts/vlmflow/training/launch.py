@@ -22,8 +22,9 @@ from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training
-from vlmflow.training import trainer
-from vlmflow.training.events import Begin, Event, Log, read_event
+from vlmflow.trainer import process as trainer
+from vlmflow.trainer.events import Begin, Event, Log, read_event
+from vlmflow.trainer.orders import Orders
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
 
@@ -96,8 +97,13 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
 def command(training: Training, folder: RunFolder, resume: Path | None) -> list[str]:
     """Return the torchrun command line of a training."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={training.processes}"]
-    worker = ["-m", trainer.__name__, str(folder.progress.absolute()), str(training.processes)]
-    worker += [str(training.settings.early_stop_after or 0), training.strategy.name]
+    orders = Orders(
+        folder=str(folder.path.absolute()),
+        processes=training.processes,
+        strategy=training.strategy.name,
+        early_stop_after=training.settings.early_stop_after,
+    )
+    worker = ["-m", trainer.__name__, orders.as_word()]
     rows = {"dataset": training.data.train, "val_dataset": training.data.val}
     if training.cached:
         rows = {"cached_dataset": training.cached / "train", "cached_val_dataset": training.cached / "val"}

@@ -7,7 +7,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.training.events import read_event
+from vlmflow.trainer.events import read_event
 from vlmflow.training.run_folder import RunFolder
 
 REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.swift.arguments import Training
+from vlmflow.trainer.events import Begin, End, Event, Log, read_events
+from vlmflow.trainer.history import logged
 from vlmflow.training.accounts import Best, TrainingDigests, TrainingReport
-from vlmflow.training.checkpoint import adapter_digests, logged
-from vlmflow.training.events import Begin, End, Event, Log, read_events
+from vlmflow.training.checkpoint import adapter_digests
 from vlmflow.training.train import Trained
 
 PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")

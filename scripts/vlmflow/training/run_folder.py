@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import write_json
+from vlmflow.trainer.orders import PROGRESS
 from vlmflow.training.lease import Lease
 
 log = logging.getLogger("vlmflow")
@@ -37,8 +38,8 @@ class RunFolder:
 
     @property
     def progress(self) -> Path:
-        """JSON lines that the trainer writes as it goes; see `trainer`."""
-        return self.path / "progress.jsonl"
+        """JSON lines that the trainer writes as it goes; see `trainer.events`."""
+        return self.path / PROGRESS
 
     @property
     def trainer_log(self) -> Path:

@@ -12,7 +12,7 @@ from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.events import Begin, Log
+from vlmflow.trainer.events import Begin, Log
 from vlmflow.training.launch import Newest, command, end_of_whole_lines, environment, report_line
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory, shared_memory_needed

@@ -1,0 +1,158 @@
+"""Our callback in ms-swift's trainer.
+
+It
+- refuses a training that is not really distributed: it compares the world size at the start, and the ranks' trained
+  weights before every checkpoint, if the strategy gives each rank all of them;
+- ends the training after a number of evaluations without a lower loss;
+- saves and ends on SIGTERM, also during an evaluation; a resumed training repeats that evaluation before its next step;
+- writes `events` to the run folder (rank 0).
+"""
+
+import dataclasses
+import json
+import signal
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from swift.callbacks import callbacks_map
+from swift.callbacks.base import TrainerCallback
+
+from vlmflow.config.strategies import strategy_of
+from vlmflow.core.files import whole_file
+from vlmflow.swift.arguments import CALLBACK
+from vlmflow.trainer.events import Begin, End, Event, Log, as_line
+from vlmflow.trainer.history import STATE, evaluated, stalled
+from vlmflow.trainer.orders import Orders
+from vlmflow.trainer.ranks import gather, peak_memory, refuse_different_weights
+
+LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
+
+
+class EvaluationCut(Exception):
+    """SIGTERM came during an evaluation; raised on all ranks after the same batch."""
+
+
+class EndsAtOnce(Exception):
+    """The resumed training lacked only its last evaluation, or SIGTERM came during that evaluation."""
+
+
+def register(orders: Orders) -> None:
+    """Register our callback with ms-swift under the name that `swift.arguments` passes."""
+    callbacks_map[CALLBACK] = partial(Watch, orders)
+
+
+class Watch(TrainerCallback):
+    """The callback of one trainer process; transformers calls its methods `on_…`."""
+
+    def __init__(self, orders: Orders, args: Any, trainer: Any) -> None:
+        super().__init__(args, trainer)
+        args.include_num_input_tokens_seen = "non_padding"
+        self.orders = orders
+        self.compares_ranks = strategy_of(orders.strategy).compares_ranks
+        self.stop = False
+        self.trainer = trainer
+        self.log_save_evaluate = trainer._maybe_log_save_evaluate
+        trainer._maybe_log_save_evaluate = self._log_save_evaluate
+        self.evaluate = trainer._evaluate
+        trainer._evaluate = self._evaluate
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        self.stop = True
+
+    def _write(self, event: Event) -> None:
+        if self.args.process_index == 0:
+            with self.orders.progress.open("a") as file:
+                file.write(as_line(event))
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put our callback last, so that the others have started when it evaluates in on_train_begin."""
+        handler = self.trainer.callback_handler
+        handler.callbacks = [*(other for other in handler.callbacks if other is not self), self]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse processes that do not train together; evaluate a resumed checkpoint that was not."""
+        mode, processes = args.parallel_mode.name, self.orders.processes
+        if args.world_size != processes or (processes > 1 and mode != "DISTRIBUTED"):
+            raise RuntimeError(f"not really distributed: world size {args.world_size} of {processes}, mode {mode}")
+        args.report_to = []  # TensorBoard's callback is at work; ms-swift would draw its curves as pictures too
+        self.begun = time.monotonic()
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        tokens = int(state.num_input_tokens_seen)
+        self._write(Begin(state.global_step, state.max_steps, tokens, args.world_size, mode, device))
+        if state.global_step and self._lacks_evaluation(args, state):
+            self._evaluate_now(args, state, control)
+
+    def _lacks_evaluation(self, args: Any, state: Any) -> bool:
+        due = state.global_step % args.eval_steps == 0 or state.global_step >= state.max_steps
+        return due and not evaluated(state.log_history, state.global_step)
+
+    def _evaluate_now(self, args: Any, state: Any, control: Any) -> None:
+        """Evaluate the resumed checkpoint, as transformers does before it saves."""
+        with suppress(EvaluationCut):
+            self.trainer._determine_best_metric(self.trainer._evaluate(None, None), None)
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            if state.best_global_step == state.global_step:
+                state.best_model_checkpoint = str(folder)
+            if args.process_index == 0:
+                with whole_file(folder / STATE) as file:
+                    file.write((json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True) + "\n").encode())
+            if state.global_step < state.max_steps and not self._stalled(state):
+                return
+        self.on_train_end(args, state, control)
+        raise EndsAtOnce
+
+    def _stalled(self, state: Any) -> bool:
+        return stalled(state.log_history, self.orders.early_stop_after)
+
+    def _log_save_evaluate(self, *arguments: Any, **values: Any) -> None:
+        """Evaluate and save as transformers does; if SIGTERM interrupts the evaluation, only save."""
+        try:
+            self.log_save_evaluate(*arguments, **values)
+        except EvaluationCut:
+            control = self.trainer.control
+            control.should_log = control.should_evaluate = False
+            control.should_save = control.should_training_stop = True
+            self.log_save_evaluate(*arguments, **values)
+
+    def _evaluate(self, *arguments: Any, **values: Any) -> Any:
+        """Evaluate as transformers does, but draw no random numbers from the training's.
+
+        Each start of a loader draws one. A checkpoint that SIGTERM saved before its evaluation would otherwise be
+        resumed with other dropout than an unbroken training has.
+        """
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            return self.evaluate(*arguments, **values)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Cut the evaluation on all ranks after the same batch, if SIGTERM came to one of them."""
+        if any(gather(self.stop)):
+            raise EvaluationCut
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End early, if validation loss stopped falling."""
+        if self._stalled(state):
+            control.should_training_stop = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and end on all ranks at the same step, if SIGTERM came to one of them."""
+        if any(gather(self.stop)):
+            control.should_evaluate = False
+            control.should_save = True
+            control.should_training_stop = True
+        if control.should_save and self.compares_ranks:
+            refuse_different_weights(kwargs["model"])
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        """Write the values of a step or of an evaluation."""
+        values = {key: float(logs[key]) for key in LOGGED if key in logs}
+        now, tokens = time.monotonic() - self.begun, int(state.num_input_tokens_seen)
+        self._write(Log(now, state.global_step, state.max_steps, tokens, **values))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write that the session ended by itself, with the memory of all ranks."""
+        self._write(End(state.global_step, peak_memory=gather(peak_memory())))

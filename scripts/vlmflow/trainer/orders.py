@@ -1,0 +1,41 @@
+"""What the workflow asks of its trainers besides ms-swift's arguments: one JSON word of their command line."""
+
+from pathlib import Path
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+
+PROGRESS = "progress.jsonl"
+"""The file of a run folder with the trainer's events."""
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """The orders.
+
+    folder: the absolute path of the run folder. processes: the number of trainers. strategy: its name in
+    `config/strategies`. early_stop_after: evaluations in a row without a lower loss after which the training ends;
+    null: never.
+    """
+
+    folder: str
+    processes: int
+    strategy: str
+    early_stop_after: int | None
+
+    @property
+    def progress(self) -> Path:
+        """The file of the trainer's events."""
+        return Path(self.folder, PROGRESS)
+
+    def as_word(self) -> str:
+        """Return the orders as one word of a command line."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_orders(word: str) -> Orders:
+    """Parse the orders; raises VlmflowError if the word has another form."""
+    try:
+        return msgspec.json.decode(word, type=Orders)
+    except msgspec.DecodeError as error:
+        raise VlmflowError(f"{word!r:.100}: {error}", "start trainers by the workflow's rules") from None

@@ -1,0 +1,45 @@
+"""One trainer process. torchrun starts it once per process:
+
+    torchrun … -m vlmflow.trainer.process ORDERS [swift arguments]
+
+ORDERS are `orders.Orders` as JSON. The process trains with ms-swift's `sft` and our callback (`callback.Watch`).
+`training.launch` needs only the name of this module, so what needs torch is imported in `main`.
+"""
+
+import logging
+import os
+import sys
+from contextlib import suppress
+
+from vlmflow.core.process import die_with_parent
+from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.trainer.orders import read_orders
+
+
+def main() -> None:
+    """Train with the arguments of the command line."""
+    die_with_parent(os.getppid())
+    orders = read_orders(sys.argv[1])
+    with quick_imports():
+        refuse_remote_code()
+        import torch.distributed as dist
+        from swift import sft_main
+
+        from vlmflow.trainer.callback import EndsAtOnce, register
+
+        register(orders)
+    with suppress(EndsAtOnce):
+        sft_main(sys.argv[2:])
+    if dist.is_initialized():
+        with suppress(RuntimeError):  # a failed rank has its own exit code
+            dist.barrier()  # a rank that leaves while another still draws its curves would close its connections
+        # Everything is written. Python's own exit would end gloo's threads in any order, and sometimes one aborts.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
