@@ -12,7 +12,7 @@ rule merge_lora:
     """Merge a run's adapter into its base model, shard by shard."""
     input:
         model=inputs.model,
-        adapter="checkpoints/{run}/full",
+        full="checkpoints/{run}/full",
     output:
         merged=temp(directory("work/{run}/merged")),
     log:

@@ -6,6 +6,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock, TrainBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
+from vlmflow.config.tuners import LORA
 from vlmflow.core.files import whole_folder
 from vlmflow.training.cached_dataset import cache_dataset
 from vlmflow.training.plan_training import plan_training
@@ -38,7 +39,14 @@ def main(
     """
     named = settings.model_dump(exclude={"model_type", "text_args"})
     train = TrainSettings(**named, swift_args=settings.text_args)
-    block = TrainBlock(train=train, device="cpu", processes=1, strategy=DDP.name, model_type=settings.model_type)
+    block = TrainBlock(
+        train=train,
+        device="cpu",
+        processes=1,
+        tuner=LORA.name,
+        strategy=DDP.name,
+        model_type=settings.model_type,
+    )
     training = plan_training(block, rows, model, picture_store, pictures or [])
     with whole_folder(cached) as folder:
         cache_dataset(training, rows, folder, threads, f"cache_dataset {cached.name}")

@@ -1,24 +1,25 @@
-"""Merge a trained LoRA into its base model, shard by shard."""
+"""Bring what a run trained into the weights of its base model, shard by shard."""
 
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.tuners import tuner_of
 from vlmflow.fetch.model_folder import read_model_manifest
-from vlmflow.merging.merge import merge_adapter
-from vlmflow.training.checkpoint import refuse_changed_adapter
+from vlmflow.merging.merge import merge_weights
+from vlmflow.training.released import read_release
 
 
-def main(*, model: Path, adapter: Path, merged: Path, threads: int = 1) -> None:
-    """Write base + adapter in the base's own layout.
+def main(*, model: Path, full: Path, merged: Path, threads: int = 1) -> None:
+    """Write base + adapter, or the trained weights, in the base's own layout.
 
     model: the base model's folder with its manifest, as fetch_model makes it.
-    adapter: the training's folder (checkpoints/RUN/full) with the adapter and its report.
+    full: the training's folder (checkpoints/RUN/full): what it trained, and its report.
     merged: the folder to write.
     threads: the number of cores to use.
     """
-    refuse_changed_adapter(adapter)
+    tuner = tuner_of(read_release(full).tuner)
     manifest = read_model_manifest(model)
-    merge_adapter(manifest.folder, adapter, merged, manifest.files, threads)
+    merge_weights(manifest.folder, full, merged, manifest.files, threads, tuner)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from vlmflow.core.files import whole_folder
 from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Gate
 from vlmflow.training.cached_dataset import refuse_changed_cache
-from vlmflow.training.checkpoint import copy_adapter
 from vlmflow.training.gate import refuse_failed
 from vlmflow.training.plan_training import plan_training
+from vlmflow.training.released import release
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.train import train
 
@@ -52,7 +52,7 @@ def main(
         look()  # check again: trainers read pictures for days
     account = report(training, trained)
     with whole_folder(full) as finished:
-        copy_adapter(trained.best, finished)
+        release(trained.best.folder, finished, training.tuner)
         write_account(finished / "report.json", account)
         draw_losses(account, f"{run}: full run", finished / "loss.png")
 

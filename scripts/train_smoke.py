@@ -57,11 +57,13 @@ def main(
     trained = train(training, folder, threads, f"train_smoke {run}", resumes=False)
     account = report(training, trained)
     base = read_model_manifest(model)
-    merge = plan_merge(base.folder, trained.best.folder, base.files).describe()  # refuses what the merge would refuse
+    merge = plan_merge(
+        base.folder, trained.best.folder, base.files, full.tuner
+    ).describe()  # refuses as the merge would
     gate = judge(account, chosen, train_lengths, val_lengths, full, fitted_rows(rows).splits, merge)
     write_account(trained.folder.path / "gate.json", gate)
     refuse_failed(gate, run)
-    log.info(f"{run}: the adapter touches {merge.touched} of {merge.tensors} tensors: {merge.layers}")
+    log.info(f"{run}: the training touches {merge.touched} of {merge.tensors} tensors: {merge.layers}")
     if merge.logits_may_be_inconclusive:
         log.warning(
             f"{run}: rounding keeps {merge.rounding_leaves:.2f} of the smoke run's update; after a full run as short "

@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.run_settings import VerifySettings
+from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
 from vlmflow.config.settings import Settings
+from vlmflow.config.tuners import tuner_of
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
@@ -15,10 +16,11 @@ from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.training_data import entries_named, first_rows
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.training.checkpoint import refuse_changed_adapter
+from vlmflow.training.released import read_release
 
 with quick_imports():
     from vlmflow.merging.verify_logits import verify_logits
+    from vlmflow.merging.verify_stored_logits import verify_stored_logits
 
 log = logging.getLogger("vlmflow")
 
@@ -46,26 +48,31 @@ def main(
 ) -> None:
     """Verify one run's merged weights.
 
-    merged: the merged folder, whose files `verified` takes over. full: the folder with the adapter.
+    merged: the merged folder, whose files `verified` takes over. full: the training's folder (checkpoints/RUN/full).
     model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN).
     verified: the folder to make (verified/RUN): the same files, and proof.json.
     settings: those of the run. picture_store: the folder with all picture stores.
     pictures: the image manifest of the train split; none if rows have no pictures.
     """
     base = read_model_manifest(model)
-    refuse_changed_adapter(full)
+    report = read_release(full)
+    tuner = tuner_of(report.tuner)
     refuse_other_rows(rows / ACCOUNT)
     compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)
     named = {name for row in compared for name in row.images}
     refuse_changed_pictures(store, entries_named(named, pictures or []).values())
     remove(merged / FOLDER_MARK)
-    tensors, logits = verify_tensors(base.folder, full, merged, base.files, threads), None
-    if settings.verify.logits:
+    tensors, logits = verify_tensors(base.folder, full, merged, base.files, threads, tuner), None
+    if settings.verify.logits and tuner.trains_adapter:
         log.info(
             f"comparing logits of base + adapter and of the merged weights on {len(compared)} rows ({settings.device})"
         )
+        quantisation = QuantisationSettings(**report.settings["quantisation"]) if tuner.quantises else None
         how = settings.model_dump(exclude={"verify"})
-        logits = verify_logits(base.folder, full, merged, compared, store, **how)
+        logits = verify_logits(base.folder, full, merged, compared, store, **how, quantisation=quantisation)
+    elif settings.verify.logits:
+        log.info(f"comparing the logits that the trainer stored with those of the merged weights ({settings.device})")
+        logits = verify_stored_logits(base.folder, full, merged, settings.device, settings.dtype)
     log.info("writing proof.json: digests of all files")
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary

@@ -40,9 +40,9 @@ ROUNDS = 3
 
 OUR_WAY = """
 from pathlib import Path
-from vlmflow.merging.merge import merge_adapter
+from vlmflow.merging.merge import merge_weights
 begun = time.perf_counter()
-merge_adapter(Path(base), Path(adapter), Path(merged), sorted(os.listdir(base)), int(cores))
+merge_weights(Path(base), Path(adapter), Path(merged), sorted(os.listdir(base)), int(cores))
 """
 BEFORE = """
 import os, sys, time

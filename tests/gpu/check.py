@@ -26,7 +26,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk
 from vlmflow.demo.sample import PICTURES, TRAIN_FILE, write_sample
 from vlmflow.fetch.model_files import list_files
-from vlmflow.merging.merge import merge_adapter
+from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.sharegpt import ShareGptRow
@@ -201,7 +201,7 @@ def _merge_and_verify(
 ) -> dict[str, Any]:
     files = list_files(base, "the random model").names
     start = now("cpu")
-    merge_adapter(base, adapter, merged, files, _cores())
+    merge_weights(base, adapter, merged, files, _cores())
     merging = now("cpu") - start
     start = now("cpu")
     tensors = verify_tensors(base, adapter, merged, files, _cores())

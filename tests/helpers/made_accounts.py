@@ -16,7 +16,7 @@ from vlmflow.training.accounts import (
     TrainingDigests,
     TrainingReport,
 )
-from vlmflow.training.checkpoint import adapter_digests
+from vlmflow.training.released import digests_of
 
 LENGTHS = SplitLengths(9, 1_000, 1_000, 0, 10, 20, [NamedRow("row-1", 20, 0)])
 MERGE = PlannedMerge(9, 4, {"q_proj": 4}, 0.9, False)
@@ -40,8 +40,11 @@ def some_report(**fields: Any) -> TrainingReport:
         "eval_losses": [(4, 3.0), (8, 2.0)],
         "best": Best(8, 2.0),
         "settings": {},
+        "tuner": "lora",
         "strategy": "ddp",
-        "digests": TrainingDigests("job", "data", "model", "adapter", "adapter_config"),
+        "experimental": [],
+        "layers": [],
+        "digests": TrainingDigests("job", "data", "model", {"adapter_model.safetensors": "adapter"}),
         "versions": {},
         "run_folder": "stores/runs/mine/full/job",
     }
@@ -50,7 +53,7 @@ def some_report(**fields: Any) -> TrainingReport:
 
 def report_of(adapter: Path) -> TrainingReport:
     """Return the report of a training that left this adapter, as the merge requires it beside it."""
-    return some_report(digests=TrainingDigests("job", "data", "model", **adapter_digests(adapter)))
+    return some_report(digests=TrainingDigests("job", "data", "model", digests_of(adapter)))
 
 
 def some_gate() -> Gate:
@@ -69,7 +72,7 @@ def some_gate() -> Gate:
 
 def some_checks(logits: LogitProof | None = None) -> Checks:
     """Give what the checks of a good merge found."""
-    return Checks(TensorProof(1, 9, 4, 5, 0.5, 0.5, "q_proj.weight"), logits)
+    return Checks(TensorProof(1, 9, 4, 5, 0.5, 0.5, "q_proj.weight", []), logits)
 
 
 def some_provenance(**fields: Any) -> Provenance:

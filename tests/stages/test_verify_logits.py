@@ -20,7 +20,7 @@ from tiny_models import file_names, randomise
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.merging.logit_proof import LogitProof
-from vlmflow.merging.merge import merge_adapter
+from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn
@@ -49,7 +49,7 @@ def write_run(folder: Path, vision: bool, update: float = 0.1, stored: str = "au
     model = get_peft_model(whole, lora)
     randomise(model, update)
     model.save_pretrained(folder / "adapter")
-    merge_adapter(base, folder / "adapter", folder / "merged", file_names(base), 2)
+    merge_weights(base, folder / "adapter", folder / "merged", file_names(base), 2)
     Image.new("RGB", (96, 64), "green").save(folder / "square.png")
     return folder
 

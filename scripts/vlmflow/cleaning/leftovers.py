@@ -14,6 +14,7 @@ from vlmflow.config.model import Config
 from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
+from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import UNFINISHED
@@ -22,7 +23,8 @@ from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
 from vlmflow.reports.accounts import Provenance
 from vlmflow.training.accounts import TrainingReport
-from vlmflow.training.checkpoint import read_checkpoint, refuse_changed_adapter
+from vlmflow.training.checkpoint import read_checkpoint
+from vlmflow.training.released import read_release
 
 RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")
 """A run folder's name: the digest of its training, with a number if it was set aside."""
@@ -91,7 +93,7 @@ def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
         stage: read_account(folder / "checkpoints" / run / stage / "report.json", TrainingReport)
         for stage in ("smoke", "full")
     }
-    refuse_changed_adapter(folder / "checkpoints" / run / "full")
+    read_release(folder / "checkpoints" / run / "full")
     merged = folder / "merged" / run
     provenance, proof = read_account(merged / "provenance.json", Provenance), read_proof(folder / "verified" / run)
     again = "run the same command again"
@@ -152,8 +154,8 @@ def _of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[L
 def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftover]:
     """Yield all checkpoints but the last and the best one, if both of these can be read."""
     kept = {f"checkpoint-{report.steps}", f"checkpoint-{report.best.step}"}
-    strategy = strategy_of(report.strategy)
-    if all(read_checkpoint(output / name, report.world_size, strategy) for name in kept):
+    strategy, tuner = strategy_of(report.strategy), tuner_of(report.tuner)
+    if all(read_checkpoint(output / name, report.world_size, strategy, tuner) for name in kept):
         for place in _folders(output):
             if place.name.startswith("checkpoint-") and place.name not in kept:
                 yield Leftover(place, f"neither the last nor the best checkpoint ({', '.join(sorted(kept))})")

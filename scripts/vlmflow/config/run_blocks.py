@@ -23,3 +23,4 @@ class TrainBlock(Settings):
     device: str
     processes: int
     strategy: str
+    tuner: str

@@ -1,12 +1,14 @@
 """The settings of one run: model, data set, and how it is trained, gated and verified."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from vlmflow.config import tuners
 from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
 from vlmflow.config.swift_args import check_argument, check_init_weights, check_template
+from vlmflow.config.tuners import LORA, TUNERS, tuner_of
 
 TEXT_ARGS = (
     *("template", "template_backend", "use_chat_template", "agent_template", "system"),
@@ -16,8 +18,13 @@ TEXT_ARGS = (
 """ms-swift's arguments (4.6, TemplateArguments) that change what a row's text and pictures become."""
 
 
+FLASH_ATTENTION = ("flash_attention_2", "flash_attention_3")
+
+ModelPart = Literal["vision_tower", "aligner", "language_model"]
+
+
 class LoraSettings(Settings):
-    """The adapter."""
+    """The adapter, of the tuners lora and qlora."""
 
     rank: Positive = 16
     """Rank r of the two factors A (r × in) and B (out × r)."""
@@ -29,19 +36,23 @@ class LoraSettings(Settings):
     """Dropout on the adapter's input."""
 
     target_modules: Annotated[list[Annotated[str, Field(pattern=r"^[^-]")]], Field(min_length=1)] = ["all-linear"]
-    """The layers that get an adapter: names, or all-linear for every linear layer that is not frozen."""
-
-    freeze_vit: bool = True
-    """Leave the vision tower as it is."""
-
-    freeze_aligner: bool = True
-    """Leave the layers between the vision tower and the language model as they are."""
+    """The layers that get an adapter: names, or all-linear for every linear layer that is not frozen (train.freeze)."""
 
     rslora: bool = False
     """Scale by alpha / √r (rank-stabilised LoRA, arXiv:2312.03732)."""
 
     dora: bool = False
     """Learn magnitude and direction separately (DoRA, arXiv:2402.09353)."""
+
+
+class QuantisationSettings(Settings):
+    """How the tuner qlora quantises the frozen model (bitsandbytes, arXiv:2305.14314)."""
+
+    type: Literal["nf4", "fp4"] = "nf4"
+    """The 4-bit type: nf4 has its values where normally distributed weights are."""
+
+    double: bool = True
+    """Quantise the scales of the blocks too: 0.37 bit less per weight."""
 
 
 class TrainSettings(Settings):
@@ -101,13 +112,35 @@ class TrainSettings(Settings):
     gradient_checkpointing: bool = True
     """Trade time for memory: recompute activations in the backward pass."""
 
-    attention: Literal["sdpa", "eager", "flash_attn"] = "sdpa"
-    """The attention kernel; install flash_attn by hand (the package index has no wheel)."""
+    attention: Literal["sdpa", "eager", *FLASH_ATTENTION] = "sdpa"  # type: ignore[valid-type]  # names of a table
+    """The attention kernel. Those of flash attention are experimental and need packages that the locked environment
+    does not have: docs/training.md."""
+
+    padding_free: bool = False
+    """Train the rows of a batch as one sequence without padding; needs flash attention."""
+
+    packing: bool = False
+    """Pack rows into sequences of at most max_length tokens before the training; needs flash attention. A row of a step
+    is then a sequence of several rows."""
+
+    group_by_length: bool = False
+    """Give all processes rows of similar length at each step, so that none waits for the longest."""
+
+    liger: bool = False
+    """Use Liger's kernels: less memory for logits. Experimental; needs the package liger-kernel and a C compiler."""
+
+    sequence_parallel: Positive = 1
+    """How many processes share each row. Experimental; needs flash attention."""
 
     dataloader_workers: Annotated[int, Field(ge=0), EXPONENT_FORM] = 4
     """Processes per trainer that load and scale pictures."""
 
+    freeze: list[ModelPart] = ["vision_tower", "aligner"]
+    """The parts of the model that stay as they are. aligner: the layers between the vision tower and the language
+    model."""
+
     lora: LoraSettings = LoraSettings()
+    quantisation: QuantisationSettings = QuantisationSettings()
 
     swift_args: dict[Annotated[str, AfterValidator(check_argument)], str | int | float | bool] = {}
     """Further arguments of `swift sft`, with their whole names; one that the workflow sets itself, that would break the
@@ -121,6 +154,26 @@ class TrainSettings(Settings):
         if "init_weights" in swift_args:
             check_init_weights(swift_args["init_weights"])
         return swift_args
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        if set(self.freeze) == set(get_args(ModelPart)):
+            raise ValueError(f"freeze: {', '.join(self.freeze)} are all parts of the model; nothing would be trained")
+        return self
+
+    @model_validator(mode="after")
+    def _sequences_without_padding_have_flash_attention(self) -> Self:
+        if self.attention in FLASH_ATTENTION:
+            return self
+        for name in ("padding_free", "packing"):
+            if getattr(self, name):
+                raise ValueError(f"{name}: needs attention {' or '.join(FLASH_ATTENTION)}, not {self.attention}")
+        if self.sequence_parallel > 1:
+            raise ValueError(
+                f"sequence_parallel: {self.sequence_parallel} needs attention {' or '.join(FLASH_ATTENTION)}, not "
+                f"{self.attention}"
+            )
+        return self
 
     @property
     def evaluate_every(self) -> int:
@@ -150,11 +203,11 @@ class VerifySettings(Settings):
     """What is compared before the merged weights get their name."""
 
     logits: bool = True
-    """Compare the logits of base + adapter and of the merged weights on real rows, on the run's device.
-    Without it the proof is by tensors only, for models that do not fit in memory."""
+    """Compare the logits of base + adapter (tuner full: those that the trainer stored) and of the merged weights on
+    real rows, on the run's device. Without it the proof is by tensors only, for models that do not fit in memory."""
 
     rows: Positive = 4
-    """How many rows of the val split are compared."""
+    """How many rows of the val split are compared; with tuner full, the trainer stores 8."""
 
 
 class ResourceSettings(Settings):
@@ -190,6 +243,16 @@ class RunSettings(Settings):
         Field(description=meanings()),
     ] = DDP.name
 
+    tuner: Annotated[
+        Literal[*TUNERS],  # type: ignore[valid-type]  # the names of a table
+        Field(description=tuners.meanings()),
+    ] = LORA.name
+
+    experimental: bool = False
+    """Allow what no test proves to the end (train, kill, resume, merge, verify): a pair of tuner and strategy that
+    docs/training.md does not list, flash attention, Liger's kernels, sequence_parallel. The log and the model card say
+    so."""
+
     over_long: Literal["refuse", "leave_out", "shorten"] = "refuse"
     """What to do with rows of more than train.max_length tokens, before a GPU is requested. refuse: the run stops and
     names them. leave_out: they are not trained; `fitted/RUN/over_long.jsonl` names each. shorten (timestep form only):
@@ -197,7 +260,7 @@ class RunSettings(Settings):
 
     cached_dataset: bool = False
     """Let ms-swift read all rows and pictures once, in a pod without GPUs, and train from the result. It is worthwhile
-    when every length is needed before the first step: with the swift_args packing or group_by_length, each start would
+    when every length is needed before the first step: with train.packing or train.group_by_length, each start would
     read all pictures (for a text model, tokenize all rows) while the GPUs wait."""
 
     train: TrainSettings = TrainSettings()
@@ -214,3 +277,35 @@ class RunSettings(Settings):
                 f"strategy {self.strategy} needs device {' or '.join(devices)}; on {self.device} use {instead}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _experiments_are_allowed(self) -> Self:
+        found = experiments(self.tuner, self.strategy, self.train)
+        if found and not self.experimental:
+            raise ValueError(
+                f"experimental, because no test proves it: {'; '.join(found)} (set experimental: true in the run to "
+                "train it all the same)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parallel_processes_share_rows_evenly(self) -> Self:
+        if self.processes % self.train.sequence_parallel:
+            raise ValueError(
+                f"train.sequence_parallel: {self.train.sequence_parallel} does not divide processes: {self.processes}"
+            )
+        return self
+
+
+def experiments(tuner: str, strategy: str, train: TrainSettings) -> list[str]:
+    """Return what is experimental in a run, for people: [] if all of it is supported."""
+    found = []
+    if strategy not in (supported := tuner_of(tuner).strategies):
+        found.append(f"tuner {tuner} with strategy {strategy} (supported: {', '.join(supported)})")
+    if train.attention in FLASH_ATTENTION:
+        found.append(f"train.attention {train.attention}")
+    if train.liger:
+        found.append("train.liger")
+    if train.sequence_parallel > 1:
+        found.append(f"train.sequence_parallel {train.sequence_parallel}")
+    return found

@@ -12,9 +12,6 @@ tests, and the trainings in `tests/stages/test_strategies_train.py`, run for eve
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-"""peft's name for the file with an adapter's weights."""
-
 
 @dataclass(frozen=True)
 class Strategy:
@@ -28,9 +25,10 @@ class Strategy:
     states: the files of a checkpoint in which torch.save stored the optimizer and the model, as patterns. Each pattern
     must match at least one file, and all that match must open. {rank}: one for every process. {latest}: the folder that
     the checkpoint's file `latest` names.
-    adapter: the file of a checkpoint with the adapter's complete weights, whatever is sharded.
-    compares_ranks: every process holds the whole adapter, and these copies are compared before each checkpoint.
+    compares_ranks: every process holds all trained weights, and these copies are compared before each checkpoint.
     shards_weights: the processes share the base's weights, in equal parts; otherwise each holds all of them.
+    keeps_masters: with weights of 16 bit it trains copies of them in float32 of its own. Without such copies, updates
+    that are smaller than a step of the type would be rounded away.
     """
 
     name: str
@@ -38,9 +36,9 @@ class Strategy:
     arguments: Mapping[str, str | int | float | bool]
     devices: tuple[str, ...]
     states: tuple[str, ...]
-    adapter: str = ADAPTER_WEIGHTS
     compares_ranks: bool = False
     shards_weights: bool = False
+    keeps_masters: bool = True
 
     def weights_of_each(self, weights_mb: int, processes: int) -> int:
         """Return the MB of the base's weights that each process holds. weights_mb: all of them."""
@@ -54,6 +52,7 @@ DDP = Strategy(
     devices=("cuda", "cpu"),
     states=("optimizer.pt",),
     compares_ranks=True,
+    keeps_masters=False,
 )
 
 # DeepSpeed writes `latest` when all ranks are done (deepspeed/runtime/engine.py, `save_checkpoint`).

@@ -4,7 +4,8 @@ import difflib
 import functools
 from pathlib import Path
 
-from vlmflow.config.strategies import ZERO3, argument_names
+from vlmflow.config import strategies, tuners
+from vlmflow.config.strategies import ZERO3
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
@@ -19,17 +20,28 @@ SET_BY_THE_WORKFLOW = {
     "cached_val_dataset": "runs.NAME.cached_dataset",
     "output_dir": "stores.runs",
     "resume_from_checkpoint": "resuming from the newest whole checkpoint",
-    "tuner_type": "training LoRA only",
+    **dict.fromkeys(tuners.argument_names(), "runs.NAME.tuner"),
     "lora_rank": "train.lora.rank",
     "lora_alpha": "train.lora.alpha",
     "lora_dropout": "train.lora.dropout",
     "target_modules": "train.lora.target_modules",
-    "freeze_vit": "train.lora.freeze_vit",
-    "freeze_aligner": "train.lora.freeze_aligner",
+    "freeze_vit": "train.freeze",
+    "freeze_aligner": "train.freeze",
+    "freeze_llm": "train.freeze",
+    "bnb_4bit_quant_type": "train.quantisation.type",
+    "bnb_4bit_use_double_quant": "train.quantisation.double",
+    "bnb_4bit_compute_dtype": "train.dtype",
     "use_rslora": "train.lora.rslora",
     "use_dora": "train.lora.dora",
     "torch_dtype": "train.dtype",
+    "bf16": "train.dtype",
+    "fp16": "train.dtype",
     "attn_impl": "train.attention",
+    "padding_free": "train.padding_free",
+    "packing": "train.packing",
+    "group_by_length": "train.group_by_length",
+    "use_liger_kernel": "train.liger",
+    "sequence_parallel_size": "train.sequence_parallel",
     "max_steps": "train.max_steps",
     "num_train_epochs": "train.epochs",
     "learning_rate": "train.learning_rate",
@@ -59,7 +71,7 @@ SET_BY_THE_WORKFLOW = {
     "dataloader_pin_memory": "runs.NAME.device",
     "ddp_backend": "runs.NAME.device",
     "use_cpu": "runs.NAME.device",
-    **dict.fromkeys(argument_names(), "runs.NAME.strategy"),
+    **dict.fromkeys(strategies.argument_names(), "runs.NAME.strategy"),
     "check_model": "training offline",
     "add_version": "stores.runs",
     "report_to": "its report and TensorBoard's files in the run folder",

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from vlmflow.config.strategies import ADAPTER_WEIGHTS
+from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.adapter_config import ADAPTER_CONFIG, TRAIN_OTHERWISE, AdapterConfig, read_adapter_config
+from vlmflow.merging.adapter_config import TRAIN_OTHERWISE, AdapterConfig, read_adapter_config
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, SafetensorsFile, TensorEntry, read_header, read_tensor
 
 PREFIX = "base_model.model."
@@ -56,6 +56,10 @@ class Adapter:
 
     config: AdapterConfig
     weights: SafetensorsFile
+
+    def place(self, key: str) -> tuple[Path, TensorEntry]:
+        """Return the file of a tensor, and its place there."""
+        return self.weights.path, self.weights.tensors[key]
 
 
 def read_adapter(folder: Path) -> Adapter:

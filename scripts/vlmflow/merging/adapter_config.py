@@ -13,10 +13,9 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from vlmflow.config.swift_args import HARMLESS_INITS
+from vlmflow.config.tuners import ADAPTER_CONFIG
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-
-ADAPTER_CONFIG = "adapter_config.json"
 
 SAY_NOTHING_OF_THE_MERGE = frozenset(
     {

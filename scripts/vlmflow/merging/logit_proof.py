@@ -99,10 +99,7 @@ def _sums(
 ) -> dict[str, float]:
     """Return, for some positions, the sums that the proof is made of."""
     # A shift of all logits of a position changes no probability, so it does not count as a difference.
-    plain, expected, rounded, found = (
-        logits.double() - logits.mean(dim=1, keepdim=True, dtype=torch.double)
-        for logits in (plain, expected, rounded, found)
-    )
+    plain, expected, rounded, found = map(centred, (plain, expected, rounded, found))
     (best, second), (choice, _) = (of_two.T for of_two in expected.topk(2, dim=1))
     clear = best - second > allowed * best
     same = choice == found.argmax(dim=1)
@@ -118,6 +115,11 @@ def _sums(
         "clear disagreements": (clear & ~same).sum(),
     }
     return {name: value.item() for name, value in sums.items()}
+
+
+def centred(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits (positions by vocabulary) in float64, less their mean at each position."""
+    return logits.double() - logits.mean(dim=1, keepdim=True, dtype=torch.double)
 
 
 def judge(proof: LogitProof, merged: Path, exact: bool) -> str:

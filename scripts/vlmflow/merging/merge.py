@@ -1,4 +1,4 @@
-"""Adds an adapter's updates to the weights of its base model, shard by shard.
+"""Brings what was trained into the weights of the base model, shard by shard: an adapter, or trained weights.
 
 The merged folder has the base's layout: the same files, the same header in each shard, each tensor at the same offset.
 The kernel copies untouched bytes. Touched tensors pass through memory in blocks of rows, which threads share, so memory
@@ -9,14 +9,16 @@ on the number of cores.
 import errno
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sync, whole_folder
 from vlmflow.core.progress import Progress
@@ -31,6 +33,7 @@ from vlmflow.merging.safetensors_file import (
     write_rows,
 )
 from vlmflow.merging.threads import run_in_order
+from vlmflow.merging.trained_model import TrainedModel
 
 BLOCK_ELEMENTS = 1 << 19
 """Elements in one step of the arithmetic: 2 MB in float32, which fits into a core's cache."""
@@ -43,37 +46,41 @@ KERNEL_CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 log = logging.getLogger(__name__)
 
 
-def merge_adapter(base: Path, adapter: Path, merged: Path, files: Collection[str], threads: int) -> None:
-    """Write base + adapter to the folder `merged`, which appears complete or not at all.
+def merge_weights(
+    base: Path, released: Path, merged: Path, files: Collection[str], threads: int, tuner: Tuner = LORA
+) -> None:
+    """Write base + adapter, or the trained weights, to the folder `merged`, which appears complete or not at all.
 
     base: the base model's folder. files: the names of the model's files in it.
-    adapter: the folder with adapter_model.safetensors and adapter_config.json.
+    released: the folder with the files that a training with `tuner` releases (`training.released`).
     threads: the number of cores to use.
 
     A touched tensor is computed in float32 and rounded once, to the base's type.
 
-    Raises VlmflowError if base or adapter is damaged, they do not fit, the adapter is of a kind that cannot be merged,
-    a merged number is not finite, or the disk is too small.
+    Raises VlmflowError if an input is damaged, they do not fit, the adapter is of a kind that cannot be merged, a
+    merged number is not finite, or the disk is too small.
     """
-    plan = plan_merge(base, adapter, files)
-    weights, trained, tensors, updates = plan.weights, plan.adapter, plan.tensors, plan.updates
+    plan = plan_merge(base, released, files, tuner)
+    weights, trained, tensors, updates = plan.weights, plan.trained, plan.tensors, plan.updates
     for name in weights.left_out:
         log.info("%s: left out, because it would still hold the unmerged weights", base / name)
-    log.info("the adapter touches %d of %d tensors", len(updates), len(tensors))
+    log.info("the training touches %d of %d tensors", len(updates), len(tensors))
     others = {name: (base / name).stat().st_size for name in weights.others}
     total = sum(others.values()) + sum(shard.size for shard in weights.shards.values())
     with (
         whole_folder(merged) as folder,
-        trained.weights.path.open("rb") as adapter_file,
+        ExitStack() as sources,
         ThreadPoolExecutor(1) as syncer,
         Progress(f"merge {merged}", total, "bytes") as progress,
     ):
         require_free_disk(folder, total, "the merged model")
+        places = {trained.place(update.replacement)[0] for update in updates.values() if update.replacement}
+        descriptors = {place: sources.enter_context(place.open("rb")).fileno() for place in places}
         synced = []
         for name in [*others, *weights.shards]:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (base / name).open("rb") as source, (folder / name).open("xb") as target:
-                files_open = OpenFiles(source.fileno(), adapter_file.fileno(), target.fileno())
+                files_open = OpenFiles(source.fileno(), descriptors, target.fileno())
                 if name in others:
                     tasks = _copies(files_open, 0, others[name])
                 else:
@@ -92,10 +99,10 @@ Task = Callable[[], int]
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """The file descriptors that a task reads and writes at given offsets."""
+    """The file descriptors that a task reads and writes at given offsets; trained: of files that replace tensors."""
 
     base: int
-    adapter: int
+    trained: Mapping[Path, int]
     merged: int
 
 
@@ -107,11 +114,11 @@ class Terms:
     right: torch.Tensor | None
     scale: float
     magnitude: torch.Tensor | None
-    replacement: TensorEntry | None
+    replacement: tuple[Path, TensorEntry] | None
 
 
 def _shard_tasks(
-    files: OpenFiles, shard: SafetensorsFile, adapter: Adapter, updates: dict[str, Update]
+    files: OpenFiles, shard: SafetensorsFile, trained: Adapter | TrainedModel, updates: dict[str, Update]
 ) -> Iterator[Task]:
     """Yield the work on one shard as tasks, in the order of its bytes."""
     copied = 0
@@ -119,7 +126,7 @@ def _shard_tasks(
         if update := updates.get(entry.name):
             yield from _copies(files, copied, entry.begin)
             copied = entry.end
-            terms = _load_terms(adapter, update)
+            terms = _load_terms(trained, update)
             row_bytes = entry.columns * FLOAT_TYPES[entry.dtype].itemsize
             rows = max(1, TASK_BYTES // max(1, row_bytes))
             for first in range(0, entry.rows, rows):
@@ -157,10 +164,12 @@ def _copy_bytes(files: OpenFiles, begin: int, end: int) -> int:
     return end - begin
 
 
-def _load_terms(adapter: Adapter, update: Update) -> Terms:
-    left, right = load_factors(adapter, update) if update.factors else (None, None)
-    magnitude = load_finite(adapter, update.magnitude) if update.magnitude else None
-    replacement = adapter.weights.tensors[update.replacement] if update.replacement else None
+def _load_terms(trained: Adapter | TrainedModel, update: Update) -> Terms:
+    replacement = trained.place(update.replacement) if update.replacement else None
+    if isinstance(trained, TrainedModel):
+        return Terms(None, None, 1.0, None, replacement)
+    left, right = load_factors(trained, update) if update.factors else (None, None)
+    magnitude = load_finite(trained, update.magnitude) if update.magnitude else None
     return Terms(left, right, update.scale, magnitude, replacement)
 
 
@@ -168,7 +177,10 @@ def _merge_rows(files: OpenFiles, entry: TensorEntry, terms: Terms, begin: int, 
     """Write rows `begin` to `end` of a touched tensor; returns the number of bytes written."""
     dtype = FLOAT_TYPES[entry.dtype]
     step = min(end - begin, max(1, BLOCK_ELEMENTS // max(1, entry.columns)))
-    start, source = (terms.replacement, files.adapter) if terms.replacement else (entry, files.base)
+    source, start = files.base, entry
+    if terms.replacement:
+        place, start = terms.replacement
+        source = files.trained[place]
     # One set of buffers per task, so that the kernel does not have to allocate memory for every block.
     all_read = torch.empty((step, entry.columns), dtype=FLOAT_TYPES[start.dtype])
     all_values = torch.empty((step, entry.columns))

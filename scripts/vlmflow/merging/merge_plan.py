@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 
+from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.merging.adapter import Adapter, Update, load_factors, plan_updates, read_adapter
 from vlmflow.merging.model_weights import ModelWeights, read_model_weights
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, TensorEntry, read_rows
+from vlmflow.merging.trained_model import TrainedModel, plan_replacements, read_trained_model
 from vlmflow.training.accounts import PlannedMerge
 
 SAMPLED_TENSORS = 16
@@ -23,10 +25,10 @@ VISIBLE = 0.75
 
 @dataclass(frozen=True)
 class MergePlan:
-    """weights, tensors: those of the base. adapter: its configuration and header. updates: by the base's tensor."""
+    """weights, tensors: those of the base. trained: what the training released. updates: by the base's tensor."""
 
     weights: ModelWeights
-    adapter: Adapter
+    trained: Adapter | TrainedModel
     tensors: dict[str, TensorEntry]
     updates: dict[str, Update]
 
@@ -45,36 +47,52 @@ class MergePlan:
     def rounding_leaves(self) -> float | None:
         """Return the median share of the update that rounding keeps, <round(W + s·BA) - W, s·BA> / |s·BA|².
 
-        It is measured on a sample of plain low-rank updates; None if there are none, or the adapter changed nothing.
+        It is measured on a sample of plain low-rank updates; after a training of the weights themselves, on a sample of
+        these, with their change in the place of s·BA. None if there are none, or the training changed nothing.
         """
-        plain = sorted(name for name, update in self.updates.items() if update.factors and not update.magnitude)
+        plain = sorted(name for name, update in self.updates.items() if not update.magnitude and self._is_plain(update))
         chosen = plain[:: max(1, len(plain) // SAMPLED_TENSORS)]
         files = {name: file.path for file in self.weights.shards.values() for name in file.tensors}
         shares = [share for name in chosen if (share := self._share(name, files[name])) is not None]
         return round(statistics.median(shares), 3) if shares else None
 
+    def _is_plain(self, update: Update) -> bool:
+        return bool(update.factors) or isinstance(self.trained, TrainedModel)
+
     def _share(self, name: str, file: Path) -> float | None:
         entry, update = self.tensors[name], self.updates[name]
-        left, right = load_factors(self.adapter, update)
         rows = min(SAMPLED_ROWS, entry.rows)
-        stored = torch.empty((rows, entry.columns), dtype=FLOAT_TYPES[entry.dtype])
-        with file.open("rb") as source:
-            read_rows(source.fileno(), entry, 0, stored)
-        change = update.scale * left[:rows] @ right
+        stored = _first_rows(file, entry, rows)
+        if isinstance(self.trained, TrainedModel):
+            change = _first_rows(*self.trained.place(name), rows).float() - stored.float()
+        else:
+            left, right = load_factors(self.trained, update)
+            change = update.scale * left[:rows] @ right
         kept = (stored.float() + change).to(stored.dtype).float() - stored.float()
         squared = change.double().square().sum().item()
         return (kept.double() * change).sum().item() / squared if squared else None
 
 
-def plan_merge(base: Path, adapter: Path, files: Collection[str]) -> MergePlan:
-    """Read base and adapter without their weights, and return the plan of their merge.
+def plan_merge(base: Path, released: Path, files: Collection[str], tuner: Tuner = LORA) -> MergePlan:
+    """Read the base and what a training released, without their weights, and return the plan of their merge.
 
-    base: the base model's folder. files: the names of the model's files in it. adapter: the folder with
-    adapter_model.safetensors and adapter_config.json.
+    base: the base model's folder. files: the names of the model's files in it. released: the folder with the files that
+    a training with `tuner` releases (`training.released`).
 
     Raises VlmflowError if either is damaged, they do not fit, or the adapter is of a kind that cannot be merged.
     """
     weights = read_model_weights(base, files)
-    trained = read_adapter(adapter)
     tensors = weights.tensors()
-    return MergePlan(weights, trained, tensors, plan_updates(trained, tensors, weights.config))
+    if tuner.trains_adapter:
+        adapter = read_adapter(released)
+        return MergePlan(weights, adapter, tensors, plan_updates(adapter, tensors, weights.config))
+    model = read_trained_model(released)
+    return MergePlan(weights, model, tensors, plan_replacements(model, tensors, weights.config))
+
+
+def _first_rows(file: Path, entry: TensorEntry, rows: int) -> torch.Tensor:
+    """Return the first rows of a tensor, as a matrix in its own type."""
+    stored = torch.empty((rows, entry.columns), dtype=FLOAT_TYPES[entry.dtype])
+    with file.open("rb") as source:
+        read_rows(source.fileno(), entry, 0, stored)
+    return stored

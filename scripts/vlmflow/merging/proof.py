@@ -37,6 +37,18 @@ COMMIT_VARIABLE = "VLMFLOW_COMMIT"
 """The environment variable with the commit if there is no checkout, as in an image."""
 
 
+class ChangedTensors(msgspec.Struct, frozen=True):
+    """Touched tensors of one kind. name: that of a tensor, with * for each number. tensors, numbers: how many.
+
+    changed_share: the share of the numbers that differ from the base's after rounding.
+    """
+
+    name: str
+    tensors: int
+    numbers: int
+    changed_share: float
+
+
 class TensorProof(msgspec.Struct, frozen=True):
     """The result of `verify_tensors`.
 
@@ -45,6 +57,7 @@ class TensorProof(msgspec.Struct, frozen=True):
     changed_share: the share of the numbers in touched tensors that differ from the base's after rounding.
     largest_deviation: from the sum in float64, beyond the error of float32, in ulps of the stored type; at most 0.5.
     largest_deviation_tensor: the tensor with it; "" if there is none.
+    kinds: the touched tensors by kind.
     """
 
     shards: int
@@ -54,10 +67,29 @@ class TensorProof(msgspec.Struct, frozen=True):
     changed_share: float
     largest_deviation: float
     largest_deviation_tensor: str
+    kinds: list[ChangedTensors]
+
+
+class QuantisationEffect(msgspec.Struct, frozen=True):
+    """How the model with a quantised base, as it was trained, differs from the one with the unquantised base.
+
+    layers: how many were quantised. type, double: as in `runs.NAME.train.quantisation`. deviation: root mean square of
+    the difference of the logits, as a share of their spread. top1_agreement: share of the positions at which the best
+    token is the same.
+    """
+
+    layers: int
+    type: str
+    double: bool
+    deviation: float
+    top1_agreement: float
 
 
 class LogitProof(msgspec.Struct, frozen=True):
-    """The result of `verify_logits`; `logit_proof` judges the figures.
+    """The result of `verify_logits` or `verify_stored_logits`; `logit_proof` judges the figures.
+
+    After a training of the model's own weights, read the trained model in the trainer for "base + adapter", and the
+    checkpoint for "peft's own merge".
 
     verdict: "agree"; or "inconclusive" if rounding hides the adapter's effect and explains what is missing.
     rows, positions: compared rows, and token positions in them.
@@ -70,6 +102,7 @@ class LogitProof(msgspec.Struct, frozen=True):
     effect_rounded: share that peft's own merge shows, rounded to the stored type; 1 if rounding hides nothing.
     top1_agreement: share of the positions at which the best token is the same.
     clear_positions: positions with a clear best token. clear_disagreements: those with another best token.
+    quantisation: its effect; null if the base was not quantised for the training.
     """
 
     verdict: str
@@ -86,6 +119,7 @@ class LogitProof(msgspec.Struct, frozen=True):
     top1_agreement: float
     clear_positions: int
     clear_disagreements: int
+    quantisation: QuantisationEffect | None = None
 
 
 class Checks(msgspec.Struct, frozen=True):

@@ -1,4 +1,7 @@
-"""Verifies, tensor by tensor, that a folder has base + adapter and nothing else.
+"""Verifies, tensor by tensor, that a folder has the base and what was trained, and nothing else.
+
+What was trained is an adapter, or the weights themselves. Those must be the checkpoint's, rounded once to the base's
+type; all others must be the base's, in the folder and in the checkpoint too.
 
 It does not use the merge's arithmetic: the safetensors package opens the files, the scale comes from peft's own
 configuration, and sums are computed in float64. A touched tensor may deviate from such a sum by
@@ -10,20 +13,21 @@ configuration, and sums are computed in float64. A touched tensor may deviate fr
   Schwarz. With DoRA the same error enters the row's length, and three more roundings follow.
 """
 
-import math
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from peft import LoraConfig
-from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError, safe_open
 
+from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
-from vlmflow.merging.proof import TensorProof
+from vlmflow.merging.expected_tensors import Expected, TrainedWeights, Updates
+from vlmflow.merging.proof import ChangedTensors, TensorProof
 from vlmflow.merging.threads import run_in_order
 from vlmflow.merging.verify_files import MERGE_AGAIN, verify_files
 
@@ -40,21 +44,6 @@ DORA_ROUNDINGS = 3
 
 
 @dataclass(frozen=True)
-class Expected:
-    """The required value of a touched tensor: magnitude ⊙ V / ‖V‖, V = start + scale · left · right, in float64.
-
-    lengths: those of right's columns.
-    """
-
-    start: torch.Tensor
-    left: torch.Tensor | None = None
-    right: torch.Tensor | None = None
-    lengths: torch.Tensor | None = None
-    scale: float = 0.0
-    magnitude: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Compared:
     """The result of comparing some rows of one tensor."""
 
@@ -68,11 +57,13 @@ class Compared:
 Task = Callable[[], Compared]
 
 
-def verify_tensors(base: Path, adapter: Path, merged: Path, files: Collection[str], threads: int) -> TensorProof:
-    """Compare the folder `merged` with base + adapter.
+def verify_tensors(
+    base: Path, released: Path, merged: Path, files: Collection[str], threads: int, tuner: Tuner = LORA
+) -> TensorProof:
+    """Compare the folder `merged` with base + adapter, or with the trained weights.
 
     base: the base model's folder. files: the names of the model's files in it.
-    adapter: the folder with adapter_model.safetensors and adapter_config.json.
+    released: the folder with the files that a training with `tuner` releases (`training.released`).
     threads: the number of cores to use.
 
     Raises VlmflowError with file and tensor at the first fault: a missing, new or changed file, a shard with another
@@ -80,80 +71,59 @@ def verify_tensors(base: Path, adapter: Path, merged: Path, files: Collection[st
     """
     shards = verify_files(base, merged, files)
     total = sum((base / name).stat().st_size for name in shards)
-    updates = Updates(adapter)
+    updates = Updates(released) if tuner.trains_adapter else TrainedWeights(released)
     names: dict[str, bool] = {}
-    touched = changed = 0
+    numbers: Counter[str] = Counter()
+    changed: Counter[str] = Counter()
     worst = Compared("", 0)
     with Progress(f"verify {merged}", total, "bytes") as progress:
         for name in shards:
             try:
                 for result in run_in_order(_shard_tasks(base / name, merged / name, updates), threads):
                     names[result.tensor] = bool(result.touched) or names.get(result.tensor, False)
-                    touched, changed = touched + result.touched, changed + result.changed
+                    numbers[result.tensor] += result.touched
+                    changed[result.tensor] += result.changed
                     worst = max(worst, result, key=lambda compared: compared.deviation)
                     progress.advance(result.bytes)
             except SafetensorError as error:
                 raise VlmflowError(f"{merged / name}: {error}", MERGE_AGAIN) from None
     if updates.unused:
         raise VlmflowError(f"{updates.path}: {min(updates.unused)} matches no tensor of the base", MERGE_AGAIN)
+    if not tuner.trains_adapter and not changed.total():
+        raise VlmflowError(
+            f"{merged}: not one of {numbers.total():,} trained numbers differs from the base's",
+            "raise runs.NAME.train.learning_rate, or train more steps: every update was rounded away",
+        )
     return TensorProof(
         shards=len(shards),
         tensors=len(names),
         touched=sum(names.values()),
         untouched=len(names) - sum(names.values()),
-        changed_share=changed / touched if touched else 0.0,
+        changed_share=changed.total() / numbers.total() if numbers.total() else 0.0,
         largest_deviation=worst.deviation,
         largest_deviation_tensor=worst.tensor,
+        kinds=_kinds(names, numbers, changed),
     )
 
 
-class Updates:
-    """The adapter's tensors by the base's names; `unused` are those not requested yet."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "adapter_model.safetensors"
-        self.config = LoraConfig.from_pretrained(str(folder))
-        self._file = safe_open(self.path, framework="pt")
-        self.unused = set(self._file.keys())
-
-    def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
-        """Return the required value of the base's tensor `name`; None if the adapter does not touch it."""
-        module, _, kind = name.rpartition(".")
-        start = self._take(f"{module}.base_layer.{kind}") or self._take(name)
-        linear = self._take(f"{module}.lora_A.weight", f"{module}.lora_B.weight") if kind == "weight" else None
-        transposed = self.config.fan_in_fan_out
-        if kind == "weight" and linear is None:
-            linear = self._take(f"{module}.lora_embedding_A", f"{module}.lora_embedding_B")
-            transposed = True
-        if linear is None:
-            return Expected(*start) if start else None
-        a, b = (factor.double() for factor in linear)
-        left, right = (a.T, b.T) if transposed else (b, a)
-        return Expected(
-            start=start[0] if start else weight,
-            left=left,
-            right=right,
-            lengths=torch.linalg.vector_norm(right, dim=0),
-            scale=self._scale(module),
-            magnitude=(self._take(f"{module}.lora_magnitude_vector") or [None])[0],
+def _kinds(names: dict[str, bool], numbers: Counter[str], changed: Counter[str]) -> list[ChangedTensors]:
+    """Join the touched tensors whose names differ only in numbers. names: whether each tensor is touched."""
+    kinds: dict[str, list[str]] = {}
+    for name, touched in names.items():
+        if touched:
+            kinds.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)
+    return [
+        ChangedTensors(
+            name=kind,
+            tensors=len(tensors),
+            numbers=sum(numbers[name] for name in tensors),
+            changed_share=sum(changed[name] for name in tensors) / max(1, sum(numbers[name] for name in tensors)),
         )
-
-    def _take(self, *names: str) -> list[torch.Tensor] | None:
-        """Return tensors that belong together, or None if one is missing or already used."""
-        keys = [f"base_model.model.{name}" for name in names]
-        if not self.unused.issuperset(keys):
-            return None
-        self.unused.difference_update(keys)
-        return [self._file.get_tensor(key) for key in keys]
-
-    def _scale(self, module: str) -> float:
-        config = self.config
-        rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, module), config.r)
-        alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, module), config.lora_alpha)
-        return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
+        for kind, tensors in kinds.items()
+    ]
 
 
-def _shard_tasks(base: Path, merged: Path, updates: Updates) -> Iterator[Task]:
+def _shard_tasks(base: Path, merged: Path, updates: Updates | TrainedWeights) -> Iterator[Task]:
     """Yield the comparison of two shards as tasks; the tensors are views of the mapped files."""
     with safe_open(base, framework="pt") as base_file, safe_open(merged, framework="pt") as merged_file:
         for name in base_file.keys():  # noqa: SIM118 (no mapping)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
@@ -58,14 +59,22 @@ def provenance(
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card's facts. fitted: the numbers of training rows, for people. datasets: the hub's names of the data."""
+    """The card's facts. fitted: the numbers of training rows, for people. datasets: the hub's names of the data.
+
+    trains_adapter: whether an adapter was trained, or the model's own weights. tags: the hub's, for search.
+    """
 
     facts: Provenance
     fitted: str
     datasets: list[str]
+    trains_adapter: bool
+    tags: list[str]
 
 
 def model_card(facts: Provenance) -> str:
     """Return the README.md of merged weights from their provenance, with the hub's metadata block on top."""
     fitted = ", ".join(f"{split.lengths.rows:,} {name}" for name, split in facts.smoke.fitted.items())
-    return render("card/card.md.jinja", ModelCard(facts, fitted, hub_datasets(facts.rights)))
+    tuner = tuner_of(facts.training.tuner)
+    tags = ["vlmflow", *([tuner.name, "merged"] if tuner.trains_adapter else ["full-fine-tuning"])]
+    card = ModelCard(facts, fitted, hub_datasets(facts.rights), tuner.trains_adapter, tags)
+    return render("card/card.md.jinja", card)

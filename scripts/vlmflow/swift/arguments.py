@@ -8,6 +8,7 @@ from typing import Self
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import Strategy
+from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.rows.training_data import TrainingData
 
@@ -50,6 +51,7 @@ class Training:
     device: str
     processes: int
     strategy: Strategy
+    tuner: Tuner = LORA
     cached: Path | None = None
 
     def digest(self) -> str:
@@ -72,6 +74,7 @@ class Training:
             "model": asdict(self.model) | {"folder": str(self.model.folder)},
             "processes": self.processes,
             "device": self.device,
+            "tuner": self.tuner.name,
             "strategy": self.strategy.name,
             "settings": self.settings.model_dump(mode="json"),
         }
@@ -81,23 +84,25 @@ class Training:
         return as_words({**self._values(), **self.settings.swift_args})
 
     def _values(self) -> dict[str, object]:
-        settings, lora = self.settings, self.settings.lora
+        settings = self.settings
         length = {"max_steps": settings.max_steps} if settings.max_steps else {"num_train_epochs": settings.epochs}
         cpu = {"use_cpu": True} if self.device == "cpu" else {}
         # Without use_cpu, two CPU processes each train their own copy, and end with code 0.
         return {
             "model_type": self.model.model_type,
-            "tuner_type": "lora",
-            "lora_rank": lora.rank,
-            "lora_alpha": lora.alpha,
-            "lora_dropout": lora.dropout,
-            "target_modules": lora.target_modules,
-            "freeze_vit": lora.freeze_vit,
-            "freeze_aligner": lora.freeze_aligner,
-            "use_rslora": lora.rslora,
-            "use_dora": lora.dora,
-            "torch_dtype": settings.dtype,
+            **self.tuner.arguments,
+            **(self._adapter() if self.tuner.trains_adapter else {}),
+            **(self._quantisation() if self.tuner.quantises else {}),
+            "freeze_vit": "vision_tower" in settings.freeze,
+            "freeze_aligner": "aligner" in settings.freeze,
+            "freeze_llm": "language_model" in settings.freeze,
+            **self._types(),
             "attn_impl": settings.attention,
+            "padding_free": settings.padding_free,
+            "packing": settings.packing,
+            "group_by_length": settings.group_by_length,
+            "use_liger_kernel": settings.liger,
+            "sequence_parallel_size": settings.sequence_parallel,
             **length,
             "learning_rate": settings.learning_rate,
             "lr_scheduler_type": settings.lr_scheduler,
@@ -131,6 +136,39 @@ class Training:
             "add_version": False,  # it would add a folder named after the time
             "report_to": "tensorboard",
             "callbacks": CALLBACK,
+        }
+
+    def _adapter(self) -> dict[str, object]:
+        lora = self.settings.lora
+        return {
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": lora.dropout,
+            "target_modules": lora.target_modules,
+            "use_rslora": lora.rslora,
+            "use_dora": lora.dora,
+        }
+
+    def _quantisation(self) -> dict[str, object]:
+        return {
+            "bnb_4bit_quant_type": self.settings.quantisation.type,
+            "bnb_4bit_use_double_quant": self.settings.quantisation.double,
+            "bnb_4bit_compute_dtype": self.settings.dtype,
+        }
+
+    def _types(self) -> dict[str, object]:
+        """The type in which the weights are loaded, and that in which most operations compute.
+
+        If the model's own weights are trained in 16 bit and the strategy keeps no float32 copies of them, they are
+        loaded in float32. Both flags are always given: for float32 ms-swift would compute in float16 on a GPU
+        (arguments/base_args/model_args.py, `_init_mixed_precision`).
+        """
+        dtype = self.settings.dtype
+        in_float32 = not self.tuner.trains_adapter and not self.strategy.keeps_masters
+        return {
+            "torch_dtype": "float32" if in_float32 else dtype,
+            "bf16": dtype == "bfloat16",
+            "fp16": dtype == "float16",
         }
 
 

@@ -22,12 +22,15 @@ from swift.callbacks import callbacks_map
 from swift.callbacks.base import TrainerCallback
 
 from vlmflow.config.strategies import strategy_of
+from vlmflow.config.tuners import tuner_of
 from vlmflow.core.files import whole_file
 from vlmflow.swift.arguments import CALLBACK
-from vlmflow.trainer.events import Begin, End, Event, Log, as_line
+from vlmflow.trainer.events import Begin, End, Event, Log, Model, as_line
 from vlmflow.trainer.history import STATE, evaluated, stalled
+from vlmflow.trainer.model_layers import layers_of
 from vlmflow.trainer.orders import Orders
 from vlmflow.trainer.ranks import gather, peak_memory, refuse_different_weights
+from vlmflow.trainer.stored_logits import store_with_each_checkpoint
 
 LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
 
@@ -57,6 +60,8 @@ class Watch(TrainerCallback):
         self.trainer = trainer
         self.log_save_evaluate = trainer._maybe_log_save_evaluate
         trainer._maybe_log_save_evaluate = self._log_save_evaluate
+        if not tuner_of(orders.tuner).trains_adapter:
+            store_with_each_checkpoint(trainer)
         self.evaluate = trainer._evaluate
         trainer._evaluate = self._evaluate
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -84,6 +89,7 @@ class Watch(TrainerCallback):
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         tokens = int(state.num_input_tokens_seen)
         self._write(Begin(state.global_step, state.max_steps, tokens, args.world_size, mode, device))
+        self._write(Model(state.global_step, layers_of(self.trainer.model)))
         if state.global_step and self._lacks_evaluation(args, state):
             self._evaluate_now(args, state, control)
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.trainer.model_layers import Layers
 
 
 class Begin(msgspec.Struct, frozen=True, tag_field="event", tag="begin"):
@@ -21,6 +22,13 @@ class Begin(msgspec.Struct, frozen=True, tag_field="event", tag="begin"):
     world_size: int
     parallel_mode: str
     device: str
+
+
+class Model(msgspec.Struct, frozen=True, tag_field="event", tag="model"):
+    """The model of the session that just began. layers: of all kinds."""
+
+    step: int
+    layers: list[Layers]
 
 
 class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
@@ -44,7 +52,7 @@ class End(msgspec.Struct, frozen=True, tag_field="event", tag="end"):
     peak_memory: list[int]
 
 
-Event = Begin | Log | End
+Event = Begin | Model | Log | End
 
 
 def as_line(event: Event) -> str:

@@ -13,13 +13,14 @@ PROGRESS = "progress.jsonl"
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """The orders.
 
-    folder: the absolute path of the run folder. processes: the number of trainers. strategy: its name in
-    `config/strategies`. early_stop_after: evaluations in a row without a lower loss after which the training ends;
+    folder: the absolute path of the run folder. processes: the number of trainers. tuner, strategy: their
+    names in `config`. early_stop_after: evaluations in a row without a lower loss after which the training ends;
     null: never.
     """
 
     folder: str
     processes: int
+    tuner: str
     strategy: str
     early_stop_after: int | None
 

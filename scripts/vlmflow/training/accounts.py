@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from vlmflow.lengths.accounts import FittedSplit, SplitLengths
 from vlmflow.trainer.history import StepLoss
+from vlmflow.trainer.model_layers import Layers
 
 
 class Best(msgspec.Struct, frozen=True):
@@ -20,14 +21,13 @@ class TrainingDigests(msgspec.Struct, frozen=True):
     """The digests of a training's inputs and outputs.
 
     job: `Training.digest`, the name of its run folder. data, model: `TrainingData.digest`, `BaseModel.digest`.
-    adapter, adapter_config: SHA-256 of the best checkpoint's files.
+    released: SHA-256 of the released files of the best checkpoint, by name.
     """
 
     job: str
     data: str
     model: str
-    adapter: str
-    adapter_config: str
+    released: dict[str, str]
 
 
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +38,10 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: spent in training steps and evaluations over all sessions, without start-up. tokens: those trained on,
     without padding. tokens_per_second: null if no time was measured.
     peak_memory: bytes per process of the last session; none if that did not end by itself.
-    losses: of every step; left out in `provenance.json`. eval_losses: of every evaluation, on the val split.
-    settings: the run's `train` block. versions: of packages, by name.
+    layers: of the model, by kind. losses: of every step; left out in `provenance.json`. eval_losses: of every
+    evaluation, on the val split.
+    tuner, strategy: their names. experimental: what no test proves, for people. settings: the run's `train` block.
+    versions: of packages, by name.
     """
 
     steps: int
@@ -53,11 +55,14 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     tokens_per_second: float | None
     peak_memory: list[int]
+    layers: list[Layers]
     losses: list[StepLoss] | UnsetType = UNSET
     eval_losses: list[StepLoss]
     best: Best
     settings: dict[str, Any]
+    tuner: str
     strategy: str
+    experimental: list[str]
     digests: TrainingDigests
     versions: dict[str, str]
     run_folder: str

@@ -17,17 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from vlmflow.config.strategies import ADAPTER_WEIGHTS, Strategy
-from vlmflow.core.account import read_account
+from vlmflow.config.strategies import Strategy
+from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import sha256_of
-from vlmflow.core.integrity import refuse_changed
 from vlmflow.trainer.history import STATE, evaluated, stalled
-from vlmflow.training.accounts import TrainingReport
-
-ADAPTER_CONFIG = "adapter_config.json"
+from vlmflow.training.released import kinds_of, released_files
 
 log = logging.getLogger("vlmflow")
 
@@ -55,14 +51,10 @@ DAMAGED_ZIP = (zipfile.BadZipFile, EOFError, RuntimeError, struct.error, zlib.er
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint.
-
-    strategy: the strategy that trained it.
-    """
+    """A complete checkpoint."""
 
     folder: Path
     state: TrainerState
-    strategy: Strategy
 
     @property
     def step(self) -> int:
@@ -90,17 +82,18 @@ class Checkpoint:
         return self.step < self.target and stalled(self.state.log_history, early_stop_after)
 
 
-def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) -> Checkpoint | None:
+def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
     """Return the newest complete checkpoint under `output`, or None.
 
-    processes: the number of trainers that wrote it; each saves the state of its random numbers. strategy: how they
-    trained. Newer checkpoints that a kill or a full disk left incomplete are removed. One that was saved to its end but
-    lacks a kind of file has another form, and may be somebody's work: it is moved to `aside`, a folder beside `output`.
+    processes: the number of trainers that wrote it; each saves the state of its random numbers. strategy, tuner: how
+    they trained. Newer checkpoints that a kill or a full disk left incomplete are removed. One that was saved to its
+    end but lacks a kind of file has another form, and may be somebody's work: it is moved to `aside`, a folder beside
+    `output`.
     """
     for folder in sorted(filter(_is_checkpoint, output.glob("checkpoint-*")), key=_step_of_folder, reverse=True):
-        if (checkpoint := read_checkpoint(folder, processes, strategy)) is not None:
+        if (checkpoint := read_checkpoint(folder, processes, strategy, tuner)) is not None:
             return checkpoint
-        missing = missing_kinds(folder, strategy)
+        missing = missing_kinds(folder, strategy, tuner)
         if not missing or STATE in missing:
             log.warning(f"{folder}: incomplete; removed")
             shutil.rmtree(folder)
@@ -113,24 +106,23 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy) ->
     return None
 
 
-def missing_kinds(folder: Path, strategy: Strategy) -> list[str]:
+def missing_kinds(folder: Path, strategy: Strategy, tuner: Tuner = LORA) -> list[str]:
     """Return the kinds of files that a checkpoint lacks. The trainer's state is written last."""
     states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
-    kinds = [strategy.adapter, ADAPTER_CONFIG, *states, "scheduler.pt", "rng_state*.pth", STATE]
+    kinds = [*kinds_of(tuner), *states, "scheduler.pt", "rng_state*.pth", STATE]
     return [kind for kind in kinds if not any(folder.glob(kind))]
 
 
-def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpoint | None:
+def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
     """Return the checkpoint in `folder`, or None if a file is missing or incomplete.
 
-    processes: the number of trainers that wrote it. strategy: how they trained.
+    processes: the number of trainers that wrote it. strategy, tuner: how they trained.
 
     Raises VlmflowError if the trainer's state has another form than transformers gives it.
     """
     try:
         state = json.loads((folder / STATE).read_bytes())
-        json.loads((folder / ADAPTER_CONFIG).read_bytes())
-        _open_every_tensor(folder / strategy.adapter)
+        released_files(folder, tuner)
         for file in _torch_files(folder, processes, strategy):
             with zipfile.ZipFile(file) as archive:
                 if archive.testzip() is not None:
@@ -138,48 +130,12 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy) -> Checkpo
     except (OSError, ValueError, SafetensorError, *DAMAGED_ZIP):
         return None
     try:
-        return Checkpoint(folder, msgspec.convert(state, TrainerState), strategy)
+        return Checkpoint(folder, msgspec.convert(state, TrainerState))
     except msgspec.ValidationError as error:
         raise VlmflowError(
             f"{folder / STATE}: {error}",
             f"another version of transformers may have written it: move {folder} away and run the same command again",
         ) from None
-
-
-def copy_adapter(checkpoint: Checkpoint, target: Path) -> None:
-    """Copy the files that peft needs, readable by others (transformers writes weights with mode 0600)."""
-    shutil.copyfile(checkpoint.folder / checkpoint.strategy.adapter, target / ADAPTER_WEIGHTS)
-    shutil.copyfile(checkpoint.folder / ADAPTER_CONFIG, target / ADAPTER_CONFIG)
-
-
-def adapter_digests(folder: Path, weights: str = ADAPTER_WEIGHTS) -> dict[str, str]:
-    """Return the SHA-256 of an adapter's weights and of its configuration, by their keys in report.json.
-
-    weights: the name of the file with the weights.
-    """
-    return {"adapter": sha256_of(folder / weights), "adapter_config": sha256_of(folder / ADAPTER_CONFIG)}
-
-
-def refuse_changed_adapter(full: Path) -> None:
-    """Refuse an adapter in `checkpoints/RUN/full` that has changed since the training.
-
-    Raises VlmflowError with the names of the files.
-    """
-    recorded = read_account(full / "report.json", TrainingReport).digests
-    refuse_changed(
-        "adapter files",
-        full,
-        {ADAPTER_WEIGHTS: recorded.adapter, ADAPTER_CONFIG: recorded.adapter_config},
-        f"adapters/{full.parent.name}",
-        f"remove {full} and run the same command again: it is copied from its run folder",
-    )
-
-
-def _open_every_tensor(file: Path) -> None:
-    """Raise an error if the file lacks a part of a tensor in its header."""
-    with safe_open(file, framework="numpy") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (no mapping)
-            tensors.get_slice(name)
 
 
 def _torch_files(folder: Path, processes: int, strategy: Strategy) -> list[Path]:

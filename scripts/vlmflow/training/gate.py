@@ -10,6 +10,7 @@ from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.swift.arguments import Training
+from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Check, FullRun, Gate, PlannedMerge, TrainingReport
 from vlmflow.training.smoke import SmokeRows
 from vlmflow.training.steps import Steps
@@ -17,6 +18,9 @@ from vlmflow.training.steps import Steps
 EVALUATION_COST = 0.5
 """The cost of an evaluated token relative to a trained one: the forward pass without the backward pass."""
 
+
+QUANTISED = "Linear4bit"
+"""The class of bitsandbytes' layers: two weights in a byte."""
 
 SINGLE_STEPS = 8
 """With fewer steps than this, a quarter of them is a single step."""
@@ -45,6 +49,7 @@ def judge(
         Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
         Check(f"{processes} process(es) train together", report.world_size == processes, report.parallel_mode),
         Check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
+        *_checks_of_layers(report.layers, full),
     ]
     evaluated = len(report.eval_losses) * sum(row.tokens for row in chosen.val)
     work_per_second = (report.tokens + EVALUATION_COST * evaluated) / report.seconds
@@ -96,6 +101,22 @@ def estimate(
         seconds=seconds,
         readable=f"{at_most}{steps} steps, {tokens:,} tokens, {clock(seconds)}{untrained}",
     )
+
+
+def _checks_of_layers(layers: list[Layers], full: Training) -> list[Check]:
+    """Check that frozen parts of the model are not trained, and that a quantised base is in memory as such."""
+    frozen = full.settings.freeze
+    trained_there = [each for each in layers if each.part in frozen and each.trained]
+    what = f"{', '.join(frozen) or 'no part'} of the model is frozen"
+    checks = [Check(what, not trained_there, "; ".join(f"{each.name} is trained" for each in trained_there))]
+    if full.tuner.quantises:
+        linear = [each for each in layers if each.part == "language_model" and each.kind.startswith("Linear")]
+        packed = [each for each in linear if each.kind == QUANTISED and each.bytes <= each.parameters * 0.51]
+        others = [each.name for each in linear if each not in packed and not each.name.endswith("lm_head")]
+        count, total = sum(each.count for each in packed), sum(each.bytes for each in packed)
+        detail = f"{count} layers in 4 bit, {total / 1e6:,.1f} MB" + (f"; not: {', '.join(others)}" if others else "")
+        checks.append(Check("the base is quantised", bool(packed) and not others, detail))
+    return checks
 
 
 def _finite(values: list[float]) -> bool:

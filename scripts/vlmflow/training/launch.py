@@ -23,7 +23,8 @@ from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer import process as trainer
-from vlmflow.trainer.events import Begin, Event, Log, read_event
+from vlmflow.trainer.events import Begin, Event, Log, Model, read_event
+from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.trainer.orders import Orders
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
@@ -100,6 +101,7 @@ def command(training: Training, folder: RunFolder, resume: Path | None) -> list[
     orders = Orders(
         folder=str(folder.path.absolute()),
         processes=training.processes,
+        tuner=training.tuner.name,
         strategy=training.strategy.name,
         early_stop_after=training.settings.early_stop_after,
     )
@@ -166,6 +168,8 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
             ended = trainers.poll() is not None
             for event in _new_events(lines):
                 newest.take(event)
+                if isinstance(event, Model):
+                    log.info(f"{what}: {what_is_trained(event.layers)}")
             line = report_line(newest)
             if line != shown and (ended or time.monotonic() - shown_at >= interval):
                 shown_at, shown = time.monotonic(), line

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.strategies import strategy_of
+from vlmflow.config.tuners import tuner_of
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
 
@@ -27,5 +28,5 @@ def plan_training(
     """
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
     base = BaseModel.read(model, settings.model_type)
-    strategy = strategy_of(settings.strategy)
-    return Training(data, base, settings.train, settings.device, settings.processes, strategy, cached)
+    strategy, tuner = strategy_of(settings.strategy), tuner_of(settings.tuner)
+    return Training(data, base, settings.train, settings.device, settings.processes, strategy, tuner, cached)

@@ -4,12 +4,13 @@ import importlib.metadata
 import math
 from pathlib import Path
 
+from vlmflow.config.run_settings import experiments
 from vlmflow.core.errors import VlmflowError
 from vlmflow.swift.arguments import Training
-from vlmflow.trainer.events import Begin, End, Event, Log, read_events
+from vlmflow.trainer.events import Begin, End, Event, Log, Model, read_events
 from vlmflow.trainer.history import logged
 from vlmflow.training.accounts import Best, TrainingDigests, TrainingReport
-from vlmflow.training.checkpoint import adapter_digests
+from vlmflow.training.released import digests_of
 from vlmflow.training.train import Trained
 
 PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
@@ -28,6 +29,7 @@ def report(training: Training, trained: Trained) -> TrainingReport:
             f"{trained.folder.progress}: no session begins in it",
             f"restore the file; or remove {trained.folder.path} and run the same command again: it trains from step 0",
         )
+    models = [event for event in events if isinstance(event, Model)]
     seconds, tokens = _effort(events)
     state = trained.last.state
     return TrainingReport(
@@ -42,16 +44,19 @@ def report(training: Training, trained: Trained) -> TrainingReport:
         tokens=tokens,
         tokens_per_second=round(tokens / seconds, 1) if seconds else None,
         peak_memory=ends[-1].peak_memory if ends else [],
+        layers=models[-1].layers if models else [],
         losses=logged(state.log_history, "loss"),
         eval_losses=logged(state.log_history, "eval_loss"),
         best=Best(trained.best.step, math.nan if state.best_metric is None else state.best_metric),
         settings=training.settings.model_dump(mode="json"),
+        tuner=training.tuner.name,
         strategy=training.strategy.name,
+        experimental=experiments(training.tuner.name, training.strategy.name, training.settings),
         digests=TrainingDigests(
             job=training.digest(),
             data=training.data.digest,
             model=training.model.digest,
-            **adapter_digests(trained.best.folder, trained.best.strategy.adapter),
+            released=digests_of(trained.best.folder, training.tuner),
         ),
         versions={package: importlib.metadata.version(package) for package in PACKAGES},
         run_folder=str(trained.folder.path),

@@ -70,7 +70,7 @@ def train(training: Training, runs: Path, threads: int, what: str, resumes: bool
                 f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
                 f"validation loss than step {_step_of(last.best)}'s (early_stop_after)"
             )
-        best = read_checkpoint(last.best, training.processes, training.strategy)
+        best = read_checkpoint(last.best, training.processes, training.strategy, training.tuner)
         if best is None:
             raise VlmflowError(
                 f"{last.best}: the best checkpoint can no longer be read",
@@ -93,7 +93,7 @@ def _launch(
 
 
 def _newest(training: Training, folder: RunFolder) -> Checkpoint | None:
-    return newest_whole_checkpoint(folder.output, training.processes, training.strategy)
+    return newest_whole_checkpoint(folder.output, training.processes, training.strategy, training.tuner)
 
 
 def _step_of(checkpoint: Path) -> int:

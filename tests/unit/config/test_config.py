@@ -131,7 +131,11 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r.strategy", "fsdp", f"'fsdp' is not allowed; it must be one of {', '.join(STRATEGIES)}"),
         ("runs.r.train.max_steps", "many", "must be a whole number at least 1 or null"),
         ("runs.r.train.lora.target_modules", "q_proj", "'q_proj' is not allowed; it must be a list"),
-        ("runs.r.train.swift_args", {"packing": [1]}, "must be a text or a whole number or a number or true or false"),
+        (
+            "runs.r.train.swift_args",
+            {"system": [1]},
+            "must be a text or a whole number or a number or true or false",
+        ),
         ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 or null"),
         ("datasets.fire", {"kind": "fire"}, "datasets.fire.train: missing; it must be a text"),
         ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' after the '@' is not a full commit"),

@@ -25,7 +25,7 @@ from tiny_models import (
 )
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging import verify_tensors as module
-from vlmflow.merging.merge import merge_adapter
+from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.verify_tensors import TensorProof, verify_tensors
 
 TOUCHED = "model.layers.1.mlp.down_proj.weight"
@@ -35,7 +35,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def merge_and_verify(base: Path, adapter: Path, merged: Path) -> TensorProof:
-    merge_adapter(base, adapter, merged, file_names(base), 2)
+    merge_weights(base, adapter, merged, file_names(base), 2)
     return verify_tensors(base, adapter, merged, file_names(base), 2)
 
 
@@ -65,7 +65,7 @@ def merge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("merge")
     base = write_base(folder / "base", torch.bfloat16)
     adapter = write_adapter(base, folder / "adapter")
-    merge_adapter(base, adapter, folder / "merged", file_names(base), 2)
+    merge_weights(base, adapter, folder / "merged", file_names(base), 2)
     return folder
 
 

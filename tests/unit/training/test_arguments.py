@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import STRATEGIES, strategy_of
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
+from vlmflow.config.tuners import TUNERS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
@@ -152,7 +153,7 @@ def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
         job(device="cpu"),
         job(strategy="zero2"),
         job(image_max_tokens=64),
-        job(swift_args={"packing": True}),
+        job(swift_args={"use_cache": True}),
         job(early_stop_after=3),
         job(data=other_data),
     ):
@@ -161,8 +162,9 @@ def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
 
 def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
     """The configuration refuses every argument that any training sets."""
-    assert value(job(swift_args={"packing": True}).arguments(), "packing") == "true"
+    assert value(job(swift_args={"use_cache": True}).arguments(), "use_cache") == "true"
     jobs = [job(strategy=name) for name in STRATEGIES]
+    jobs += [replace(job(), tuner=tuner) for tuner in TUNERS.values()]
     jobs += [job(device="cpu"), job(max_steps=1), replace(job(), cached=Path("cached"))]
     words = [word for one in jobs for word in command(one, RunFolder(Path("run")), resume=Path("checkpoint-1"))]
     torchruns = {"standalone", "nproc_per_node=4"}
@@ -170,7 +172,8 @@ def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("use_cache", "--model=/another"), ("use_liger_kernel", "--push_to_hub"), ("system", "-- Hello")]
+    ("name", "text"),
+    [("use_cache", "--model=/another"), ("agent_template", "--push_to_hub"), ("system", "-- Hello")],
 )
 def test_a_text_that_looks_like_an_argument_stays_a_value(name: str, text: str) -> None:
     """ms-swift takes the word behind a name that needs no value for an argument of its own."""

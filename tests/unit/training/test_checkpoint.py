@@ -6,7 +6,8 @@ import pytest
 from checkpoints import checkpoint
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
-from vlmflow.training.checkpoint import Checkpoint, TrainerState, copy_adapter, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.checkpoint import Checkpoint, TrainerState, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.released import release
 
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
 
@@ -88,7 +89,7 @@ def test_a_training_ends_early_or_at_its_evaluated_last_step(
     """The losses are in the checkpoint, where a resumed training reads them."""
     history = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses, 1) if loss is not None]
     state = TrainerState(len(losses), 5, log_history=[{"step": 1, "loss": 4.0}, *history])
-    found = Checkpoint(Path("checkpoint"), state, DDP)
+    found = Checkpoint(Path("checkpoint"), state)
     assert (found.ended(early_stop_after), found.ended_early(early_stop_after)) == (ended, early)
 
 
@@ -109,7 +110,7 @@ def test_a_published_adapter_is_readable_for_others(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, 10)
     (folder / "adapter_model.safetensors").chmod(0o600)
     (tmp_path / "out").mkdir()
-    copy_adapter(read_checkpoint(folder, 2, DDP), tmp_path / "out")
+    release(read_checkpoint(folder, 2, DDP).folder, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES[:2])
     assert all(path.stat().st_mode & 0o044 for path in (tmp_path / "out").iterdir())
 

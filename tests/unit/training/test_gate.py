@@ -54,7 +54,7 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
         text = browser.evaluate("document.body.innerText")
         marks = browser.evaluate("[...document.querySelectorAll('.mark')].map(m => m.ariaLabel)")
     assert text.count(hostile) == 4, "as the run, in the name of its other page, as a detail, as a row"
-    assert "1 of 6 checks failed" in text
+    assert "1 of 7 checks failed" in text
     assert [mark == "passed" for mark in marks] == [check.passed for check in gate.checks]
 
 

@@ -1,6 +1,5 @@
 """Every training strategy: its settings, its ms-swift arguments, and its complete checkpoints."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from vlmflow.config.strategies import DDP, STRATEGIES, ZERO2, ZERO3, Strategy, n
 from vlmflow.config.swift_args import names
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.checkpoint import copy_adapter, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.checkpoint import newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.released import release
 
 SAVED = {
     "ddp": ["optimizer.pt"],
@@ -91,9 +91,8 @@ def test_the_doctor_counts_what_each_gpu_holds() -> None:
 def test_its_checkpoint_is_complete(tmp_path: Path, strategy: Strategy) -> None:
     folder = checkpoint(tmp_path, 20, states=SAVED[strategy.name])
     assert newest_whole_checkpoint(tmp_path, 2, strategy) == read_checkpoint(folder, 2, strategy)
-    assert read_checkpoint(folder, 2, strategy).strategy is strategy
     (tmp_path / "handed-on").mkdir()
-    copy_adapter(read_checkpoint(folder, 2, strategy), tmp_path / "handed-on")
+    release(read_checkpoint(folder, 2, strategy).folder, tmp_path / "handed-on")
     assert len(list((tmp_path / "handed-on").iterdir())) == 2
 
 
@@ -123,14 +122,3 @@ def test_a_checkpoint_of_another_strategy_is_kept_aside(tmp_path: Path, caplog: 
         (kept,) = (output.parent / "aside").iterdir()
         assert lacks in caplog.text
         assert read_checkpoint(kept, 2, other) is not None
-
-
-def test_the_adapter_is_read_from_the_file_with_its_complete_weights(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, 20)
-    (folder / "whole").mkdir()
-    (folder / "adapter_model.safetensors").rename(folder / "whole" / "weights.safetensors")
-    elsewhere = replace(DDP, adapter="whole/weights.safetensors")
-    assert read_checkpoint(folder, 2, DDP) is None
-    (tmp_path / "handed-on").mkdir()
-    copy_adapter(read_checkpoint(folder, 2, elsewhere), tmp_path / "handed-on")
-    assert (tmp_path / "handed-on" / "adapter_model.safetensors").stat().st_size

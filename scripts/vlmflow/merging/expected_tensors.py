@@ -1,0 +1,112 @@
+"""The values that a proven folder's tensors must have: base + adapter, or the trained weights.
+
+It uses neither the merge's arithmetic nor its reader: the safetensors package opens the files, and the scale comes from
+peft's own configuration.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig
+from peft.utils.other import get_pattern_key
+from safetensors import safe_open
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.trainer.trained_tensors import TRAINED
+
+FROZEN_ROWS = 1 << 12
+"""Rows of a frozen tensor that are compared with the checkpoint's at a time."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The required value of a touched tensor: magnitude ⊙ V / ‖V‖, V = start + scale · left · right, in float64.
+
+    lengths: those of right's columns.
+    """
+
+    start: torch.Tensor
+    left: torch.Tensor | None = None
+    right: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+    scale: float = 0.0
+    magnitude: torch.Tensor | None = None
+
+
+class Updates:
+    """The adapter's tensors by the base's names; `unused` are those not requested yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "adapter_model.safetensors"
+        self.config = LoraConfig.from_pretrained(str(folder))
+        self._file = safe_open(self.path, framework="pt")
+        self.unused = set(self._file.keys())
+
+    def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
+        """Return the required value of the base's tensor `name`; None if the adapter does not touch it."""
+        module, _, kind = name.rpartition(".")
+        start = self._take(f"{module}.base_layer.{kind}") or self._take(name)
+        linear = self._take(f"{module}.lora_A.weight", f"{module}.lora_B.weight") if kind == "weight" else None
+        transposed = self.config.fan_in_fan_out
+        if kind == "weight" and linear is None:
+            linear = self._take(f"{module}.lora_embedding_A", f"{module}.lora_embedding_B")
+            transposed = True
+        if linear is None:
+            return Expected(*start) if start else None
+        a, b = (factor.double() for factor in linear)
+        left, right = (a.T, b.T) if transposed else (b, a)
+        return Expected(
+            start=start[0] if start else weight,
+            left=left,
+            right=right,
+            lengths=torch.linalg.vector_norm(right, dim=0),
+            scale=self._scale(module),
+            magnitude=(self._take(f"{module}.lora_magnitude_vector") or [None])[0],
+        )
+
+    def _take(self, *names: str) -> list[torch.Tensor] | None:
+        """Return tensors that belong together, or None if one is missing or already used."""
+        keys = [f"base_model.model.{name}" for name in names]
+        if not self.unused.issuperset(keys):
+            return None
+        self.unused.difference_update(keys)
+        return [self._file.get_tensor(key) for key in keys]
+
+    def _scale(self, module: str) -> float:
+        config = self.config
+        rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, module), config.r)
+        alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, module), config.lora_alpha)
+        return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
+
+
+class TrainedWeights:
+    """A checkpoint's trained tensors by the base's names; `unused` are those not requested yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / TRAINED
+        self.unused = set(json.loads(self.path.read_bytes())["tensors"])
+        files = [safe_open(path, framework="pt") for path in folder.glob("model*.safetensors")]
+        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (no mapping)
+
+    def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
+        """Return the required value of the base's tensor `name`; None if it was frozen.
+
+        Raises VlmflowError if it was frozen, but the checkpoint has other numbers than the base.
+        """
+        if name in self.unused:
+            self.unused.discard(name)
+            return Expected(self._files[name].get_tensor(name))
+        if name in self._files:
+            kept = self._files[name].get_tensor(name)
+            for first in range(0, max(1, len(kept)) if kept.ndim else 1, FROZEN_ROWS):
+                rows = slice(first, first + FROZEN_ROWS) if kept.ndim else ...
+                if not torch.equal(kept[rows], weight[rows].to(kept.dtype)):
+                    raise VlmflowError(
+                        f"{self.path.parent}: tensor {name} is frozen (runs.NAME.train.freeze), but the training "
+                        "changed it",
+                        "report this: the trainer must not touch frozen weights",
+                    )
+        return None

@@ -1,0 +1,104 @@
+"""The layers of a loaded model, by kind: which of them are trained, and in which form they are in memory."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from vlmflow.config.run_settings import ModelPart
+
+OF_PEFT = re.compile(r"lora_.*|base_layer|modules_to_save|original_module")
+"""Parts of a parameter's name that peft adds behind the name of the layer."""
+
+OF_WRAPPERS = {"_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"}
+
+LEAST_SHARE = 0.005
+"""The share of a model's parameters from which on people want to know that a kind of layer is not trained."""
+
+
+class Layers(msgspec.Struct, frozen=True):
+    """The layers of one kind.
+
+    name: that of a layer, with * for each number. kind: the class of the layer in the base model. count: how many.
+    parameters: numbers that their weights hold. bytes: of these weights in memory, over all processes that share them.
+    trained: numbers that are trained in them: of an adapter, or of the weights themselves.
+    """
+
+    name: str
+    kind: str
+    count: int
+    parameters: int
+    bytes: int
+    trained: int
+
+    @property
+    def part(self) -> ModelPart:
+        """The part of the model to which they belong, by the names of Qwen-VL's layers in transformers."""
+        if re.match(r"(model\.)?visual\.(merger|deepstack_merger_list)\b", self.name):
+            return "aligner"
+        return "vision_tower" if re.match(r"(model\.)?visual\b", self.name) else "language_model"
+
+
+def layers_of(model: Any) -> list[Layers]:
+    """Return the layers of a model of transformers, with an adapter of peft or without, in the model's own order."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        layer, is_adapters = _layer_of(name)
+        group = found.setdefault(
+            re.sub(r"(?<=\.)\d+(?=\.|$)", "*", layer),
+            {"kind": "", "layers": set(), "parameters": 0, "bytes": 0, "trained": 0},
+        )
+        group["layers"].add(layer)
+        numbers = _numbers(parameter)
+        if not is_adapters:
+            group["kind"] = group["kind"] or _kind(model, name)
+            group["parameters"] += numbers
+            group["bytes"] += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        if parameter.requires_grad:
+            group["trained"] += numbers
+    return [
+        Layers(name, group["kind"], len(group["layers"]), group["parameters"], group["bytes"], group["trained"])
+        for name, group in found.items()
+    ]
+
+
+def what_is_trained(layers: Sequence[Layers]) -> str:
+    """Return a line for people: how many numbers are trained, in which kinds of layers, and in which large ones not."""
+    total, trained = sum(each.parameters for each in layers), sum(each.trained for each in layers)
+    within = dict.fromkeys(_last_name(each) for each in layers if each.trained)
+    without = [
+        f"{each.name} ({each.parameters / total:.0%} of the model)"
+        for each in layers
+        if not each.trained and each.parameters >= LEAST_SHARE * total
+    ]
+    line = (
+        f"{trained:,} numbers are trained beside or among the model's {total:,}, in {', '.join(within) or 'no layer'}"
+    )
+    return f"{line}; not trained: {', '.join(without)}" if without else line
+
+
+def _last_name(layers: Layers) -> str:
+    """Return the name of a layer in its block: q_proj."""
+    return next(part for part in reversed(layers.name.split(".")) if part != "*")
+
+
+def _layer_of(parameter: str) -> tuple[str, bool]:
+    """Return the name in the base model of the layer to which a parameter belongs, and whether it is an adapter's."""
+    parts = [part for part in parameter.removeprefix("base_model.model.").split(".") if part not in OF_WRAPPERS]
+    for place, part in enumerate(parts):
+        if OF_PEFT.fullmatch(part):
+            return ".".join(parts[:place]), part.startswith("lora_")
+    return ".".join(parts[:-1]), False
+
+
+def _numbers(parameter: Any) -> int:
+    """Return how many numbers a parameter holds: also one that is quantised, or shared by DeepSpeed's processes."""
+    if getattr(parameter, "quant_state", None) is not None:
+        return int(parameter.quant_state.shape.numel())
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _kind(model: Any, parameter: str) -> str:
+    """Return the class of the layer that holds a parameter."""
+    return type(model.get_submodule(parameter.rpartition(".")[0])).__name__
