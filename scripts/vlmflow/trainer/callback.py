@@ -29,6 +29,7 @@ from vlmflow.trainer.events import Begin, End, Event, Log, Model, as_line
 from vlmflow.trainer.history import STATE, evaluated, stalled
 from vlmflow.trainer.model_layers import layers_of
 from vlmflow.trainer.orders import Orders
+from vlmflow.trainer.quantised_layers import keep_their_form
 from vlmflow.trainer.ranks import gather, peak_memory, refuse_different_weights
 from vlmflow.trainer.stored_logits import store_with_each_checkpoint
 
@@ -89,6 +90,7 @@ class Watch(TrainerCallback):
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         tokens = int(state.num_input_tokens_seen)
         self._write(Begin(state.global_step, state.max_steps, tokens, args.world_size, mode, device))
+        keep_their_form(self.trainer.model)
         self._write(Model(state.global_step, layers_of(self.trainer.model)))
         if state.global_step and self._lacks_evaluation(args, state):
             self._evaluate_now(args, state, control)

@@ -1,0 +1,135 @@
+"""Trainings of tiny models with the real trainer, on rows without or with pictures; one is killed, and resumes."""
+
+import json
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from PIL import Image
+
+from tiny_models import file_names
+from vlmflow.config.run_settings import QuantisationSettings, TrainSettings
+from vlmflow.config.strategies import DDP, Strategy
+from vlmflow.config.tuners import LORA, Tuner
+from vlmflow.core.errors import VlmflowError
+from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.merging.merge import merge_weights
+from vlmflow.merging.proof import LogitProof, TensorProof
+from vlmflow.merging.verify_logits import verify_logits
+from vlmflow.merging.verify_stored_logits import verify_stored_logits
+from vlmflow.merging.verify_tensors import verify_tensors
+from vlmflow.rows.chat import IMAGE_TAG, Turn
+from vlmflow.rows.data_rows import Row
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.trainer.events import Log, read_events
+from vlmflow.training.released import release
+from vlmflow.training.train import Trained, train
+
+WORDS = ("red", "green", "blue", "one", "two", "three")
+PICTURES = ("red", "green", "blue")
+IMAGE_MAX_TOKENS = 16
+
+QUICK = {
+    "learning_rate": 1e-2,
+    "gradient_accumulation_steps": 1,
+    "gradient_checkpointing": False,
+    "dataloader_workers": 0,
+    "dtype": "float32",
+    "image_max_tokens": IMAGE_MAX_TOKENS,
+}
+"""Settings for few and quick steps."""
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny model and its rows in a folder. vision: a Qwen3-VL, whose rows have pictures; otherwise a Qwen3."""
+
+    folder: Path
+    vision: bool
+
+    @classmethod
+    def write(cls, folder: Path, vision: bool, rows: int = 12, val_rows: int = 4) -> "Tiny":
+        """Write model, pictures and rows."""
+        write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=vision)
+        (folder / "pictures").mkdir()
+        for colour in PICTURES:
+            Image.new("RGB", (96, 64), colour).save(folder / "pictures" / f"{colour}.png")
+        for split, count in (("train", rows), ("val", val_rows)):
+            lines = (json.dumps(_row(number, vision)) + "\n" for number in range(count))
+            (folder / f"{split}.jsonl").write_text("".join(lines))
+        return cls(folder, vision)
+
+    def training(self, tuner: Tuner = LORA, strategy: Strategy = DDP, processes: int = 1, **settings: Any) -> Training:
+        """Return a training of the model. settings: those that differ from QUICK."""
+        values = QUICK | ({} if self.vision else {"swift_args": {"template": "qwen3"}}) | settings
+        pictures = self.folder / "pictures"
+        data = TrainingData(self.folder / "train.jsonl", self.folder / "val.jsonl", pictures, "digest", False)
+        base = BaseModel(self.folder / "base", "qwen3_vl" if self.vision else "qwen3", "digest")
+        return Training(data, base, TrainSettings(**values), "cpu", processes, strategy, tuner)
+
+    def merged(self, trained: Trained, training: Training, name: str) -> tuple[TensorProof, LogitProof]:
+        """Release, merge and verify the best checkpoint as the stages do, and return both proofs."""
+        place = self.folder / name
+        (place / "full").mkdir(parents=True)
+        base, tuner = self.folder / "base", training.tuner
+        release(trained.best.folder, place / "full", tuner)
+        merge_weights(base, place / "full", place / "merged", file_names(base), 2, tuner)
+        tensors = verify_tensors(base, place / "full", place / "merged", file_names(base), 2, tuner)
+        settings = training.settings
+        if not tuner.trains_adapter:
+            return tensors, verify_stored_logits(base, place / "full", place / "merged", "cpu", settings.dtype)
+        rows = [Row(**_typed(_row(number, self.vision))) for number in range(2)]
+        quantisation = QuantisationSettings() if tuner.quantises else None
+        pictures, largest = self.folder / "pictures", settings.image_max_tokens
+        return tensors, verify_logits(
+            base, place / "full", place / "merged", rows, pictures, "cpu", settings.dtype, largest, quantisation
+        )
+
+
+def _row(number: int, vision: bool) -> dict[str, Any]:
+    colour, answer = PICTURES[number % 3], " ".join(WORDS[: 1 + number % 5])
+    question = f"{IMAGE_TAG}\n{colour}" if vision else colour
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return {"conversations": turns, **({"images": [f"{colour}.png"]} if vision else {})}
+
+
+def _typed(row: dict[str, Any]) -> dict[str, Any]:
+    turns = [Turn(turn["from"], turn["value"]) for turn in row["conversations"]]
+    return {"id": "row", "conversations": turns, "images": row.get("images", [])}
+
+
+def losses_of(training: Training, runs: Path) -> list[tuple[int, float]]:
+    """Return the steps and losses that all sessions of a training logged, one after the other."""
+    progress = runs / training.digest() / "progress.jsonl"
+    events = [event for event in read_events(progress) if isinstance(event, Log)]
+    return [(event.step, event.loss) for event in events if isinstance(event.loss, float)]
+
+
+def train_and_kill(training: Training, runs: Path, step: int) -> None:
+    """Train until `step` is logged; then SIGKILL all trainers, as when their machine loses power."""
+    over = threading.Event()
+    me = psutil.Process()
+
+    def kill() -> None:
+        while not over.is_set():
+            if any(logged >= step for logged, _ in losses_of(training, runs)):
+                for process in me.children(recursive=True):
+                    process.send_signal(signal.SIGKILL)
+                return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        train(training, runs, 2, "train_lora r")
+    except VlmflowError:
+        return
+    finally:
+        over.set()
+        killer.join()
+    raise AssertionError("the training ended before it could be killed")

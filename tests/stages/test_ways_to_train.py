@@ -1,0 +1,80 @@
+"""Every supported way to train, to the end: train, kill, resume, merge, verify.
+
+`make test` runs each tuner, with ddp; the other supported pairs, and all of them on a model that sees pictures, run
+before a release. What the strategies save is in test_strategies_train.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tiny_trainings import Tiny, losses_of, train_and_kill
+from vlmflow.config.strategies import DDP, strategy_of
+from vlmflow.config.tuners import LORA, TUNERS, Tuner
+from vlmflow.merging.proof import LogitProof, TensorProof
+from vlmflow.trainer.model_layers import Layers
+from vlmflow.training.gate import QUANTISED
+from vlmflow.training.report import report
+from vlmflow.training.train import train
+
+
+def ways() -> list[object]:
+    """Return the parameters of every supported pair, on both models; only some are quick."""
+    return [
+        pytest.param(tuner, name, vision, marks=[] if _is_quick(tuner, name, vision) else pytest.mark.slow)
+        for tuner in TUNERS.values()
+        for name in tuner.strategies
+        for vision in (False, True)
+    ]
+
+
+def _is_quick(tuner: Tuner, strategy: str, vision: bool) -> bool:
+    """LoRA with ddp and pictures is what test_kills kills."""
+    return strategy == DDP.name and not vision and tuner is not LORA
+
+
+@pytest.mark.parametrize(("tuner", "name", "vision"), ways())
+def test_a_killed_training_resumes_and_its_weights_are_proven(
+    tmp_path: Path, tuner: Tuner, name: str, vision: bool
+) -> None:
+    """Each step after the resume has the loss that it had before the kill."""
+    tiny, strategy = Tiny.write(tmp_path, vision), strategy_of(name)
+    processes = 1 if strategy is DDP else 2
+    training = tiny.training(tuner, strategy, processes, max_steps=6, checkpoint_steps=2, evaluation_steps=2)
+    train_and_kill(training, tmp_path / "runs", step=4)
+    before = dict(losses_of(training, tmp_path / "runs"))
+    trained = train(training, tmp_path / "runs", 2, "train_lora r")
+    account = report(training, trained)
+    assert [step for step, _ in account.losses] == [1, 2, 3, 4, 5, 6]
+    assert account.sessions == 2
+    after = losses_of(training, tmp_path / "runs")[len(before) :]
+    assert after[0][0] in (3, 5), "it resumed from a checkpoint"
+    for step, loss in after:
+        assert loss == pytest.approx(before.get(step, loss), rel=1e-4)
+    tensors, logits = tiny.merged(trained, training, "proven")
+    assert logits.verdict == "agree"
+    assert tensors.changed_share > 0.1
+    check_what_was_trained(tuner, account.layers, tensors, logits)
+
+
+def check_what_was_trained(tuner: Tuner, layers: list[Layers], tensors: TensorProof, logits: LogitProof) -> None:
+    """By default only the language model is trained: in all its linear layers, or in all its layers."""
+    language = [each for each in layers if each.part == "language_model"]
+    assert not [each for each in layers if each.trained and each not in language]
+    linear = [each for each in language if each.name.endswith("_proj")]
+    assert len(linear) == 7
+    if tuner.trains_adapter:
+        assert [each for each in language if each.trained] == linear
+        assert tensors.touched == sum(each.count for each in linear)
+    else:
+        assert all(each.trained == each.parameters for each in language)
+        assert {kind.name.rpartition(".")[0] for kind in tensors.kinds} == {each.name for each in language}
+        assert tensors.touched == sum(each.count for each in language)
+    quantised = [each for each in layers if each.kind == QUANTISED]
+    assert quantised == (linear if tuner.quantises else [])
+    if tuner.quantises:
+        assert all(each.bytes * 2 == each.parameters for each in linear)
+        assert logits.quantisation.layers == sum(each.count for each in linear)
+        assert 0.001 < logits.quantisation.deviation < 1
+    else:
+        assert logits.quantisation is None
