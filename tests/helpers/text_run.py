@@ -76,8 +76,8 @@ def set_traps(folder: Path, fired: Path) -> None:
 def run_without_pictures(folder: Path) -> str:
     """Make merged weights in `folder`, and return what Snakemake printed.
 
-    The base is a Qwen3 of 60,000 weights (`tiny`); the demo's model is beside it (`vl`). Each trap that is run makes a
-    file in `fired`.
+    The base is a Qwen3 of 60,000 weights (`tiny`), which are trained themselves; the demo's model is beside it (`vl`).
+    Each trap that is run makes a file in `fired`.
     """
     write_text_model(folder)
     set_traps(folder / "tiny", folder / "fired")
@@ -92,6 +92,7 @@ def run_without_pictures(folder: Path) -> str:
                 "dataset": "alpaca",
                 "device": "cpu",
                 "processes": 2,
+                "tuner": "full",
                 "cached_dataset": True,
                 "train": TRAIN,
                 "smoke": {"steps": 6, "longest": 4, "sample": 4},

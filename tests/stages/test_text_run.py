@@ -12,10 +12,12 @@ import pytest
 from made_accounts import some_provenance
 from made_stats import some_stats
 from text_run import SWIFT_ARGS, TRAIN
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import check_lengths, template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
+from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.provenance import model_card
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, as_words
@@ -27,6 +29,24 @@ def test_the_gate_opens_for_rows_without_pictures(text_run: Path) -> None:
     gate = json.loads((text_run / "checkpoints" / "text" / "smoke" / "gate.json").read_text())
     assert gate["passed"]
     assert not (text_run / "images").exists()
+
+
+def test_the_models_own_weights_are_trained_and_proven(text_run: Path) -> None:
+    """The run has the tuner full: no adapter anywhere, and the published weights answer as the trainer's did."""
+    full = text_run / "checkpoints" / "text" / "full"
+    names = {file.name for file in full.iterdir() if not file.name.startswith(".")}
+    assert names == {"logits.safetensors", "loss.png", "model.safetensors", "report.json", "trained.json"}
+    provenance = read_account(text_run / "merged" / "text" / "provenance.json", Provenance)
+    assert (provenance.training.tuner, provenance.training.experimental) == ("full", [])
+    assert set(provenance.training.digests.released) == names - {"loss.png", "report.json"}
+    tensors, logits = provenance.verification.tensors, provenance.verification.logits
+    assert (tensors.untouched, logits.verdict, logits.quantisation) == (0, "agree", None)
+    assert min(kind.changed_share for kind in tensors.kinds) > 0.5
+    card = (text_run / "merged" / "text" / "README.md").read_text()
+    assert "tags: [vlmflow, full-fine-tuning]" in card
+    assert "its own weights trained on the data set `alpaca`" in card
+    assert "| `model.layers.*.mlp.up_proj.weight` | 2 |" in card
+    assert "adapter" not in card
 
 
 def test_lengths_have_only_text_tokens(text_run: Path) -> None:

@@ -17,14 +17,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tiny_models import file_names, randomise
+from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.merging.logit_proof import LogitProof
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.verify_logits import verify_logits
+from vlmflow.merging.verify_stored_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.data_rows import Row
+from vlmflow.trainer.trained_tensors import POSITIONS
 from workflow_runs import ROOT
 
 TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]
@@ -239,3 +242,51 @@ verify_logits(folder / "base", folder / "adapter", folder / "merged", rows, fold
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
     server.shutdown()
     assert Refusing.asked == 0
+
+
+def trained_itself(folder: Path, update: float = 0.1) -> Path:
+    """What a training of all weights of the text model releases, with the logits as plain transformers gives them."""
+    released = folder / "released"
+    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    torch.manual_seed(3)
+    randomise(model, update)
+    model.save_pretrained(released)
+    names = sorted(name for name, _ in model.named_parameters())
+    (released / "trained.json").write_text(json.dumps({"tensors": names}))
+    rows = {}
+    for number, ids in enumerate((torch.arange(256, 300), torch.arange(280, 340))):
+        with torch.inference_mode():
+            logits = model(input_ids=ids[None], logits_to_keep=POSITIONS).logits[0]
+        rows |= {f"row.{number}.input_ids": ids[None], f"row.{number}.logits": logits.clone()}
+    save_file(rows, released / "logits.safetensors")
+    return released
+
+
+@pytest.fixture
+def itself(reading: Path, tmp_path: Path) -> Path:
+    shutil.copytree(reading / "base", tmp_path / "base")
+    released = trained_itself(tmp_path)
+    merge_weights(tmp_path / "base", released, tmp_path / "merged", file_names(tmp_path / "base"), 2, FULL)
+    return tmp_path
+
+
+def stored_proof(folder: Path, merged: str = "merged") -> LogitProof:
+    return verify_stored_logits(folder / "base", folder / "released", folder / merged, "cpu", "float32")
+
+
+def test_trained_weights_answer_as_in_the_trainer(itself: Path) -> None:
+    """The base is stored in bfloat16: rounding changes the logits, and is allowed for."""
+    proof = stored_proof(itself)
+    assert (proof.verdict, proof.rows, proof.positions) == ("agree", 2, 2 * POSITIONS)
+    assert 0 < proof.deviation < proof.allowed_deviation < proof.effect
+
+
+def test_weights_that_answer_otherwise_than_in_the_trainer_are_found(itself: Path) -> None:
+    """The base itself, and logits of other weights."""
+    with pytest.raises(VlmflowError, match="differ by"):
+        stored_proof(itself, "base")
+    stored = load_file(itself / "released" / "logits.safetensors")
+    stored["row.1.logits"] = stored["row.1.logits"].flip(0).contiguous()
+    save_file(stored, itself / "released" / "logits.safetensors")
+    with pytest.raises(VlmflowError, match="differ by"):
+        stored_proof(itself)

@@ -72,9 +72,8 @@ def what_is_trained(layers: Sequence[Layers]) -> str:
         for each in layers
         if not each.trained and each.parameters >= LEAST_SHARE * total
     ]
-    line = (
-        f"{trained:,} numbers are trained beside or among the model's {total:,}, in {', '.join(within) or 'no layer'}"
-    )
+    places = ", ".join(within) or "no layer"
+    line = f"{trained:,} numbers are trained, the model has {total:,}; in {places}"
     return f"{line}; not trained: {', '.join(without)}" if without else line
 
 

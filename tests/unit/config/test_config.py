@@ -20,6 +20,7 @@ BASE = {
     "datasets": {"fire": {"kind": "fire", "train": "a.json"}},
     "runs": {"r": {"model": "m", "dataset": "fire"}},
 }
+RUN = BASE["runs"]["r"]
 
 
 def with_value(path: str, value: Any) -> dict[str, Any]:
@@ -129,6 +130,17 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("datasets.fire.licence", True, "true is not allowed; it must be a text or null"),
         ("stores.raw", True, "true is not allowed; it must be a text"),
         ("runs.r.strategy", "fsdp", f"'fsdp' is not allowed; it must be one of {', '.join(STRATEGIES)}"),
+        ("runs.r.tuner", "dora", "'dora' is not allowed; it must be one of lora, qlora, full"),
+        ("runs.r.train.freeze", ["vit"], "must be one of vision_tower, aligner, language_model"),
+        ("runs.r.train.freeze", ["vision_tower", "aligner", "language_model"], "nothing would be trained"),
+        ("runs.r.train.packing", True, "packing: needs attention flash_attention_2 or flash_attention_3, not sdpa"),
+        ("runs.r.train.padding_free", True, "padding_free: needs attention flash_attention_2"),
+        ("runs.r.train.sequence_parallel", 2, "sequence_parallel: 2 needs attention flash_attention_2"),
+        ("runs.r", {**RUN, "train": {"attention": "flash_attention_2"}}, "train.attention flash_attention_2 (set exp"),
+        ("runs.r", {**RUN, "train": {"liger": True}}, "experimental, because no test proves it: train.liger (set"),
+        ("runs.r", {**RUN, "tuner": "qlora", "strategy": "zero3"}, "tuner qlora with strategy zero3 (supported: ddp"),
+        ("runs.r.train.swift_args", {"tuner_type": "full"}, "the workflow sets this argument itself (runs.NAME.tuner)"),
+        ("runs.r.train.swift_args", {"group_by_length": True}, "itself (train.group_by_length); remove it"),
         ("runs.r.train.max_steps", "many", "must be a whole number at least 1 or null"),
         ("runs.r.train.lora.target_modules", "q_proj", "'q_proj' is not allowed; it must be a list"),
         (

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from test_arguments import job
 from browser import Browser
 from made_accounts import MERGE, some_report
 from vlmflow.config.run_settings import SmokeSettings
+from vlmflow.config.tuners import QLORA
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
 from vlmflow.reports.gate_page import gate_page
+from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Best, Check, Gate
 from vlmflow.training.gate import estimate, judge, refuse_failed
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
@@ -39,6 +42,39 @@ def test_a_good_smoke_run_opens_the_gate() -> None:
     refuse_failed(gate, "run")
     assert gate.lengths.longest[:2] == [NamedRow("row-49", 149, 0), NamedRow("row-48", 148, 0)]
     assert "the gate is open" in gate_page("run", gate)
+
+
+def layers(trained: int = 0, kind: str = "Linear4bit", bits: int = 4) -> list[Layers]:
+    """Give the layers of a model whose vision tower and language model have one kind each, and an output head."""
+    up, head = ("model.language_model.layers.*.mlp.up_proj", "lm_head")
+    return [
+        Layers("model.visual.blocks.*.attn.qkv", "Linear", 2, 1_000, 2_000, trained),
+        Layers("model.visual.merger.linear_fc1", "Linear", 1, 100, 200, 0),
+        Layers(up, kind, 2, 1_000, 1_000 * bits // 8, 64),
+        Layers(head, "Linear", 1, 500, 1_000, 0),
+    ]
+
+
+def test_a_frozen_part_that_is_trained_closes_the_gate() -> None:
+    losses = [5, 4, 3, 2, 2, 2, 2, 2]
+    assert gate_of(losses, layers=layers()).passed
+    (check,) = (check for check in gate_of(losses, layers=layers(trained=8)).checks if not check.passed)
+    assert check.check == "vision_tower, aligner of the model is frozen"
+    assert check.detail == "model.visual.blocks.*.attn.qkv is trained"
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "opens"), [("Linear4bit", 4, True), ("Linear", 16, False), ("Linear4bit", 8, False)]
+)
+def test_qlora_needs_a_base_in_4_bit(kind: str, bits: int, opens: bool) -> None:
+    """The class of the loaded layers, and their bytes; the output head is not quantised."""
+    full = replace(job(max_steps=10), tuner=QLORA)
+    smoke = some_report(losses=list(enumerate([5, 4, 3, 2, 2, 2, 2, 2], start=1)), layers=layers(0, kind, bits))
+    gate = judge(smoke, CHOSEN, LENGTHS, VAL, full, {}, MERGE)
+    assert gate.passed == opens
+    (check,) = (check for check in gate.checks if check.check == "the base is quantised")
+    said = "2 layers in 4 bit, 0.0 MB" if opens else "; not: model.language_model.layers.*.mlp.up_proj"
+    assert said in check.detail
 
 
 def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
