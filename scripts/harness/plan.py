@@ -13,6 +13,8 @@ from snakemake.utils import available_cpu_count
 
 from harness import stale_lock, staleness
 from vlmflow.config.model import Config
+from vlmflow.core.errors import VlmflowError
+from vlmflow.training.machine_needs import refuse_missing
 
 TRAINING = ("train_smoke", "train_lora")
 """The rules that start `processes` trainers."""
@@ -41,6 +43,7 @@ def install(workflow: Any, settings: Config) -> None:
         build_dag()
         look_at_code()
         _refuse_trainers_without_cores(workflow, settings)
+        _refuse_trainers_without_packages(workflow, settings)
         _refuse_missing_roots(workflow, settings)
         if workflow.dryrun:
             _look_past_the_lock(workflow)
@@ -102,6 +105,17 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
                     f"runs.{job.wildcards.run}.processes: {run.processes} trainers on device cpu, this machine has "
                     f"{cores} core(s)\n  what to do: set it to {cores} or less"
                 )
+
+
+def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
+    """Refuse a planned training for which this machine lacks a package or a compiler."""
+    if workflow.storage_registry.default_storage_provider is not None:
+        return  # the jobs run elsewhere
+    for run in {job.wildcards.run for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
+        try:
+            refuse_missing(settings.runs[run].train)
+        except VlmflowError as error:
+            sys.exit(str(error).replace("runs.NAME", f"runs.{run}"))
 
 
 def _refuse_missing_roots(workflow: Any, settings: Config) -> None:

@@ -279,6 +279,14 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _kernels_have_a_gpu(self) -> Self:
+        kernels = [self.train.attention] if self.train.attention in FLASH_ATTENTION else []
+        kernels += ["liger"] if self.train.liger else []
+        if kernels and self.device == "cpu":
+            raise ValueError(f"train: {' and '.join(kernels)} need device cuda, not cpu; remove them")
+        return self
+
+    @model_validator(mode="after")
     def _experiments_are_allowed(self) -> Self:
         found = experiments(self.tuner, self.strategy, self.train)
         if found and not self.experimental:

@@ -8,6 +8,7 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.training.machine_needs import refuse_missing
 
 
 def plan_training(
@@ -24,8 +25,10 @@ def plan_training(
     picture_store: the folder with all picture stores. manifests: the image manifests of the rows' pictures; none if
     rows have no pictures. cached: the cached data set's folder.
 
-    Raises VlmflowError if rows, pictures or model have changed, or rows were fitted to more tokens.
+    Raises VlmflowError if rows, pictures or model have changed, rows were fitted to more tokens, or this machine lacks
+    something that the settings need.
     """
+    refuse_missing(settings.train)
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
     base = BaseModel.read(model, settings.model_type)
     strategy, tuner = strategy_of(settings.strategy), tuner_of(settings.tuner)

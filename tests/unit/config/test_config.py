@@ -138,6 +138,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r.train.sequence_parallel", 2, "sequence_parallel: 2 needs attention flash_attention_2"),
         ("runs.r", {**RUN, "train": {"attention": "flash_attention_2"}}, "train.attention flash_attention_2 (set exp"),
         ("runs.r", {**RUN, "train": {"liger": True}}, "experimental, because no test proves it: train.liger (set"),
+        ("runs.r", {**RUN, "device": "cpu", "train": {"liger": True}}, "train: liger need device cuda, not cpu"),
         ("runs.r", {**RUN, "tuner": "qlora", "strategy": "zero3"}, "tuner qlora with strategy zero3 (supported: ddp"),
         ("runs.r.train.swift_args", {"tuner_type": "full"}, "the workflow sets this argument itself (runs.NAME.tuner)"),
         ("runs.r.train.swift_args", {"group_by_length": True}, "itself (train.group_by_length); remove it"),

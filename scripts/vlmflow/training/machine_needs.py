@@ -1,0 +1,59 @@
+"""What some settings need of the machine that trains: packages that the environment lacks, a compiler, a newer GPU."""
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import VlmflowError
+
+INSTALL = "install it into the training environment as docs/training.md says (Faster attention and kernels)"
+
+PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+"""The module of each kind of flash attention, as transformers looks for it (utils/import_utils.py)."""
+
+OLDEST_GPU = {"flash_attention_2": 8.0, "flash_attention_3": 9.0}
+"""The compute capability from which on each works: Ampere, Hopper (the packages' own pages)."""
+
+COMPILERS = ("cc", "gcc", "clang")
+
+
+def refuse_missing(settings: TrainSettings) -> None:
+    """Refuse settings for which this machine lacks something.
+
+    Raises VlmflowError with the key, what is missing, and what to do, for the first one.
+    """
+    for key, what, next_step in _missing(settings):
+        raise VlmflowError(f"runs.NAME.train.{key}: {what}", next_step)
+
+
+def _missing(settings: TrainSettings) -> Iterator[tuple[str, str, str]]:
+    attention = settings.attention
+    if attention in PACKAGES:
+        key = f"attention: {attention}"
+        if importlib.util.find_spec(PACKAGES[attention]) is None:
+            yield key, f"the package {PACKAGES[attention]} is not installed here", f"{INSTALL}, or set attention: sdpa"
+        if (gpu := oldest_gpu()) and gpu[1] < OLDEST_GPU[attention]:
+            needed = f"it needs compute capability {OLDEST_GPU[attention]} or newer"
+            yield key, f"{gpu[0]} has compute capability {gpu[1]}; {needed}", "set attention: sdpa"
+    if settings.liger:
+        if importlib.util.find_spec("liger_kernel") is None:
+            yield "liger", "the package liger-kernel is not installed here", f"{INSTALL}, or remove liger"
+        if not any(map(shutil.which, COMPILERS)):
+            yield "liger", f"no C compiler here ({', '.join(COMPILERS)})", "install gcc, or remove liger"
+
+
+def oldest_gpu() -> tuple[str, float] | None:
+    """Return name and compute capability of this machine's oldest GPU, as its driver lists them; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    call = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    lines = subprocess.run(call, capture_output=True, text=True, check=False).stdout.splitlines()
+    found = [line.rpartition(",") for line in lines]
+    gpus = [(name.strip(), float(capability)) for name, _, capability in found if _is_number(capability)]
+    return min(gpus, key=lambda gpu: gpu[1], default=None)
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().replace(".", "", 1).isdigit()
