@@ -21,6 +21,7 @@ from bench_merge import bench_merge
 from bench_pictures import bench_pictures
 from bench_rows import bench_rows
 from bench_starts import bench_starts
+from bench_training import bench_training
 from bench_volcano import bench_volcano
 from bench_workflow import bench_workflow
 
@@ -37,6 +38,7 @@ PARTS = {
     "workflow": bench_workflow,
     "change": bench_change,
     "starts": bench_starts,
+    "training": bench_training,
 }
 
 
