@@ -15,7 +15,7 @@ rule fit_rows:
         val_rows=inputs.data("val.jsonl"),
         stats=inputs.data("stats.json"),
         pictures=inputs.train_pictures,
-        model=inputs.model,
+        model_files=inputs.model_files,
         train_lengths="lengths/{run}/train.jsonl",
         val_lengths="lengths/{run}/val.jsonl",
         summary="lengths/{run}/summary.json",

@@ -16,7 +16,7 @@ rule measure_lengths:
         val_rows=inputs.data("val.jsonl"),
         stats=inputs.data("stats.json"),
         pictures=inputs.train_pictures,
-        model=inputs.model,
+        model_files=inputs.model_files,
     output:
         train="lengths/{run}/train.jsonl",
         val="lengths/{run}/val.jsonl",

@@ -1,7 +1,7 @@
 # The gate: a short training with the full run's own settings, on the longest rows and a sample.
 #
 # Needs: rows that fit max_length, with their lengths; their pictures in the store, if any; the base
-#        model.
+#        model; an estimate that did not refuse the run.
 # Makes: checkpoints/{run}/smoke/: gate.json and gate.html (checks, peak memory, tokens per second, expected
 #        length of the full run), report.json, loss.png. It trains in stores.runs/{run}/smoke/DIGEST.
 # Holds: the longest rows were trained on; the loss is finite and falls; the checkpoint can be read, and the merge would
@@ -14,6 +14,7 @@ rule train_smoke:
         rows="fitted/{run}",
         pictures=inputs.train_pictures,
         model=inputs.model,
+        estimate=ancient("estimates/{run}.json"),  # it lets the run start; another one is no reason to train again
     output:
         smoke=report(
             directory("checkpoints/{run}/smoke"),

@@ -30,7 +30,7 @@ def main(
     train_rows: Path,
     val_rows: Path,
     stats: Path,
-    model: Path,
+    model_files: Path,
     train_lengths: Path,
     val_lengths: Path,
     summary: Path,
@@ -43,13 +43,14 @@ def main(
 
     train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split; none if rows
     have no pictures.
-    model: folder with the base model's manifest. train_lengths, val_lengths, summary: the files of measure_lengths.
+    model_files: the base model without its weights (model_files/MODEL).
+    train_lengths, val_lengths, summary: the files of measure_lengths.
     fitted: the folder to write (fitted/RUN). settings: those of the run.
     picture_store: the folder with all picture stores.
     """
     account = read_account(stats, Stats)
     lengths = {"train": train_lengths, "val": val_lengths}
-    base = BaseModel.read(model, settings.model_type)
+    base = BaseModel.without_weights(model_files, settings.model_type)
     refuse_other_lengths(summary, lengths, account, base.folder, settings.image_max_tokens, settings.text_args)
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
 

@@ -20,7 +20,7 @@ def main(
     train_rows: Path,
     val_rows: Path,
     stats: Path,
-    model: Path,
+    model_files: Path,
     train: Path,
     val: Path,
     summary: Path,
@@ -33,13 +33,13 @@ def main(
 
     train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split; none if rows
     have no pictures.
-    model: folder with the base model's manifest.
+    model_files: the base model without its weights (model_files/MODEL).
     train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.
     settings: those of the run that determine lengths.
     picture_store: the folder with all picture stores.
     """
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
-    base = BaseModel.read(model, settings.model_type)
+    base = BaseModel.without_weights(model_files, settings.model_type)
     entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
     form = ChatForm.of(settings.text_args, data.last_answer_only)
     counter = TokenCounter(base.folder, entries, settings.image_max_tokens, form)

@@ -8,11 +8,14 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
+from vlmflow.estimate.accounts import read_estimate
+from vlmflow.estimate.compare import log_compared
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
+from vlmflow.trainer.events import read_events
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
@@ -36,6 +39,7 @@ def main(
     settings: RunBlock,
     picture_store: Path,
     run_store: Path,
+    estimate: Path | None = None,
     pictures: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
@@ -44,6 +48,7 @@ def main(
     rows: the run's rows that fit, with their lengths (fitted/RUN). model: folder with the base model's manifest.
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
     settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
+    estimate: the account of estimate_run, which let the run start.
     pictures: the image manifest of the train split; none if rows have no pictures.
     """
     run = smoke.parent.name
@@ -60,8 +65,11 @@ def main(
     merge = plan_merge(
         base.folder, trained.best.folder, base.files, full.tuner
     ).describe()  # refuses as the merge would
-    gate = judge(account, chosen, train_lengths, val_lengths, full, fitted_rows(rows).splits, merge)
+    events = read_events(trained.folder.progress)
+    gate = judge(account, events, chosen, train_lengths, val_lengths, full, fitted_rows(rows).splits, merge)
     write_account(trained.folder.path / "gate.json", gate)
+    if estimate is not None:
+        log_compared(read_estimate(estimate), account, run)
     refuse_failed(gate, run)
     log.info(f"{run}: the training touches {merge.touched} of {merge.tensors} tensors: {merge.layers}")
     if merge.logits_may_be_inconclusive:

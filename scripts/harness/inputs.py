@@ -13,6 +13,7 @@ from vlmflow.config.model import Config
 from vlmflow.config.source import parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
+from vlmflow.fetch.small_files import small_names
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""
@@ -47,12 +48,19 @@ class RuleInputs:
 
         Ends the process if there is no such folder, no model in it, or one with code.
         """
-        source = self._settings.models[wildcards.model].source
+        return self._files_of_model(wildcards.model)
+
+    def local_model_files(self, wildcards: Any) -> list[Any]:
+        """The same without its weights."""
+        return self._files_of_model(wildcards.model, small_names)
+
+    def _files_of_model(self, model: str, choose: Callable[[list[str]], list[str]] = list) -> list[Any]:
+        source = self._settings.models[model].source
         place = parse_source(source)
         if isinstance(place, Path) and not place.is_dir() and not self._sees_all_volumes():
             return []
         try:
-            return as_inputs(self._workflow, map(Path, local_files(source, f"models.{wildcards.model}.source")))
+            return as_inputs(self._workflow, map(Path, choose(local_files(source, f"models.{model}.source"))))
         except VlmflowError as error:
             sys.exit(str(error))
 
@@ -122,6 +130,10 @@ class RuleInputs:
     def model(self, wildcards: Any) -> str:
         """The model folder of wildcard `run`."""
         return f"models/{self._settings.runs[wildcards.run].model}"
+
+    def model_files(self, wildcards: Any) -> str:
+        """The model of wildcard `run` without its weights."""
+        return f"model_files/{self._settings.runs[wildcards.run].model}"
 
     def data(self, name: str) -> InputFunction:
         """One file of the data set of wildcard `run`.

@@ -17,6 +17,7 @@ from vlmflow.config.raw_forms import module_of
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import parse_source
 from vlmflow.fetch.model_files import list_files
+from vlmflow.fetch.small_files import small_names
 
 ParamsFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns a JSON value."""
@@ -55,6 +56,10 @@ class RuleParams:
     def model_state(self, wildcards: Any) -> list[list[int]]:
         """Bytes and time of every file of wildcard `model`, if it is a local folder."""
         return _state(self._settings.models[wildcards.model].source)
+
+    def model_files_state(self, wildcards: Any) -> list[list[int]]:
+        """The same without its weights."""
+        return _state(self._settings.models[wildcards.model].source, small_names)
 
     def row_choice(self, wildcards: Any) -> dict[str, Any]:
         """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
@@ -116,8 +121,10 @@ def _block(settings: object, keys: Sequence[str], renamed: Mapping[str, str]) ->
     return {name: value.model_dump() if isinstance(value, Settings) else value for name, value in values.items()}
 
 
-def _state(source: str) -> list[list[int]]:
+def _state(source: str, choose: Callable[[list[str]], list[str]] = list) -> list[list[int]]:
     """Return bytes and time of a local data file, or of every file of a local model; [] for what does not exist here.
+
+    choose: takes the names of a model's files, returns those that count.
 
     Snakemake itself reruns only for a newer file, and a file that was moved here may be old. Times are whole seconds:
     every copying tool that keeps times preserves these.
@@ -125,5 +132,5 @@ def _state(source: str) -> list[list[int]]:
     place = parse_source(source)
     if not isinstance(place, Path) or not place.exists():
         return []
-    files = [place / name for name in list_files(place, source).names] if place.is_dir() else [place]
+    files = [place / name for name in choose(list_files(place, source).names)] if place.is_dir() else [place]
     return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]

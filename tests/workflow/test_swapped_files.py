@@ -122,11 +122,11 @@ def run(stage: str, **changed: Any) -> None:
             **pictures,
         },
         "measure_lengths": {
-            **(data | pictures | {"model": "models/tiny", "settings": length}),
+            **(data | pictures | {"model_files": "model_files/tiny", "settings": length}),
             **{name: f"out/{name}" for name in ("train", "val", "summary")},
         },
         "fit_rows": {
-            **(data | pictures | lengths | {"model": "models/tiny"}),
+            **(data | pictures | lengths | {"model_files": "model_files/tiny"}),
             "summary": f"lengths/{RUN}/summary.json",
             "fitted": "out/f",
             "settings": {**length, "max_length": 512, "over_long": "refuse"},
@@ -228,6 +228,10 @@ def other_shard(folder: Path) -> None:
     other_file(shard(folder / "tiny-model"))
 
 
+def other_tokenizer(folder: Path) -> None:
+    other_file(folder / "model_files" / "tiny" / "files" / "tokenizer.json")
+
+
 def in_folder(name: str) -> Callable[[Path], None]:
     def other_file_in_folder(folder: Path) -> None:
         other_file(folder / name)
@@ -238,19 +242,27 @@ def in_folder(name: str) -> Callable[[Path], None]:
 CHANGED = rf"1 of \d+ pictures have changed since they were checked: .*\n.*{REFRESH}"
 GONE = rf"1 of \d+ pictures are missing: .*\n.*{REFRESH}"
 SHARD = r"1 of \d+ model files have changed since they were checked: model\S*\.safetensors\n.*remove models/tiny"
+TOKENIZER = r"1 of \d+ model files have changed since they were checked: tokenizer\.json\n.*remove model_files/tiny"
 ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\w+\.\w+\n.*remove checkpoints/"
 
 OTHER_RAW = rf"1 of 1 raw files have changed since they were checked: .*\n.*remove {RAW} and run the same command again"
 
 READ_RAW = ("fetch_images", "resolve_images", "convert_fire", "validate_sharegpt")
 READ_PICTURES = ("measure_lengths", "fit_rows", "cache_dataset", "train_smoke", "train_lora")
-READ_MODEL = (*READ_PICTURES, "merge_lora", "verify_merged", "publish_merged")
+COUNT_TOKENS = ("measure_lengths", "fit_rows")
+READ_MODEL = (
+    *(stage for stage in READ_PICTURES if stage not in COUNT_TOKENS),
+    "merge_lora",
+    "verify_merged",
+    "publish_merged",
+)
 
 SWAPS = [
     *((stage, delete_picture, GONE) for stage in (*READ_PICTURES, "verify_merged", "hash_pictures", "data_page")),
     *((stage, other_picture, CHANGED) for stage in (*READ_PICTURES, "verify_merged", "hash_pictures", "data_page")),
     *((stage, other_copy, CHANGED) for stage in (*READ_PICTURES, "hash_pictures", "data_page")),
     *((stage, other_shard, SHARD) for stage in READ_MODEL),
+    *((stage, other_tokenizer, TOKENIZER) for stage in COUNT_TOKENS),
     *((stage, in_folder(RAW), OTHER_RAW) for stage in READ_RAW),
     *(
         ("find_near_duplicates", in_folder(name), OTHER_ROWS)

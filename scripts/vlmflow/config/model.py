@@ -17,7 +17,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import Integrity
 
 TARGETS = (
-    *("raw", "models", "images", "converted", "data", "lengths", "fitted", "cached"),
+    *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
+    "estimates",
     *("checkpoints", "work", "verified", "merged", "reports", "logs", "benchmarks"),
 )
 """The folders in the working directory whose files the workflow makes and removes."""

@@ -24,3 +24,17 @@ class TrainBlock(Settings):
     processes: int
     strategy: str
     tuner: str
+
+
+class EstimateBlock(Settings):
+    """The settings that decide what a run needs; see docs/config.md."""
+
+    train: TrainSettings
+    device: str
+    processes: int
+    strategy: str
+    tuner: str
+    over_long: str
+    gpu: str | None
+    gpu_hour_price: float | None
+    estimate: str

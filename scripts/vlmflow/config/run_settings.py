@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from vlmflow.config import tuners
+from vlmflow.config import gpus, tuners
+from vlmflow.config.gpus import GPUS
 from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
 from vlmflow.config.swift_args import check_argument, check_init_weights, check_template
@@ -253,6 +254,18 @@ class RunSettings(Settings):
     docs/training.md does not list, flash attention, Liger's kernels, sequence_parallel. The log and the model card say
     so."""
 
+    gpu: Annotated[
+        Literal[*GPUS] | None,  # type: ignore[valid-type]  # the names of a table
+        Field(description=gpus.meaning()),
+    ] = None
+
+    gpu_hour_price: Annotated[Number, Field(ge=0)] | None = None
+    """What one such GPU costs for an hour, in any currency; the estimate then shows the price of the run."""
+
+    estimate: Literal["check", "ignore"] = "check"
+    """What follows from the estimate of the memory on `gpu`, before a GPU is requested. check: a warning above 90 % of
+    the GPU's memory, and the run stops above 110 %. ignore: it starts in any case."""
+
     over_long: Literal["refuse", "leave_out", "shorten"] = "refuse"
     """What to do with rows of more than train.max_length tokens, before a GPU is requested. refuse: the run stops and
     names them. leave_out: they are not trained; `fitted/RUN/over_long.jsonl` names each. shorten (timestep form only):
@@ -267,6 +280,12 @@ class RunSettings(Settings):
     smoke: SmokeSettings = SmokeSettings()
     verify: VerifySettings = VerifySettings()
     resources: ResourceSettings = ResourceSettings()
+
+    @model_validator(mode="after")
+    def _price_is_of_a_product(self) -> Self:
+        if self.gpu_hour_price is not None and self.gpu is None:
+            raise ValueError("gpu_hour_price is the price of one GPU of a product: set gpu too")
+        return self
 
     @model_validator(mode="after")
     def _strategy_trains_on_the_device(self) -> Self:

@@ -13,6 +13,7 @@ from vlmflow.core.files import require_free_disk, sha256_of, unfinished, write_j
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
+from vlmflow.fetch.small_files import small_names
 from vlmflow.web import hub
 from vlmflow.web.download import download
 from vlmflow.web.hub import HubFile
@@ -81,6 +82,27 @@ def fetch_model(
     require_pinned(source, pin, sha256=digest_of(records))
     write_json(folder / LEFT_OUT, left_out)
     return folder, records, left_out
+
+
+def fetch_small_files(source: HubSource, pin: Pin | None, store: Path, threads: int) -> tuple[Path, list[str]]:
+    """Fetch a model's files other than its weights into the store; returns its folder there and the names of all files.
+
+    pin: its row in pins.yaml. If all files of the model are in the store, the network is not used. threads: files at a
+    time.
+
+    Raises VlmflowError; refuses unsafe JSON files.
+    """
+    revision = pinned_revision(source, pin)
+    folder = store_folder(store, source, revision)
+    if (folder / LEFT_OUT).is_file():  # `fetch_model` wrote it at its end
+        names = sort_names(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()).names
+    else:
+        found, _ = model_files(source, revision)
+        names = [file.path for file in found]
+        small = set(small_names(names))
+        bring({folder / file.path: file for file in found if file.path in small}, f"fetching {source.name}", threads)
+    refuse_code(folder, names)
+    return folder, names
 
 
 def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile], list[str]]:

@@ -10,6 +10,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.fetch.small_files import read_small_files
 from vlmflow.rows.training_data import TrainingData
 
 DDP_TIMEOUT = 1800
@@ -35,6 +36,14 @@ class BaseModel:
         """
         manifest = read_model_manifest(model)
         return cls(manifest.folder, model_type, manifest.digest)
+
+    @classmethod
+    def without_weights(cls, model_files: Path, model_type: str) -> Self:
+        """Read the base model from `model_files/NAME`: enough to encode rows, not to train. Its digest is empty.
+
+        Raises VlmflowError if its files have changed.
+        """
+        return cls(read_small_files(model_files), model_type, "")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from vlmflow.lengths.accounts import FittedSplit, SplitLengths
 from vlmflow.trainer.history import StepLoss
 from vlmflow.trainer.model_layers import Layers
 
+EVALUATION_COST = 0.5
+"""The time of an evaluated batch relative to a trained one, where none was measured: the forward pass alone."""
+
 
 class Best(msgspec.Struct, frozen=True):
     """The checkpoint with the lowest validation loss: its optimizer step, and that loss in nats per token."""
@@ -76,11 +79,23 @@ class Check(msgspec.Struct, frozen=True):
     detail: str
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """The time of a step of n tokens, over all processes: step_seconds + n · token_seconds. steps: those it comes from.
+
+    evaluation_cost: the time of an evaluated batch relative to a trained one.
+    """
+
+    step_seconds: float
+    token_seconds: float
+    steps: int
+    evaluation_cost: float = EVALUATION_COST
+
+
 class FullRun(msgspec.Struct, frozen=True):
-    """The estimate of the full run from the speed of the smoke run.
+    """The estimate of the full run from the steps of the smoke run.
 
     left_over: the ids of the rows that no pass trains on. tokens: those trained on. evaluated_tokens: those of all
-    evaluations. readable: the estimate for people.
+    evaluations. readable: the estimate for people. pace: of the smoke run's steps.
     """
 
     steps: int
@@ -89,6 +104,7 @@ class FullRun(msgspec.Struct, frozen=True):
     evaluated_tokens: int
     seconds: int
     readable: str
+    pace: Pace | None = None
 
 
 class PlannedMerge(msgspec.Struct, frozen=True):

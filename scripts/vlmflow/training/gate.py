@@ -2,6 +2,9 @@
 
 import math
 import statistics
+from collections.abc import Sequence
+
+from msgspec import structs
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
@@ -10,14 +13,12 @@ from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.swift.arguments import Training
+from vlmflow.trainer.events import Event
 from vlmflow.trainer.model_layers import Layers
-from vlmflow.training.accounts import Check, FullRun, Gate, PlannedMerge, TrainingReport
+from vlmflow.training.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
+from vlmflow.training.pace import evaluation_seconds, fit, timed_steps
 from vlmflow.training.smoke import SmokeRows
 from vlmflow.training.steps import Steps
-
-EVALUATION_COST = 0.5
-"""The cost of an evaluated token relative to a trained one: the forward pass without the backward pass."""
-
 
 QUANTISED = "Linear4bit"
 """The class of bitsandbytes' layers: two weights in a byte."""
@@ -28,6 +29,7 @@ SINGLE_STEPS = 8
 
 def judge(
     report: TrainingReport,
+    events: Sequence[Event],
     chosen: SmokeRows,
     train: list[RowLength],
     val: list[RowLength],
@@ -37,7 +39,7 @@ def judge(
 ) -> Gate:
     """Return the verdict: each check with its outcome, the measured figures, the estimate of the full run.
 
-    report: that of the smoke run, which trained and evaluated the rows `chosen`.
+    report, events: those of the smoke run, which trained and evaluated the rows `chosen`.
     train, val: the lengths of all rows. full: the full run. fitted, merge: see `Gate`.
     """
     processes = full.processes
@@ -51,15 +53,13 @@ def judge(
         Check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
         *_checks_of_layers(report.layers, full),
     ]
-    evaluated = len(report.eval_losses) * sum(row.tokens for row in chosen.val)
-    work_per_second = (report.tokens + EVALUATION_COST * evaluated) / report.seconds
     return Gate(
         passed=all(check.passed for check in checks),
         checks=checks,
         peak_memory=report.peak_memory,
         tokens_per_second=report.tokens_per_second,
         lengths=LengthAccount.of(train).describe(),
-        full_run=estimate(train, val, full.settings, processes, work_per_second),
+        full_run=estimate(train, val, full.settings, processes, pace_of(report, events, chosen.val, full)),
         fitted=fitted,
         merge=merge,
     )
@@ -76,31 +76,52 @@ def refuse_failed(gate: Gate, what: str) -> None:
         )
 
 
+def pace_of(report: TrainingReport, events: Sequence[Event], val: Sequence[RowLength], full: Training) -> Pace:
+    """Return the time of a step from a training's events, with the cost of its evaluations.
+
+    val: the rows of each evaluation. Without a step that counts, time is in proportion to tokens.
+    """
+    pace = fit(timed_steps(events)) or Pace(0.0, report.seconds / max(report.tokens, 1), 0)
+    as_trained = _seconds_of_batches(val, pace, full.settings, full.processes)
+    seconds = list(evaluation_seconds(events))
+    if not seconds or not as_trained:
+        return pace
+    return structs.replace(pace, evaluation_cost=statistics.fmean(seconds) / as_trained)
+
+
 def estimate(
-    train: list[RowLength], val: list[RowLength], settings: TrainSettings, processes: int, work_per_second: float
+    train: list[RowLength], val: list[RowLength], settings: TrainSettings, processes: int, pace: Pace
 ) -> FullRun:
-    """Estimate steps, tokens and seconds of the full run from the speed of the smoke run.
+    """Estimate steps, tokens and seconds of the full run from the time of the smoke run's steps.
 
     train, val: the lengths of all rows, in the order of their files.
-    work_per_second: trained tokens, and evaluated ones at EVALUATION_COST.
     """
     count = Steps.of(len(train), settings, processes)
     left_over = [row.id for row in train[count.rows :]]
     mean = statistics.fmean(row.tokens for row in train)
     steps = count.total
     tokens = round(steps / count.per_epoch * count.rows * mean)
-    evaluated = math.ceil(steps / settings.evaluate_every) * sum(row.tokens for row in val)
-    seconds = round((tokens + EVALUATION_COST * evaluated) / work_per_second)
+    evaluations = math.ceil(steps / settings.evaluate_every)
+    evaluating = pace.evaluation_cost * _seconds_of_batches(val, pace, settings, processes)
+    seconds = round(steps * pace.step_seconds + tokens * pace.token_seconds + evaluations * evaluating)
     at_most = "at most " if settings.early_stop_after else ""
     untrained = f"; {len(left_over)} of {len(train):,} rows left over, not trained" if left_over else ""
     return FullRun(
         steps=steps,
         left_over=left_over,
         tokens=tokens,
-        evaluated_tokens=evaluated,
+        evaluated_tokens=evaluations * sum(row.tokens for row in val),
         seconds=seconds,
         readable=f"{at_most}{steps} steps, {tokens:,} tokens, {clock(seconds)}{untrained}",
+        pace=pace,
     )
+
+
+def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, settings: TrainSettings, processes: int) -> float:
+    """Return how long some rows would take as batches of a training."""
+    batches = math.ceil(len(rows) / (processes * settings.per_device_batch_size))
+    each = pace.step_seconds / settings.gradient_accumulation_steps
+    return batches * each + sum(row.tokens for row in rows) * pace.token_seconds
 
 
 def _checks_of_layers(layers: list[Layers], full: Training) -> list[Check]:

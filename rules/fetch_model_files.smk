@@ -1,0 +1,34 @@
+# Base models without their weights.
+#
+# Needs: as fetch_model: the model's source in the configuration, and for one on the hub its row in pins.yaml.
+# Makes: model_files/{model}/: files/, copies of the model's configuration, tokenizer and picture rule, some MB; and
+#        manifest.json, size and sha256 of each.
+# Holds: the files are those of the pinned revision, only data and all of it but the weights. Lengths and the estimate
+#        come from them, so that both are known before the weights are fetched.
+
+
+rule fetch_model_files:
+    """Fetch a base model's files other than its weights."""
+    input:
+        inputs.local_model_files,
+    output:
+        files=directory("model_files/{model}"),
+    log:
+        "logs/fetch_model_files/{model}.log",
+    benchmark:
+        "benchmarks/fetch_model_files/{model}.tsv"
+    params:
+        source=lookup(dpath="models/{model}/source", within=config),
+        revision=params.model_revision,
+        state=params.model_files_state,
+        store=lookup(dpath="stores/models", within=config),
+    threads: 4
+    resources:
+        mem_mb=1_000,
+        disk_mb=1_000,
+        runtime=60,
+        pod_template="fetch",
+    message:
+        "Fetching the small files of the model {wildcards.model}"
+    script:
+        "../scripts/fetch_model_files.py"

@@ -1,0 +1,25 @@
+"""Write the page of a run's estimate: memory, hours, price, disk, and what would make the run fit."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.files import whole_file
+from vlmflow.estimate.of_run import estimate_of_run
+from vlmflow.reports.estimate_page import estimate_page
+
+
+def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path, settings: EstimateBlock) -> None:
+    """Write the page.
+
+    train, val, summary: the files of measure_lengths (lengths/RUN).
+    model_files: the base model without its weights (model_files/MODEL). page: the HTML file to write.
+    settings: those of the run.
+    """
+    found = estimate_of_run(train, val, summary, model_files, settings)
+    with whole_file(page, "w") as file:
+        file.write(estimate_page(summary.parent.name, found, settings))
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

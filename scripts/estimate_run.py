@@ -1,0 +1,27 @@
+"""Estimate memory, time and price of a run from its settings, its rows' lengths and the model's config.json."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.account import write_account
+from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.of_run import estimate_of_run
+from vlmflow.estimate.verdict import judge
+
+
+def main(*, train: Path, val: Path, summary: Path, model_files: Path, estimate: Path, settings: EstimateBlock) -> None:
+    """Estimate one run, and refuse it if it does not fit.
+
+    train, val, summary: the files of measure_lengths (lengths/RUN).
+    model_files: the base model without its weights (model_files/MODEL).
+    estimate: the account to write (estimates/RUN.json). settings: those of the run.
+    """
+    found = estimate_of_run(train, val, summary, model_files, settings)
+    if not isinstance(found, NoEstimate):
+        judge(found, estimate.stem, on_gpu=settings.device == "cuda", ignored=settings.estimate == "ignore")
+    write_account(estimate, found)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,37 @@
+"""Fetch a base model's files other than its weights: configuration, tokenizer, picture rule."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.pins import PINS, pin_of, read_pins
+from vlmflow.config.source import parse_source
+from vlmflow.core.files import whole_folder
+from vlmflow.fetch.model_files import list_files, refuse_code
+from vlmflow.fetch.small_files import small_names, write_small_files
+
+
+def main(*, files: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:
+    """Fetch them.
+
+    files: the folder to write (model_files/MODEL).
+    source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, or the path of a folder.
+    store: the folder for files from the hub, by repository and revision. pins: the table with revisions of hub sources.
+    threads: files that are fetched at a time.
+    """
+    place = parse_source(source)
+    revision: str | None = None
+    if isinstance(place, Path):
+        folder, names = place, list_files(place, source).names
+        refuse_code(folder, names)
+    else:
+        from vlmflow.fetch.from_hub import fetch_small_files, pinned_revision  # the import of the hub's client is slow
+
+        pin = pin_of(source, read_pins(pins))
+        folder, names = fetch_small_files(place, pin, store, threads)
+        revision = pinned_revision(place, pin)
+    with whole_folder(files) as unfinished_folder:
+        write_small_files(unfinished_folder, folder, small_names(names), source, revision)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

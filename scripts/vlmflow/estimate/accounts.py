@@ -1,0 +1,139 @@
+"""The account of `estimate_run` (`estimates/RUN.json`). Memory and disk in bytes, times in seconds, money as given."""
+
+from pathlib import Path
+
+import msgspec
+
+from vlmflow.core.account import read_account
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of one GPU, at the worst moment of a training step.
+
+    weights: of the base. adapter, gradients, optimizer: of what is trained. gathered: buffers for weights that other
+    GPUs hold, and for exchanging gradients. activations: what the backward pass needs of all layers. layer: to compute
+    one layer again, and its gradients. logits: logits and loss; not at the same time as `layer`. pictures: pixels and
+    picture tower. context: CUDA and communication, an assumption. host: main memory for each process, with offload.
+    """
+
+    weights: int
+    adapter: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    layer: int
+    logits: int
+    pictures: int
+    context: int
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it at the worst moment, in bytes."""
+        states = self.weights + self.adapter + self.gradients + self.optimizer + self.gathered
+        return states + self.activations + max(self.layer, self.logits) + self.pictures + self.context
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the run takes on one kind of GPU: training and evaluations, and their parts.
+
+    share_of_peak: of the GPU's dense operations that is assumed. batch_seconds, token_seconds: a batch of one GPU with
+    n tokens takes batch_seconds + n · token_seconds. step_seconds: what an optimizer step takes besides its batches.
+    evaluation_share: the evaluations' part of `seconds`, 0 to 1.
+    """
+
+    share_of_peak: float
+    batch_seconds: float
+    token_seconds: float
+    step_seconds: float
+    seconds: float
+    evaluation_share: float
+
+    @property
+    def hours(self) -> float:
+        """All of it, in hours."""
+        return self.seconds / 3600
+
+
+class OnProduct(msgspec.Struct, frozen=True, kw_only=True):
+    """The run on GPUs of one product (`config.gpus`).
+
+    memory_share: of the GPU's memory that is needed; more than 1 does not fit. fast, slow: at a high and a low share of
+    peak. fast_price, slow_price: of all GPUs, null without a price per hour.
+    """
+
+    gpu: str
+    memory_share: float
+    fast: Times
+    slow: Times
+    fast_price: float | None = None
+    slow_price: float | None = None
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """Bytes on disk: the base model, the merged one, one checkpoint, and all that a run folder keeps at a time."""
+
+    model: int
+    merged: int
+    checkpoint: int
+    checkpoints: int
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the run's settings.
+
+    what: the keys with their new values. costs: what it costs. memory: of one GPU. gpu: the product that it is for.
+    gpu_hours: of all GPUs together, at the low share of peak; null without a product. rows_left_out: those that a lower
+    max_length leaves out.
+    """
+
+    what: str
+    costs: str
+    memory: int
+    fits: bool
+    gpu: str | None = None
+    gpu_hours: float | None = None
+    rows_left_out: int = 0
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="estimate"):
+    """The estimate of a run.
+
+    gpu: the run's own product, null if it names none. processes: GPUs. weights, trained: numbers, of the base and of
+    what is trained. steps, rows, tokens: of the whole training. flops: operations of training and evaluations.
+    longest: tokens of the longest row that fits. memory: of one GPU. changes: what would make it fit `gpu`, the
+    cheapest first; of other changes that need less memory if it fits.
+    """
+
+    gpu: str | None
+    processes: int
+    weights: int
+    trained: int
+    steps: int
+    rows: int
+    tokens: int
+    flops: float
+    longest: int
+    memory: Memory
+    products: list[OnProduct]
+    disk: Disk
+    changes: list[Change]
+
+    def on(self, gpu: str | None) -> OnProduct | None:
+        """Return the run on a product; None for no product."""
+        return next((one for one in self.products if one.gpu == gpu), None)
+
+
+class NoEstimate(msgspec.Struct, frozen=True, tag_field="kind", tag="none"):
+    """A run of a model that the estimate does not know. reason: for people."""
+
+    reason: str
+
+
+Result = Estimate | NoEstimate
+
+
+def read_estimate(file: Path) -> Result:
+    """Read the account of `estimate_run`; raises VlmflowError as `read_account` does."""
+    return read_account(file, Result)  # type: ignore[arg-type]  # msgspec reads a union by its tag

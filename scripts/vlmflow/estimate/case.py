@@ -1,0 +1,107 @@
+"""A run as the estimate sees it, and the one place that maps a run's settings to it."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Self
+
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import Strategy, strategy_of
+from vlmflow.config.tuners import tuner_of
+from vlmflow.estimate.activations import Batch
+from vlmflow.estimate.parameters import PARTS
+from vlmflow.estimate.row_lengths import Row, RowLengths
+from vlmflow.estimate.shape import ModelShape
+from vlmflow.estimate.way import Adapter, Engine, Sharding, Way
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is estimated: a model, a way to train it, the settings of a run, and its rows that fit max_length.
+
+    train, val: the rows of each split. shortened: whether rows that are too long lose their oldest attempts instead of
+    being left out. on_gpu: whether the run trains on GPUs.
+    """
+
+    shape: ModelShape
+    way: Way
+    settings: TrainSettings
+    train: RowLengths
+    val: RowLengths
+    shortened: bool
+    on_gpu: bool
+
+    def batches(self) -> list[Batch]:
+        """Return the batches that may need the most memory: as many rows as allowed, each like an extreme one."""
+        return [self._batch_of(row) for row in self.train.extremes()]
+
+    def _batch_of(self, row: Row) -> Batch:
+        """Return a batch of such rows. Packed rows fill max_length; processes with sequence_parallel share a row."""
+        settings = self.settings
+        rows, share = settings.per_device_batch_size, settings.sequence_parallel
+        packed = settings.max_length / row.tokens if settings.packing else 1.0
+        one_sequence = settings.packing or settings.padding_free
+        text, pictures = (ceil(count * packed * rows / share) for count in (row.text, row.pictures))
+        return Batch(
+            rows=1 if one_sequence else rows,
+            tokens=text + pictures,
+            longest=ceil((text + pictures) / (1 if one_sequence else rows)),
+            logits=text,
+            padded=rows > 1 and not one_sequence and settings.attention == "sdpa",
+            pictures=pictures,
+        )
+
+    def with_settings(self, **changes: object) -> Self:
+        """Return the same run with other settings of `train`; rows longer than a lower max_length are left out."""
+        settings = self.settings.model_copy(update=changes)
+        way = replace(self.way, gradient_checkpointing=settings.gradient_checkpointing)
+        train, val = self._fitted(self.train, settings), self._fitted(self.val, settings)
+        return replace(self, settings=settings, way=way, train=train, val=val)
+
+    def _fitted(self, rows: RowLengths, settings: TrainSettings) -> RowLengths:
+        if settings.image_max_tokens < self.settings.image_max_tokens:
+            rows = rows.with_pictures_of(settings.image_max_tokens)
+        return rows.fitted(settings.max_length, shorten=self.shortened)
+
+    def with_sharding(self, sharding: Sharding, processes: int | None = None) -> Self:
+        """Return the same run with another strategy, and perhaps another number of processes."""
+        return replace(self, way=replace(self.way, sharding=sharding, processes=processes or self.way.processes))
+
+
+def sharding_of(strategy: Strategy, processes: int) -> Sharding:
+    """Return what a strategy shares among `processes`."""
+    engine: Engine = next((name for name in ("deepspeed", "fsdp") if name in strategy.arguments), "ddp")
+    sharded = engine != "ddp"
+    offload = strategy.name.endswith("_offload")
+    return Sharding(
+        engine=engine,
+        weights=processes if strategy.shards_weights else 1,
+        gradients=processes if sharded else 1,
+        optimizer=processes if sharded else 1,
+        optimizer_on_host=offload,
+        weights_on_host=offload and strategy.shards_weights,
+    )
+
+
+def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: RowLengths) -> Case:
+    """Return the case of a run from its settings.
+
+    train, val: the lengths of all rows; those that `over_long` leaves out or refuses do not count.
+    """
+    training, strategy = settings.train, strategy_of(settings.strategy)
+    lora = training.lora
+    way = Way(
+        tuner=tuner_of(settings.tuner).name,
+        trained=frozenset(PARTS) - set(training.freeze),
+        adapter=Adapter(lora.rank, lora.dropout, tuple(lora.target_modules), lora.dora),
+        sharding=sharding_of(strategy, settings.processes),
+        processes=settings.processes,
+        half=training.dtype != "float32",
+        double_quant=training.quantisation.double,
+        gradient_checkpointing=training.gradient_checkpointing,
+        eager=training.attention == "eager",
+        liger=training.liger,
+    )
+    shortened = settings.over_long == "shorten"
+    train, val = (rows.fitted(training.max_length, shorten=shortened) for rows in (train, val))
+    return Case(shape, way, training, train, val, shortened, on_gpu=settings.device == "cuda")

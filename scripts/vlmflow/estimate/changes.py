@@ -1,0 +1,191 @@
+"""Changes of a run that need less memory, each tried with the same estimate; the cheapest first.
+
+The order: what changes nothing but speed, what lets GPUs share, what rounds the base, what gives up data, and at last
+other hardware. If no single change is enough, two of them are tried together.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
+
+from vlmflow.config.gpus import GPUS, Gpu
+from vlmflow.config.strategies import STRATEGIES, ZERO3
+from vlmflow.config.tuners import LORA, QLORA, tuner_of
+from vlmflow.estimate.accounts import Change
+from vlmflow.estimate.case import Case, sharding_of
+from vlmflow.estimate.memory import memory
+from vlmflow.estimate.times import LOW, times
+from vlmflow.lengths.token_counts import STEP
+
+FITS, REFUSED = 0.9, 1.1
+"""Shares of a GPU's memory: up to FITS a run fits; up to REFUSED it may; above it is refused."""
+
+PAIRS = 3
+"""Pairs of changes that are named, at most."""
+
+MACHINE = 8
+"""GPUs of the largest common machine."""
+
+SMALLEST_PICTURE = 64
+"""The lowest image_max_tokens that is proposed: 256 × 256 pixels for Qwen3-VL."""
+
+
+@dataclass(frozen=True)
+class Idea:
+    """A change to try. what: the keys with their new values. costs: what it costs. rows_left_out: by max_length."""
+
+    what: str
+    costs: str
+    case: Case
+    gpu: Gpu
+    rows_left_out: int = 0
+
+
+Try = Callable[[Case, Gpu], Idea | None]
+"""Returns a change of a run on a product; None if it does not apply, or would change nothing."""
+
+
+def share(case: Case, gpu: Gpu) -> float:
+    """Return the share of a product's memory that a run needs; more than 1 does not fit."""
+    return memory(case).total / gpu.memory
+
+
+def changes(case: Case, gpu: Gpu) -> list[Change]:
+    """Return the changes that need less memory than the run does now; pairs of them if no single one fits."""
+    needed = memory(case).total
+    singles = [idea for idea in (attempt(case, gpu) for attempt in TRIES) if idea]
+    found = [_change(idea) for idea in singles]
+    found = [one for one in found if one.memory < needed or one.gpu != gpu.name]
+    if not any(one.fits for one in found):
+        found += islice((one for one in map(_change, _pairs(case, gpu)) if one.fits), PAIRS)
+    return found
+
+
+def _pairs(case: Case, gpu: Gpu) -> Iterator[Idea]:
+    for first, second in combinations(TRIES, 2):
+        before = first(case, gpu)
+        after = second(before.case, before.gpu) if before else None
+        if before and after:
+            both = {before.costs: None, after.costs: None}
+            yield replace(after, what=f"{before.what}; {after.what}", costs="; ".join(both))
+
+
+def _change(idea: Idea) -> Change:
+    needed = memory(idea.case).total
+    hours = times(idea.case, idea.gpu, LOW).hours * idea.case.way.processes
+    return Change(
+        what=idea.what,
+        costs=idea.costs,
+        memory=needed,
+        fits=needed <= FITS * idea.gpu.memory,
+        gpu=idea.gpu.name,
+        gpu_hours=hours,
+        rows_left_out=idea.rows_left_out,
+    )
+
+
+def _one_row(case: Case, gpu: Gpu) -> Idea | None:
+    rows, passes = case.settings.per_device_batch_size, case.settings.gradient_accumulation_steps
+    if rows == 1:
+        return None
+    changed = case.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows * passes)
+    what = f"train.per_device_batch_size: 1, train.gradient_accumulation_steps: {rows * passes}"
+    return Idea(what, "the same rows in a step, one at a time", changed, gpu)
+
+
+def _checkpointing(case: Case, gpu: Gpu) -> Idea | None:
+    if case.settings.gradient_checkpointing:
+        return None
+    changed = case.with_settings(gradient_checkpointing=True)
+    return Idea("train.gradient_checkpointing: true", "a third more computing", changed, gpu)
+
+
+def _strategy(name: str, costs: str) -> Try:
+    def attempt(case: Case, gpu: Gpu) -> Idea | None:
+        now, processes = case.way.sharding, case.way.processes
+        if name not in _supported(case):
+            return None
+        sharing = sharding_of(STRATEGIES[name], processes)
+        if processes == 1 or (now.weights >= sharing.weights and now.optimizer >= sharing.optimizer):
+            return None
+        return Idea(f"strategy: {name}", costs, case.with_sharding(sharing), gpu)
+
+    return attempt
+
+
+def _supported(case: Case) -> set[str]:
+    """Return the names of the strategies with which a run's tuner is supported."""
+    return STRATEGIES.keys() & set(tuner_of(case.way.tuner).strategies)
+
+
+def _four_bits(case: Case, gpu: Gpu) -> Idea | None:
+    if case.way.tuner != LORA.name or case.way.sharding.engine != "ddp":
+        return None
+    changed = replace(case, way=replace(case.way, tuner=QLORA.name))
+    return Idea(f"tuner: {QLORA.name}", "the base is rounded to 4 bits while the adapter is trained", changed, gpu)
+
+
+def _smaller_pictures(case: Case, gpu: Gpu) -> Idea | None:
+    most = min(case.settings.image_max_tokens, max(row.pictures for row in case.train.extremes()))
+    tokens = 1 << max(most - 1, 1).bit_length()
+    while (tokens := tokens // 2) >= SMALLEST_PICTURE:
+        changed = case.with_settings(image_max_tokens=tokens)
+        if tokens < most and (share(changed, gpu) <= FITS or tokens == SMALLEST_PICTURE):
+            return Idea(f"train.image_max_tokens: {tokens}", "pictures are scaled down", changed, gpu)
+    return None
+
+
+def _shorter_rows(case: Case, gpu: Gpu) -> Idea | None:
+    tokens = longest_that_fits(case, gpu)
+    if not tokens or tokens >= case.settings.max_length:
+        return None
+    changed = case.with_settings(max_length=tokens)
+    left_out = len(case.train) - len(changed.train)
+    costs = f"{left_out:,} of {len(case.train):,} rows are too long for it (over_long)"
+    return Idea(f"train.max_length: {tokens}", costs, changed, gpu, left_out)
+
+
+def longest_that_fits(case: Case, gpu: Gpu) -> int:
+    """Return the highest max_length, a multiple of STEP up to the run's own, with which the run fits; 0 if none does.
+
+    Only lengths that leave a row to train on count.
+    """
+    low, high = 0, case.settings.max_length // STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        changed = case.with_settings(max_length=middle * STEP)
+        low, high = (middle, high) if share(changed, gpu) <= FITS else (low, middle - 1)
+    return low * STEP if len(case.with_settings(max_length=low * STEP).train) else 0
+
+
+def _more_gpus(case: Case, gpu: Gpu) -> Idea | None:
+    processes = case.way.processes
+    if ZERO3.name not in _supported(case):
+        return None
+    while (processes := processes * 2) <= MACHINE:
+        changed = case.with_sharding(sharding_of(ZERO3, processes), processes)
+        if share(changed, gpu) <= FITS or processes * 2 > MACHINE:
+            return Idea(f"processes: {processes}, strategy: {ZERO3.name}", "more GPUs at a time", changed, gpu)
+    return None
+
+
+def _other_product(case: Case, gpu: Gpu) -> Idea | None:
+    for other in sorted(GPUS.values(), key=lambda one: one.memory):
+        if other.memory > gpu.memory and share(case, other) <= FITS:
+            return Idea(f"gpu: {other.name}", "another product", case, other)
+    return None
+
+
+TRIES: tuple[Try, ...] = (
+    _one_row,
+    _checkpointing,
+    _strategy("zero2", "gradients and optimizer are shared"),
+    _strategy("fsdp2", "weights come over the link for each pass"),
+    _strategy("zero3", "weights come over the link for each pass, while nothing is computed"),
+    _four_bits,
+    _smaller_pictures,
+    _shorter_rows,
+    _more_gpus,
+    _other_product,
+)
+"""All changes, the cheapest first."""

@@ -1,0 +1,48 @@
+"""The estimate of a run: memory, steps, times, prices and disk, and what would make it fit."""
+
+from vlmflow.config.gpus import GPUS, Gpu
+from vlmflow.estimate.accounts import Estimate, OnProduct
+from vlmflow.estimate.case import Case
+from vlmflow.estimate.changes import changes
+from vlmflow.estimate.disk import disk
+from vlmflow.estimate.memory import memory
+from vlmflow.estimate.parameters import weights_of
+from vlmflow.estimate.states import trained_of
+from vlmflow.estimate.times import HIGH, LOW, amount, times
+
+
+def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
+    """Return the estimate of a run.
+
+    gpu: the name of the product that it will train on (`config.gpus`), if known. price: of one GPU for an hour.
+    """
+    work, needed = amount(case), memory(case)
+    tokens = case.train.tokens
+    return Estimate(
+        gpu=gpu,
+        processes=case.way.processes,
+        weights=weights_of(case.shape),
+        trained=trained_of(case.shape, case.way),
+        steps=work.steps,
+        rows=len(case.train),
+        tokens=work.tokens,
+        flops=work.flops + work.evaluation_flops,
+        longest=int(tokens.max()) if len(tokens) else 0,
+        memory=needed,
+        products=[_on(case, one, needed.total, price if one.name == gpu else None) for one in GPUS.values()],
+        disk=disk(case),
+        changes=changes(case, GPUS[gpu]) if gpu and case.on_gpu and len(tokens) else [],
+    )
+
+
+def _on(case: Case, gpu: Gpu, needed: int, price: float | None) -> OnProduct:
+    fast, slow = times(case, gpu, HIGH), times(case, gpu, LOW)
+    hourly = None if price is None else price * case.way.processes
+    return OnProduct(
+        gpu=gpu.name,
+        memory_share=needed / gpu.memory,
+        fast=fast,
+        slow=slow,
+        fast_price=None if hourly is None else hourly * fast.hours,
+        slow_price=None if hourly is None else hourly * slow.hours,
+    )

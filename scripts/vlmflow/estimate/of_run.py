@@ -1,0 +1,34 @@
+"""The estimate of a run of the configuration, from the files of earlier stages."""
+
+import logging
+from pathlib import Path
+
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.estimate.accounts import NoEstimate, Result
+from vlmflow.estimate.case import case_of
+from vlmflow.estimate.estimate import estimate
+from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.shape import UnknownModelError, read_shape
+from vlmflow.fetch.small_files import read_small_files
+
+log = logging.getLogger("vlmflow")
+
+
+def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, settings: EstimateBlock) -> Result:
+    """Return the estimate of a run; NoEstimate if its model is of another architecture than the estimate knows.
+
+    train, val, summary: the files of measure_lengths. model_files: the base model without its weights
+    (model_files/MODEL). settings: those of the run.
+
+    Raises VlmflowError if a file has changed, or the model's config.json has no sizes.
+    """
+    again = f"measure them again: snakemake --forcerun measure_lengths -- {summary}"
+    refuse_other_rows(summary, [train, val], "lengths", again)
+    try:
+        shape = read_shape(read_small_files(model_files))
+    except UnknownModelError as error:
+        log.warning(f"no estimate: {error.cause}")
+        return NoEstimate(error.cause)
+    case = case_of(shape, settings, RowLengths.read(train), RowLengths.read(val))
+    return estimate(case, settings.gpu, settings.gpu_hour_price)

@@ -1,0 +1,72 @@
+"""The lengths of a split's rows in memory, as arrays: what memory, work and advice are computed from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmflow.lengths.count import read_lengths
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The tokens of one row: text with the chat's marks, and pictures."""
+
+    text: int
+    pictures: int
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of the row."""
+        return self.text + self.pictures
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Text and picture tokens of each row, in the order of the file."""
+
+    text: Numbers
+    pictures: Numbers
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read a lengths file (`lengths/RUN/SPLIT.jsonl`); raises VlmflowError if a line is damaged."""
+        rows = [(row.text_tokens, row.picture_tokens) for row in read_lengths(file)]
+        both = np.array(rows, dtype=np.int64).reshape(-1, 2)
+        return cls(both[:, 0], both[:, 1])
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, int]]) -> Self:
+        """Make it from pairs of text and picture tokens."""
+        both = np.array(rows, dtype=np.int64).reshape(-1, 2)
+        return cls(both[:, 0], both[:, 1])
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def tokens(self) -> Numbers:
+        """All tokens of each row."""
+        return self.text + self.pictures
+
+    def fitted(self, max_length: int, *, shorten: bool = False) -> Self:
+        """Return the rows of at most `max_length` tokens. shorten: keep the others too, as long as that."""
+        if shorten:
+            return type(self)(np.minimum(self.text, np.maximum(max_length - self.pictures, 1)), self.pictures)
+        fits = self.tokens <= max_length
+        return type(self)(self.text[fits], self.pictures[fits])
+
+    def with_pictures_of(self, image_max_tokens: int) -> Self:
+        """Return the rows with a smaller budget for a row's picture."""
+        return type(self)(self.text, np.minimum(self.pictures, image_max_tokens))
+
+    def extremes(self) -> list[Row]:
+        """Return the rows that may need the most memory: most tokens, most text, most of pictures; [] without rows."""
+        if not len(self):
+            return []
+        places = {int(np.argmax(numbers)) for numbers in (self.tokens, self.text, self.pictures)}
+        return [Row(int(self.text[place]), int(self.pictures[place])) for place in sorted(places)]

@@ -1,0 +1,112 @@
+"""The bytes that a training keeps between its steps, on each GPU: weights, adapter, gradients, optimizer.
+
+Sources: transformers and torch for ddp (AdamW keeps its moments in the weights' type, float32 here; DDP's reducer has a
+copy of all gradients in buckets); DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py, with ms-swift's
+zero2.json and zero3.json; bitsandbytes for 4 bits.
+"""
+
+import math
+from dataclasses import dataclass
+
+from vlmflow.estimate.parameters import (
+    LANGUAGE,
+    Part,
+    adapted,
+    adapter_weights,
+    parts,
+    trained_weights,
+    weights_of,
+)
+from vlmflow.estimate.shape import ModelShape
+from vlmflow.estimate.way import ABSMAX_BITS, BF16, DOUBLE_ABSMAX_BITS, FP32, Way
+
+ZERO2_BUCKET = 200_000_000
+"""Elements of the buffer in which ZeRO-2 reduces gradients (ms-swift's zero2.json, `reduce_bucket_size`)."""
+
+MAX_LIVE = 1_000_000_000
+"""Weights that ZeRO-3 keeps gathered at a time (ms-swift's zero3.json, `stage3_max_live_parameters`)."""
+
+PREFETCHED_LAYERS = 2
+"""Layers that FSDP2 holds gathered: the one that computes, and the next one."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes on one GPU. host: bytes in the main memory of the machine for each process, with offload.
+
+    gathered: buffers for weights that others hold, and for reducing gradients.
+    """
+
+    weights: int
+    adapter: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    host: int
+
+
+def trained_of(shape: ModelShape, way: Way) -> int:
+    """Return the number of weights that are trained: the adapter's, or the base's own."""
+    if way.is_full:
+        return trained_weights(shape, way.trained)
+    found = adapted(shape, way.trained, way.adapter.targets).values()
+    return sum(adapter_weights(matrices, way.adapter.rank, way.adapter.dora) for matrices in found)
+
+
+def base_bytes(shape: ModelShape, way: Way) -> int:
+    """Return the bytes of the base's weights on all GPUs together, each weight once."""
+    quantised = parts(shape)[LANGUAGE].linear if way.quantised else 0
+    bits = 4 + (DOUBLE_ABSMAX_BITS if way.double_quant else ABSMAX_BITS)
+    trained = trained_weights(shape, way.trained) if way.is_full else 0
+    frozen = weights_of(shape) - trained - quantised
+    return math.ceil(frozen * way.base + trained * way.trained_bytes + quantised * bits / 8)
+
+
+def states(shape: ModelShape, way: Way) -> States:
+    """Return what each GPU holds between two steps."""
+    sharding = way.sharding
+    trained = trained_of(shape, way)
+    base = math.ceil(base_bytes(shape, way) / sharding.weights)
+    adapter = 0 if way.is_full else math.ceil(trained * way.trained_bytes / sharding.weights)
+    optimizer = math.ceil(trained * way.optimizer_bytes / sharding.optimizer)
+    weights_here = 0 if sharding.weights_on_host else 1
+    optimizer_here = 0 if sharding.optimizer_on_host else 1
+    return States(
+        weights=base * weights_here,
+        adapter=adapter * weights_here,
+        gradients=_gradients(trained, way) * optimizer_here,
+        optimizer=optimizer * optimizer_here,
+        gathered=_gathered(shape, trained, way),
+        host=(base + adapter) * (1 - weights_here) + (optimizer + _gradients(trained, way)) * (1 - optimizer_here),
+    )
+
+
+def _gradients(trained: int, way: Way) -> int:
+    return math.ceil(trained * way.gradient_bytes / way.sharding.gradients)
+
+
+def _gathered(shape: ModelShape, trained: int, way: Way) -> int:
+    """Return the bytes of buffers that the engine itself needs."""
+    sharding, width = way.sharding, shape.text.hidden_size
+    if sharding.engine == "ddp":
+        return trained * way.gradient_bytes if way.processes > 1 else 0
+    if sharding.engine == "fsdp":
+        return _gathered_by_fsdp2(shape, way)
+    if sharding.weights == 1 and not sharding.weights_on_host:
+        return ZERO2_BUCKET * way.gradient_bytes
+    head = shape.text.vocab_size * width
+    live = min(weights_of(shape), MAX_LIVE + head) * way.compute
+    return live + width**2 * way.gradient_bytes
+
+
+def _gathered_by_fsdp2(shape: ModelShape, way: Way) -> int:
+    """Return the bytes of two layers, and of the weights outside all layers, which stay gathered."""
+    language = parts(shape)[LANGUAGE]
+    layer = _layer(language, shape.text.num_hidden_layers)
+    outside = sum(part.weights for part in parts(shape).values()) - layer * shape.text.num_hidden_layers
+    gradients = PREFETCHED_LAYERS * layer * FP32 if way.is_full else 0
+    return (PREFETCHED_LAYERS * layer + outside) * BF16 + gradients
+
+
+def _layer(language: Part, layers: int) -> int:
+    return language.linear // layers

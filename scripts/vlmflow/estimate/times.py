@@ -1,0 +1,100 @@
+"""How long a training takes on a GPU product, from its operations and the GPU's rates; nothing is measured.
+
+A batch takes a + b · tokens. b: its operations at a share of the GPU's peak. a: what does not depend on its tokens: the
+kernels that are started one by one, or reading all weights, whichever takes longer; and the weights that other GPUs
+hold, which come over the link between them for each forward and each backward pass (`overlap_comm: false`).
+"""
+
+from dataclasses import dataclass
+
+from vlmflow.config.gpus import Gpu
+from vlmflow.estimate.accounts import Times
+from vlmflow.estimate.case import Case
+from vlmflow.estimate.states import base_bytes, states, trained_of
+from vlmflow.estimate.work import forward, training
+from vlmflow.training.steps import Steps
+
+LOW, HIGH = 0.2, 0.4
+"""Shares of the dense peak that such trainings reach, low and high, on one machine. Assumptions, not measured here; for
+large models PaLM's paper (arXiv:2204.02311, table 3) lists 0.21 to 0.46."""
+
+KERNEL_SECONDS = 8e-6
+"""Seconds that eager PyTorch needs to start a kernel. An assumption, not measured."""
+
+KERNELS, ADAPTER_KERNELS = 45, 60
+"""Kernels of a layer's forward pass, and those that adapters add."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much work a run is. steps: optimizer steps. batches: of one GPU in a step. tokens: of the whole training.
+
+    flops, evaluation_flops: of training and of all evaluations. evaluation_batches: of one GPU, in all evaluations.
+    """
+
+    steps: int
+    batches: int
+    tokens: int
+    flops: float
+    evaluation_flops: float
+    evaluation_batches: int
+
+
+def amount(case: Case) -> Amount:
+    """Return how much work a run is; all zero without rows."""
+    settings, processes = case.settings, case.way.processes
+    if not len(case.train):
+        return Amount(0, 0, 0, 0.0, 0.0, 0)
+    count = Steps.of(len(case.train), settings, processes)
+    passes = count.total / count.per_epoch * count.rows / len(case.train)
+    evaluations = -(-count.total // settings.evaluate_every)
+    batches_of_val = -(-len(case.val) // (processes * settings.per_device_batch_size))
+    return Amount(
+        steps=count.total,
+        batches=settings.gradient_accumulation_steps,
+        tokens=round(passes * int(case.train.tokens.sum())),
+        flops=passes * training(case.shape, case.way).of(case.train),
+        evaluation_flops=evaluations * forward(case.shape, case.way).of(case.val),
+        evaluation_batches=evaluations * batches_of_val,
+    )
+
+
+def times(case: Case, gpu: Gpu, share: float) -> Times:
+    """Return how long a run takes on a product, at a share of its peak."""
+    work, processes = amount(case), case.way.processes
+    rate = gpu.flops * share
+    passes = 4 if case.way.gradient_checkpointing else 3  # the backward pass counts twice
+    fixed = _fixed(case, gpu, passes) + 2 * _gathering(case, gpu)
+    fixed_evaluation = _fixed(case, gpu, 1) + _gathering(case, gpu)
+    step = _step(case, gpu)
+    train = work.steps * (work.batches * fixed + step) + work.flops / processes / rate
+    evaluate = work.evaluation_batches * fixed_evaluation + work.evaluation_flops / processes / rate
+    return Times(
+        share_of_peak=share,
+        batch_seconds=fixed,
+        token_seconds=work.flops / work.tokens / rate if work.tokens else 0.0,
+        step_seconds=step,
+        seconds=train + evaluate,
+        evaluation_share=evaluate / (train + evaluate) if evaluate else 0.0,
+    )
+
+
+def _fixed(case: Case, gpu: Gpu, passes: int) -> float:
+    """Return the seconds of a batch without tokens, in some passes over all layers."""
+    kernels = case.shape.text.num_hidden_layers * (KERNELS + (0 if case.way.is_full else ADAPTER_KERNELS))
+    reading = base_bytes(case.shape, case.way) / gpu.bandwidth
+    return passes * max(kernels * KERNEL_SECONDS, reading)
+
+
+def _gathering(case: Case, gpu: Gpu) -> float:
+    """Return the seconds in which a GPU receives the weights that others, or the main memory, hold."""
+    sharding = case.way.sharding
+    missing = 1.0 if sharding.weights_on_host else 1 - 1 / sharding.weights
+    return missing * base_bytes(case.shape, case.way) / gpu.link
+
+
+def _step(case: Case, gpu: Gpu) -> float:
+    """Return the seconds of an optimizer step: gradients are exchanged, and states are read and written."""
+    way, kept = case.way, states(case.shape, case.way)
+    exchanged = 2 * trained_of(case.shape, way) * way.gradient_bytes * (1 - 1 / way.processes) / gpu.link
+    return exchanged + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth

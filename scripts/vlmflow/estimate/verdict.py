@@ -1,0 +1,77 @@
+"""Warns before a run that may not fit its GPU, and refuses one that does not."""
+
+import logging
+
+from vlmflow.config.gpus import GPUS
+from vlmflow.core.errors import VlmflowError
+from vlmflow.estimate.accounts import Change, Estimate, Memory
+from vlmflow.estimate.changes import FITS, REFUSED
+
+log = logging.getLogger("vlmflow")
+
+GB = 1_000_000_000
+
+NAMED = 4
+"""Changes that a message names, at most; the page has all."""
+
+PARTS = {
+    "weights": "weights",
+    "adapter": "adapter",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "gathered": "weights of other GPUs, and buffers",
+    "activations": "activations",
+    "layer": "one layer again",
+    "logits": "logits",
+    "pictures": "pictures",
+    "context": "CUDA",
+}
+"""Names of the parts of Memory for people."""
+
+
+def parts_of(memory: Memory) -> list[tuple[str, int]]:
+    """Return the parts of the worst moment with their bytes, the largest first; together they are `memory.total`."""
+    less = "logits" if memory.layer > memory.logits else "layer"
+    parts = [(name, getattr(memory, field)) for field, name in PARTS.items() if field != less]
+    return sorted(((name, size) for name, size in parts if size), key=lambda part: -part[1])
+
+
+def judge(estimate: Estimate, run: str, *, on_gpu: bool, ignored: bool) -> None:
+    """Log the estimate of a run's memory; warn above FITS of its GPU's memory.
+
+    on_gpu: whether it trains on GPUs; on the CPU nothing is refused. ignored: whether the run starts in any case
+    (`runs.NAME.estimate: ignore`).
+
+    Raises VlmflowError above REFUSED, with the parts and what would make it fit.
+    """
+    if not on_gpu:
+        log.info(
+            f"{run}: {estimate.memory.total / GB:.1f} GB of main memory for each of {estimate.processes} process(es)"
+        )
+        return
+    on = estimate.on(estimate.gpu)
+    needed = f"{run}: {estimate.memory.total / GB:.1f} GB on each of {estimate.processes} GPU(s)"
+    if on is None:
+        log.info(f"{needed}; runs.NAME.gpu names no product to compare it with")
+        return
+    gpu = GPUS[on.gpu]
+    found = f"{needed}, {on.memory_share:.0%} of {gpu.title}'s {gpu.memory / GB:.0f} GB"
+    parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts_of(estimate.memory))
+    if on.memory_share > REFUSED and not ignored:
+        raise VlmflowError(
+            f"{found} by the estimate: {parts}",
+            f"{advice(estimate.changes)}; reports/estimate-{run}.html has all figures; to start it in any case, set "
+            "runs.NAME.estimate: ignore",
+        )
+    if on.memory_share > FITS:
+        log.warning(f"{found} by the estimate, so it may not fit: {parts}; {advice(estimate.changes)}")
+    else:
+        log.info(f"{found} by the estimate")
+
+
+def advice(changes: list[Change]) -> str:
+    """Return what would make a run fit, in one line, the cheapest first."""
+    fitting = [one for one in changes if one.fits][:NAMED]
+    if not fitting:
+        return "no change that was tried makes it fit: take a smaller model or a GPU with more memory"
+    return "cheapest first: " + "; or ".join(f"{one.what} ({one.memory / GB:.1f} GB)" for one in fitting)

@@ -1,0 +1,174 @@
+"""The estimate page: the memory, time, price and disk that a run needs, and what would make it fit."""
+
+from dataclasses import dataclass, field
+
+from vlmflow.config.gpus import GPUS
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.progress import clock
+from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, Result
+from vlmflow.estimate.changes import FITS, REFUSED
+from vlmflow.estimate.times import HIGH, LOW
+from vlmflow.estimate.verdict import GB, parts_of
+from vlmflow.reports.page import Tile, render
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the memory. share: of the whole bar, 0 to 1."""
+
+    name: str
+    size: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Product:
+    """A row of the table of products. state: "good", "maybe" or "bad". chosen: the run's own product."""
+
+    title: str
+    memory: str
+    share: float
+    state: str
+    verdict: str
+    hours: str
+    price: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """A row of the table of changes."""
+
+    what: str
+    costs: str
+    memory: str
+    fits: bool
+    gpu: str
+    gpu_hours: str
+
+
+@dataclass(frozen=True)
+class EstimatePage:
+    """The page's facts. verdict: one sentence; state: of that ("good", "maybe", "bad"), empty without a product."""
+
+    title: str
+    subtitle: str
+    verdict: str
+    state: str
+    tiles: list[Tile] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    between: str = ""
+    products: list[Product] = field(default_factory=list)
+    changes: list[ChangeRow] = field(default_factory=list)
+    disk: list[tuple[str, str]] = field(default_factory=list)
+    low: float = LOW
+    high: float = HIGH
+
+
+def estimate_page(run: str, found: Result, settings: EstimateBlock) -> str:
+    """Return the page. found: the estimate of the run. settings: those of the run."""
+    if isinstance(found, NoEstimate):
+        page = EstimatePage(
+            f"{run}: no estimate", "The smoke run shows whether the longest rows fit.", found.reason, ""
+        )
+    else:
+        page = _page(run, found, settings)
+    return render("estimate.html.jinja", page)
+
+
+def _page(run: str, found: Estimate, settings: EstimateBlock) -> EstimatePage:
+    state, verdict = _verdict(found, settings)
+    host = found.memory.host
+    return EstimatePage(
+        f"{run}: what it needs",
+        f"{found.weights / 1e9:.3g} billion weights; {found.trained / 1e6:,.1f} million are trained, with "
+        f"strategy {settings.strategy} and {found.processes} process(es). Arithmetic before the run, not measured.",
+        verdict,
+        state,
+        _tiles(found),
+        [Part(name, _gb(size), size / found.memory.total) for name, size in parts_of(found.memory)],
+        f"Main memory for offload: {_gb(host)} for each process." if host else "",
+        [_product(one, found) for one in found.products],
+        [_change(one) for one in found.changes],
+        [
+            ("base model", _gb(found.disk.model)),
+            ("merged model", _gb(found.disk.merged)),
+            ("one checkpoint", _gb(found.disk.checkpoint)),
+            ("all checkpoints at a time, with one being written", _gb(found.disk.checkpoints)),
+        ],
+    )
+
+
+def _tiles(found: Estimate) -> list[Tile]:
+    on = found.on(found.gpu)
+    tiles = [
+        Tile("memory of one GPU", _gb(found.memory.total), "at the worst moment of a step"),
+        Tile("optimizer steps", f"{found.steps:,}", f"{found.rows:,} rows, {found.tokens:,} tokens"),
+        Tile("longest row", f"{found.longest:,}", "tokens, of those that fit max_length"),
+        Tile("operations", f"{found.flops:.2g}", "floating-point, evaluations included"),
+    ]
+    if on:
+        tiles.append(Tile("time", _hours(on), f"evaluations: {on.slow.evaluation_share:.0%} of it"))
+    if on and on.fast_price is not None:
+        tiles.append(Tile("price", _price(on), "of all GPUs"))
+    return tiles
+
+
+def _verdict(found: Estimate, settings: EstimateBlock) -> tuple[str, str]:
+    if settings.device == "cpu":
+        return "", "It trains on the CPU: nothing is compared with a GPU's memory."
+    on = found.on(found.gpu)
+    if on is None:
+        return "", "The run names no GPU product (gpu): the table shows on which ones it fits."
+    gpu = GPUS[on.gpu]
+    state, _ = _state(on.memory_share)
+    outcome = {"good": "It fits", "maybe": "It may not fit", "bad": "It does not fit"}[state]
+    needed = f"{outcome} {gpu.title}: {on.memory_share:.0%} of its {gpu.memory / GB:.0f} GB."
+    follows = {
+        "good": "",
+        "maybe": " The run starts, with a warning.",
+        "bad": " The run stops before it asks for a GPU.",
+    }
+    ignored = state != "good" and settings.estimate == "ignore"
+    return state, needed + (" It starts in any case (estimate: ignore)." if ignored else follows[state])
+
+
+def _state(share: float) -> tuple[str, str]:
+    if share <= FITS:
+        return "good", "fits"
+    return ("maybe", "may fit") if share <= REFUSED else ("bad", "does not fit")
+
+
+def _product(one: OnProduct, found: Estimate) -> Product:
+    state, verdict = _state(one.memory_share)
+    gpu = GPUS[one.gpu]
+    return Product(
+        title=f"{found.processes} × {gpu.title}",
+        memory=_gb(gpu.memory),
+        share=one.memory_share,
+        state=state,
+        verdict=verdict,
+        hours=_hours(one),
+        price=_price(one) if one.fast_price is not None else "",
+        chosen=one.gpu == found.gpu,
+    )
+
+
+def _change(one: Change) -> ChangeRow:
+    hours = "" if one.gpu_hours is None else f"{one.gpu_hours:,.1f}"
+    return ChangeRow(one.what, one.costs, _gb(one.memory), one.fits, GPUS[one.gpu].title if one.gpu else "", hours)
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.1f} MB"
+
+
+def _hours(on: OnProduct) -> str:
+    fast, slow = on.fast.seconds, on.slow.seconds
+    if slow < 3600:
+        return f"{clock(fast)} to {clock(slow)}"
+    return f"{fast / 3600:,.1f} to {slow / 3600:,.1f} h"
+
+
+def _price(on: OnProduct) -> str:
+    return f"{on.fast_price:,.0f} to {on.slow_price:,.0f}"
