@@ -18,7 +18,7 @@ TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
+.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -75,6 +75,9 @@ fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=
 
 check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG="my-run.yaml"
 	@$(BIN)/python scripts/check_config.py $(CONFIG)
+
+estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run ARGS="--configfile my-run.yaml"
+	@$(BIN)/snakemake $(ARGS) -- reports/estimate-$(RUN).html
 
 refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
 	$(BIN)/snakemake $(ARGS) --forcerun resolve_images -- data/$(DATASET)/stats.json

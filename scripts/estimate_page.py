@@ -1,11 +1,14 @@
 """Write the page of a run's estimate: memory, hours, price, disk, and what would make the run fit."""
 
+import logging
 from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.files import whole_file
+from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.of_run import estimate_of_run
+from vlmflow.estimate.verdict import in_words
 from vlmflow.reports.estimate_page import estimate_page
 
 
@@ -17,8 +20,11 @@ def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path
     settings: those of the run.
     """
     found = estimate_of_run(train, val, summary, model_files, settings)
+    run = summary.parent.name
     with whole_file(page, "w") as file:
-        file.write(estimate_page(summary.parent.name, found, settings))
+        file.write(estimate_page(run, found, settings))
+    if not isinstance(found, NoEstimate):
+        logging.getLogger("vlmflow").info(in_words(found, run, on_gpu=settings.device == "cuda"))
 
 
 if __name__ == "__main__":

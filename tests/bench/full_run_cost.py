@@ -1,58 +1,143 @@
-"""The cost of the run qwen3vl-fire, by arithmetic from real rows: python tests/bench/full_run_cost.py [FOLDER]
+"""What a full run costs, as README's table: python tests/bench/full_run_cost.py [FOLDER]
 
-FOLDER (default runs/fire-demo) is that of `make fire-demo`. This is an estimate, not measured on GPUs; the gate of the
-smoke run gives the run's own figure, from its own GPUs, before the full run starts.
+Each line is a recipe (recipes/), or a run like them, estimated without a GPU: by arithmetic, not measured. The rows are
+the mean row of FIRE-train-100K; or those of FOLDER, the working directory of `make fire-demo`, as often as the data set
+has rows.
 """
 
-import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-ROWS = 104_941
-"""Rows of FIRE-train-100K.json (its data card)."""
+import yaml
 
-CHARACTERS_PER_TOKEN = 4.2
-"""English under Qwen's tokenizer; between 4 and 4.5 for such texts."""
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-PIXELS_PER_TOKEN = 32 * 32
-"""Qwen3-VL merges 2 x 2 patches of 16 pixels into one token."""
+from vlmflow.config.gpus import GPUS
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.estimate.case import Case, case_of
+from vlmflow.estimate.changes import longest_that_fits, share
+from vlmflow.estimate.memory import memory
+from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.shape import ModelShape, read_shape
+from vlmflow.estimate.times import HIGH, LOW, times
 
-IMAGE_MAX_TOKENS = 1024
-"""The configuration's default for image_max_tokens."""
+ROOT = Path(__file__).resolve().parents[2]
 
-PARAMETERS = 33.4e9
-"""Qwen3-VL-32B: 66.7 GB of weights in bfloat16."""
+PUBLISHED = ROOT / "tests" / "published"
+"""Folders with the config.json of published models."""
 
-FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""2 forward, 2 backward for the activations alone (the weights are frozen), 2 forward again for checkpointing."""
+RECIPES = ROOT / "recipes"
 
-GPUS = 4
-PEAK_FLOPS = {"A100 80 GB": 312e12, "H100 80 GB": 989e12}
-"""Dense bfloat16, by NVIDIA's data sheets."""
+ROWS, VAL_ROWS = 102_842, 2_099
+"""Rows of FIRE-train-100K.json (104,941 by its data card), of which a val_share of 0.02 is taken."""
 
-SHARE_OF_PEAK = (0.2, 0.4)
-"""The share of the peak that such a training reaches with zero3 on one node, low and high."""
+MEAN_ROW = (258, 358)
+"""Text and picture tokens: the mean of 84 real rows, with 4.2 characters and 1,024 pixels a token."""
+
+LONGEST = 32_768
+"""The highest max_length that is tried."""
+
+INSTEAD = "h100"
+"""Another product for the hours of runs that need 80 GB."""
+
+MACHINE = 8
+"""GPUs of one machine; what a link between machines costs is not known here."""
 
 
-def main(folder: Path) -> None:
-    """Print tokens per row, and hours per kind of GPU."""
-    if not (folder / "images/fire/train.jsonl").is_file():
-        sys.exit(f"{folder}: no data of a FIRE run is there; first: make fire-demo FIRE=FOLDER")
-    pictures = {}
-    for line in (folder / "images/fire/train.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        pictures[entry["name"]] = min(IMAGE_MAX_TOKENS, entry["width"] * entry["height"] / PIXELS_PER_TOKEN)
-    rows = [json.loads(line) for line in (folder / "data/fire/train.jsonl").read_text().splitlines()]
-    characters = sum(len(turn["value"]) for row in rows for turn in row["conversations"]) / len(rows)
-    picture = sum(pictures[row["images"][0]] for row in rows) / len(rows)
-    tokens = characters / CHARACTERS_PER_TOKEN + picture
-    work = tokens * ROWS * PARAMETERS * FLOPS_PER_PARAMETER_AND_TOKEN
-    print(f"{len(rows)} rows: {characters:.0f} characters and {picture:.0f} picture tokens, {tokens:.0f} tokens a row")
-    print(f"{ROWS:,} rows: {tokens * ROWS / 1e6:.0f} million tokens, {work:.2g} floating-point operations")
-    for gpu, peak in PEAK_FLOPS.items():
-        low, high = (work / (GPUS * peak * share) / 3600 for share in reversed(SHARE_OF_PEAK))
-        print(f"{GPUS} x {gpu}: {low:.0f} to {high:.0f} hours")
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a model's name, and the settings of the run."""
+
+    model: str
+    settings: RunSettings
+
+
+def lines() -> list[Line]:
+    """Return the runs of the recipes, those of small models first, and full fine-tuning of the 32B on two machines."""
+    found = [_of_recipe(file) for file in sorted(RECIPES.glob("*.yaml"))]
+    methods = ("qlora", "lora", "full")
+    found.sort(key=lambda line: ("32B" in line.model, methods.index(line.settings.tuner)))
+    (largest,) = (line for line in found if line.settings.tuner == "full")
+    both = {"strategy": "zero3", "processes": 2 * MACHINE}
+    return [*found, Line("Qwen3-VL-32B-Instruct", largest.settings.model_copy(update=both))]
+
+
+def _of_recipe(file: Path) -> Line:
+    content = yaml.safe_load(file.read_text())
+    (model,) = content["models"].values()
+    (run,) = content["runs"].values()
+    return Line(model["source"].rpartition("/")[2], RunSettings.model_validate(run))
+
+
+def case(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> Case:
+    """Return the case of a line's run with some rows. changes: of its `train` block."""
+    settings = line.settings
+    names = ("device", "processes", "strategy", "tuner", "over_long", "gpu", "gpu_hour_price", "estimate")
+    block = {name: getattr(settings, name) for name in names}
+    training = settings.train.model_copy(update=changes)
+    return case_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)
+
+
+def _shape(line: Line) -> ModelShape:
+    return read_shape(PUBLISHED / line.model)
+
+
+def full_rows(line: Line, max_length: int) -> RowLengths:
+    """Return rows of every length up to `max_length`, each with one picture of the whole budget."""
+    picture = line.settings.train.image_max_tokens
+    lengths = range(64, max_length + 1, 64)
+    return RowLengths.of([(max(tokens - picture, 1), min(picture, tokens - 1)) for tokens in lengths])
+
+
+def longest(line: Line) -> int:
+    """Return the highest max_length that fits the line's product."""
+    rows = full_rows(line, LONGEST)
+    return longest_that_fits(case(line, rows, rows, max_length=LONGEST), GPUS[line.settings.gpu])
+
+
+def table(train: RowLengths, val: RowLengths) -> str:
+    """Return the table in Markdown."""
+    heads = ["model", "method", "GPUs", "memory of each", "fits up to", "hours", f"on {GPUS[INSTEAD].title}"]
+    rows = [_cells(line, train, val) for line in lines()]
+    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows])
+
+
+def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
+    settings, gpu = line.settings, GPUS[line.settings.gpu]
+    rows = full_rows(line, settings.train.max_length)
+    full, run = case(line, rows, rows), case(line, train, val)
+    method = {"lora": "LoRA", "qlora": "QLoRA", "full": "full"}[settings.tuner]
+    count = settings.processes
+    other = INSTEAD if GPUS[INSTEAD].memory == gpu.memory else None
+    cells = [
+        line.model.removesuffix("-Instruct"),
+        method if settings.strategy == "ddp" else f"{method}, {settings.strategy}",
+        f"{count if count <= MACHINE else f'{count // MACHINE} × {MACHINE}'} × {gpu.title}",
+        f"{memory(full).total / 1e9:.0f} GB ({share(full, gpu):.0%})",
+        f"{longest(line):,} tokens",
+        *(_hours(run, name) if name and count <= MACHINE else "" for name in (gpu.name, other)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _hours(run: Case, product: str) -> str:
+    fast, slow = (times(run, GPUS[product], part).hours for part in (HIGH, LOW))
+    return f"{fast:.1f} to {slow:.1f}" if slow < 10 else f"{fast:.0f} to {slow:.0f}"
+
+
+def rows_of(folder: Path | None) -> tuple[RowLengths, RowLengths]:
+    """Return the rows of train and val: the mean row, or those of a working directory, as often as FIRE has rows."""
+    if folder is None:
+        return RowLengths.of([MEAN_ROW] * ROWS), RowLengths.of([MEAN_ROW] * VAL_ROWS)
+    lengths = folder / "lengths" / "qwen3vl-fire"
+    if not (lengths / "train.jsonl").is_file():
+        sys.exit(f"{folder}: no lengths of a FIRE run are there; first: make fire-demo FIRE=FOLDER")
+    both = RowLengths.read(lengths / "train.jsonl")
+    pairs = list(zip(both.text.tolist(), both.pictures.tolist(), strict=True))
+    return tuple(RowLengths.of((pairs * (count // len(pairs) + 1))[:count]) for count in (ROWS, VAL_ROWS))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/fire-demo"))
+    print(table(*rows_of(Path(sys.argv[1]) if len(sys.argv) > 1 else None)))

@@ -27,6 +27,7 @@ BASE: dict[str, Any] = {
 LOOKING = {"fetch_images", "resolve_images"}
 MEASURED = {"measure_lengths", "fit_rows", "cache_dataset"}
 TRAINED = {"train_smoke", "train_lora"}
+ESTIMATED = {"estimate_run", "estimate_page"}
 
 CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.form": ("timestep", {"convert_fire", "validate_sharegpt"}),
@@ -56,19 +57,21 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
     "picture_sources.coco-train2017.licence": ("mit", {"publish_merged"}),
     "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED}),
-    "runs.fire.train.learning_rate": (0.5, TRAINED),
-    "runs.fire.train.lora.rank": (8, TRAINED),
-    "runs.fire.train.seed": (7, {"cache_dataset", *TRAINED}),
-    "runs.fire.train.dtype": ("float32", {"cache_dataset", "verify_merged", *TRAINED}),
-    "runs.fire.train.max_length": (400, {"fit_rows", "cache_dataset", "lengths_page", *TRAINED}),
-    "runs.fire.train.image_max_tokens": (32, {"verify_merged", *MEASURED, *TRAINED}),
-    "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*MEASURED, *TRAINED}),
-    "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, TRAINED),
+    "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED}),
+    "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED}),
+    "runs.fire.train.seed": (7, {*ESTIMATED, "cache_dataset", *TRAINED}),
+    "runs.fire.train.dtype": ("float32", {*ESTIMATED, "cache_dataset", "verify_merged", *TRAINED}),
+    "runs.fire.train.max_length": (400, {*ESTIMATED, "fit_rows", "cache_dataset", "lengths_page", *TRAINED}),
+    "runs.fire.train.image_max_tokens": (32, {*ESTIMATED, "verify_merged", *MEASURED, *TRAINED}),
+    "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*ESTIMATED, *MEASURED, *TRAINED}),
+    "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, {*ESTIMATED, *TRAINED}),
     "runs.fire.smoke.steps": (30, {"train_smoke"}),
-    "runs.fire.device": ("cpu", {"verify_merged", *TRAINED}),
-    "runs.fire.processes": (3, TRAINED),
-    "runs.fire.strategy": ("zero2", TRAINED),
-    "runs.fire.over_long": ("leave_out", {"fit_rows"}),
+    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *TRAINED}),
+    "runs.fire.processes": (3, {*ESTIMATED, *TRAINED}),
+    "runs.fire.strategy": ("zero2", {*ESTIMATED, *TRAINED}),
+    "runs.fire.over_long": ("leave_out", {*ESTIMATED, "fit_rows"}),
+    "runs.fire.gpu": ("h100", ESTIMATED),
+    "runs.fire.estimate": ("ignore", ESTIMATED),
     "runs.fire.cached_dataset": (True, set()),
     "runs.fire.verify.rows": (9, {"verify_merged"}),
     "runs.fire.verify.logits": (False, {"verify_merged"}),

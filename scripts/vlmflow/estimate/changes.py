@@ -15,7 +15,7 @@ from vlmflow.estimate.accounts import Change
 from vlmflow.estimate.case import Case, sharding_of
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.times import LOW, times
-from vlmflow.lengths.token_counts import STEP
+from vlmflow.lengths.accounts import STEP
 
 FITS, REFUSED = 0.9, 1.1
 """Shares of a GPU's memory: up to FITS a run fits; up to REFUSED it may; above it is refused."""

@@ -4,12 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmflow.lengths.count import read_lengths
+from vlmflow.rows.data_rows import lines_of
 
 Numbers = NDArray[np.int64]
+
+
+class Length(msgspec.Struct):
+    """The fields of a line of `lengths/RUN/SPLIT.jsonl` that the estimate reads."""
+
+    text_tokens: int
+    picture_tokens: int
 
 
 @dataclass(frozen=True)
@@ -35,9 +43,7 @@ class RowLengths:
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a lengths file (`lengths/RUN/SPLIT.jsonl`); raises VlmflowError if a line is damaged."""
-        rows = [(row.text_tokens, row.picture_tokens) for row in read_lengths(file)]
-        both = np.array(rows, dtype=np.int64).reshape(-1, 2)
-        return cls(both[:, 0], both[:, 1])
+        return cls.of([(row.text_tokens, row.picture_tokens) for row in lines_of(file, Length)])
 
     @classmethod
     def of(cls, rows: list[tuple[int, int]]) -> Self:

@@ -36,6 +36,21 @@ def parts_of(memory: Memory) -> list[tuple[str, int]]:
     return sorted(((name, size) for name, size in parts if size), key=lambda part: -part[1])
 
 
+def in_words(estimate: Estimate, run: str, *, on_gpu: bool) -> str:
+    """Return what a run needs of each GPU, in one line; of each process, if it trains on the CPU."""
+    if not on_gpu:
+        return f"{run}: {estimate.memory.total / GB:.1f} GB of main memory for each of {estimate.processes} process(es)"
+    needed = f"{run}: {estimate.memory.total / GB:.1f} GB on each of {estimate.processes} GPU(s) by the estimate"
+    on = estimate.on(estimate.gpu)
+    if on is None:
+        return f"{needed}; runs.NAME.gpu names no product to compare it with"
+    gpu = GPUS[on.gpu]
+    found = f"{needed}, {on.memory_share:.0%} of {gpu.title}'s {gpu.memory / GB:.0f} GB"
+    if on.memory_share <= FITS:
+        return found
+    return f"{found}: {', '.join(f'{name} {size / GB:.1f}' for name, size in parts_of(estimate.memory))}"
+
+
 def judge(estimate: Estimate, run: str, *, on_gpu: bool, ignored: bool) -> None:
     """Log the estimate of a run's memory; warn above FITS of its GPU's memory.
 
@@ -44,29 +59,17 @@ def judge(estimate: Estimate, run: str, *, on_gpu: bool, ignored: bool) -> None:
 
     Raises VlmflowError above REFUSED, with the parts and what would make it fit.
     """
-    if not on_gpu:
-        log.info(
-            f"{run}: {estimate.memory.total / GB:.1f} GB of main memory for each of {estimate.processes} process(es)"
-        )
+    found, on = in_words(estimate, run, on_gpu=on_gpu), estimate.on(estimate.gpu)
+    if not on_gpu or on is None or on.memory_share <= FITS:
+        log.info(found)
         return
-    on = estimate.on(estimate.gpu)
-    needed = f"{run}: {estimate.memory.total / GB:.1f} GB on each of {estimate.processes} GPU(s)"
-    if on is None:
-        log.info(f"{needed}; runs.NAME.gpu names no product to compare it with")
-        return
-    gpu = GPUS[on.gpu]
-    found = f"{needed}, {on.memory_share:.0%} of {gpu.title}'s {gpu.memory / GB:.0f} GB"
-    parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts_of(estimate.memory))
     if on.memory_share > REFUSED and not ignored:
         raise VlmflowError(
-            f"{found} by the estimate: {parts}",
+            found,
             f"{advice(estimate.changes)}; reports/estimate-{run}.html has all figures; to start it in any case, set "
             "runs.NAME.estimate: ignore",
         )
-    if on.memory_share > FITS:
-        log.warning(f"{found} by the estimate, so it may not fit: {parts}; {advice(estimate.changes)}")
-    else:
-        log.info(f"{found} by the estimate")
+    log.warning(f"{found}. It may not fit; {advice(estimate.changes)}")
 
 
 def advice(changes: list[Change]) -> str:

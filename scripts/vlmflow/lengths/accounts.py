@@ -4,6 +4,9 @@ from typing import Any
 
 import msgspec
 
+STEP = 64
+"""A recommended max_length is a multiple of it: matrix products are faster with round numbers."""
+
 
 class NamedRow(msgspec.Struct, frozen=True):
     """One of the longest rows. tokens: all that count against train.max_length, also those of pictures."""

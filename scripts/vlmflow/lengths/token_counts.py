@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from itertools import accumulate
 from typing import Self
 
-from vlmflow.lengths.accounts import MaxLengths, NamedRow, SplitLengths
+from vlmflow.lengths.accounts import STEP, MaxLengths, NamedRow, SplitLengths
 from vlmflow.lengths.count import RowLength
 
 COVERED = 0.999
@@ -15,9 +15,6 @@ COVERED = 0.999
 
 NAMED = 20
 """How many of the longest rows are named."""
-
-STEP = 64
-"""A recommended max_length is a multiple of it: matrix products are faster with round numbers."""
 
 
 class LengthAccount:

@@ -1,0 +1,367 @@
+"""The estimate's memory against real models of transformers and peft: exact states, activations within 10 %."""
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from swift.model.model_arch import get_model_arch
+from swift.utils.transformers_utils import find_all_linears, get_multimodal_target_regex
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+)
+
+from live_memory import FUSED, LiveBytes, as_on_cuda, make_fake
+from vlmflow.estimate.activations import Batch, language_activations
+from vlmflow.estimate.parameters import ALIGNER, LANGUAGE, PARTS, TOWER, parts, weights_of
+from vlmflow.estimate.shape import ModelShape, read_shape
+from vlmflow.estimate.states import base_bytes, states, trained_of
+from vlmflow.estimate.tower import picture_tower
+from vlmflow.estimate.way import Adapter, Sharding, Way
+
+TEXT = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+TOWER_CONFIG = {
+    "depth": 4,
+    "hidden_size": 48,
+    "intermediate_size": 100,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 2],
+}
+VISION = {"vision_config": TOWER_CONFIG}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "qwen3": Qwen3Config(**TEXT),
+    "qwen3, tied": Qwen3Config(**TEXT, tie_word_embeddings=True, attention_bias=True),
+    "qwen3 with experts": Qwen3MoeConfig(**TEXT, **EXPERTS),
+    "qwen3-vl": Qwen3VLConfig(text_config=TEXT, **VISION),
+    "qwen3 with experts in some layers": Qwen3MoeConfig(**TEXT, **EXPERTS, mlp_only_layers=[0]),
+    "qwen3-vl, tied": Qwen3VLConfig(text_config=TEXT, **VISION, tie_word_embeddings=True),
+    "qwen3-vl with experts": Qwen3VLMoeConfig(text_config=TEXT | EXPERTS, **VISION),
+}
+
+SWIFT_NAMES = ("llm", "vit", "aligner")
+"""ms-swift's names of the parts, in the order of PARTS."""
+
+FREEZABLE = [frozenset(PARTS) - {*frozen} for frozen in ((), (TOWER,), (ALIGNER,), (TOWER, ALIGNER), (LANGUAGE,))]
+
+
+def model_of(config: PreTrainedConfig, dtype: torch.dtype, device: str = "meta") -> Any:
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    torch.manual_seed(1)
+    with torch.device(device):
+        return kind.from_config(config, dtype=dtype).train()
+
+
+def shape_of(config: PreTrainedConfig, folder: Path) -> ModelShape:
+    config.save_pretrained(folder)
+    return read_shape(folder)
+
+
+def part_of(parameter: str) -> str:
+    """Return the part of a model to which a parameter belongs."""
+    return ALIGNER if "merger" in parameter else TOWER if "visual" in parameter else LANGUAGE
+
+
+def with_adapter(model: Any, way: Way) -> Any:
+    """Add an adapter to the layers that ms-swift chooses for all-linear."""
+    with_pictures = hasattr(model.config, "vision_config")
+    arch = get_model_arch("qwen3_vl") if with_pictures else None
+    model.model_meta = SimpleNamespace(model_arch=arch, is_multimodal=with_pictures)
+    model.model_info = SimpleNamespace(is_moe_model="moe" in model.config.model_type, quant_method=None)
+    if with_pictures:
+        frozen = {f"freeze_{name}": part not in way.trained for name, part in zip(SWIFT_NAMES, PARTS, strict=True)}
+        targets = get_multimodal_target_regex(model, **frozen)
+    else:
+        targets = find_all_linears(model)
+    lora = LoraConfig(
+        r=way.adapter.rank, lora_dropout=way.adapter.dropout, target_modules=targets, use_dora=way.adapter.dora
+    )
+    return get_peft_model(model, lora, autocast_adapter_dtype=way.trained_bytes == 4)
+
+
+def prepared(config: PreTrainedConfig, way: Way, device: str = "meta") -> Any:
+    """Return a model as the trainer prepares it for a way to train."""
+    model = model_of(config, torch.bfloat16 if way.base == 2 else torch.float32, device)
+    if not way.is_full:
+        return with_adapter(model, way)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(part_of(name) in way.trained)
+    return model
+
+
+def trained(model: Any) -> list[torch.nn.Parameter]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_all_weights_are_counted(name: str, tmp_path: Path) -> None:
+    model = model_of(CONFIGS[name], torch.float32)
+    shape = shape_of(CONFIGS[name], tmp_path)
+    counted = {part: found.weights for part, found in parts(shape).items()}
+    there = dict.fromkeys(counted, 0)
+    for parameter, weight in model.named_parameters():
+        there[part_of(parameter)] += weight.numel()
+    assert counted == there
+    assert weights_of(shape) == sum(there.values())
+
+
+@pytest.mark.parametrize("of_parts", FREEZABLE, ids=lambda of_parts: "+".join(sorted(of_parts)))
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "some layers" not in name])  # peft adapts experts there
+def test_an_adapter_has_the_weights_that_peft_trains(name: str, of_parts: frozenset[str], tmp_path: Path) -> None:
+    """ms-swift chooses the layers; of models with experts, the experts get none."""
+    config = CONFIGS[name]
+    if not hasattr(config, "vision_config") and LANGUAGE not in of_parts:
+        pytest.skip("nothing would be trained")
+    for adapter in (Adapter(rank=4), Adapter(rank=3, dora=True)):
+        way = Way(trained=of_parts, adapter=adapter)
+        count = sum(weight.numel() for weight in trained(prepared(config, way)))
+        assert trained_of(shape_of(config, tmp_path), way) == count
+
+
+def test_named_layers_get_an_adapter_wherever_peft_finds_the_name(tmp_path: Path) -> None:
+    config = CONFIGS["qwen3-vl"]
+    for targets in (("q_proj", "v_proj"), ("proj", "down_proj"), ("linear_fc1",)):
+        model = get_peft_model(model_of(config, torch.float32), LoraConfig(r=4, target_modules=list(targets)))
+        way = Way(adapter=Adapter(rank=4, targets=targets))
+        assert trained_of(shape_of(config, tmp_path), way) == sum(weight.numel() for weight in trained(model))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-vl"])
+@pytest.mark.parametrize("tuner", ["lora", "full"])
+def test_what_is_kept_between_steps_has_the_bytes_of_a_real_training(tuner: str, name: str, tmp_path: Path) -> None:
+    """Weights, gradients, AdamW's moments."""
+    config = CONFIGS[name]
+    way = Way(tuner=tuner, trained=frozenset({LANGUAGE, ALIGNER}), adapter=Adapter(rank=4))
+    model = prepared(config, way, "cpu")
+    for weight in trained(model):
+        weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW(trained(model), fused=True)
+    optimizer.step()
+    moments = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
+    kept = states(shape_of(config, tmp_path), way)
+    adapter = 0 if way.is_full else sum(weight.nbytes for weight in trained(model))
+    assert kept.adapter == adapter
+    assert kept.weights == sum(weight.nbytes for weight in model.parameters()) - adapter
+    assert kept.gradients == sum(weight.grad.nbytes for weight in trained(model))
+    assert kept.optimizer == sum(value.nbytes for value in moments)
+
+
+def test_quantised_weights_have_the_bytes_that_bitsandbytes_uses(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}  # whole blocks of 64 × 256 weights
+    config = Qwen3Config(**TEXT | sizes)
+    shape = shape_of(config, tmp_path)
+    model_of(config, torch.bfloat16, "cpu").save_pretrained(tmp_path / "model")
+    for double in (True, False):
+        how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=how, dtype=torch.bfloat16)
+        used = 0
+        for weight in model.parameters():
+            used += weight.nbytes
+            if state := getattr(weight, "quant_state", None):
+                used += state.absmax.nbytes + (state.state2.absmax.nbytes if state.nested else 0)
+        assert base_bytes(shape, Way(tuner="qlora", double_quant=double)) == used
+
+
+@pytest.mark.parametrize(
+    ("engine", "weights", "parts_of_state"), [("ddp", 1, 1), ("deepspeed", 1, 4), ("deepspeed", 4, 4), ("fsdp", 4, 4)]
+)
+def test_strategies_cut_what_they_share(engine: Any, weights: int, parts_of_state: int, tmp_path: Path) -> None:
+    """DeepSpeed trains 16-bit weights, and keeps float32 copies of them with the moments."""
+    shape = shape_of(CONFIGS["qwen3"], tmp_path)
+    sharding = Sharding(engine, weights=weights, gradients=parts_of_state, optimizer=parts_of_state)
+    way = Way(tuner="full", sharding=sharding, processes=4)
+    count = weights_of(shape)
+    each, moments = (2, 12) if engine == "deepspeed" else (4, 8)
+    kept = states(shape, way)
+    assert kept.weights == -(-count * each // weights)
+    assert kept.gradients == -(-count * each // parts_of_state)
+    assert kept.optimizer == -(-count * moments // parts_of_state)
+    on_host = states(shape, replace(way, sharding=replace(sharding, optimizer_on_host=True)))
+    assert (on_host.optimizer, on_host.gradients) == (0, 0)
+    assert on_host.host == kept.optimizer + kept.gradients
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a batch whose activations are measured.
+
+    sizes: of the language model: vocabulary, width, inner width, layers, heads, key heads, width of a head.
+    text: tokens of the row that are trained. untrained: others. side: tokens along one side of a square picture; 0 for
+    none. tower: width and inner width.
+    """
+
+    name: str
+    way: Way
+    sizes: tuple[int, ...]
+    text: int
+    untrained: int = 0
+    side: int = 0
+    tower: tuple[int, int] = (96, 256)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        text = dict(zip((*names, "num_key_value_heads", "head_dim"), self.sizes, strict=True))
+        if not self.side:
+            return Qwen3Config(**text)
+        half = text["head_dim"] // 2
+        section = [half - 2 * (half // 3), half // 3, half // 3]
+        rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": section, "mrope_interleaved": True}
+        tower = TOWER_CONFIG | {"hidden_size": self.tower[0], "intermediate_size": self.tower[1]}
+        last = text["vocab_size"] - 1
+        return Qwen3VLConfig(
+            text_config=text | {"rope_parameters": rope},
+            vision_config=tower | {"out_hidden_size": text["hidden_size"]},
+            image_token_id=last,
+            video_token_id=last - 1,
+            vision_start_token_id=last - 2,
+        )
+
+    @property
+    def batch(self) -> Batch:
+        tokens = self.text + self.untrained + self.side**2
+        return Batch(1, tokens, tokens, self.text, pictures=self.side**2)
+
+
+LORA = Way(gradient_checkpointing=False)
+FULL = Way(tuner="full", gradient_checkpointing=False)
+ZERO = Sharding("deepspeed", gradients=2, optimizer=2)
+AGAIN = {"gradient_checkpointing": True}
+EVERYTHING = frozenset(PARTS)
+
+SMALL = (1_500, 256, 704, 4, 8, 2, 64)
+WIDE = (20_000, 640, 1_792, 6, 10, 5, 64)
+
+QWEN3_8B = (151_936, 4_096, 12_288, 36, 32, 8, 128)
+
+ON_FAKES = [
+    Case("LoRA", LORA, SMALL, 777),
+    Case("LoRA, checkpointing", replace(LORA, **AGAIN), SMALL, 1_500),
+    Case("LoRA, checkpointing, large vocabulary", replace(LORA, **AGAIN), WIDE, 900, untrained=300),
+    Case("LoRA, checkpointing, no dropout", replace(LORA, adapter=Adapter(dropout=0.0), **AGAIN), SMALL, 512),
+    Case("LoRA, ZeRO, checkpointing", replace(LORA, sharding=ZERO, **AGAIN), SMALL, 1_024),
+    Case("LoRA in float32", replace(LORA, half=False, **AGAIN), SMALL, 640),
+    Case("full", FULL, WIDE, 300, untrained=700),
+    Case("full, checkpointing", replace(FULL, **AGAIN), SMALL, 2_048),
+    Case("full, ZeRO, checkpointing", replace(FULL, sharding=ZERO, **AGAIN), WIDE, 600, untrained=1_000),
+    pytest.param(Case("LoRA on Qwen3-8B", replace(LORA, **AGAIN), QWEN3_8B, 1_000, 3_000), marks=pytest.mark.slow),
+]
+"""Models without pictures: their tensors have no data, so that they may have any size."""
+
+ON_REAL_TENSORS = [
+    Case("VL, LoRA", LORA, SMALL, 300, side=8),
+    Case("VL, LoRA, checkpointing", replace(LORA, **AGAIN), SMALL, 500, side=12),
+    Case("VL, LoRA everywhere", replace(LORA, trained=EVERYTHING), SMALL, 250, side=10),
+    Case("VL, LoRA everywhere, checkpointing", replace(LORA, trained=EVERYTHING, **AGAIN), SMALL, 400, side=12),
+    Case("VL, full everywhere", replace(FULL, trained=EVERYTHING), SMALL, 300, side=8),
+    Case("VL, full, checkpointing, aligner", replace(FULL, trained=EVERYTHING - {TOWER}, **AGAIN), SMALL, 400, side=12),
+    Case("VL, mostly pictures", replace(LORA, **AGAIN), (1_000, 128, 384, 4, 4, 2, 32), 100, side=18, tower=(64, 160)),
+]
+"""Models with pictures: transformers looks at their ids, so they need data."""
+
+
+@pytest.fixture
+def as_a_gpu_would() -> Iterator[None]:
+    with as_on_cuda():
+        yield
+
+
+def estimated(case: Case, folder: Path) -> int:
+    shape = shape_of(case.config, folder)
+    language = language_activations(shape, case.way, case.batch)
+    pictures = picture_tower(shape.vision, case.way, case.batch)
+    return max(language.kept + pictures.kept + max(language.layer, language.logits), pictures.passing)
+
+
+def measured(case: Case, fake: bool) -> int:
+    """Return the bytes that one forward and backward pass needs, beside weights and gradients."""
+    config = case.config
+    config._attn_implementation = FUSED
+    model = prepared(config, case.way, "meta" if fake else "cpu")
+    plain = model if case.way.is_full else model.get_base_model()
+    if case.way.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not case.way.is_full:
+        plain.enable_input_require_grads()
+    if case.side and not {TOWER, ALIGNER} & case.way.trained:  # ms-swift's patch_frozen_module
+        plain.model.visual.forward = torch.no_grad()(plain.model.visual.forward)
+    with FakeTensorMode() if fake else nullcontext():
+        if fake:
+            make_fake(model)
+        for weight in trained(model):
+            weight.grad = torch.zeros_like(weight)
+        inputs = _inputs(case, config)
+        held = [*model.parameters(), *(weight.grad for weight in trained(model)), *model.buffers()]
+        held += [value for name, value in inputs.items() if torch.is_tensor(value) and name != "pixel_values"]
+        with LiveBytes(held) as live:
+            if "pixel_values" in inputs:
+                live.add(inputs["pixel_values"])
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.way.autocast):
+                loss = model(**inputs, use_cache=False).loss
+            loss.backward()
+    return live.peak
+
+
+def _inputs(case: Case, config: PreTrainedConfig) -> dict[str, Any]:
+    pictures, tokens = case.side**2, case.batch.tokens
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    trained_here = torch.zeros(tokens, dtype=torch.bool)
+    kept: Any = case.text
+    if case.side:
+        ids[0, :pictures] = config.image_token_id
+        trained_here[tokens - case.text :] = True
+        kept = trained_here
+    inputs = {"input_ids": ids, "labels": torch.zeros(1, case.text, dtype=torch.long), "logits_to_keep": kept}
+    if case.side:
+        inputs |= {
+            "pixel_values": torch.randn(4 * pictures, 3 * 2 * 16 * 16),
+            "image_grid_thw": torch.tensor([[1, 2 * case.side, 2 * case.side]]),
+            "mm_token_type_ids": (ids == config.image_token_id).long(),
+        }
+    return inputs
+
+
+@pytest.mark.parametrize("case", ON_FAKES, ids=str)
+def test_activations_are_within_a_tenth(case: Case, as_a_gpu_would: None, tmp_path: Path) -> None:
+    assert estimated(case, tmp_path) == pytest.approx(measured(case, fake=True), rel=0.1)
+
+
+@pytest.mark.parametrize("case", ON_REAL_TENSORS, ids=str)
+def test_activations_with_pictures_are_within_a_tenth(case: Case, as_a_gpu_would: None, tmp_path: Path) -> None:
+    assert estimated(case, tmp_path) == pytest.approx(measured(case, fake=False), rel=0.1)
+
+
+def test_published_config_files_have_the_published_sizes(tmp_path: Path) -> None:
+    file = Path(__file__).parents[1] / "published" / "Qwen3-VL-32B-Instruct" / "config.json"
+    config = Qwen3VLConfig.from_dict(json.loads(file.read_text()))
+    assert weights_of(read_shape(file.parent)) == sum(
+        weight.numel() for weight in model_of(config, torch.bfloat16).parameters()
+    )
