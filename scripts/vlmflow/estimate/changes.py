@@ -1,10 +1,10 @@
 """Changes of a run that need less memory, each tried with the same estimate; the cheapest first.
 
-The order: what changes nothing but speed, what lets GPUs share, what rounds the base, what gives up data, and at last
-other hardware. If no single change is enough, two of them are tried together.
+The order: what changes nothing but speed, what lets GPUs share, what rounds the base; two of these together, if no
+single one is enough; then what gives up data, and at last other hardware.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 
@@ -51,23 +51,42 @@ def share(case: Case, gpu: Gpu) -> float:
 
 
 def changes(case: Case, gpu: Gpu) -> list[Change]:
-    """Return the changes that need less memory than the run does now; pairs of them if no single one fits."""
-    needed = memory(case).total
-    singles = [idea for idea in (attempt(case, gpu) for attempt in TRIES) if idea]
-    found = [_change(idea) for idea in singles]
-    found = [one for one in found if one.memory < needed or one.gpu != gpu.name]
-    if not any(one.fits for one in found):
-        found += islice((one for one in map(_change, _pairs(case, gpu)) if one.fits), PAIRS)
+    """Return the changes that need less memory than the run does now, the cheapest first.
+
+    Pairs of changes of the training come before what gives up data or needs other GPUs, if no single one is enough.
+    """
+    found = _smaller(case, gpu, TRAINING)
+    if not _any_fits(found):
+        found += _pairs(case, gpu, TRAINING)
+    found += _smaller(case, gpu, (*DATA, *HARDWARE))
+    if not _any_fits(found):
+        found += _pairs(case, gpu, (*TRAINING, *DATA, *HARDWARE))
     return found
 
 
-def _pairs(case: Case, gpu: Gpu) -> Iterator[Idea]:
-    for first, second in combinations(TRIES, 2):
+def _smaller(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> list[Change]:
+    """Return single changes that need less memory, or another product."""
+    needed = memory(case).total
+    found = [_change(idea) for attempt in attempts if (idea := attempt(case, gpu))]
+    return [one for one in found if one.memory < needed or one.gpu != gpu.name]
+
+
+def _any_fits(found: Iterable[Change]) -> bool:
+    return any(one.fits for one in found)
+
+
+def _pairs(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> list[Change]:
+    """Return the first PAIRS pairs of changes with which the run fits."""
+    return list(islice((one for one in map(_change, _both(case, gpu, attempts)) if one.fits), PAIRS))
+
+
+def _both(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> Iterator[Idea]:
+    for first, second in combinations(attempts, 2):
         before = first(case, gpu)
         after = second(before.case, before.gpu) if before else None
         if before and after:
-            both = {before.costs: None, after.costs: None}
-            yield replace(after, what=f"{before.what}; {after.what}", costs="; ".join(both))
+            costs = {before.costs: None, after.costs: None}
+            yield replace(after, what=f"{before.what}; {after.what}", costs="; ".join(costs))
 
 
 def _change(idea: Idea) -> Change:
@@ -176,16 +195,14 @@ def _other_product(case: Case, gpu: Gpu) -> Idea | None:
     return None
 
 
-TRIES: tuple[Try, ...] = (
+TRAINING: tuple[Try, ...] = (
     _one_row,
     _checkpointing,
     _strategy("zero2", "gradients and optimizer are shared"),
     _strategy("fsdp2", "weights come over the link for each pass"),
     _strategy("zero3", "weights come over the link for each pass, while nothing is computed"),
     _four_bits,
-    _smaller_pictures,
-    _shorter_rows,
-    _more_gpus,
-    _other_product,
 )
-"""All changes, the cheapest first."""
+DATA: tuple[Try, ...] = (_smaller_pictures, _shorter_rows)
+HARDWARE: tuple[Try, ...] = (_more_gpus, _other_product)
+"""All changes, the cheapest first: of the training, of the data, of the GPUs."""

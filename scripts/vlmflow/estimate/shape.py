@@ -203,8 +203,8 @@ def read_shape(model: Path) -> ModelShape:
                 f"{file}: model_type is {architecture!r}; the estimate knows {', '.join(KNOWN)}",
                 "train without an estimate: the smoke run shows whether the longest rows fit",
             )
-        inner = config if architecture in TEXT else config.get("text_config")
-        text = msgspec.convert(inner if architecture in SPARSE else DENSE_DEFAULTS | (inner or {}), TextShape)
+        inner = config if architecture in TEXT else msgspec.convert(config.get("text_config"), dict[str, Any])
+        text = msgspec.convert(inner if architecture in SPARSE else DENSE_DEFAULTS | inner, TextShape)
         vision = msgspec.convert(config.get("vision_config"), VisionShape) if architecture in VISION else None
         tied = bool(config.get("tie_word_embeddings", False))
     except (OSError, msgspec.DecodeError, RecursionError) as error:

@@ -15,9 +15,10 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
 from vlmflow.reports.gate_page import gate_page
+from vlmflow.trainer.events import Begin, Event, Log
 from vlmflow.trainer.model_layers import Layers
-from vlmflow.training.accounts import Best, Check, Gate
-from vlmflow.training.gate import estimate, judge, refuse_failed
+from vlmflow.training.accounts import Best, Check, Gate, Pace
+from vlmflow.training.gate import estimate, judge, pace_of, refuse_failed
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
 from vlmflow.training.steps import Steps
 
@@ -29,7 +30,13 @@ CHOSEN = SmokeRows(LENGTHS[-8:], VAL)
 def gate_of(losses: list[float], steps: int = 10, **changes: Any) -> Gate:
     """Give the gate of a smoke run with these losses, one per step."""
     smoke = some_report(losses=list(enumerate(losses, start=1)), **changes)
-    return judge(smoke, CHOSEN, LENGTHS, VAL, job(max_steps=steps), {}, MERGE)
+    return judge(smoke, progress(losses), CHOSEN, LENGTHS, VAL, job(max_steps=steps), {}, MERGE)
+
+
+def progress(losses: list[float]) -> list[Event]:
+    """Give the events of a smoke run with a step per loss: 400 tokens in 5 seconds."""
+    begin: Event = Begin(0, len(losses), 0, 4, "DISTRIBUTED", "cpu")
+    return [begin, *(Log(5.0 * step, step, 8, 400 * step, loss=loss) for step, loss in enumerate(losses, start=1))]
 
 
 def failed(gate: Gate) -> list[str]:
@@ -173,10 +180,41 @@ def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
     rows_per_step = {"per_device_batch_size": 1, "gradient_accumulation_steps": 2}
     full = job(max_steps=None, epochs=2, checkpoint_steps=10, evaluation_steps=10, **rows_per_step).settings
     mean = sum(row.tokens for row in LENGTHS) / 50
-    estimated = estimate(LENGTHS, VAL, full, 4, 100.0)
+    estimated = estimate(LENGTHS, VAL, full, 4, Pace(0.0, 0.01, 5))
     assert estimated.steps == 12, "each of 4 processes takes 12 of the 50 rows, two at a time, in both epochs"
     assert estimated.left_over == ["row-48", "row-49"]
     assert "2 of 50 rows left over, not trained" in estimated.readable
     assert estimated.tokens == round(12 * 8 * mean)
     assert estimated.evaluated_tokens == 2 * sum(row.tokens for row in VAL), "checkpoints at step 10 and at the end"
     assert estimated.seconds == round((12 * 8 * mean + estimated.evaluated_tokens / 2) / 100)
+
+
+def test_the_estimate_is_right_for_rows_that_are_shorter_than_those_of_the_smoke_run() -> None:
+    """A step takes 0.8 s and 2 ms per token; the smoke run's rows are 2,000 tokens long, those of the full run 100."""
+    long, short = ([RowLength(f"row-{n}", n, n + 1, tokens) for n in range(400)] for tokens in (2_000, 100))
+    mixed = long[:40] + short[40:]
+    full = job(max_steps=None, epochs=1, processes=1, gradient_accumulation_steps=1, per_device_batch_size=1)
+    times, tokens, events = 1.0, 0, [Begin(0, 20, 0, 1, "NOT_PARALLEL", "cpu")]
+    for step, row in enumerate([*long[:16], *short[:14]], start=1):
+        times += 0.8 + 0.002 * row.tokens
+        tokens += row.tokens
+        events.append(Log(times, step, 20, tokens, loss=1.0))
+    report = some_report(seconds=times, tokens=tokens)
+    expected = sum(0.8 + 0.002 * row.tokens for row in mixed) + 0.5 * 5 * (0.8 + 0.002 * 120)
+    estimated = estimate(mixed, VAL, full.settings, 1, pace_of(report, events, VAL, full))
+    assert estimated.seconds == pytest.approx(expected, rel=0.02)
+    one_speed = sum(row.tokens for row in mixed) * times / tokens
+    assert abs(one_speed / expected - 1) > 0.25, "what one mean speed would have said"
+
+
+def test_an_evaluation_costs_what_it_cost_in_the_smoke_run() -> None:
+    full = job(processes=4, gradient_accumulation_steps=1, per_device_batch_size=1)
+    events = progress([2.0] * 8)
+    last = events[-1]
+    assert isinstance(last, Log)
+    events.append(Log(last.time + 6.0, 8, 8, last.tokens, eval_loss=2.0))
+    pace = pace_of(some_report(), events, VAL, full)
+    as_trained = 2 * pace.step_seconds + sum(row.tokens for row in VAL) * pace.token_seconds
+    assert pace.evaluation_cost * as_trained == pytest.approx(6.0), "5 rows on 4 processes are 2 batches"
+    assert pace_of(some_report(), events[:-1], VAL, full).evaluation_cost == 0.5
+    assert pace_of(some_report(seconds=10.0, tokens=1_000), [], VAL, full) == Pace(0.0, 0.01, 0)

@@ -1,0 +1,50 @@
+"""A run of a small model for the estimate, without files."""
+
+from typing import Any
+
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.estimate.case import Case, case_of
+from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.shape import ModelShape, TextShape, VisionShape
+
+TEXT = TextShape(
+    vocab_size=151_936,
+    hidden_size=4_096,
+    intermediate_size=12_288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+)
+SHAPE = ModelShape(TEXT, VisionShape(out_hidden_size=4_096), tied=False)
+"""Qwen3-VL-8B-Instruct."""
+
+ROWS = [(60 + 37 * number % 1_900, 256 * (number % 4)) for number in range(400)]
+"""Text and picture tokens."""
+
+USUAL: dict[str, Any] = {
+    "device": "cuda",
+    "processes": 1,
+    "strategy": "ddp",
+    "tuner": "lora",
+    "over_long": "leave_out",
+    "gpu": None,
+    "gpu_hour_price": None,
+    "estimate": "check",
+}
+
+
+def settings_of(train: dict[str, Any] | None = None, **others: Any) -> EstimateBlock:
+    """Give a run's settings; train: those of its `train` block."""
+    return EstimateBlock(train=train or {}, **USUAL | others)
+
+
+def some_case(
+    train: dict[str, Any] | None = None,
+    rows: list[tuple[int, int]] | None = None,
+    shape: ModelShape = SHAPE,
+    **others: Any,
+) -> Case:
+    """Give a run with some rows to train on, a tenth of which are also its val split."""
+    lengths = ROWS if rows is None else rows
+    return case_of(shape, settings_of(train, **others), RowLengths.of(lengths), RowLengths.of(lengths[::10]))

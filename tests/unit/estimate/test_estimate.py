@@ -1,0 +1,257 @@
+"""What the estimate of a run says, and how it changes with the run's settings."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from made_case import ROWS, SHAPE, TEXT, settings_of, some_case
+from vlmflow.config.gpus import GPUS
+from vlmflow.estimate.case import Case
+from vlmflow.estimate.changes import FITS, changes, longest_that_fits, share
+from vlmflow.estimate.disk import disk
+from vlmflow.estimate.estimate import estimate
+from vlmflow.estimate.memory import memory
+from vlmflow.estimate.parameters import PARTS
+from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.shape import ModelShape
+from vlmflow.estimate.states import trained_of
+from vlmflow.estimate.times import HIGH, LOW, amount, times
+from vlmflow.estimate.verdict import parts_of
+from vlmflow.estimate.way import Sharding
+from vlmflow.estimate.work import forward, model_flops, training
+from vlmflow.training.steps import Steps
+
+SMALL_CARD, LARGE_CARD = GPUS["rtx-4090"], GPUS["h200"]
+
+
+KEEPS_ALL = {"gradient_checkpointing": False}
+"""Then the activations of all layers count, not only the logits."""
+
+
+def needed(case: Case) -> int:
+    return memory(case).total
+
+
+def test_the_parts_of_the_memory_are_its_total() -> None:
+    for train in ({}, {"gradient_checkpointing": False}, {"per_device_batch_size": 4}, {"dtype": "float32"}):
+        found = memory(some_case(train))
+        assert sum(size for _, size in parts_of(found)) == found.total
+
+
+def test_gradient_checkpointing_needs_less_memory() -> None:
+    assert needed(some_case()) < needed(some_case(KEEPS_ALL))
+
+
+@pytest.mark.parametrize(
+    ("train", "others"),
+    [
+        ({"per_device_batch_size": 2}, {}),
+        ({"attention": "eager"}, {}),
+        ({"dtype": "float32"}, {}),
+        ({"lora": {"rank": 64}}, {}),
+        ({"lora": {"dropout": 0.5}}, {}),
+        ({"freeze": []}, {}),
+        ({}, {"tuner": "full"}),
+    ],
+)
+def test_what_needs_more_memory(train: dict[str, Any], others: dict[str, Any]) -> None:
+    usual = some_case(KEEPS_ALL | {"lora": {"dropout": 0}})
+    assert needed(some_case(KEEPS_ALL | {"lora": {"dropout": 0}} | train, **others)) > needed(usual)
+
+
+@pytest.mark.parametrize(
+    ("train", "others"),
+    [
+        ({}, {"tuner": "qlora"}),
+        ({"liger": True}, {}),
+        ({"max_length": 512}, {}),
+        ({"freeze": ["vision_tower"]}, {"strategy": "zero3", "processes": 4}),
+        ({"sequence_parallel": 2, "attention": "flash_attention_2"}, {"processes": 2}),
+    ],
+)
+def test_what_needs_less_memory(train: dict[str, Any], others: dict[str, Any]) -> None:
+    assert needed(some_case(train, **others)) < needed(some_case())
+
+
+def test_padded_rows_cost_more_than_the_same_tokens_in_one_sequence() -> None:
+    padded = KEEPS_ALL | {"per_device_batch_size": 4}
+    together = padded | {"attention": "flash_attention_2", "padding_free": True}
+    assert needed(some_case(padded)) > needed(some_case(together))
+
+
+def test_packed_rows_fill_a_sequence() -> None:
+    packed = {"packing": True, "attention": "flash_attention_2", "max_length": 8_192}
+    (batch, *_) = some_case(packed, rows=[(100, 0)] * 50).batches()
+    assert (batch.tokens, batch.rows, batch.padded) == (8_192, 1, False)
+
+
+def test_only_rows_that_fit_max_length_count() -> None:
+    short = [(300, 0)] * 9
+    assert needed(some_case({"max_length": 400}, rows=[*short, (5_000, 0)])) == needed(some_case(rows=short))
+    shortened = some_case({"max_length": 400}, rows=[*short, (5_000, 0)], over_long="shorten")
+    assert len(shortened.train) == 10
+    assert shortened.train.tokens.max() == 400
+
+
+def test_without_a_row_that_fits_there_is_still_an_estimate() -> None:
+    found = estimate(some_case({"max_length": 10}), "h100", 2.0)
+    assert (found.steps, found.rows, found.tokens, found.longest) == (0, 0, 0, 0)
+    assert found.memory.weights > 0
+    assert found.changes == []
+
+
+def test_the_row_with_most_tokens_need_not_be_the_one_that_needs_most() -> None:
+    """Logits of many text tokens take more than a picture with as many tokens."""
+    text, picture = (3_000, 0), (100, 3_000)
+    assert needed(some_case(rows=[text, picture])) == max(needed(some_case(rows=[row])) for row in (text, picture))
+
+
+def test_steps_are_those_of_the_trainer() -> None:
+    case = some_case({"epochs": 2, "gradient_accumulation_steps": 4}, processes=3, strategy="zero3")
+    count = Steps.of(len(ROWS), case.settings, 3)
+    work = amount(case)
+    assert work.steps == count.total
+    assert work.tokens == pytest.approx(2 * sum(map(sum, ROWS)) * count.rows / len(ROWS), abs=1)
+
+
+def test_operations_grow_by_the_square_of_a_rows_tokens() -> None:
+    work = training(SHAPE, some_case().way)
+    one, two = (work.of(RowLengths.of([(tokens, 0)])) for tokens in (1_000, 2_000))
+    assert two - 2 * one == work.token_square * 2 * 1_000**2
+
+
+def test_a_trained_weight_costs_six_operations_and_two_more_with_checkpointing() -> None:
+    """The rule of thumb for full fine-tuning of a dense model: six per weight and token, eight with repetition."""
+    text_only = ModelShape(TEXT, None, tied=False)
+    way = some_case(tuner="full", shape=text_only).way
+    linear = 36 * (4_096 * 4_096 * 2 + 4_096 * 1_024 * 2 + 3 * 4_096 * 12_288)
+    assert forward(text_only, way).token == 2 * linear
+    assert model_flops(text_only, way).token == 6 * linear
+    assert training(text_only, way).token == 8 * linear
+    assert training(text_only, way).logit == 6 * TEXT.vocab_size * TEXT.hidden_size
+
+
+def test_a_frozen_tower_costs_only_its_forward_pass() -> None:
+    frozen, trained = (model_flops(SHAPE, some_case({"freeze": freeze}).way) for freeze in (["vision_tower"], []))
+    assert frozen.patch_square == 4 * 27 * 1_152
+    assert trained.patch - frozen.patch > 2 * 27 * (4 * 1_152**2 + 2 * 1_152 * 4_304)
+    assert trained.patch_square == 3 * frozen.patch_square
+
+
+def test_half_the_share_of_the_peak_takes_at_most_twice_as_long() -> None:
+    for gpu in GPUS.values():
+        fast, slow = (times(some_case(), gpu, part) for part in (HIGH, LOW))
+        assert fast.seconds < slow.seconds <= 2 * fast.seconds
+        assert slow.token_seconds == pytest.approx(2 * fast.token_seconds)
+        assert slow.batch_seconds == fast.batch_seconds
+
+
+def test_time_is_a_plus_b_times_tokens() -> None:
+    case = some_case({"evaluation_steps": 10**6, "gradient_accumulation_steps": 1, "max_length": 4_096})
+    found = times(case, LARGE_CARD, LOW)
+    evaluation = found.evaluation_share * found.seconds
+    steps, tokens = amount(case).steps, amount(case).tokens
+    expected = steps * (found.batch_seconds + found.step_seconds) + tokens * found.token_seconds + evaluation
+    assert found.seconds == pytest.approx(expected)
+
+
+def test_sharded_weights_come_over_the_link() -> None:
+    alone, shared = (some_case(processes=2, strategy=name) for name in ("ddp", "zero3"))
+    fast_link, slow_link = GPUS["h100"], GPUS["h100-pcie"]
+    extra = times(shared, fast_link, LOW).batch_seconds - times(alone, fast_link, LOW).batch_seconds
+    assert extra == pytest.approx(2 * 0.5 * 2 * 8.767e9 / fast_link.link, rel=0.01)
+    assert times(shared, slow_link, LOW).batch_seconds > times(shared, fast_link, LOW).batch_seconds
+
+
+def test_evaluations_have_their_share() -> None:
+    often, seldom = (some_case({"evaluation_steps": steps, "checkpoint_steps": 1}) for steps in (1, 1_000))
+    assert times(often, LARGE_CARD, LOW).evaluation_share > times(seldom, LARGE_CARD, LOW).evaluation_share > 0
+    assert amount(often).evaluation_flops == 50 * amount(seldom).evaluation_flops
+
+
+def test_price_is_that_of_all_gpus() -> None:
+    found = estimate(some_case(processes=4, strategy="zero3"), "h100", 2.5)
+    on = found.on("h100")
+    assert on is not None
+    assert on.slow_price == pytest.approx(4 * 2.5 * on.slow.hours)
+    assert on.fast_price == pytest.approx(4 * 2.5 * on.fast.hours)
+    assert found.on("a100-80gb").slow_price is None
+    assert estimate(some_case(), None, None).on(None) is None
+
+
+def test_disk_is_that_of_models_and_checkpoints() -> None:
+    case = some_case({"keep_checkpoints": 3})
+    found = disk(case)
+    assert found.model == found.merged == 2 * 8_767_123_696
+    assert found.checkpoint == 12 * trained_of(SHAPE, case.way)
+    assert found.checkpoints == 4 * found.checkpoint
+
+
+def test_changes_are_computed_with_the_same_estimate() -> None:
+    """Each figure of a change is that of the run with the changed settings."""
+    now = {"per_device_batch_size": 2, "gradient_checkpointing": False}
+    found = {one.what: one for one in changes(some_case(now), SMALL_CARD)}
+    one_row = "train.per_device_batch_size: 1, train.gradient_accumulation_steps: 16"
+    assert found[one_row].memory == needed(some_case(now | {"per_device_batch_size": 1}))
+    assert found["train.gradient_checkpointing: true"].memory == needed(some_case({"per_device_batch_size": 2}))
+    assert found["tuner: qlora"].memory == needed(some_case(now, tuner="qlora"))
+    (product,) = (one for one in found.values() if one.what.startswith("gpu: "))
+    assert product.memory == needed(some_case(now)) <= 0.9 * GPUS[product.gpu].memory
+    assert all(one.memory < needed(some_case(now)) or one.gpu != SMALL_CARD.name for one in found.values())
+
+
+def test_the_cheapest_change_comes_first() -> None:
+    case = some_case({"per_device_batch_size": 2}, tuner="full", processes=2)
+    order = [one.what.partition(":")[0] for one in changes(case, GPUS["a100-80gb"])]
+    expected = ["train.per_device_batch_size", "strategy", "strategy", "processes"]
+    assert [name for name in order if name in expected] == expected
+
+
+def test_strategies_without_tests_are_not_proposed() -> None:
+    found = changes(some_case(tuner="qlora", processes=2), GPUS["rtx-3090"])
+    assert not any("strategy" in one.what for one in found)
+
+
+def test_a_lower_max_length_is_the_highest_that_fits_and_counts_the_rows_it_leaves_out() -> None:
+    case = some_case({"max_length": 4_096})
+    tokens = longest_that_fits(case, SMALL_CARD)
+    assert tokens % 64 == 0
+    assert share(case.with_settings(max_length=tokens), SMALL_CARD) <= FITS
+    assert share(case.with_settings(max_length=tokens + 64), SMALL_CARD) > FITS
+    (lower,) = (one for one in changes(case, SMALL_CARD) if one.what == f"train.max_length: {tokens}")
+    assert lower.rows_left_out == sum(text + picture > tokens for text, picture in ROWS) > 0
+    assert f"{lower.rows_left_out} of 400 rows" in lower.costs
+
+
+def test_two_changes_are_tried_together_where_none_is_enough() -> None:
+    rows = [(7_000, 1_000)] * 20
+    found = changes(some_case({"per_device_batch_size": 2}, rows=rows), SMALL_CARD)
+    fitting = [one.what for one in found if one.fits]
+    assert fitting
+    assert any(";" in what for what in fitting) or all(not one.fits for one in found if ";" in one.what)
+
+
+def test_a_smaller_picture_budget_scales_only_larger_pictures() -> None:
+    case = some_case(rows=[(100, 1_000), (100, 100)])
+    smaller = case.with_settings(image_max_tokens=256)
+    assert smaller.train.pictures.tolist() == [256, 100]
+    assert smaller.train.text.tolist() == [100, 100]
+
+
+def test_every_product_has_all_figures() -> None:
+    for name, gpu in GPUS.items():
+        assert name == gpu.name
+        assert gpu.source
+        assert 24e9 <= gpu.memory <= 200e9
+        assert 50e12 < gpu.flops < 5e15
+        assert 1e11 < gpu.bandwidth < 1e13
+        assert gpu.link < gpu.bandwidth
+
+
+def test_the_estimate_knows_every_part_that_can_be_frozen() -> None:
+    """`train.freeze` and the estimate have the same names."""
+    assert settings_of({"freeze": list(PARTS[1:])}).train.freeze == list(PARTS[1:])
+    assert some_case({"freeze": [PARTS[0]]}).way.trained == frozenset(PARTS[1:])
+    assert some_case().way.sharding == Sharding()
+    assert np.array_equal(RowLengths.of(ROWS).tokens, np.array([sum(row) for row in ROWS]))

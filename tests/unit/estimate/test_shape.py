@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.estimate.parameters import weights_of
+from vlmflow.estimate.shape import UnknownModelError, read_shape
+from workflow_runs import ROOT
+
+PUBLISHED = ROOT / "tests" / "published"
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """Write the 8B's config.json with other values; None leaves a key out."""
+    config = json.loads((PUBLISHED / "Qwen3-VL-8B-Instruct" / "config.json").read_text())
+    config = {key: value for key, value in (config | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "billions"), [("Qwen3-VL-8B-Instruct", 8.767), ("Qwen3-VL-32B-Instruct", 33.357)])
+def test_published_models_have_their_published_size(name: str, billions: float) -> None:
+    assert weights_of(read_shape(PUBLISHED / name)) / 1e9 == pytest.approx(billions, abs=1e-3)
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModelError, match="model_type is 'qwen2_vl'; the estimate knows qwen3, "):
+        read_shape(written(tmp_path, model_type="qwen2_vl"))
+    with pytest.raises(UnknownModelError, match="model_type is None"):
+        read_shape(written(tmp_path, model_type=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"text_config": None}, "got `null`"),
+        ({"text_config": {}}, "missing required field"),
+        ({"text_config": {"hidden_size": -1}}, "hidden_size"),
+        ({"text_config": "of another file"}, "Expected"),
+        ({"vision_config": {"depth": "many"}}, "depth"),
+        ({"vision_config": {"depth": 10**12}}, "depth"),
+    ],
+)
+def test_sizes_that_are_none_are_refused_with_their_key(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(VlmflowError, match=rf"config\.json: .*{fault}"):
+        read_shape(written(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"model_type": '])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(VlmflowError, match=r"config\.json: "):
+        read_shape(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(VlmflowError, match=r"config\.json: "):
+        read_shape(tmp_path)
