@@ -15,7 +15,8 @@ PUBLISHING = {"publish_merged"}
 FROM_MERGING = {"merge_lora", "verify_merged", *PUBLISHING}
 FROM_TRAINING = {"train_smoke", "train_lora", *FROM_MERGING}
 FROM_FITTING = {"fit_rows", *FROM_TRAINING}
-FROM_LENGTHS = {"measure_lengths", *FROM_FITTING}
+ESTIMATE = {"estimate_run"}
+FROM_LENGTHS = {"measure_lengths", *ESTIMATE, *FROM_FITTING}
 FROM_VALIDATION = {"validate_sharegpt", *FROM_LENGTHS}
 FROM_CONVERSION = {"convert_fire", *FROM_VALIDATION}
 
@@ -91,12 +92,17 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         edit("rules/convert_fire.smk", "# Raw FIRE rows", "# The raw FIRE rows"),
         set(),
     ),
-    "another learning rate": (settings(train=", learning_rate: 5e-3"), FROM_TRAINING),
-    "another max_length": (settings(train=", max_length: 400"), FROM_FITTING),
+    "another learning rate": (settings(train=", learning_rate: 5e-3"), {*ESTIMATE, *FROM_TRAINING}),
+    "another max_length": (settings(train=", max_length: 400"), {*ESTIMATE, *FROM_FITTING}),
     "another picture budget": (settings(train=", image_max_tokens: 32"), FROM_LENGTHS),
     "another template": (settings(train=", swift_args: {template: qwen3_vl}"), FROM_LENGTHS),
-    "another argument of the trainer": (settings(train=", swift_args: {lora_ga_batch_size: 3}"), FROM_TRAINING),
-    "another rule for over-long rows": (settings(more="    over_long: leave_out"), FROM_FITTING),
+    "another argument of the trainer": (
+        settings(train=", swift_args: {lora_ga_batch_size: 3}"),
+        {*ESTIMATE, *FROM_TRAINING},
+    ),
+    "another rule for over-long rows": (settings(more="    over_long: leave_out"), {*ESTIMATE, *FROM_FITTING}),
+    "another GPU product and its price": (settings(more="    gpu: h100\n    gpu_hour_price: 2.5"), ESTIMATE),
+    "an estimate that is ignored": (settings(more="    estimate: ignore"), ESTIMATE),
     "a cached data set": (settings(more="    cached_dataset: true"), {"cache_dataset", "train_lora", *FROM_MERGING}),
     "another smoke length": (settings(steps=7), FROM_TRAINING),
     "another way to look at files": (settings(more="integrity: full"), set()),
@@ -132,6 +138,10 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     "a function that validation alone uses": (
         edit("scripts/vlmflow/rows/holdout.py", "wanted", "left"),
         FROM_VALIDATION,
+    ),
+    "a function that the estimate alone uses": (
+        edit("scripts/vlmflow/estimate/tower.py", "def _mergers(", "def _of_mergers("),
+        ESTIMATE,
     ),
     "a function that merging alone uses": (
         edit("scripts/vlmflow/merging/merge.py", "def _copy_bytes(", "def _copy_span("),

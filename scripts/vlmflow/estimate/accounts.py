@@ -103,7 +103,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     gpu: the run's own product, null if it names none. processes: GPUs. weights, trained: numbers, of the base and of
     what is trained. steps, rows, tokens: of the whole training. flops: operations of training and evaluations.
     longest: tokens of the longest row that fits. memory: of one GPU. changes: what would make it fit `gpu`, the
-    cheapest first; of other changes that need less memory if it fits.
+    cheapest first; [] if it fits.
     """
 
     gpu: str | None

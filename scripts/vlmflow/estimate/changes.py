@@ -160,6 +160,8 @@ def _shorter_rows(case: Case, gpu: Gpu) -> Idea | None:
         return None
     changed = case.with_settings(max_length=tokens)
     left_out = len(case.train) - len(changed.train)
+    if left_out > len(changed.train):
+        return None  # what is left is no longer the data set
     costs = f"{left_out:,} of {len(case.train):,} rows are too long for it (over_long)"
     return Idea(f"train.max_length: {tokens}", costs, changed, gpu, left_out)
 

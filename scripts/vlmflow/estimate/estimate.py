@@ -3,7 +3,7 @@
 from vlmflow.config.gpus import GPUS, Gpu
 from vlmflow.estimate.accounts import Estimate, OnProduct
 from vlmflow.estimate.case import Case
-from vlmflow.estimate.changes import changes
+from vlmflow.estimate.changes import FITS, changes
 from vlmflow.estimate.disk import disk
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import weights_of
@@ -17,6 +17,7 @@ def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
     gpu: the name of the product that it will train on (`config.gpus`), if known. price: of one GPU for an hour.
     """
     work, needed = amount(case), memory(case)
+    own = GPUS[gpu] if gpu and case.on_gpu else None
     tokens = case.train.tokens
     return Estimate(
         gpu=gpu,
@@ -31,7 +32,7 @@ def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
         memory=needed,
         products=[_on(case, one, needed.total, price if one.name == gpu else None) for one in GPUS.values()],
         disk=disk(case),
-        changes=changes(case, GPUS[gpu]) if gpu and case.on_gpu and len(tokens) else [],
+        changes=changes(case, own) if own and len(tokens) and needed.total > FITS * own.memory else [],
     )
 
 

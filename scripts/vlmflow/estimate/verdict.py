@@ -77,4 +77,9 @@ def advice(changes: list[Change]) -> str:
     fitting = [one for one in changes if one.fits][:NAMED]
     if not fitting:
         return "no change that was tried makes it fit: take a smaller model or a GPU with more memory"
-    return "cheapest first: " + "; or ".join(f"{one.what} ({one.memory / GB:.1f} GB)" for one in fitting)
+    return "cheapest first: " + "; or ".join(map(_with_figures, fitting))
+
+
+def _with_figures(one: Change) -> str:
+    left_out = f", {one.rows_left_out:,} rows left out" if one.rows_left_out else ""
+    return f"{one.what} ({one.memory / GB:.1f} GB{left_out})"

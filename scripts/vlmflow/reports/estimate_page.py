@@ -171,4 +171,5 @@ def _hours(on: OnProduct) -> str:
 
 
 def _price(on: OnProduct) -> str:
-    return f"{on.fast_price:,.0f} to {on.slow_price:,.0f}"
+    digits = 2 if (on.slow_price or 0) < 10 else 0
+    return f"{on.fast_price:,.{digits}f} to {on.slow_price:,.{digits}f}"

@@ -214,14 +214,25 @@ def test_strategies_without_tests_are_not_proposed() -> None:
 
 
 def test_a_lower_max_length_is_the_highest_that_fits_and_counts_the_rows_it_leaves_out() -> None:
-    case = some_case({"max_length": 4_096})
+    rows = [(300, 256)] * 50 + [(2_000 + 64 * number, 512) for number in range(10)]
+    case = some_case({"max_length": 4_096}, rows=rows)
     tokens = longest_that_fits(case, SMALL_CARD)
     assert tokens % 64 == 0
     assert share(case.with_settings(max_length=tokens), SMALL_CARD) <= FITS
     assert share(case.with_settings(max_length=tokens + 64), SMALL_CARD) > FITS
     (lower,) = (one for one in changes(case, SMALL_CARD) if one.what == f"train.max_length: {tokens}")
-    assert lower.rows_left_out == sum(text + picture > tokens for text, picture in ROWS) > 0
-    assert f"{lower.rows_left_out} of 400 rows" in lower.costs
+    assert lower.rows_left_out == sum(text + picture > tokens for text, picture in rows) > 0
+    assert f"{lower.rows_left_out} of 60 rows" in lower.costs
+
+
+def test_a_max_length_that_leaves_out_most_rows_is_not_proposed() -> None:
+    found = changes(some_case({"per_device_batch_size": 4}), SMALL_CARD)
+    assert not any("max_length" in one.what for one in found)
+
+
+def test_products_with_less_memory_come_first() -> None:
+    sizes = [gpu.memory for gpu in GPUS.values()]
+    assert sizes == sorted(sizes)
 
 
 def test_two_changes_are_tried_together_where_none_is_enough() -> None:

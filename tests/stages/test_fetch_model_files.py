@@ -1,0 +1,113 @@
+"""The stage fetch_model_files: a model's configuration and tokenizer, without its weights."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fetch_model
+import fetch_model_files
+from hub_server import REVISION, HubServer, served_hub, sha256
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.small_files import read_small_files
+from vlmflow.lengths.count import TOKENIZER
+
+SOURCE = "hf://o/m"
+SMALL = {"config.json": b"{}", TOKENIZER: b'{"model": {}}', "extra/merges.txt": b"a b\n", "LICENSE": b"free"}
+WEIGHTS = {f"model-{part}-of-2.safetensors": bytes(100_000) for part in (1, 2)}
+OTHERS = {"README.md": b"# m\n", "modeling_x.py": b"1 / 0"}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with served_hub(monkeypatch) as hub_server:
+        hub_server.add("o/m", {**SMALL, **OTHERS, **WEIGHTS}, plain=(*SMALL, *OTHERS))
+        yield hub_server
+
+
+class Place:
+    """A working directory, and the stage run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.target = folder / "model_files" / "tiny"
+        self.common = {"store": folder / "stores" / "models", "pins": folder / "pins.yaml", "threads": 2}
+        self.common["pins"].write_text(yaml.dump({SOURCE: {"revision": REVISION}}))
+
+    def fetch(self, source: object = SOURCE) -> None:
+        fetch_model_files.main(files=self.target, source=str(source), **self.common)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        folder = read_small_files(self.target)
+        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    folder = tmp_path / "local"
+    for name, content in {**SMALL, **OTHERS, **WEIGHTS}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_no_weights_are_fetched(server: HubServer, place: Place) -> None:
+    place.fetch()
+    assert place.files == SMALL
+    assert not any(server.sent(name) for name in (*WEIGHTS, *OTHERS))
+    manifest = json.loads((place.target / "manifest.json").read_text())
+    assert (manifest["source"], manifest["revision"]) == (SOURCE, REVISION)
+    assert manifest["files"]["config.json"] == {"bytes": 2, "sha256": sha256(b"{}")}
+
+
+def test_both_fetches_share_the_files(server: HubServer, place: Place) -> None:
+    """Whichever comes first, and a complete model in the store needs no network."""
+    place.fetch()
+    sent = server.sent(TOKENIZER)
+    fetch_model.main(model=place.folder / "models" / "tiny", source=SOURCE, **place.common)
+    assert server.sent(TOKENIZER) == sent
+    shutil.rmtree(place.target)
+    asked = len(server.requests)
+    place.fetch()
+    assert place.files == SMALL
+    assert len(server.requests) == asked
+
+
+def test_a_local_folder_gives_copies(place: Place, local: Path) -> None:
+    place.fetch(local)
+    assert place.files == SMALL
+    (local / "config.json").write_bytes(b"[]")
+    assert place.files == SMALL
+
+
+def test_a_model_that_names_code_is_refused(server: HubServer, place: Place, local: Path) -> None:
+    code = b'{"auto_map": {"AutoModel": "modeling_x.Model"}}'
+    server.add("o/m", {**SMALL, **WEIGHTS, "config.json": code}, plain=tuple(SMALL))
+    (local / "config.json").write_bytes(code)
+    for source in (SOURCE, local):
+        with pytest.raises(VlmflowError, match=r"config\.json: auto_map = "):
+            place.fetch(source)
+        assert not place.target.exists()
+
+
+@pytest.mark.parametrize("change", ["edit", "remove", "add"])
+def test_changed_copies_are_refused(place: Place, local: Path, change: str) -> None:
+    place.fetch(local)
+    copy = place.target / "files" / "config.json"
+    if change == "edit":
+        copy.write_bytes(b"[]")
+    elif change == "remove":
+        copy.unlink()
+    else:
+        (place.target / "files" / "args.json").write_bytes(b"{}")
+    with pytest.raises(VlmflowError, match="model_files/tiny and run the same command again"):
+        read_small_files(place.target)
