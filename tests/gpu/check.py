@@ -16,15 +16,19 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from gpu.batches import Batch, batches, sound_rows
+from gpu.estimated import case_of_check, estimated
 from gpu.plain_trainer import train_plainly
 from gpu.random_model import REAL, SMALL, Shape, write_random_model
 from gpu.trained import Trained
-from gpu.work import FORMULA, Weights, measured_peak, now
+from gpu.work import FORMULA, measured_peak, now
 from gpu.workflow_trainer import train_as_the_workflow
 from vlmflow.config.run_settings import TrainSettings, VerifySettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk
 from vlmflow.demo.sample import PICTURES, TRAIN_FILE, write_sample
+from vlmflow.estimate.parameters import weights_of
+from vlmflow.estimate.states import trained_of
+from vlmflow.estimate.work import model_flops
 from vlmflow.fetch.model_files import list_files
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.verify_logits import verify_logits
@@ -110,7 +114,7 @@ def check(folder: Path, device: str, small: bool, trainer: str | None, batch: in
     return {
         "machine": _machine(device),
         "settings": settings.model_dump(mode="json"),
-        **_speed(trained, prepared, Weights.count(base, trained.adapter), peak, scale),
+        **_speed(trained, prepared, base, settings, peak, scale),
         **_merge_and_verify(base, trained.adapter, merged, rows, sample / PICTURES, settings, device),
         "seconds": now("cpu") - begun,
     }
@@ -160,14 +164,18 @@ def _require_learning(losses: Sequence[float]) -> None:
         )
 
 
-def _speed(trained: Trained, prepared: Sequence[Batch], weights: Weights, peak: float, scale: Scale) -> dict[str, Any]:
+def _speed(
+    trained: Trained, prepared: Sequence[Batch], base: Path, settings: TrainSettings, peak: float, scale: Scale
+) -> dict[str, Any]:
     sizes = [size for batch in prepared for size in batch.sizes]
     tokens = sum(size.tokens for size in sizes)
+    case = case_of_check(base, sizes, settings)
+    work, measured_steps = model_flops(case.shape, case.way), scale.steps - scale.warm_up
     # The steps go through all rows several times, so that the rows' mean is the steps' mean.
-    flops_per_token = sum(weights.flops(size) for size in sizes) / tokens
+    flops_per_token = sum(work.of_row(size.tokens, size.trained, size.patches) for size in sizes) / tokens
     flops = flops_per_token * trained.tokens / trained.seconds
     return {
-        "weights": asdict(weights),
+        "weights": {"total": weights_of(case.shape), "adapter": trained_of(case.shape, case.way)},
         "rows": {
             "rows": len(sizes),
             "tokens": tokens,
@@ -176,7 +184,7 @@ def _speed(trained: Trained, prepared: Sequence[Batch], weights: Weights, peak: 
         },
         "training": {
             **{name: value for name, value in asdict(trained).items() if name != "adapter"},
-            "measured_steps": scale.steps - scale.warm_up,
+            "measured_steps": measured_steps,
             "tokens_per_second": trained.tokens / trained.seconds,
             "positions_per_second": trained.positions and trained.positions / trained.seconds,
         },
@@ -187,6 +195,7 @@ def _speed(trained: Trained, prepared: Sequence[Batch], weights: Weights, peak: 
             "matmul_flops_per_second": peak,
             "share": flops / peak,
         },
+        "estimate": estimated(case, trained, peak, measured_steps),
     }
 
 

@@ -34,6 +34,7 @@ def table(figures: dict[str, Any]) -> str:
         ("", "a row's L tokens, T trained tokens, P patches; padding and recomputation not counted"),
         ("peak", f"{peak['matmul_flops_per_second'] / 1e12:.3g} TFLOP/s in a dense bfloat16 product, measured here"),
         ("share", f"{peak['flops_per_second'] / 1e12:.3g} TFLOP/s, which is {peak['share']:.1%} of the peak"),
+        ("estimate", _estimate(figures["estimate"])),
         (
             "merge",
             f"{merge['bytes'] / 1e9:.3g} GB in {merge['seconds']:.1f} s: {merge['bytes_per_second'] / 1e9:.2f} GB/s",
@@ -63,3 +64,13 @@ def _speed(training: dict[str, Any]) -> str:
 def _memory(training: dict[str, Any]) -> str:
     peaks = [(name, training[name]) for name in ("allocated", "reserved") if training[name] is not None]
     return ", ".join(f"{count / 1e9:.1f} GB {name}" for name, count in peaks) + " at most" if peaks else "not measured"
+
+
+def _estimate(found: dict[str, Any]) -> str:
+    fast, slow = found["step_seconds"]
+    error = found["memory_error"]
+    compared = "not measured here" if error is None else f"{found['measured_memory'] / 1e9:.1f} reserved: {error:+.0%}"
+    return (
+        f"{found['memory'] / 1e9:.1f} GB of tensors ({compared}); a step {fast:.2g} to {slow:.2g} s "
+        f"({found['measured_step_seconds']:.2g} measured: {found['step_error']:+.0%})"
+    )

@@ -13,14 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpu.batches import batches, sound_rows
 from gpu.check import check
+from gpu.estimated import case_of_check
 from gpu.needs import DISTRIBUTIONS, NEEDED
 from gpu.plain_trainer import train_plainly
 from gpu.random_model import Shape, write_random_model
 from gpu.table import table
-from gpu.work import Weights
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import TRAIN_FILE, write_sample
+from vlmflow.estimate.work import model_flops
 from workflow_runs import ROOT
 
 TESTS = ROOT / "tests"
@@ -34,6 +35,10 @@ def require_sound(figures: dict) -> None:
     assert 0 < training["tokens"] < figures["rows"]["tokens"]
     assert training["tokens_per_second"] == training["tokens"] / training["seconds"]
     assert 0 < peak["share"] < 1
+    assert figures["estimate"]["memory"] > 0
+    assert 0 < figures["estimate"]["step_seconds"][0] < figures["estimate"]["step_seconds"][1]
+    assert figures["estimate"]["memory_error"] is None, "a CPU's memory is not that of tensors alone"
+    assert "GB of tensors (not measured here); a step" in table(figures)
     assert figures["tensors"]["touched"] == 2 * 7, "two decoder layers of seven linear layers"
     assert figures["tensors"]["changed_share"] > 0.5
     assert figures["logits"]["effect_found"] == pytest.approx(1, abs=0.1)
@@ -77,10 +82,12 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
     with FlopCounterMode(display=False) as counter:
         train_plainly(base, [batch], settings, 0, adapter, "cpu")
     (row,) = batch.sizes
-    weights = Weights.count(base, adapter)
-    future = 6 * weights.attention * row.tokens**2  # eager attention also computes the half that it masks
+    case = case_of_check(base, batch.sizes, settings)
+    work = model_flops(case.shape, case.way)
+    future = work.token_square * row.tokens**2  # eager attention also computes the half that it masks
     first_inputs = 2 * row.tokens * ((4 + 2 + 2) * 16 * width + 3 * rank * width)  # no gradient of q, k, v's input
-    assert counter.get_total_flops() == weights.flops(row) + future - first_inputs
+    counted = work.of_row(row.tokens, row.trained, row.patches)
+    assert counter.get_total_flops() == counted + future - first_inputs
 
 
 def test_a_machine_without_a_gpu_is_reported(tmp_path, monkeypatch):
