@@ -11,7 +11,7 @@ from typing import Any
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
-from harness import stale_lock, staleness
+from harness import ancient_inputs, stale_lock, staleness
 from vlmflow.config.model import Config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.training.machine_needs import refuse_missing
@@ -40,6 +40,7 @@ def install(workflow: Any, settings: Config) -> None:
         stale_lock.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
         _refuse_unknown_targets(workflow, settings)
         look_at_code = staleness.install(workflow)
+        ancient_inputs.install(workflow.dag)
         build_dag()
         look_at_code()
         _refuse_trainers_without_cores(workflow, settings)

@@ -77,7 +77,8 @@ def test_qlora_needs_a_base_in_4_bit(kind: str, bits: int, opens: bool) -> None:
     """The class of the loaded layers, and their bytes; the output head is not quantised."""
     full = replace(job(max_steps=10), tuner=QLORA)
     smoke = some_report(losses=list(enumerate([5, 4, 3, 2, 2, 2, 2, 2], start=1)), layers=layers(0, kind, bits))
-    gate = judge(smoke, CHOSEN, LENGTHS, VAL, full, {}, MERGE)
+    events = progress([5, 4, 3, 2, 2, 2, 2, 2])
+    gate = judge(smoke, events, CHOSEN, LENGTHS, VAL, full, {}, MERGE)
     assert gate.passed == opens
     (check,) = (check for check in gate.checks if check.check == "the base is quantised")
     said = "2 layers in 4 bit, 0.0 MB" if opens else "; not: model.language_model.layers.*.mlp.up_proj"
