@@ -1,8 +1,8 @@
 # The estimate of a run, for people: one self-contained page.
 #
 # Needs: what estimate_run needs.
-# Makes: reports/estimate-{run}.html: memory per GPU by part, hours and price by GPU product, steps, disk, and what would
-#        make the run fit, the cheapest first.
+# Makes: reports/estimate-{run}.html: memory per GPU by part, hours and price by GPU product, steps, disk, and what
+#        would make the run fit, the cheapest first.
 # Holds: it refuses no run: it shows why estimate_run does. The file loads nothing and runs nothing.
 
 

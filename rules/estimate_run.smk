@@ -1,8 +1,8 @@
 # The memory, time and price of a run, before a GPU is requested.
 #
 # Needs: the lengths of all rows and their account; the base model's config.json. No weights.
-# Makes: estimates/{run}.json: memory per GPU by part, steps, operations, hours and price on GPU products, disk, and what
-#        would make the run fit.
+# Makes: estimates/{run}.json: memory per GPU by part, steps, operations, hours and price on GPU products, disk, and
+#        what would make the run fit.
 # Holds: it is arithmetic, not measured. A run that needs more than 110 % of the memory of its GPU (runs.NAME.gpu) is
 #        refused here, with what would make it fit, unless runs.NAME.estimate is ignore; above 90 % there is a warning.
 
