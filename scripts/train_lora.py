@@ -10,6 +10,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Gate
 from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.gate import refuse_failed
+from vlmflow.training.onlooker import page_of
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.released import release
 from vlmflow.training.report import draw_losses, report
@@ -47,7 +48,8 @@ def main(
         return plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
 
     training = look()
-    trained = train(training, run_store / run / "full", threads, f"train_lora {run}")
+    page = page_of(run, "full", training.settings)
+    trained = train(training, run_store / run / "full", threads, f"train_lora {run}", onlooker=page)
     with trained.folder.set_aside_where_refused(f"train_lora {run}"):
         look()  # check again: trainers read pictures for days
     account = report(training, trained)

@@ -24,6 +24,7 @@ from vlmflow.trainer.events import Model, new_events
 from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.trainer.orders import Orders
 from vlmflow.training.newest import Newest, report_line
+from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
 
@@ -64,11 +65,19 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
-def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
+def launch(
+    training: Training,
+    folder: RunFolder,
+    resume: Path | None,
+    lock: int,
+    threads: int,
+    what: str,
+    onlooker: Onlooker = nobody,
+) -> None:
     """Train in `folder` until the trainers end, with progress on the console.
 
     resume: the checkpoint to resume from. lock: the run folder's lock, which the trainers hold as long as they run.
-    threads: cores for all processes together. what: the stage and run, for messages.
+    threads: cores for all processes together. what: the stage and run, for messages. onlooker: see `onlooker`.
 
     After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end.
     Raises VlmflowError with the cause if they fail.
@@ -88,7 +97,10 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
             preexec_fn=bound_to_this_process(signal.SIGTERM),
         )
         with _signals_passed_on(trainers):
-            _watch(trainers, folder.progress, seen, what)
+            try:
+                _watch(trainers, folder, seen, what, onlooker)
+            finally:
+                onlooker(folder, False)
     if trainers.returncode:
         raise _failure(trainers.returncode, folder.trainer_log, said, what)
 
@@ -155,12 +167,12 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: str) -> None:
-    """Print the trainers' progress from the file `progress`, starting at byte `seen`, until they end."""
+def _watch(trainers: subprocess.Popen[bytes], folder: RunFolder, seen: int, what: str, onlooker: Onlooker) -> None:
+    """Print the trainers' progress from the folder's progress file, starting at byte `seen`, until they end."""
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
     newest = Newest()
-    with progress.open("rb") as lines:
+    with folder.progress.open("rb") as lines:
         lines.seek(seen)
         while True:
             ended = trainers.poll() is not None
@@ -174,6 +186,7 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
                 print(f"{what}: {line}", file=sys.stderr, flush=True)
             if ended:
                 return
+            onlooker(folder, True)
             time.sleep(0.2)
 
 

@@ -46,6 +46,11 @@ class RunFolder:
         """The trainer's output."""
         return self.path / "trainer.log"
 
+    @property
+    def page(self) -> Path:
+        """The page that shows the training while it runs."""
+        return self.path / "run.html"
+
     @contextmanager
     def held(self, describe: dict[str, object], patience: float = PATIENCE) -> Iterator[int]:
         """Hold the folder for this process alone; yields the lock's file descriptor.

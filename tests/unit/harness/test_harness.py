@@ -106,6 +106,7 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
 
     pages = {"data_page", "lengths_page"}
     assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke", "publish_merged"}
+    assert edited("live_page.py") == set()
     for template in ("base.html.jinja", "style.css", "gate.html.jinja"):
         assert edited(f"templates/{template}") == pages
     for template in ("card", "rights", "ask"):
