@@ -51,7 +51,7 @@ lock: .venv/bin/uv ## resolve the environments again, all together
 # --- the pipeline -----------------------------------------------------------------------------------------------
 
 DEMO := $(BIN)/snakemake --profile profiles/demo
-PAGES := reports/data-$(DATASET).html reports/lengths-$(RUN).html
+PAGES := reports/data-$(DATASET).html reports/lengths-$(RUN).html reports/run-$(RUN).html
 GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 
 demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vlmflow.config.run_settings import experiments
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Begin, End, Model, read_events
 from vlmflow.trainer.history import logged
@@ -59,6 +60,7 @@ def report(training: Training, trained: Trained) -> TrainingReport:
             data=training.data.digest,
             model=training.model.digest,
             released=digests_of(trained.best.folder, training.tuner),
+            progress=sha256_of(trained.folder.progress),
         ),
         versions={package: importlib.metadata.version(package) for package in PACKAGES},
         run_folder=str(trained.folder.path),
