@@ -14,11 +14,12 @@ ARGS ?=
 NAMES ?=
 CONFIG ?=
 NAMESPACE ?= vlmflow
+PORT ?=
 TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
+.PHONY: help demo fire-demo check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -81,6 +82,9 @@ refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make ref
 
 clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs ARGS="--configfile my-run.yaml"
 	@$(BIN)/python scripts/clean_runs.py $(ARGS)
+
+board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
+	@$(BIN)/python scripts/board.py $(if $(PORT),--port $(PORT)) $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py
