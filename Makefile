@@ -96,8 +96,8 @@ CLUSTER := $(BIN)/python scripts/cluster_controller.py --namespace $(NAMESPACE)
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor ARGS="--json"
 	@$(BIN)/python scripts/doctor.py --namespace $(NAMESPACE) $(ARGS)
 
-status: .venv/data.stamp ## show what runs in the cluster, what it waits for, and its progress
-	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE)
+status: .venv/data.stamp ## show what trains on this machine and runs in the cluster, with its progress or what it waits for
+	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE) $(ARGS)
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token

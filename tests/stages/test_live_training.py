@@ -15,6 +15,7 @@ from test_training_ends import job
 from browser import Browser
 from vlmflow.core.errors import PassingError
 from vlmflow.reports import live_page
+from vlmflow.training.local_runs import LocalRun, local_runs
 from vlmflow.training.onlooker import page_of
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
@@ -52,25 +53,33 @@ def test_the_page_shows_a_training_as_it_goes_and_its_end(tmp_path: Path, monkey
     """It is interrupted by SIGTERM after its second step, and resumed."""
     monkeypatch.setattr(live_page, "MOST_TIME", 1.0)
     training = job(tmp_path, 8, 2, 1, max_steps=6, checkpoint_steps=2, evaluation_steps=2)
-    folder = RunFolder(tmp_path / "runs" / training.digest())
+    runs = tmp_path / "runs" / "r" / "full"
+    folder = RunFolder(runs / training.digest())
     onlooker = live_page.LivePage("r", "full", training.settings, every=0.05).refresh
 
     stopped: list[bool] = []
+    seen: list[LocalRun] = []
 
     def stop_after_two_steps(folder: RunFolder, runs: bool) -> None:
         onlooker(folder, runs)
+        if runs:
+            seen.extend(local_runs(folder.path.parents[2]))
         if not stopped and folder.progress.exists() and b'"step": 2, "target"' in folder.progress.read_bytes():
             stopped.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
 
     with followed(folder.page) as pages, pytest.raises(PassingError, match="interrupted"):
-        train(training, tmp_path / "runs", 2, "train_lora r", onlooker=stop_after_two_steps)
+        train(training, runs, 2, "train_lora r", onlooker=stop_after_two_steps)
     assert states(pages)[0] == "starting"
     assert states(pages)[-1] == "interrupted"
     assert {"training", "evaluating", "saving"} & set(states(pages))
+    assert {(one.run, one.stage) for one in seen} == {("r", "full")}
+    assert seen[0].doing == "starting"
+    assert seen[-1].newest.step >= 2
+    assert local_runs(tmp_path / "runs") == []
 
     with followed(folder.page) as pages:
-        train(training, tmp_path / "runs", 2, "train_lora r", onlooker=page_of("r", "full", training.settings))
+        train(training, runs, 2, "train_lora r", onlooker=page_of("r", "full", training.settings))
     assert states(pages)[:2] == ["interrupted", "starting"]
     assert states(pages)[-1] == "ended"
     with Browser(tmp_path / "profile") as browser:

@@ -140,8 +140,10 @@ def end_of_whole_lines(progress: Path) -> int:
     """Remove an incomplete last line of the progress file, which a full disk leaves, and return the file's size."""
     with progress.open("a+b") as file:
         file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)
     return whole
 
 
