@@ -115,7 +115,7 @@ def _tiles(newest: Newest, runs: bool, memory: list[Tile]) -> list[Tile]:
         note = f"of step {max(newest.eval_losses):,}; lowest {loss:.3f}, at step {step:,}"
         tiles.append(Tile("validation loss", f"{newest.eval_loss:.3f}", note))
     if newest.learning_rate is not None:
-        tiles.append(Tile("learning rate", f"{newest.learning_rate:.1e}", "of the newest step"))
+        tiles.append(Tile("learning rate", f"{newest.learning_rate:.2g}", "of the newest step"))
     if newest.grad_norm is not None:
         tiles.append(Tile("gradient norm", short(newest.grad_norm), "of the newest step"))
     if newest.seconds:
