@@ -14,11 +14,12 @@ ARGS ?=
 NAMES ?=
 CONFIG ?=
 NAMESPACE ?= vlmflow
+PORT ?=
 TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
+.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -51,7 +52,7 @@ lock: .venv/bin/uv ## resolve the environments again, all together
 # --- the pipeline -----------------------------------------------------------------------------------------------
 
 DEMO := $(BIN)/snakemake --profile profiles/demo
-PAGES := reports/data-$(DATASET).html reports/lengths-$(RUN).html
+PAGES := reports/data-$(DATASET).html reports/lengths-$(RUN).html reports/run-$(RUN).html
 GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 
 demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU
@@ -85,6 +86,9 @@ refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make ref
 clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs ARGS="--configfile my-run.yaml"
 	@$(BIN)/python scripts/clean_runs.py $(ARGS)
 
+board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
+	@$(BIN)/python scripts/board.py $(if $(PORT),--port $(PORT)) $(ARGS)
+
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py
 
@@ -95,8 +99,8 @@ CLUSTER := $(BIN)/python scripts/cluster_controller.py --namespace $(NAMESPACE)
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor ARGS="--json"
 	@$(BIN)/python scripts/doctor.py --namespace $(NAMESPACE) $(ARGS)
 
-status: .venv/data.stamp ## show what runs in the cluster, what it waits for, and its progress
-	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE)
+status: .venv/data.stamp ## show what trains on this machine and runs in the cluster, with its progress or what it waits for
+	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE) $(ARGS)
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token

@@ -2,7 +2,8 @@
 #
 # Needs: an open gate, rows that fit max_length, their pictures in the store, the base model; with cached_dataset, the
 #        cached data set.
-# Makes: checkpoints/{run}/full/: the adapter of the best checkpoint by validation loss, report.json, loss.png.
+# Makes: checkpoints/{run}/full/: the adapter of the best checkpoint by validation loss, report.json, the
+#        events (progress.jsonl), loss.png.
 #        It trains in stores.runs/{run}/full/DIGEST, a folder bound to the digest of data and settings, which
 #        keeps the newest and the best checkpoint, and finished adapters of earlier settings beside it.
 # Holds: the target step was reached and evaluated, or validation loss ended the run early (early_stop_after); after a

@@ -1,5 +1,6 @@
 """Train the adapter to its last step, and keep the best checkpoint by validation loss."""
 
+import shutil
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -7,9 +8,11 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.swift.arguments import Training
+from vlmflow.trainer.orders import PROGRESS
 from vlmflow.training.accounts import Gate
 from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.gate import refuse_failed
+from vlmflow.training.onlooker import page_of
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.released import release
 from vlmflow.training.report import draw_losses, report
@@ -34,7 +37,7 @@ def main(
     rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     smoke: the smoke stage's folder, whose gate must be open.
     cached: the cached data set's folder (cached/RUN), or none: [].
-    full: the folder to write (checkpoints/RUN/full): the best adapter, the report, the loss curve.
+    full: the folder to write (checkpoints/RUN/full): the best adapter, the report, the events, the loss curve.
     settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
     pictures: the image manifest of the train split; none if rows have no pictures.
     """
@@ -47,12 +50,14 @@ def main(
         return plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
 
     training = look()
-    trained = train(training, run_store / run / "full", threads, f"train_lora {run}")
+    page = page_of(run, "full", training.settings)
+    trained = train(training, run_store / run / "full", threads, f"train_lora {run}", onlooker=page)
     with trained.folder.set_aside_where_refused(f"train_lora {run}"):
         look()  # check again: trainers read pictures for days
     account = report(training, trained)
     with whole_folder(full) as finished:
         release(trained.best.folder, finished, training.tuner)
+        shutil.copyfile(trained.folder.progress, finished / PROGRESS)
         write_account(finished / "report.json", account)
         draw_losses(account, f"{run}: full run", finished / "loss.png")
 

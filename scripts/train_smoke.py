@@ -17,6 +17,7 @@ from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.trainer.events import read_events
 from vlmflow.training.gate import judge, refuse_failed
+from vlmflow.training.onlooker import page_of
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import capped, choose_rows, smoke_training
@@ -59,7 +60,8 @@ def main(
     smoke_settings = capped(settings.smoke, full, len(train_lengths))
     chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
     training = smoke_training(full, chosen, smoke_settings, folder)
-    trained = train(training, folder, threads, f"train_smoke {run}", resumes=False)
+    page = page_of(run, "smoke", training.settings)
+    trained = train(training, folder, threads, f"train_smoke {run}", resumes=False, onlooker=page)
     account = report(training, trained)
     base = read_model_manifest(model)
     merge = plan_merge(

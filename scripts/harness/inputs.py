@@ -27,14 +27,14 @@ class RuleInputs:
         self._settings = settings
 
     def everything(self) -> list[str]:
-        """Return the targets of `rule all`: the weights of the selected runs; pages of data, lengths and estimates.
+        """Return the targets of `rule all`: the weights of the selected runs, and the pages of each and of its data.
 
         Selected are the runs that the command names (--configfile, --config, a profile's configfile), or else all.
         """
         runs = self._workflow.config_settings.overwrite_config.get("runs") or self._settings.runs
         datasets = dict.fromkeys(self._settings.runs[run].dataset for run in runs)
         pages = [f"data-{dataset}" for dataset in datasets]
-        pages += [f"{page}-{run}" for run in runs for page in ("lengths", "estimate")]
+        pages += [f"{page}-{run}" for run in runs for page in ("lengths", "estimate", "run")]
         return [*(f"merged/{run}" for run in runs), *(f"reports/{page}.html" for page in pages)]
 
     def local_raw(self, wildcards: Any) -> list[Any]:

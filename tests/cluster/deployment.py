@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,13 +30,23 @@ def _text(folder: Path) -> str:
     return run(binary("kubectl"), "kustomize", folder)
 
 
-def with_instance(folder: Path, overlay: str) -> Path:
+def with_instance(folder: Path, overlay: str, k8s: Path = K8S) -> Path:
     """Write an overlay that makes an instance `ann` of another overlay, and return its folder."""
     names = {"resources": f"overlays/{overlay}", "components": "components/instance"}
     folder.mkdir(parents=True, exist_ok=True)
-    kustomization = {key: [os.path.relpath(K8S / name, folder)] for key, name in names.items()}
+    kustomization = {key: [os.path.relpath(k8s / name, folder)] for key, name in names.items()}
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return folder
+
+
+def with_component(folder: Path, overlay: str, component: str) -> Path:
+    """Copy k8s/ into an empty folder, add a component to an overlay of the copy, and return the overlay's folder."""
+    shutil.copytree(K8S, folder, dirs_exist_ok=True)
+    file = folder / "overlays" / overlay / "kustomization.yaml"
+    kustomization = yaml.safe_load(file.read_text())
+    kustomization.setdefault("components", []).append(f"../../components/{component}")
+    file.write_text(yaml.safe_dump(kustomization))
+    return file.parent
 
 
 def in_namespace(cluster: Kubectl, namespace: str, volumes: Path, overlay: Path = K8S / "overlays/local") -> list[dict]:

@@ -44,7 +44,7 @@ def some_report(**fields: Any) -> TrainingReport:
         "strategy": "ddp",
         "experimental": [],
         "layers": [],
-        "digests": TrainingDigests("job", "data", "model", {"adapter_model.safetensors": "adapter"}),
+        "digests": TrainingDigests("job", "data", "model", {"adapter_model.safetensors": "adapter"}, "progress"),
         "versions": {},
         "run_folder": "stores/runs/mine/full/job",
     }
@@ -53,7 +53,7 @@ def some_report(**fields: Any) -> TrainingReport:
 
 def report_of(adapter: Path) -> TrainingReport:
     """Return the report of a training that left this adapter, as the merge requires it beside it."""
-    return some_report(digests=TrainingDigests("job", "data", "model", digests_of(adapter)))
+    return some_report(digests=TrainingDigests("job", "data", "model", digests_of(adapter), "progress"))
 
 
 def some_gate() -> Gate:

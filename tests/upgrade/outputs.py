@@ -15,11 +15,15 @@ DIFFERENT = re.compile(
     ( git_commit
     | seconds | tokens_per_second
     | readable  # the estimated time in a sentence, whose other figures have keys of their own
+    | progress  # the digest of the trainer's events, which have times
     | peak_memory\.\d+  # bytes of a whole process, which differ from call to call
     | adapter_config  # the digest of a file whose target_modules peft writes in any order; see _content
     )"""
 )
 """The keys whose values differ between two runs of the same work."""
+
+EVENTS = "progress.jsonl"
+"""The trainer's events, which have times."""
 
 FIGURES = {
     "gate.html": re.compile(
@@ -81,7 +85,7 @@ def _content(file: Path) -> Any:
 
 def _files_of(folder: Path) -> list[str]:
     names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return [name.as_posix() for name in names if name.parts[0] not in SKIPPED]
+    return [name.as_posix() for name in names if name.parts[0] not in SKIPPED and name.name != EVENTS]
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

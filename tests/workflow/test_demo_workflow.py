@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from browser import Browser
+from run_page import main as draw_page
 from vlmflow.core.account import read_account, write_account
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
 from vlmflow.merging.proof import Proof
@@ -19,7 +22,7 @@ from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
 from vlmflow.trainer.events import as_line, read_events
 from vlmflow.training.accounts import Gate, TrainingReport
-from workflow_runs import RUN, STEPS, snakemake, stale_rules
+from workflow_runs import RUN, STEPS, copy_folder, snakemake, stale_rules
 
 
 def read(path: Path) -> Any:
@@ -196,3 +199,31 @@ def test_rows_name_pictures_in_the_store_and_nothing_of_this_machine(demo_run: P
         picture = demo_run / "stores" / "pictures" / "fire" / row["images"][0]
         assert picture.is_file()
         assert str(demo_run) not in json.dumps(row)
+
+
+def test_the_runs_page_shows_the_course_of_the_training_beside_its_estimate(demo_run: Path, tmp_path: Path) -> None:
+    """Every figure is the report's; the page that was written while it trained ended too."""
+    smoke, full = (demo_run / "checkpoints" / RUN / stage for stage in ("smoke", "full"))
+    draw_page(smoke=smoke, full=full, page=tmp_path / "page.html")
+    with Browser(tmp_path / "profile") as browser:
+        browser.check_page(tmp_path / "page.html", f"{RUN}: full run, step {STEPS} of {STEPS}")
+        titles = browser.evaluate("[...document.querySelectorAll('h3')].map(title => title.innerText)")
+        cells = "[...row.children].map(cell => cell.innerText)"
+        rows = browser.evaluate(f"[...document.querySelectorAll('.stack tr')].map(row => {cells})")
+    assert {"Loss", "Learning rate", "Gradient norm", "Speed"} <= set(titles)
+    gate, report = read(smoke / "gate.json"), read(full / "report.json")
+    table = {name: (estimated, measured) for name, estimated, measured, _ in rows[1:]}
+    assert table["optimizer steps"] == (str(gate["full_run"]["steps"]), str(report["steps"]))
+    assert table["tokens trained on"] == (f"{gate['full_run']['tokens']:,}", f"{report['tokens']:,}")
+    for page in (demo_run / "stores" / "runs" / RUN).glob("*/*/run.html"):
+        assert "<b>ended</b>" in page.read_text()
+        assert 'http-equiv="refresh"' not in page.read_text()
+    assert len(list((demo_run / "stores" / "runs" / RUN).glob("*/*/run.html"))) == 2
+
+
+def test_other_events_than_those_of_the_report_are_refused(demo_run: Path, tmp_path: Path) -> None:
+    full = copy_folder(demo_run / "checkpoints" / RUN / "full", tmp_path / "full")
+    with (full / "progress.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(VlmflowError, match=r"1 of 1 files of events have changed .*: progress\.jsonl"):
+        draw_page(smoke=demo_run / "checkpoints" / RUN / "smoke", full=full, page=tmp_path / "page.html")

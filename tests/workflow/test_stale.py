@@ -170,11 +170,11 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(checkout: Checkout,
 
 
 def test_a_changed_page_template_reruns_only_the_pages(checkout: Checkout) -> None:
-    pages = ["reports/data-fire.html", f"reports/lengths-{RUN}.html"]
+    pages = ["reports/data-fire.html", f"reports/lengths-{RUN}.html", f"reports/run-{RUN}.html"]
     snakemake(checkout.folder, "--", *pages, root=checkout.root)
     assert stale_rules(checkout.folder, *pages, root=checkout.root) == set()
     edit("scripts/vlmflow/reports/templates/style.css", "--train: #2f6fd0", "--train: #2f6fd1")(checkout)
-    assert stale_rules(checkout.folder, *pages, root=checkout.root) == {"data_page", "lengths_page"}
+    assert stale_rules(checkout.folder, *pages, root=checkout.root) == {"data_page", "lengths_page", "run_page"}
 
 
 @pytest.mark.parametrize("cores", ["1", "16"])

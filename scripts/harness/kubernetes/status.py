@@ -1,11 +1,14 @@
-"""Shows what runs in a namespace now: `python -m harness.kubernetes.status NAMESPACE`, or `make status`.
+"""Shows what runs now: `python -m harness.kubernetes.status NAMESPACE`, or `make status`.
 
-One line for each Job: what it runs, its state, its age, its node, and its progress or why it waits.
+One line for each training of this machine: run and stage, what it does, its age, its process, its progress. One line
+for each Job in the namespace: what it runs, its state, its age, its node, and its progress or why it waits.
 """
 
 import argparse
 import sys
+import time
 from datetime import datetime
+from pathlib import Path
 
 from harness.kubernetes.clean_end import words_of
 from harness.kubernetes.job_shape import RULE
@@ -18,26 +21,59 @@ from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused, connect
 from vlmflow.cluster.instance import selector
 from vlmflow.cluster.pod_templates import CONTAINER
+from vlmflow.config.model import check_config
+from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import clock
+from vlmflow.training.local_runs import local_runs
+from vlmflow.training.newest import report_line
 
 PATIENCE = 10.0
 """Seconds to retry the API: a person waits for this answer."""
 
 
+CONFIG = Path(__file__).resolve().parents[3] / "config.yaml"
+
+
 def main() -> None:
-    """Print the table for the namespace of the command line."""
+    """Print the trainings of this machine, and the table for the namespace of the command line."""
     parser = argparse.ArgumentParser(prog="python -m harness.kubernetes.status", description=__doc__)
     parser.add_argument("namespace")
-    namespace = parser.parse_args().namespace
+    parser.add_argument(
+        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake, if stores.runs is set there"
+    )
+    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    given = parser.parse_args()
     try:
-        cluster = Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE))
-        lines = table(cluster)
+        settings = check_config(read_layers([CONFIG, *given.configfile]), [CONFIG, *given.configfile])
     except VlmflowError as error:
         sys.exit(str(error))
+    store = given.directory / settings.stores.runs
+    print("\n".join(of_this_machine(store)) or f"this machine trains nothing in {store.absolute()}", flush=True)
+    print(_of_cluster(given.namespace))
+
+
+def of_this_machine(store: Path) -> list[str]:
+    """Return the lines of the trainings that run on this machine, in columns. store: the folder of all run folders."""
+    return _in_columns(
+        [
+            [f"{one.run} {one.stage}", one.doing, clock(time.time() - one.since), one.holder, report_line(one.newest)]
+            for one in local_runs(store)
+        ]
+    )
+
+
+def _of_cluster(namespace: str) -> str:
+    """Return the table of the namespace's Jobs, or why there is none; a machine without a cluster is no error."""
+    try:
+        lines = table(Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE)))
+    except VlmflowError as error:
+        return str(error)
     except Refused as error:
+        if not error.status:
+            return f"no cluster answers: {error}"
         sys.exit(f"namespace {namespace}: {error}\n  what to do: `make doctor` shows what the cluster lacks")
-    print("\n".join(lines) if lines else f"namespace {namespace} has no Job of vlmflow")
+    return "\n".join(lines) or f"namespace {namespace} has no Job of vlmflow"
 
 
 def table(cluster: Namespace) -> list[str]:
@@ -50,7 +86,12 @@ def table(cluster: Namespace) -> list[str]:
         pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
     around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
     rows = [_row(cluster, job, pods.get(job["metadata"]["name"], []), around, cluster.now()) for job in jobs]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return _in_columns(rows)
+
+
+def _in_columns(rows: list[list[str]]) -> list[str]:
+    """Return a line for each row; the last cells keep their widths."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]

@@ -19,7 +19,7 @@ def summary(folder: Path, run: str) -> str:
     data_folder = folder / "data" / data.dataset
     full = folder / "checkpoints" / run / "full"
     first_step, first_loss = read_account(full / "report.json", TrainingReport).eval_losses[0]
-    pages = (folder / "reports" / f"data-{data.dataset}.html", folder / "reports" / f"lengths-{run}.html")
+    pages = [folder / "reports" / f"{name}.html" for name in (f"data-{data.dataset}", f"lengths-{run}", f"run-{run}")]
     lines = [
         ("rows", "; ".join(_rows(name, counts) for name, counts in data.splits.items())),
         ("", f"why: {data_folder / 'counts.html'}; the rows: {data_folder / 'quarantine.jsonl'}"),

@@ -157,7 +157,7 @@ class Watch(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Write the values of a step or of an evaluation."""
-        values = {key: float(logs[key]) for key in LOGGED if key in logs}
+        values: dict[str, Any] = {key: float(logs[key]) for key in LOGGED if key in logs}
         now, tokens = time.monotonic() - self.begun, int(state.num_input_tokens_seen)
         self._write(Log(now, state.global_step, state.max_steps, tokens, **values))
 

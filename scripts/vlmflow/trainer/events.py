@@ -4,7 +4,11 @@ step: optimizer steps done. target: those of the whole run. tokens: those traine
 """
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,7 +36,11 @@ class Model(msgspec.Struct, frozen=True, tag_field="event", tag="model"):
 
 
 class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
-    """A step or an evaluation is done. time: seconds since the session began. Losses are in nats per token."""
+    """A step or an evaluation is done.
+
+    time: seconds since the session began. Losses are in nats per token. waited: seconds of this session in which rank 0
+    waited for its next batch. memory: the most bytes that rank 0 has used so far.
+    """
 
     time: float
     step: int
@@ -43,6 +51,8 @@ class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
     learning_rate: float | UnsetType = UNSET
     grad_norm: float | UnsetType = UNSET
     epoch: float | UnsetType = UNSET
+    waited: float | UnsetType = UNSET
+    memory: int | UnsetType = UNSET
 
 
 class End(msgspec.Struct, frozen=True, tag_field="event", tag="end"):
@@ -66,6 +76,17 @@ def read_event(line: bytes) -> Event:
         return msgspec.convert(json.loads(line), Event)  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def new_events(lines: IO[bytes]) -> Iterator[Event]:
+    """Yield the events of complete lines that were written since the last call with the same open progress file.
+
+    A line that is not an event is left out, so that it ends no training; `read_events` names it.
+    """
+    while (line := lines.readline()).endswith(b"\n"):
+        with suppress(ValueError):
+            yield read_event(line)
+    lines.seek(-len(line), os.SEEK_CUR)
 
 
 def read_events(progress: Path) -> list[Event]:

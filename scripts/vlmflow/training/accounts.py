@@ -24,13 +24,14 @@ class TrainingDigests(msgspec.Struct, frozen=True):
     """The digests of a training's inputs and outputs.
 
     job: `Training.digest`, the name of its run folder. data, model: `TrainingData.digest`, `BaseModel.digest`.
-    released: SHA-256 of the released files of the best checkpoint, by name.
+    released: SHA-256 of the released files of the best checkpoint, by name. progress: that of the trainer's events.
     """
 
     job: str
     data: str
     model: str
     released: dict[str, str]
+    progress: str
 
 
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):

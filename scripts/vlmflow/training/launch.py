@@ -1,7 +1,6 @@
 """Starts the trainers with torchrun, watches them, and explains why they failed."""
 
 import logging
-import os
 import re
 import shutil
 import signal
@@ -9,23 +8,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
-from msgspec import UNSET
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import bound_to_this_process
-from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
+from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer import process as trainer
-from vlmflow.trainer.events import Begin, Event, Log, Model, read_event
+from vlmflow.trainer.events import Model, new_events
 from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.trainer.orders import Orders
+from vlmflow.training.newest import Newest, report_line
+from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
 
@@ -66,11 +65,19 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
-def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
+def launch(
+    training: Training,
+    folder: RunFolder,
+    resume: Path | None,
+    lock: int,
+    threads: int,
+    what: str,
+    onlooker: Onlooker = nobody,
+) -> None:
     """Train in `folder` until the trainers end, with progress on the console.
 
     resume: the checkpoint to resume from. lock: the run folder's lock, which the trainers hold as long as they run.
-    threads: cores for all processes together. what: the stage and run, for messages.
+    threads: cores for all processes together. what: the stage and run, for messages. onlooker: see `onlooker`.
 
     After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end.
     Raises VlmflowError with the cause if they fail.
@@ -90,7 +97,10 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
             preexec_fn=bound_to_this_process(signal.SIGTERM),
         )
         with _signals_passed_on(trainers):
-            _watch(trainers, folder.progress, seen, what)
+            try:
+                _watch(trainers, folder, seen, what, onlooker)
+            finally:
+                onlooker(folder, False)
     if trainers.returncode:
         raise _failure(trainers.returncode, folder.trainer_log, said, what)
 
@@ -130,8 +140,10 @@ def end_of_whole_lines(progress: Path) -> int:
     """Remove an incomplete last line of the progress file, which a full disk leaves, and return the file's size."""
     with progress.open("a+b") as file:
         file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)
     return whole
 
 
@@ -157,16 +169,16 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: str) -> None:
-    """Print the trainers' progress from the file `progress`, starting at byte `seen`, until they end."""
+def _watch(trainers: subprocess.Popen[bytes], folder: RunFolder, seen: int, what: str, onlooker: Onlooker) -> None:
+    """Print the trainers' progress from the folder's progress file, starting at byte `seen`, until they end."""
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
     newest = Newest()
-    with progress.open("rb") as lines:
+    with folder.progress.open("rb") as lines:
         lines.seek(seen)
         while True:
             ended = trainers.poll() is not None
-            for event in _new_events(lines):
+            for event in new_events(lines):
                 newest.take(event)
                 if isinstance(event, Model):
                     log.info(f"{what}: {what_is_trained(event.layers)}")
@@ -176,56 +188,8 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
                 print(f"{what}: {line}", file=sys.stderr, flush=True)
             if ended:
                 return
+            onlooker(folder, True)
             time.sleep(0.2)
-
-
-def _new_events(lines: IO[bytes]) -> Iterator[Event]:
-    """Yield the events of complete lines; an incomplete last line is left for the next call.
-
-    A line that is not an event ends no training: `read_events` names it when the report is made.
-    """
-    while (line := lines.readline()).endswith(b"\n"):
-        with suppress(ValueError):
-            yield read_event(line)
-    lines.seek(-len(line), os.SEEK_CUR)
-
-
-@dataclass
-class Newest:
-    """The newest figures of a session: the step at which it began, its current step, and others as in `events`."""
-
-    begun_at: int = 0
-    step: int = 0
-    target: int = 0
-    time: float = 0.0
-    loss: float | None = None
-    eval_loss: float | None = None
-
-    def take(self, event: Event) -> None:
-        """Update the figures from one more event."""
-        self.step = event.step
-        if isinstance(event, Begin):
-            self.begun_at, self.target = event.step, event.target
-        elif isinstance(event, Log):
-            self.time, self.target = event.time, event.target
-            self.loss = self.loss if event.loss is UNSET else event.loss
-            self.eval_loss = self.eval_loss if event.eval_loss is UNSET else event.eval_loss
-
-
-def report_line(newest: Newest) -> str:
-    """Return one line of progress: step, losses, speed, time left; "" before the first loss."""
-    if newest.loss is None:
-        return ""
-    parts = [f"step {newest.step}/{newest.target}", f"loss {newest.loss:.3f}"]
-    if newest.eval_loss is not None:
-        parts.append(f"val {newest.eval_loss:.3f}")
-    done = newest.step - newest.begun_at
-    if done > 0 and newest.time > 0:
-        seconds = newest.time / done
-        parts.append(f"{seconds:.2f} s/step")
-        left = newest.target - newest.step
-        parts.append(f"{clock(seconds * left)} left" if left else "evaluating and saving")
-    return " · ".join(parts)
 
 
 def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowError:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from vlmflow.config.run_settings import experiments
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
 from vlmflow.swift.arguments import Training
-from vlmflow.trainer.events import Begin, End, Event, Log, Model, read_events
+from vlmflow.trainer.events import Begin, End, Model, read_events
 from vlmflow.trainer.history import logged
 from vlmflow.training.accounts import Best, TrainingDigests, TrainingReport
+from vlmflow.training.newest import Newest
 from vlmflow.training.released import digests_of
 from vlmflow.training.train import Trained
 
@@ -30,13 +32,14 @@ def report(training: Training, trained: Trained) -> TrainingReport:
             f"restore the file; or remove {trained.folder.path} and run the same command again: it trains from step 0",
         )
     models = [event for event in events if isinstance(event, Model)]
-    seconds, tokens = _effort(events)
+    newest = Newest.of(events)
+    seconds, tokens = newest.seconds, newest.tokens
     state = trained.last.state
     return TrainingReport(
         steps=trained.last.step,
         target=trained.last.target,
         ended_early=trained.last.ended_early(training.settings.early_stop_after),
-        sessions=len(begins),
+        sessions=newest.sessions,
         world_size=begins[-1].world_size,
         parallel_mode=begins[-1].parallel_mode,
         device=begins[-1].device,
@@ -57,24 +60,11 @@ def report(training: Training, trained: Trained) -> TrainingReport:
             data=training.data.digest,
             model=training.model.digest,
             released=digests_of(trained.best.folder, training.tuner),
+            progress=sha256_of(trained.folder.progress),
         ),
         versions={package: importlib.metadata.version(package) for package in PACKAGES},
         run_folder=str(trained.folder.path),
     )
-
-
-def _effort(events: list[Event]) -> tuple[float, int]:
-    """Return seconds and tokens over all sessions, including those that a kill wasted."""
-    seconds, tokens = 0.0, 0
-    time_before, tokens_before = 0.0, 0
-    for event in events:
-        if isinstance(event, Begin):
-            time_before, tokens_before = 0.0, event.tokens
-        elif isinstance(event, Log):
-            seconds += event.time - time_before
-            tokens += event.tokens - tokens_before
-            time_before, tokens_before = event.time, event.tokens
-    return seconds, tokens
 
 
 def draw_losses(report: TrainingReport, title: str, picture: Path) -> None:

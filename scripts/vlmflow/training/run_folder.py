@@ -46,6 +46,33 @@ class RunFolder:
         """The trainer's output."""
         return self.path / "trainer.log"
 
+    def holder(self) -> str | None:
+        """Return the process of this machine that trains here now, as messages call it; None if there is none.
+
+        It asks for the lock for a moment: a training that begins at that moment waits half a second.
+        """
+        try:
+            with self._lock.open() as lock:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._lock.read_text() or "another process"
+        except FileNotFoundError:
+            pass
+        return None
+
+    def held_since(self) -> float:
+        """Return when the newest holder got the folder, in seconds since 1970."""
+        return self._lock.stat().st_mtime
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def page(self) -> Path:
+        """The page that shows the training while it runs."""
+        return self.path / "run.html"
+
     @contextmanager
     def held(self, describe: dict[str, object], patience: float = PATIENCE) -> Iterator[int]:
         """Hold the folder for this process alone; yields the lock's file descriptor.
@@ -57,7 +84,7 @@ class RunFolder:
         Raises PassingError if another trainer holds it longer than `patience` seconds.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a+") as lock:
+        with self._lock.open("a+") as lock:
             self._wait_for(lock.fileno(), patience)
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -100,7 +127,7 @@ class RunFolder:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = (self.path / "lock").read_text() or "another process"
+                holder = self._lock.read_text() or "another process"
             if time.monotonic() > give_up:
                 raise PassingError(
                     f"{self.path}: {holder} is training here",

@@ -9,6 +9,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.swift.arguments import Training
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
 from vlmflow.training.launch import launch
+from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.out_of_memory import OutOfGpuMemoryError, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
@@ -25,14 +26,16 @@ class Trained:
     best: Checkpoint
 
 
-def train(training: Training, runs: Path, threads: int, what: str, resumes: bool = True) -> Trained:
+def train(
+    training: Training, runs: Path, threads: int, what: str, resumes: bool = True, onlooker: Onlooker = nobody
+) -> Trained:
     """Train `training` in its run folder under `runs` (`runs/DIGEST`), and return the result.
 
     A run folder with complete checkpoints of the same data and settings is resumed from the newest; a finished one is
     used as it is.
 
     what: the stage and run, for messages. threads: cores for all processes together. resumes: whether a training that
-    runs out of GPU memory is resumed, once from the same checkpoint.
+    runs out of GPU memory is resumed, once from the same checkpoint. onlooker: see `onlooker`.
 
     Raises VlmflowError if the trainers fail, or end before their target.
     """
@@ -45,7 +48,7 @@ def train(training: Training, runs: Path, threads: int, what: str, resumes: bool
         if last is None or not last.ended(patience):
             if last is not None:
                 log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder})")
-            _launch(training, folder, last, lock, threads, what, resumes)
+            _launch(training, folder, last, lock, threads, what, resumes, onlooker)
             last = _newest(training, folder)
         else:
             log.info(f"{what}: already trained to step {last.step} ({folder.path})")
@@ -80,12 +83,19 @@ def train(training: Training, runs: Path, threads: int, what: str, resumes: bool
 
 
 def _launch(
-    training: Training, folder: RunFolder, last: Checkpoint | None, lock: int, threads: int, what: str, resumes: bool
+    training: Training,
+    folder: RunFolder,
+    last: Checkpoint | None,
+    lock: int,
+    threads: int,
+    what: str,
+    resumes: bool,
+    onlooker: Onlooker,
 ) -> None:
     """Start the trainers; if a GPU runs out of memory, start them once more from each checkpoint."""
     while True:
         try:
-            return launch(training, folder, last.folder if last else None, lock, threads, what)
+            return launch(training, folder, last.folder if last else None, lock, threads, what, onlooker)
         except OutOfGpuMemoryError as error:
             last = _newest(training, folder) if resumes else None
             mark = resume_once(folder, last.step if last else None, error)

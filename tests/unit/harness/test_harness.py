@@ -104,8 +104,9 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
         after = digests()
         return {name for name in asked if after[name] != before[name]}
 
-    pages = {"data_page", "estimate_page", "lengths_page"}
+    pages = {"data_page", "estimate_page", "lengths_page", "run_page"}
     assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke", "publish_merged"}
+    assert edited("live_page.py") == set()
     for template in ("base.html.jinja", "style.css", "gate.html.jinja"):
         assert edited(f"templates/{template}") == pages
     for template in ("card", "rights", "ask"):
@@ -279,7 +280,7 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     assert inputs.hashes_to_drop_by(wildcards) == expected
     given = RuleParams(settings).dataset(near_duplicates="near_duplicates_to_drop")(wildcards)
     assert given["near_duplicates"]["picture_distance"] == distance
-    pages = [f"reports/{page}.html" for page in ("data-fire", "lengths-r", "estimate-r", "lengths-s", "estimate-s")]
-    assert inputs.everything() == ["merged/r", "merged/s", *pages]
+    pages = ["data-fire", *(f"{page}-{run}" for run in ("r", "s") for page in ("lengths", "estimate", "run"))]
+    assert inputs.everything() == ["merged/r", "merged/s", *(f"reports/{page}.html" for page in pages)]
     named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}
-    assert inputs.everything() == ["merged/s", pages[0], *pages[3:]]
+    assert inputs.everything() == ["merged/s", *(f"reports/{page}.html" for page in [pages[0], *pages[4:]])]

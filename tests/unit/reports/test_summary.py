@@ -13,7 +13,7 @@ def test_existing_pages_are_named(tmp_path: Path) -> None:
     assert "reports/" not in summary(tmp_path, "mine")
     assert "loss 3.00 at step 4, 2.00 at step 8" in summary(tmp_path, "mine")
     (tmp_path / "reports").mkdir()
-    pages = [tmp_path / "reports/data-fire.html", tmp_path / "reports/lengths-mine.html"]
+    pages = [tmp_path / f"reports/{name}.html" for name in ("data-fire", "lengths-mine", "run-mine")]
     for page in pages:
         page.touch()
-    assert f"pages       {pages[0]}; {pages[1]}\n" in summary(tmp_path, "mine")
+    assert f"pages       {pages[0]}; {pages[1]}; {pages[2]}\n" in summary(tmp_path, "mine")

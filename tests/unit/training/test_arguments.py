@@ -13,8 +13,7 @@ from vlmflow.config.tuners import TUNERS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.trainer.events import Begin, Log
-from vlmflow.training.launch import Newest, command, end_of_whole_lines, environment, report_line
+from vlmflow.training.launch import command, end_of_whole_lines, environment
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory, shared_memory_needed
 from vlmflow.training.train import refuse_slow_torch
@@ -199,15 +198,6 @@ def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) ->
     with pytest.raises(VlmflowError, match="dataloader_workers to 0"):
         refuse_small_shared_memory(settings, 10_000_000, tmp_path)
     refuse_small_shared_memory(TrainSettings(dataloader_workers=0), 10_000_000, tmp_path)
-
-
-def test_progress_shows_speed_and_time_left_of_this_session() -> None:
-    newest = Newest()
-    newest.take(Begin(10, 20, 0, 1, "NOT_DISTRIBUTED", "cpu"))
-    assert report_line(newest) == ""
-    newest.take(Log(2.0, 11, 20, 50, loss=4.2))
-    newest.take(Log(4.0, 12, 20, 99, eval_loss=5.0))
-    assert report_line(newest) == "step 12/20 · loss 4.200 · val 5.000 · 2.00 s/step · 0:16 left"
 
 
 def test_a_progress_line_that_a_full_disk_cut_is_replaced(tmp_path: Path) -> None:

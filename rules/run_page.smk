@@ -1,0 +1,35 @@
+# The course of a full training, for people: one self-contained page, the last state of the page in the run folder.
+#
+# Needs: the full run's report and events, and the gate before it.
+# Makes: reports/run-{run}.html: loss, validation loss, learning rate, gradient norm, speed and waiting as curves, and
+#        what the gate estimated beside what the full run measured.
+# Holds: the file loads nothing and runs nothing; the same training gives the same page. No other stage needs it.
+
+
+rule run_page:
+    """Show a run's full training, and what was estimated before it."""
+    input:
+        smoke="checkpoints/{run}/smoke",
+        full="checkpoints/{run}/full",
+    output:
+        page=report(
+            "reports/run-{run}.html",
+            caption="../docs/report/run.rst",
+            category="Training",
+            subcategory="{run}: full run",
+        ),
+    log:
+        "logs/run_page/{run}.log",
+    benchmark:
+        "benchmarks/run_page/{run}.tsv"
+    params:
+        reads="vlmflow/reports/templates",
+    threads: 1
+    resources:
+        mem_mb=2_000,
+        disk_mb=1_000,
+        runtime=30,
+    message:
+        "Drawing the page of {wildcards.run}'s full run"
+    script:
+        "../scripts/run_page.py"

@@ -1,0 +1,135 @@
+"""A run's page: the course of a training.
+
+It is `run.html` in the run folder while the training runs, and `reports/run-RUN.html` at the end.
+"""
+
+from dataclasses import dataclass, field
+
+from vlmflow.core.progress import clock
+from vlmflow.reports.compared import Comparison, comparisons, gigabytes
+from vlmflow.reports.histogram import short
+from vlmflow.reports.line_chart import LineChart
+from vlmflow.reports.page import Tile, render
+from vlmflow.reports.run_history import RunHistory
+from vlmflow.trainer.events import Event
+from vlmflow.training.accounts import Gate, TrainingReport
+from vlmflow.training.doing import Doing
+from vlmflow.training.newest import Newest
+
+SENTENCES: dict[Doing, str] = {
+    "starting": "The trainers load the model.",
+    "training": "Step {step:,} of {target:,} is done.",
+    "evaluating": "Step {step:,} of {target:,} is done; the validation loss follows.",
+    "saving": "Step {step:,} of {target:,} is done; its checkpoint is being saved.",
+    "ended": "Step {step:,} of {target:,} was the last one.",
+    "interrupted": "Step {step:,} of {target:,} was done. The same command resumes from the newest checkpoint; the "
+    "stage's log says at its end why the training ended.",
+}
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """The page's facts.
+
+    stage: "smoke" or "full". refresh: after how many seconds the page loads itself again; None: never. share: of the
+    steps that are done, 0 to 1.
+    """
+
+    title: str
+    subtitle: str
+    stage: str
+    doing: Doing
+    sentence: str
+    share: float
+    tiles: list[Tile]
+    charts: list[LineChart]
+    refresh: int | None = None
+    comparisons: list[Comparison] = field(default_factory=list)
+
+
+def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str, every: int) -> str:
+    """Return the page of a training as it is now.
+
+    stage: "smoke" or "full". now: date and time for people. every: seconds between two pages while it runs.
+    """
+    newest, runs = history.newest, doing not in ("ended", "interrupted")
+    again = f" This page loads itself again every {every} s." if runs else ""
+    page = RunPage(
+        title=_title(run, stage, newest),
+        subtitle=f"Written at {now}.{again}",
+        stage=stage,
+        doing=doing,
+        sentence=SENTENCES[doing].format(step=newest.step, target=newest.target),
+        share=_share(newest),
+        tiles=_tiles(newest, runs, _memory(newest.memory, "of rank 0 so far")),
+        charts=history.charts(),
+        refresh=every if runs else None,
+    )
+    return render("run.html.jinja", page)
+
+
+def run_page(run: str, events: list[Event], report: TrainingReport, gate: Gate) -> str:
+    """Return the page of a finished full run.
+
+    events: all of its events. report: its report. gate: the gate before it.
+    """
+    history = RunHistory()
+    for event in events:
+        history.take(event)
+    early = ", early: validation loss no longer fell" if report.ended_early else ""
+    memory = max(report.peak_memory, default=None)
+    page = RunPage(
+        title=_title(run, "full", history.newest),
+        subtitle=f"{report.world_size} process(es) on {report.device}; strategy {report.strategy}.",
+        stage="full",
+        doing="ended",
+        sentence=f"The training ended at step {report.steps:,} of {report.target:,}{early}. "
+        f"The best checkpoint is that of step {report.best.step:,}.",
+        share=_share(history.newest),
+        tiles=_tiles(history.newest, False, _memory(memory, "of one process")),
+        charts=history.charts(),
+        comparisons=comparisons(gate, report),
+    )
+    return render("run.html.jinja", page)
+
+
+def _title(run: str, stage: str, newest: Newest) -> str:
+    at = f", step {newest.step:,} of {newest.target:,}" if newest.target else ""
+    return f"{run}: {stage} run{at}"
+
+
+def _share(newest: Newest) -> float:
+    return newest.step / newest.target if newest.target else 0.0
+
+
+def _tiles(newest: Newest, runs: bool, memory: list[Tile]) -> list[Tile]:
+    """Return the tiles of all figures that have a value. memory: that of the memory, if known."""
+    tiles = []
+    if runs and newest.seconds_left is not None:
+        tiles.append(Tile("time left", clock(newest.seconds_left), f"at {newest.seconds_per_step:.2f} s per step"))
+    tiles.append(Tile("time", clock(newest.seconds), "in steps and evaluations"))
+    if newest.loss is not None:
+        tiles.append(Tile("loss", f"{newest.loss:.3f}", "of the newest step, nats per token"))
+    if newest.eval_losses:
+        step, loss = min(newest.eval_losses.items(), key=_loss)
+        note = f"of step {max(newest.eval_losses):,}; lowest {loss:.3f}, at step {step:,}"
+        tiles.append(Tile("validation loss", f"{newest.eval_loss:.3f}", note))
+    if newest.learning_rate is not None:
+        tiles.append(Tile("learning rate", f"{newest.learning_rate:.2g}", "of the newest step"))
+    if newest.grad_norm is not None:
+        tiles.append(Tile("gradient norm", short(newest.grad_norm), "of the newest step"))
+    if newest.seconds:
+        tiles.append(Tile("tokens per second", f"{newest.tokens / newest.seconds:,.0f}", "of all processes"))
+    if newest.waited is not None and newest.time:
+        tiles.append(Tile("waiting for data", f"{newest.waited / newest.time:.1%}", "of this session's time, rank 0"))
+    sessions = Tile("sessions", f"{newest.sessions:,}", f"the newest began at step {newest.begun_at:,}")
+    return [*tiles, *memory, sessions]
+
+
+def _memory(most: int | None, whose: str) -> list[Tile]:
+    return [] if most is None else [Tile("peak memory", gigabytes(most), whose)]
+
+
+def _loss(entry: tuple[int, float]) -> float:
+    loss = entry[1]
+    return loss if loss == loss else float("inf")  # NaN is not lower

@@ -1,0 +1,87 @@
+"""The trainings that run on this machine, and `make status` on one without a cluster."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.trainer.events import Begin, Event, Log, as_line
+from vlmflow.training.launch import end_of_whole_lines
+from vlmflow.training.local_runs import local_runs
+from vlmflow.training.run_folder import RunFolder
+from workflow_runs import ROOT
+
+SETTINGS = TrainSettings(checkpoint_steps=2, evaluation_steps=4).model_dump(mode="json")
+EVENTS = [Begin(0, 10, 0, 1, "NOT_DISTRIBUTED", "cpu"), Log(8.0, 4, 10, 100, loss=3.0)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """The run folder of a training in the working directory `tmp_path`."""
+    return RunFolder(tmp_path / "stores" / "runs" / "mine" / "full" / "digest")
+
+
+def write(folder: RunFolder, events: list[Event]) -> None:
+    folder.progress.write_text("".join(map(as_line, events)))
+    os.utime(folder.progress, (time.time() + 1, time.time() + 1))
+
+
+def test_a_training_is_found_while_a_process_holds_its_folder(folder: RunFolder, tmp_path: Path) -> None:
+    store = tmp_path / "stores" / "runs"
+    assert local_runs(store) == []
+    with folder.held({"settings": SETTINGS}):
+        (run,) = local_runs(store)
+        assert (run.run, run.stage, run.doing, run.newest.step) == ("mine", "full", "starting", 0)
+        assert run.holder.startswith(f"process {os.getpid()} on ")
+        assert abs(time.time() - run.since) < 60
+        write(folder, [])
+        assert local_runs(store)[0].doing == "starting"
+        write(folder, EVENTS)
+        (run,) = local_runs(store)
+        assert (run.doing, run.newest.step, run.newest.target) == ("evaluating", 4, 10)
+    assert local_runs(store) == []
+    time.sleep(0.01)
+    os.utime(folder.progress, (1, 1))
+    with folder.held({"settings": SETTINGS}):
+        (run,) = local_runs(store)
+        assert run.doing == "starting", "the events are those of the session before"
+    with folder.held({}):
+        assert len(local_runs(store)) == 1, "the look takes no lock away"
+
+
+def test_settings_of_another_version_hide_no_training(folder: RunFolder, tmp_path: Path) -> None:
+    with folder.held({"settings": {"no such": "key"}}):
+        write(folder, EVENTS)
+        (run,) = local_runs(tmp_path / "stores" / "runs")
+        assert (run.doing, run.newest.step) == ("training", 4)
+
+
+def test_status_shows_them_on_a_machine_without_a_cluster(folder: RunFolder, tmp_path: Path) -> None:
+    def status() -> str:
+        words = [sys.executable, "-m", "harness.kubernetes.status", "any", "--directory", str(tmp_path)]
+        environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none"), "PYTHONPATH": str(ROOT / "scripts")}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    store = tmp_path / "stores" / "runs"
+    assert status().startswith(f"this machine trains nothing in {store}\nno Kubernetes cluster is configured: ")
+    with folder.held({"settings": SETTINGS}):
+        write(folder, EVENTS)
+        first, second, *_ = status().splitlines()
+    assert first.split("  ")[:2] == ["mine full", "evaluating"]
+    assert first.endswith("step 4/10 · loss 3.000 · 2.00 s/step · 0:12 left")
+    assert second.startswith("no Kubernetes cluster is configured")
+
+
+def test_an_unfinished_line_is_cut_and_a_whole_file_keeps_its_time(tmp_path: Path) -> None:
+    """Its time shows whether a session has written an event."""
+    progress = tmp_path / "progress.jsonl"
+    progress.write_text("{}\n")
+    os.utime(progress, (1, 1))
+    assert end_of_whole_lines(progress) == 3
+    assert progress.stat().st_mtime == 1
