@@ -1,30 +1,30 @@
-"""All strategies, also those for GPUs, trained by two processes on this machine's cores; most other tests train ddp."""
+"""All strategies, also those for GPUs, trained by two processes on this machine's cores; most other tests train ddp.
+
+Each training is killed, and resumed to the same bytes.
+"""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from drawn_pictures import drawn
+from trainers_on_cores import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
+from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP, STRATEGIES, Strategy
-from vlmflow.core.errors import VlmflowError
+from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
+from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.released import release
+from vlmflow.trainer.events import Begin, Event, Log, read_events
 from vlmflow.training.train import Trained, train
 
 WORDS = ["red", "green", "blue"]
-
-DEEPSPEED_ON_CPUS = """
-import sys
-if "--deepspeed" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import deepspeed
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-"""
-"""transformers starts DeepSpeed's communication only on GPUs; on cores DeepSpeed would first compile a faster one."""
 
 DRIFT = """
 import os, sys
@@ -43,63 +43,169 @@ if "-m" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv and os
 """
 """Make the second process train other weights."""
 
-
-def before_the_trainer(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make Python run some code (sitecustomize) before the trainers'."""
-    (folder / "python").mkdir()
-    (folder / "python" / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(folder / "python"))
+STEPS = 4
+"""Optimizer steps of a training, with a checkpoint after half of them."""
 
 
-def job(folder: Path, strategy: Strategy) -> Training:
-    """Two steps of a tiny Qwen3, with a checkpoint after each. DeepSpeed has bfloat16 on cores, and no float32."""
-    write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=False)
+def own(stage: int, **zero: Any) -> Strategy:
+    """Strategy deepspeed with settings of one's own."""
+    gathers = {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
+    settings = {"zero_optimization": {"stage": stage, **gathers, **zero}}
+    return strategy_of("deepspeed", check_deepspeed(settings))
+
+
+SHARDED = {
+    **{name: STRATEGIES[name] for name in ("zero2", "zero3", "fsdp2")},
+    "deepspeed": own(3, overlap_comm=True, stage3_prefetch_bucket_size=1000),
+}
+"""Strategies that each run of the tests trains."""
+
+ALL = SHARDED | {
+    "zero2_offload": STRATEGIES["zero2_offload"],
+    "zero3_offload": STRATEGIES["zero3_offload"],
+    **{f"deepspeed {stage}": own(stage) for stage in (0, 1, 2)},
+}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A tiny model, its rows, and their pictures."""
+
+    folder: Path
+    model_type: str
+
+    def training(self, strategy: Strategy, **settings: Any) -> Training:
+        values: dict[str, Any] = {
+            "max_steps": STEPS,
+            "checkpoint_steps": STEPS // 2,
+            "evaluation_steps": STEPS // 2,
+            "gradient_accumulation_steps": 2,
+            "gradient_checkpointing": False,
+            "dataloader_workers": 0,
+            "dtype": "bfloat16",
+            "image_max_tokens": 4,
+        }
+        if self.model_type == "qwen3":
+            values["swift_args"] = {"template": "qwen3"}
+        rows = self.folder / "rows.jsonl"
+        data = TrainingData(rows, rows, self.folder / "pictures", "digest", last_answer_only=False)
+        model = BaseModel(self.folder / "base", self.model_type, "digest")
+        return Training(data, model, TrainSettings(**values | settings), "cpu", 2, strategy)
+
+
+def write_base(folder: Path, vision: bool) -> Base:
+    """Write a Qwen3 with rows of text, or a Qwen3-VL with rows of which half have a picture."""
+    write_tiny_model(folder / "base", WORDS, TinyShape(hidden_size=64), seed=1, vision=vision)
     (folder / "pictures").mkdir()
-    turns = [[{"from": "human", "value": f"Say {word}"}, {"from": "gpt", "value": word}] for word in WORDS + WORDS]
-    rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"conversations": each}) + "\n" for each in turns))
-    settings = TrainSettings(
-        max_steps=2,
-        checkpoint_steps=1,
-        evaluation_steps=1,
-        gradient_accumulation_steps=1,
-        gradient_checkpointing=False,
-        dataloader_workers=0,
-        dtype="bfloat16",
-        swift_args={"template": "qwen3"},
-    )
-    data = TrainingData(rows, rows, folder / "pictures", "digest", last_answer_only=False)
-    return Training(data, BaseModel(folder / "base", "qwen3", "digest"), settings, "cpu", 2, strategy)
+    drawn().save(folder / "pictures" / "a.png")
+    with (folder / "rows.jsonl").open("w") as file:
+        for number in range(8):
+            pictures = ["a.png"] if vision and number % 2 else []
+            question, answer = "<image>" * len(pictures) + f"Say {WORDS[number % 3]}", WORDS[number % 3]
+            turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+            file.write(json.dumps({"conversations": turns, "images": pictures}) + "\n")
+    return Base(folder, "qwen3_vl" if vision else "qwen3")
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {DDP.name}))
-def test_it_trains_saves_complete_checkpoints_and_resumes(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return write_base(tmp_path_factory.mktemp("text"), vision=False)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return write_base(tmp_path_factory.mktemp("seeing"), vision=True)
+
+
+@pytest.fixture
+def on_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    before_trainers(tmp_path, DEEPSPEED + FSDP2 + KILL + COUNT, monkeypatch)
+    return monkeypatch
+
+
+def killed_and_resumed(training: Training, folder: Path, patch: pytest.MonkeyPatch) -> Trained:
+    """Train twice: until all trainers are killed in the last save, and from the checkpoint before it.
+
+    Checks that both have the same losses, from that checkpoint on, and save the same adapter.
+    """
+    patch.setenv("KILL_IN_SAVE", str(STEPS))
+    with pytest.raises(PassingError, match="trainers ended with code"):
+        train(training, folder / "runs", 2, "train_lora r")
+    patch.delenv("KILL_IN_SAVE")
+    checkpoints = folder / "runs" / training.digest() / "checkpoints"
+    unbroken = (checkpoints / f"checkpoint-{STEPS}" / "adapter_model.safetensors").read_bytes()
+    trained = train(training, folder / "runs", 2, "train_lora r")
+    before, after = sessions(read_events(trained.folder.progress))
+    assert after, "the second session resumed"
+    assert [figures for figures in before if figures[0] > STEPS // 2] == after
+    saved = trained.last.folder / "adapter_model.safetensors"
+    assert saved.read_bytes() == unbroken
+    assert any(tensor.abs().sum() for name, tensor in load_file(saved).items() if "lora_B" in name), "it is trained"
+    return trained
+
+
+def sessions(events: list[Event]) -> list[list[tuple[Any, ...]]]:
+    """Return the losses and gradient norms of each session, by step; training first, then validation."""
+    found: list[list[tuple[Any, ...]]] = []
+    for event in events:
+        if isinstance(event, Begin):
+            found.append([])
+        elif isinstance(event, Log) and (isinstance(event.loss, float) or isinstance(event.eval_loss, float)):
+            found[-1].append((event.step, event.loss, event.eval_loss, event.grad_norm, event.learning_rate))
+    return found
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_killed_training_resumes_exactly(text: Base, name: str, tmp_path: Path, on_cores: pytest.MonkeyPatch) -> None:
+    on_cores.setenv("COUNT_GATHERED", str(tmp_path / "gathered"))
+    trained = killed_and_resumed(text.training(SHARDED[name]), tmp_path, on_cores)
+    if name == "fsdp2":
+        (weights,) = trained.last.folder.glob("*.safetensors")
+        gathered = int((tmp_path / "gathered.0").read_text())
+        assert 0 < gathered < 4 * weights.stat().st_size, "of the base, nothing is gathered"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("base", ["text", "seeing"])
+def test_every_strategy_resumes_exactly_with_both_models(
+    name: str, base: str, tmp_path: Path, on_cores: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    before_the_trainer(tmp_path, DEEPSPEED_ON_CPUS, monkeypatch)
-    training = job(tmp_path, STRATEGIES[name])
-    first = train(training, tmp_path / "runs", 2, "train_lora r")
-    assert first.last.step == 2
-    whole = handed_on(first, tmp_path / "first")
-    first.last.folder.rename(tmp_path / "last")
-    with caplog.at_level("INFO", "vlmflow"):
-        again = train(training, tmp_path / "runs", 2, "train_lora r")
-    assert "resuming from step 1 of 2" in caplog.text
-    assert handed_on(again, tmp_path / "again") == whole
+    killed_and_resumed(request.getfixturevalue(base).training(ALL[name]), tmp_path, on_cores)
 
 
-def handed_on(trained: Trained, folder: Path) -> bytes:
-    """Return the weights of the last checkpoint's adapter, none of which is empty."""
-    folder.mkdir()
-    release(trained.last.folder, folder)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    assert tensors
-    assert all(tensor.numel() for tensor in tensors.values())
-    return (folder / "adapter_model.safetensors").read_bytes()
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["text", "seeing"])
+def test_fsdp2_trains_what_ddp_does(
+    base: str, tmp_path: Path, on_cores: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """In 32 bits, with dropout and recomputed layers."""
+    made: Base = request.getfixturevalue(base)
+    settings = {"dtype": "float32", "gradient_checkpointing": True, "lora": {"dropout": 0.2}}
+    figures, weights = {}, {}
+    for strategy in (DDP, STRATEGIES["fsdp2"]):
+        trained = train(made.training(strategy, **settings), tmp_path / strategy.name, 2, "train_lora r")
+        (figures[strategy.name],) = sessions(read_events(trained.folder.progress))
+        weights[strategy.name] = load_file(trained.last.folder / "adapter_model.safetensors")
+    for one, other in zip(figures["ddp"], figures["fsdp2"], strict=True):
+        assert [value for value in one if isinstance(value, float)] == pytest.approx(
+            [value for value in other if isinstance(value, float)], rel=1e-5
+        )
+    assert weights["ddp"].keys() == weights["fsdp2"].keys()
+    for name, tensor in weights["ddp"].items():
+        torch.testing.assert_close(weights["fsdp2"][name], tensor, rtol=1e-3, atol=1e-6)
 
 
-def test_processes_that_hold_different_adapters_save_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before_the_trainer(tmp_path, DRIFT, monkeypatch)
+def test_processes_that_hold_different_adapters_save_none(
+    text: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_trainers(tmp_path, DRIFT, monkeypatch)
     with pytest.raises(VlmflowError, match="not really distributed: 2 different adapters at one step"):
-        train(job(tmp_path, DDP), tmp_path / "runs", 2, "train_lora r")
+        train(text.training(DDP), tmp_path / "runs", 2, "train_lora r")
     assert not list((tmp_path / "runs").rglob("adapter_model.safetensors"))
+
+
+def test_a_strategy_that_is_not_at_work_is_refused(text: Base, tmp_path: Path) -> None:
+    """On the CPU accelerate trains plain DDP, whatever it was asked for."""
+    with pytest.raises(VlmflowError, match="strategy fsdp2 is not at work: the model is a DistributedDataParallel"):
+        train(text.training(STRATEGIES["fsdp2"]), tmp_path / "runs", 2, "train_lora r")

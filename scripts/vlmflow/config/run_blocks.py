@@ -23,4 +23,5 @@ class TrainBlock(Settings):
     device: str
     processes: int
     strategy: str
+    deepspeed: dict[str, Any] | None
     tuner: str
