@@ -1,6 +1,6 @@
 """FSDP2's checkpoints, in one process; `test_strategies_train.py` trains with two."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +58,7 @@ def types(model: Any) -> dict[str, torch.dtype]:
 
 
 class Recorded:
-    """The names of the sizes of all tensors that are gathered while it is at work."""
+    """The sizes of all tensors that are gathered."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
@@ -150,18 +150,22 @@ def steps(made: Any, number: int) -> dict[str, torch.Tensor]:
     return {name: weight.full_tensor().clone() for name, weight in trained.items()}
 
 
-def test_shards_resume_weights_optimizer_and_scheduler(tmp_path: Path) -> None:
-    unbroken = trainer(with_adapter())
+@pytest.mark.parametrize("made", [with_adapter, base])
+def test_shards_resume_weights_optimizer_and_scheduler(made: Callable[[], Any], tmp_path: Path) -> None:
+    """Also right after an evaluation, which leaves the last weights gathered."""
+    unbroken = trainer(made())
     steps(unbroken, 3)
+    with torch.no_grad():
+        unbroken.model(torch.ones(1, 4, dtype=torch.int64))
     unbroken._save_optimizer_and_scheduler(str(tmp_path))
     expected = steps(unbroken, 2)
-    resumed = trainer(with_adapter())
+    resumed = trainer(made())
     resumed._load_from_checkpoint(str(tmp_path), resumed.model)
     resumed._load_optimizer_and_scheduler(str(tmp_path))
     found = steps(resumed, 2)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    fresh = trainer(with_adapter())
+    fresh = trainer(made())
     fresh._load_optimizer_and_scheduler(None)
     assert not fresh.optimizer.state
 

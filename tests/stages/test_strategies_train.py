@@ -4,7 +4,8 @@ Each training is killed, and resumed to the same bytes.
 """
 
 import json
-from dataclasses import dataclass
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drawn_pictures import drawn
+from tiny_trainings import Tiny
 from trainers_on_cores import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
-from vlmflow.config.deepspeed_json import check_deepspeed
-from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.deepspeed_json import BLOCKS, check_deepspeed
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Begin, Event, Log, read_events
 from vlmflow.training.train import Trained, train
-
-WORDS = ["red", "green", "blue"]
 
 DRIFT = """
 import os, sys
@@ -67,54 +63,28 @@ ALL = SHARDED | {
 }
 
 
-@dataclass(frozen=True)
-class Base:
-    """A tiny model, its rows, and their pictures."""
-
-    folder: Path
-    model_type: str
-
-    def training(self, strategy: Strategy, **settings: Any) -> Training:
-        values: dict[str, Any] = {
-            "max_steps": STEPS,
-            "checkpoint_steps": STEPS // 2,
-            "evaluation_steps": STEPS // 2,
-            "gradient_accumulation_steps": 2,
-            "gradient_checkpointing": False,
-            "dataloader_workers": 0,
-            "dtype": "bfloat16",
-            "image_max_tokens": 4,
-        }
-        if self.model_type == "qwen3":
-            values["swift_args"] = {"template": "qwen3"}
-        rows = self.folder / "rows.jsonl"
-        data = TrainingData(rows, rows, self.folder / "pictures", "digest", last_answer_only=False)
-        model = BaseModel(self.folder / "base", self.model_type, "digest")
-        return Training(data, model, TrainSettings(**values | settings), "cpu", 2, strategy)
-
-
-def write_base(folder: Path, vision: bool) -> Base:
-    """Write a Qwen3 with rows of text, or a Qwen3-VL with rows of which half have a picture."""
-    write_tiny_model(folder / "base", WORDS, TinyShape(hidden_size=64), seed=1, vision=vision)
-    (folder / "pictures").mkdir()
-    drawn().save(folder / "pictures" / "a.png")
-    with (folder / "rows.jsonl").open("w") as file:
-        for number in range(8):
-            pictures = ["a.png"] if vision and number % 2 else []
-            question, answer = "<image>" * len(pictures) + f"Say {WORDS[number % 3]}", WORDS[number % 3]
-            turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-            file.write(json.dumps({"conversations": turns, "images": pictures}) + "\n")
-    return Base(folder, "qwen3_vl" if vision else "qwen3")
+SETTINGS: dict[str, Any] = {
+    "max_steps": STEPS,
+    "checkpoint_steps": STEPS // 2,
+    "evaluation_steps": STEPS // 2,
+    "gradient_accumulation_steps": 2,
+    "dtype": "bfloat16",
+}
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    return write_base(tmp_path_factory.mktemp("text"), vision=False)
+def text(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny.write(tmp_path_factory.mktemp("text"), vision=False)
 
 
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    return write_base(tmp_path_factory.mktemp("seeing"), vision=True)
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Return a Qwen3-VL with rows of which only some have a picture: processes that gather its tower must agree."""
+    return Tiny.write(tmp_path_factory.mktemp("seeing"), vision=True, mixed=True)
+
+
+def training_of(tiny: Tiny, strategy: Strategy, **settings: Any) -> Training:
+    return tiny.training(strategy=strategy, processes=2, **SETTINGS | settings)
 
 
 @pytest.fixture
@@ -156,9 +126,9 @@ def sessions(events: list[Event]) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_a_killed_training_resumes_exactly(text: Base, name: str, tmp_path: Path, on_cores: pytest.MonkeyPatch) -> None:
+def test_a_killed_training_resumes_exactly(text: Tiny, name: str, tmp_path: Path, on_cores: pytest.MonkeyPatch) -> None:
     on_cores.setenv("COUNT_GATHERED", str(tmp_path / "gathered"))
-    trained = killed_and_resumed(text.training(SHARDED[name]), tmp_path, on_cores)
+    trained = killed_and_resumed(training_of(text, SHARDED[name]), tmp_path, on_cores)
     if name == "fsdp2":
         (weights,) = trained.last.folder.glob("*.safetensors")
         gathered = int((tmp_path / "gathered.0").read_text())
@@ -171,7 +141,7 @@ def test_a_killed_training_resumes_exactly(text: Base, name: str, tmp_path: Path
 def test_every_strategy_resumes_exactly_with_both_models(
     name: str, base: str, tmp_path: Path, on_cores: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    killed_and_resumed(request.getfixturevalue(base).training(ALL[name]), tmp_path, on_cores)
+    killed_and_resumed(training_of(request.getfixturevalue(base), ALL[name]), tmp_path, on_cores)
 
 
 @pytest.mark.slow
@@ -180,11 +150,11 @@ def test_fsdp2_trains_what_ddp_does(
     base: str, tmp_path: Path, on_cores: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """In 32 bits, with dropout and recomputed layers."""
-    made: Base = request.getfixturevalue(base)
+    made: Tiny = request.getfixturevalue(base)
     settings = {"dtype": "float32", "gradient_checkpointing": True, "lora": {"dropout": 0.2}}
     figures, weights = {}, {}
     for strategy in (DDP, STRATEGIES["fsdp2"]):
-        trained = train(made.training(strategy, **settings), tmp_path / strategy.name, 2, "train_lora r")
+        trained = train(training_of(made, strategy, **settings), tmp_path / strategy.name, 2, "train_lora r")
         (figures[strategy.name],) = sessions(read_events(trained.folder.progress))
         weights[strategy.name] = load_file(trained.last.folder / "adapter_model.safetensors")
     for one, other in zip(figures["ddp"], figures["fsdp2"], strict=True):
@@ -196,16 +166,39 @@ def test_fsdp2_trains_what_ddp_does(
         torch.testing.assert_close(weights["fsdp2"][name], tensor, rtol=1e-3, atol=1e-6)
 
 
+FIELDS = """
+import json
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+zero = "zero_optimization"
+models = {zero: DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
+models |= {f"{zero}.offload_param": DeepSpeedZeroOffloadParamConfig}
+models |= {f"{zero}.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig}
+names = {path: [field.alias or name for name, field in model.model_fields.items()] for path, model in models.items()}
+print(json.dumps(names))
+"""
+
+
+@pytest.mark.slow
+def test_the_settings_that_a_run_may_set_are_deepspeeds() -> None:
+    done = subprocess.run([sys.executable, "-c", FIELDS], capture_output=True, text=True, check=True)
+    fields = json.loads(done.stdout.splitlines()[-1])
+    assert fields.keys() == BLOCKS.keys() - {""}
+    for path, names in fields.items():
+        assert not BLOCKS[path] - set(names)
+
+
 def test_processes_that_hold_different_adapters_save_none(
-    text: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_trainers(tmp_path, DRIFT, monkeypatch)
     with pytest.raises(VlmflowError, match="not really distributed: 2 different adapters at one step"):
-        train(text.training(DDP), tmp_path / "runs", 2, "train_lora r")
+        train(training_of(text, DDP), tmp_path / "runs", 2, "train_lora r")
     assert not list((tmp_path / "runs").rglob("adapter_model.safetensors"))
 
 
-def test_a_strategy_that_is_not_at_work_is_refused(text: Base, tmp_path: Path) -> None:
+def test_a_strategy_that_is_not_at_work_is_refused(text: Tiny, tmp_path: Path) -> None:
     """On the CPU accelerate trains plain DDP, whatever it was asked for."""
     with pytest.raises(VlmflowError, match="strategy fsdp2 is not at work: the model is a DistributedDataParallel"):
-        train(text.training(STRATEGIES["fsdp2"]), tmp_path / "runs", 2, "train_lora r")
+        train(training_of(text, STRATEGIES["fsdp2"]), tmp_path / "runs", 2, "train_lora r")

@@ -1,5 +1,6 @@
 """What the trainers wrap the model in, according to the run's strategy."""
 
+from functools import partial
 from typing import Any
 
 from torch.distributed.fsdp import FSDPModule
@@ -14,6 +15,8 @@ def prepare(strategy: Strategy, trainer: Any) -> None:
         fsdp2.replace_checkpoints(trainer)
         fsdp2.keep_precision(trainer)
         fsdp2.pass_blank_pictures()
+    if strategy.engine == "deepspeed":
+        trainer.save_model = partial(_save_model, trainer, trainer.save_model)
 
 
 def begin(strategy: Strategy, trainer: Any) -> None:
@@ -30,6 +33,18 @@ def begin(strategy: Strategy, trainer: Any) -> None:
         fsdp2.keep_random_states(model)
     if strategy.engine == "deepspeed":
         _follow_learning_rate(trainer)
+
+
+def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    """Save the model as DDP does, from the first process alone, if each process holds all weights.
+
+    accelerate (`Accelerator.get_state_dict`) would copy the whole model into the memory of every process for each
+    checkpoint, and an output layer that is also the embedding would be saved twice.
+    """
+    if trainer.deepspeed.zero_optimization_stage() == 3:
+        save(output_dir, _internal_call=_internal_call)
+    elif trainer.args.should_save:
+        trainer._save(output_dir)
 
 
 def _follow_learning_rate(trainer: Any) -> None:

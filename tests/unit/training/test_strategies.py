@@ -59,7 +59,9 @@ def job(strategy: Strategy, **settings: Any) -> Training:
 
 def run(strategy: str, device: str) -> RunSettings:
     own = OWN if STRATEGIES[strategy].takes_json else None
-    return RunSettings(model="m", dataset="d", strategy=strategy, deepspeed=own, device=device, processes=2)
+    return RunSettings(
+        model="m", dataset="d", strategy=strategy, deepspeed=own, device=device, processes=2, experimental=True
+    )
 
 
 def test_of_every_strategy_it_is_known_what_a_training_saves() -> None:
