@@ -31,7 +31,8 @@ if TRAINER and "--fsdp" in sys.orig_argv:
 
 KILL = """
 import os
-if TRAINER and "KILL_IN_SAVE" in os.environ:
+FIRST = TRAINER and os.environ.get("RANK") == "0"
+if FIRST and "KILL_IN_SAVE" in os.environ:
     import psutil
     from transformers.trainer_callback import TrainerState
     save = TrainerState.save_to_json
@@ -49,7 +50,7 @@ if TRAINER and "KILL_IN_SAVE" in os.environ:
 """Kill all trainers in the save after step KILL_IN_SAVE, when only the trainer's state is not written yet."""
 
 COUNT = """
-if TRAINER and "COUNT_GATHERED" in os.environ:
+if FIRST and "COUNT_GATHERED" in os.environ:
     import torch, transformers
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -69,12 +70,12 @@ if TRAINER and "COUNT_GATHERED" in os.environ:
     def _save_checkpoint(self, *args, **kwargs):
         with Count():
             save_checkpoint(self, *args, **kwargs)
-        with open(f"{os.environ['COUNT_GATHERED']}.{self.args.process_index}", "w") as file:
+        with open(os.environ["COUNT_GATHERED"], "w") as file:
             file.write(str(Count.gathered))
 
     transformers.Trainer._save_checkpoint = _save_checkpoint
 """
-"""Write how many bytes collectives returned in saves so far to COUNT_GATHERED.RANK."""
+"""Write how many bytes collectives returned to the first process in saves so far to the file COUNT_GATHERED."""
 
 
 def before_trainers(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:

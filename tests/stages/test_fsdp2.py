@@ -13,8 +13,11 @@ from safetensors.torch import load_file
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from vlmflow.config.strategies import strategy_of
+from vlmflow.trainer.engine import begin
 from vlmflow.trainer.fsdp2 import gathered, keep_random_states, replace_checkpoints
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -124,6 +127,17 @@ def test_recomputed_layers_draw_the_same_dropout_again() -> None:
     assert not torch.equal(gradient(recomputed), gradient(layer()))
     keep_random_states(recomputed)
     assert torch.equal(gradient(recomputed), gradient(layer()))
+
+
+def test_a_strategy_that_is_not_at_work_is_refused() -> None:
+    """On the CPU accelerate trains plain DDP in place of FSDP2."""
+    plain = SimpleNamespace(model_wrapped=DistributedDataParallel(base()))
+    begin(strategy_of("ddp"), plain)
+    for name in ("fsdp2", "zero2", "deepspeed"):
+        with pytest.raises(RuntimeError, match=f"strategy {name} is not at work: the model is a DistributedDataPar"):
+            begin(strategy_of(name), plain)
+    with pytest.raises(RuntimeError, match="strategy ddp is not at work: the model is a FSDPQwen3"):
+        begin(strategy_of("ddp"), SimpleNamespace(model_wrapped=sharded(base())))
 
 
 def trainer(model: Any, processes: int = 1) -> Any:

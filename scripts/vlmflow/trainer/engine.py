@@ -22,7 +22,7 @@ def prepare(strategy: Strategy, trainer: Any) -> None:
 def begin(strategy: Strategy, trainer: Any) -> None:
     """Check, before the first step, that the model is wrapped as the strategy asks.
 
-    Raises RuntimeError otherwise: with `use_cpu`, accelerate trains plain DDP whatever it was asked for.
+    Raises RuntimeError otherwise: with `use_cpu`, accelerate trains plain DDP in place of FSDP2, and says nothing.
     """
     model = trainer.model_wrapped
     engines = {"deepspeed": _is_deepspeed(model), "fsdp2": isinstance(model, FSDPModule)}
