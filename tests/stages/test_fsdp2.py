@@ -184,6 +184,13 @@ def test_shards_resume_weights_optimizer_and_scheduler(made: Callable[[], Any], 
     assert not fresh.optimizer.state
 
 
+def test_an_optimizer_whose_states_could_not_be_loaded_is_refused_at_the_first_checkpoint(tmp_path: Path) -> None:
+    made = trainer(with_adapter())
+    made.optimizer.state[made.optimizer.param_groups[0]["params"][0]]["row"] = torch.ones(3, 1)
+    with pytest.raises(RuntimeError, match=r"an optimizer whose states .* found \[3, 1\] for a weight of \[4, 32\]"):
+        made._save_optimizer_and_scheduler(str(tmp_path))
+
+
 def test_shards_of_another_training_are_refused(tmp_path: Path) -> None:
     trainer(with_adapter())._save_optimizer_and_scheduler(str(tmp_path))
     with pytest.raises(RuntimeError, match="from 1 processes, this training has 2"):

@@ -192,7 +192,7 @@ def test_offloading_without_a_compiler_is_not_planned(tmp_path: Path, monkeypatc
     )
     output = done.stdout + done.stderr
     assert done.returncode == 1
-    assert "runs.qwen3vl-fire: strategy zero2_offload: DeepSpeed compiles its optimizer for the CPU" in output
+    assert "runs.qwen3vl-fire.strategy: zero2_offload: DeepSpeed compiles its optimizer for the CPU" in output
     assert "no C++ compiler (no-such-compiler)" in output
     assert "Traceback" not in output
 

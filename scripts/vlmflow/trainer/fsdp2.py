@@ -82,16 +82,17 @@ def gathered(model: Module, types: dict[str, torch.dtype], receives: bool) -> di
     parameters = named(model)
     shards = get_model_state_dict(model)  # without communication
     adapter_alone = isinstance(model, PeftModel)
-    done: dict[int, torch.Tensor] = {}
+    done: dict[int | str, torch.Tensor] = {}
     complete: dict[str, torch.Tensor] = {}
     for name, shard in shards.items():
         parameter = parameters.get(name)
         if adapter_alone and (parameter is None or not parameter.requires_grad):
             continue  # ignore_frozen_params would gather the output layer if it is also the embedding
-        if id(parameter) not in done:
+        once = name if parameter is None else id(parameter)  # a weight may have two names
+        if once not in done:
             whole = shard.full_tensor() if isinstance(shard, DTensor) else shard
-            done[id(parameter)] = whole.to("cpu", types.get(name, whole.dtype)) if receives else whole.new_empty(0)
-        complete[name] = done[id(parameter)]
+            done[once] = whole.to("cpu", types.get(name, whole.dtype)) if receives else whole.new_empty(0)
+        complete[name] = done[once]
     return complete if receives else {}
 
 
@@ -116,12 +117,17 @@ def _save_model(
 
 
 def _save_shards(trainer: Any, output_dir: str) -> None:
-    """Write this rank's shards: {"processes": int, "weights": {name: tensor}, "optimizer": its state_dict}."""
+    """Write this rank's shards: {"processes": int, "weights": {name: tensor}, "optimizer": its state_dict}.
+
+    Raises RuntimeError if the optimizer keeps states of other shapes than its weights: nothing could load them.
+    """
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)  # the first rank may still gather the weights
     optimizer = trainer.optimizer.state_dict()
+    parameters = _parameters(trainer.optimizer)
     states = {
-        index: {key: _local(value) for key, value in state.items()} for index, state in optimizer["state"].items()
+        index: {key: _local_state(parameters[index], value) for key, value in state.items()}
+        for index, state in optimizer["state"].items()
     }
     content = {
         "processes": trainer.args.world_size,
@@ -150,13 +156,12 @@ def _load_optimizer(trainer: Any, checkpoint: str | None) -> None:
     if checkpoint is None:
         return
     saved = _shards(trainer, checkpoint)["optimizer"]
-    optimizer: Optimizer = trainer.optimizer
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(trainer.optimizer)
     state = {
         index: {key: _sharded_like(parameters[index], value, f"{checkpoint}: {key}") for key, value in values.items()}
         for index, values in saved["state"].items()
     }
-    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+    trainer.optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
     trainer.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
 
 
@@ -174,10 +179,25 @@ def _trained(model: Module) -> dict[str, Parameter]:
     return {name: parameter for name, parameter in named(model).items() if parameter.requires_grad}
 
 
-def _local(value: Any) -> Any:
-    """Return this rank's part of a tensor, in memory of its own: torch.save stores whole storages."""
+def _parameters(optimizer: Optimizer) -> list[Parameter]:
+    """Return an optimizer's parameters by their index in its state_dict."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _local_state(parameter: Parameter, value: Any) -> Any:
+    """Return this rank's part of an optimizer's state of a parameter; counters have no dimension."""
     if not isinstance(value, torch.Tensor):
         return value
+    if value.ndim and value.shape != parameter.shape:
+        raise RuntimeError(
+            "strategy fsdp2 needs an optimizer whose states have the shapes of the weights, as AdamW's; "
+            f"found {list(value.shape)} for a weight of {list(parameter.shape)}"
+        )
+    return _local(value)
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor, in memory of its own: torch.save stores whole storages."""
     local = value.to_local() if isinstance(value, DTensor) else value
     return local.detach().cpu().clone()
 
@@ -191,7 +211,7 @@ def _same_shape(tensor: torch.Tensor, shard: torch.Tensor, what: str) -> torch.T
 
 
 def _sharded_like(parameter: Parameter, value: Any, what: str) -> Any:
-    """Return an optimizer's state of a parameter, sharded as the parameter is; counters have no dimension."""
+    """Return an optimizer's state of a parameter, sharded as the parameter is; see `_local_state`."""
     if not isinstance(value, torch.Tensor) or value.ndim == 0 or not isinstance(parameter.data, DTensor):
         return value
     local = _same_shape(parameter, value, what)

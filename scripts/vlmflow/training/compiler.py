@@ -20,8 +20,8 @@ def refuse_missing_compiler(strategy: Strategy) -> None:
     missing = missing_tools() if strategy.needs_compiler else []
     if missing:
         raise VlmflowError(
-            f"strategy {strategy.name}: DeepSpeed compiles its optimizer for the CPU, and this machine has no "
-            f"{', no '.join(missing)}",
+            f"runs.NAME.strategy: {strategy.name}: DeepSpeed compiles its optimizer for the CPU, and this machine has "
+            f"no {', no '.join(missing)}",
             "install them (Debian: apt-get install g++ python3-dev; in an image: docs/training.md), or train with a "
             "strategy that does not offload the optimizer",
         )

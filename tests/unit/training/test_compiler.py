@@ -20,7 +20,7 @@ def test_a_machine_without_compiler_is_refused_by_what_it_lacks(
         missing = rf"C\+\+ compiler \(no-such-compiler\), no header of Python \({tmp_path}/Python.h\)"
         with pytest.raises(VlmflowError) as error:
             refuse_missing_compiler(STRATEGIES[name])
-        assert re.fullmatch(rf"strategy {name}: .* has no {missing}", error.value.cause)
+        assert re.fullmatch(rf"runs.NAME.strategy: {name}: .* has no {missing}", error.value.cause)
     for name in ("ddp", "zero2", "zero3", "fsdp2"):
         refuse_missing_compiler(STRATEGIES[name])
 
