@@ -22,7 +22,8 @@ rule estimate_run:
         "benchmarks/estimate_run/{run}.tsv"
     params:
         settings=params.run(
-            *("train", "device", "processes", "strategy", "tuner", "over_long", "gpu", "gpu_hour_price", "estimate"),
+            *("train", "device", "processes", "strategy", "deepspeed", "tuner", "over_long"),
+            *("gpu", "gpu_hour_price", "estimate"),
         ),
     threads: 1
     resources:

@@ -32,7 +32,7 @@ rule train_lora:
     benchmark:
         "benchmarks/train_lora/{run}.tsv"
     params:
-        settings=params.run("train", "device", "processes", "strategy", "tuner", "model.model_type"),
+        settings=params.run("train", "device", "processes", "strategy", "deepspeed", "tuner", "model.model_type"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads

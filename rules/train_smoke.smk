@@ -28,7 +28,9 @@ rule train_smoke:
     benchmark:
         "benchmarks/train_smoke/{run}.tsv"
     params:
-        settings=params.run("train", "device", "processes", "strategy", "tuner", "model.model_type", "smoke"),
+        settings=params.run(
+            "train", "device", "processes", "strategy", "deepspeed", "tuner", "model.model_type", "smoke"
+        ),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads

@@ -45,6 +45,7 @@ def main(
         processes=1,
         tuner=LORA.name,
         strategy=DDP.name,
+        deepspeed=None,
         model_type=settings.model_type,
     )
     training = plan_training(block, rows, model, picture_store, pictures or [])

@@ -13,7 +13,9 @@ from snakemake.utils import available_cpu_count
 
 from harness import ancient_inputs, stale_lock, staleness
 from vlmflow.config.model import Config
+from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
+from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing
 
 TRAINING = ("train_smoke", "train_lora")
@@ -115,6 +117,7 @@ def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
     for run in {job.wildcards.run for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
         try:
             refuse_missing(settings.runs[run].train)
+            refuse_missing_compiler(strategy_of(settings.runs[run].strategy, settings.runs[run].deepspeed))
         except VlmflowError as error:
             sys.exit(str(error).replace("runs.NAME", f"runs.{run}"))
 

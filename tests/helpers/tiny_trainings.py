@@ -53,14 +53,15 @@ class Tiny:
     vision: bool
 
     @classmethod
-    def write(cls, folder: Path, vision: bool, rows: int = 12, val_rows: int = 4) -> "Tiny":
-        """Write model, pictures and rows."""
+    def write(cls, folder: Path, vision: bool, rows: int = 12, val_rows: int = 4, mixed: bool = False) -> "Tiny":
+        """Write model, pictures and rows. mixed: every other row has no picture."""
         write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=vision)
         (folder / "pictures").mkdir()
         for colour in PICTURES:
             Image.new("RGB", (96, 64), colour).save(folder / "pictures" / f"{colour}.png")
         for split, count in (("train", rows), ("val", val_rows)):
-            lines = (json.dumps(_row(number, vision)) + "\n" for number in range(count))
+            pictured = [vision and not (mixed and number % 2) for number in range(count)]
+            lines = (json.dumps(_row(number, has)) + "\n" for number, has in enumerate(pictured))
             (folder / f"{split}.jsonl").write_text("".join(lines))
         return cls(folder, vision)
 

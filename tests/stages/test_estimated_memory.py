@@ -188,7 +188,7 @@ def test_quantised_weights_have_the_bytes_that_bitsandbytes_uses(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("engine", "weights", "parts_of_state"), [("ddp", 1, 1), ("deepspeed", 1, 4), ("deepspeed", 4, 4), ("fsdp", 4, 4)]
+    ("engine", "weights", "parts_of_state"), [("ddp", 1, 1), ("deepspeed", 1, 4), ("deepspeed", 4, 4), ("fsdp2", 4, 4)]
 )
 def test_strategies_cut_what_they_share(engine: Any, weights: int, parts_of_state: int, tmp_path: Path) -> None:
     """DeepSpeed trains 16-bit weights, and keeps float32 copies of them with the moments."""

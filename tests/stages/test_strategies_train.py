@@ -1,30 +1,26 @@
-"""All strategies, also those for GPUs, trained by two processes on this machine's cores; most other tests train ddp."""
+"""All strategies, also those for GPUs, trained by two processes on this machine's cores; most other tests train ddp.
+
+Each training is killed, and resumed to the same bytes.
+"""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP, STRATEGIES, Strategy
-from vlmflow.core.errors import VlmflowError
-from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.released import release
+from tiny_trainings import Tiny
+from trainers_on_cores import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
+from vlmflow.config.deepspeed_json import BLOCKS, check_deepspeed
+from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.swift.arguments import Training
+from vlmflow.trainer.events import Begin, Event, Log, read_events
 from vlmflow.training.train import Trained, train
-
-WORDS = ["red", "green", "blue"]
-
-DEEPSPEED_ON_CPUS = """
-import sys
-if "--deepspeed" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import deepspeed
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-"""
-"""transformers starts DeepSpeed's communication only on GPUs; on cores DeepSpeed would first compile a faster one."""
 
 DRIFT = """
 import os, sys
@@ -43,63 +39,170 @@ if "-m" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv and os
 """
 """Make the second process train other weights."""
 
-
-def before_the_trainer(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make Python run some code (sitecustomize) before the trainers'."""
-    (folder / "python").mkdir()
-    (folder / "python" / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(folder / "python"))
+STEPS = 4
+"""Optimizer steps of a training, with a checkpoint after half of them."""
 
 
-def job(folder: Path, strategy: Strategy) -> Training:
-    """Two steps of a tiny Qwen3, with a checkpoint after each. DeepSpeed has bfloat16 on cores, and no float32."""
-    write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=False)
-    (folder / "pictures").mkdir()
-    turns = [[{"from": "human", "value": f"Say {word}"}, {"from": "gpt", "value": word}] for word in WORDS + WORDS]
-    rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"conversations": each}) + "\n" for each in turns))
-    settings = TrainSettings(
-        max_steps=2,
-        checkpoint_steps=1,
-        evaluation_steps=1,
-        gradient_accumulation_steps=1,
-        gradient_checkpointing=False,
-        dataloader_workers=0,
-        dtype="bfloat16",
-        swift_args={"template": "qwen3"},
-    )
-    data = TrainingData(rows, rows, folder / "pictures", "digest", last_answer_only=False)
-    return Training(data, BaseModel(folder / "base", "qwen3", "digest"), settings, "cpu", 2, strategy)
+def own(stage: int, **zero: Any) -> Strategy:
+    """Strategy deepspeed with settings of one's own."""
+    gathers = {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
+    settings = {"zero_optimization": {"stage": stage, **gathers, **zero}}
+    return strategy_of("deepspeed", check_deepspeed(settings))
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {DDP.name}))
-def test_it_trains_saves_complete_checkpoints_and_resumes(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+SHARDED = {
+    **{name: STRATEGIES[name] for name in ("zero2", "zero3", "fsdp2")},
+    "deepspeed": own(3, overlap_comm=True, stage3_prefetch_bucket_size=1000),
+}
+"""Strategies that each run of the tests trains."""
+
+ALL = SHARDED | {
+    "zero2_offload": STRATEGIES["zero2_offload"],
+    "zero3_offload": STRATEGIES["zero3_offload"],
+    **{f"deepspeed {stage}": own(stage) for stage in (0, 1, 2)},
+}
+
+
+SETTINGS: dict[str, Any] = {
+    "max_steps": STEPS,
+    "checkpoint_steps": STEPS // 2,
+    "evaluation_steps": STEPS // 2,
+    "gradient_accumulation_steps": 2,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny.write(tmp_path_factory.mktemp("text"), vision=False)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Return a Qwen3-VL with rows of which only some have a picture: processes that gather its tower must agree."""
+    return Tiny.write(tmp_path_factory.mktemp("seeing"), vision=True, mixed=True)
+
+
+def training_of(tiny: Tiny, strategy: Strategy, **settings: Any) -> Training:
+    return tiny.training(strategy=strategy, processes=2, **SETTINGS | settings)
+
+
+@pytest.fixture
+def on_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    before_trainers(tmp_path, DEEPSPEED + FSDP2 + KILL + COUNT, monkeypatch)
+    return monkeypatch
+
+
+def killed_and_resumed(training: Training, folder: Path, patch: pytest.MonkeyPatch) -> Trained:
+    """Train twice: until all trainers are killed in the last save, and from the checkpoint before it.
+
+    Checks that both have the same losses, from that checkpoint on, and save the same adapter.
+    """
+    steps = training.settings.max_steps
+    patch.setenv("KILL_IN_SAVE", str(steps))
+    with pytest.raises(PassingError, match="trainers ended with code"):
+        train(training, folder / "runs", 2, "train_lora r")
+    patch.delenv("KILL_IN_SAVE")
+    checkpoints = folder / "runs" / training.digest() / "checkpoints"
+    unbroken = (checkpoints / f"checkpoint-{steps}" / "adapter_model.safetensors").read_bytes()
+    trained = train(training, folder / "runs", 2, "train_lora r")
+    before, after = sessions(read_events(trained.folder.progress))
+    assert after, "the second session resumed"
+    assert [figures for figures in before if figures[0] > steps // 2] == after
+    saved = trained.last.folder / "adapter_model.safetensors"
+    assert saved.read_bytes() == unbroken
+    assert any(tensor.abs().sum() for name, tensor in load_file(saved).items() if "lora_B" in name), "it is trained"
+    return trained
+
+
+def sessions(events: list[Event]) -> list[list[tuple[Any, ...]]]:
+    """Return the losses and gradient norms of each session, by step; training first, then validation."""
+    found: list[list[tuple[Any, ...]]] = []
+    for event in events:
+        if isinstance(event, Begin):
+            found.append([])
+        elif isinstance(event, Log) and (isinstance(event.loss, float) or isinstance(event.eval_loss, float)):
+            found[-1].append((event.step, event.loss, event.eval_loss, event.grad_norm, event.learning_rate))
+    return found
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_killed_training_resumes_exactly(text: Tiny, name: str, tmp_path: Path, on_cores: pytest.MonkeyPatch) -> None:
+    if name == "fsdp2":
+        on_cores.setenv("COUNT_GATHERED", str(tmp_path / "gathered"))
+    quick = {"max_steps": 2, "checkpoint_steps": 1, "evaluation_steps": 1, "gradient_accumulation_steps": 1}
+    trained = killed_and_resumed(training_of(text, SHARDED[name], **quick), tmp_path, on_cores)
+    if name == "fsdp2":
+        (weights,) = trained.last.folder.glob("*.safetensors")
+        gathered = int((tmp_path / "gathered").read_text())
+        assert 0 < gathered < 4 * weights.stat().st_size, "of the base, nothing is gathered"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("base", ["text", "seeing"])
+def test_every_strategy_resumes_exactly_with_both_models(
+    name: str, base: str, tmp_path: Path, on_cores: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    before_the_trainer(tmp_path, DEEPSPEED_ON_CPUS, monkeypatch)
-    training = job(tmp_path, STRATEGIES[name])
-    first = train(training, tmp_path / "runs", 2, "train_lora r")
-    assert first.last.step == 2
-    whole = handed_on(first, tmp_path / "first")
-    first.last.folder.rename(tmp_path / "last")
-    with caplog.at_level("INFO", "vlmflow"):
-        again = train(training, tmp_path / "runs", 2, "train_lora r")
-    assert "resuming from step 1 of 2" in caplog.text
-    assert handed_on(again, tmp_path / "again") == whole
+    killed_and_resumed(training_of(request.getfixturevalue(base), ALL[name]), tmp_path, on_cores)
 
 
-def handed_on(trained: Trained, folder: Path) -> bytes:
-    """Return the weights of the last checkpoint's adapter, none of which is empty."""
-    folder.mkdir()
-    release(trained.last.folder, folder)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    assert tensors
-    assert all(tensor.numel() for tensor in tensors.values())
-    return (folder / "adapter_model.safetensors").read_bytes()
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["text", "seeing"])
+def test_fsdp2_trains_what_ddp_does(
+    base: str, tmp_path: Path, on_cores: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """In 32 bits, with dropout and recomputed layers."""
+    made: Tiny = request.getfixturevalue(base)
+    settings = {"dtype": "float32", "gradient_checkpointing": True, "lora": {"dropout": 0.2}}
+    figures, weights = {}, {}
+    for strategy in (DDP, STRATEGIES["fsdp2"]):
+        trained = train(training_of(made, strategy, **settings), tmp_path / strategy.name, 2, "train_lora r")
+        (figures[strategy.name],) = sessions(read_events(trained.folder.progress))
+        weights[strategy.name] = load_file(trained.last.folder / "adapter_model.safetensors")
+    for one, other in zip(figures["ddp"], figures["fsdp2"], strict=True):
+        assert [value for value in one if isinstance(value, float)] == pytest.approx(
+            [value for value in other if isinstance(value, float)], rel=1e-5
+        )
+    assert weights["ddp"].keys() == weights["fsdp2"].keys()
+    for name, tensor in weights["ddp"].items():
+        torch.testing.assert_close(weights["fsdp2"][name], tensor, rtol=1e-3, atol=1e-6)
 
 
-def test_processes_that_hold_different_adapters_save_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before_the_trainer(tmp_path, DRIFT, monkeypatch)
+FIELDS = """
+import json
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+zero = "zero_optimization"
+models = {zero: DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
+models |= {f"{zero}.offload_param": DeepSpeedZeroOffloadParamConfig}
+models |= {f"{zero}.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig}
+names = {path: [field.alias or name for name, field in model.model_fields.items()] for path, model in models.items()}
+print(json.dumps(names))
+"""
+
+
+@pytest.mark.slow
+def test_the_settings_that_a_run_may_set_are_deepspeeds() -> None:
+    done = subprocess.run([sys.executable, "-c", FIELDS], capture_output=True, text=True, check=True)
+    fields = json.loads(done.stdout.splitlines()[-1])
+    assert fields.keys() == BLOCKS.keys() - {""}
+    for path, names in fields.items():
+        assert not BLOCKS[path] - set(names)
+
+
+def test_processes_that_hold_different_adapters_save_none(
+    text: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_trainers(tmp_path, DRIFT, monkeypatch)
     with pytest.raises(VlmflowError, match="not really distributed: 2 different adapters at one step"):
-        train(job(tmp_path, DDP), tmp_path / "runs", 2, "train_lora r")
+        train(training_of(text, DDP), tmp_path / "runs", 2, "train_lora r")
     assert not list((tmp_path / "runs").rglob("adapter_model.safetensors"))
+
+
+@pytest.mark.slow
+def test_a_strategy_that_is_not_at_work_is_refused(text: Tiny, tmp_path: Path) -> None:
+    """On the CPU accelerate trains plain DDP in place of FSDP2."""
+    with pytest.raises(VlmflowError, match="strategy fsdp2 is not at work: the model is a DistributedDataParallel"):
+        train(training_of(text, STRATEGIES["fsdp2"]), tmp_path / "runs", 2, "train_lora r")

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from tiny_trainings import Tiny, losses_of, train_and_kill
-from vlmflow.config.strategies import DDP, strategy_of
+from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
+from vlmflow.config.strategies import DDP, STRATEGIES, strategy_of
 from vlmflow.config.tuners import LORA, TUNERS, Tuner
 from vlmflow.merging.proof import LogitProof, TensorProof
 from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.gate import QUANTISED
 from vlmflow.training.report import report
 from vlmflow.training.train import train
+
+OWN = {"zero_optimization": {"stage": 1}}
+"""DeepSpeed settings of one's own."""
 
 
 def ways() -> list[object]:
@@ -35,10 +39,11 @@ def _is_quick(tuner: Tuner, strategy: str, vision: bool) -> bool:
 
 @pytest.mark.parametrize(("tuner", "name", "vision"), ways())
 def test_a_killed_training_resumes_and_its_weights_are_proven(
-    tmp_path: Path, tuner: Tuner, name: str, vision: bool
+    tmp_path: Path, tuner: Tuner, name: str, vision: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step after the resume has the loss that it had before the kill."""
-    tiny, strategy = Tiny.write(tmp_path, vision), strategy_of(name)
+    before_trainers(tmp_path, DEEPSPEED + FSDP2, monkeypatch)
+    tiny, strategy = Tiny.write(tmp_path, vision), strategy_of(name, OWN if STRATEGIES[name].takes_json else None)
     processes = 1 if strategy is DDP else 2
     training = tiny.training(tuner, strategy, processes, max_steps=6, checkpoint_steps=2, evaluation_steps=2)
     train_and_kill(training, tmp_path / "runs", step=4)

@@ -185,6 +185,18 @@ def test_more_trainers_than_cores_are_not_planned(tmp_path: Path) -> None:
     assert call(tmp_path, "-n", *more, "--", "fitted/qwen3vl-fire").returncode == 0
 
 
+def test_offloading_without_a_compiler_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = call(
+        tmp_path, "-n", "--config", "runs={qwen3vl-fire: {strategy: zero2_offload}}", "--", "merged/qwen3vl-fire"
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "runs.qwen3vl-fire.strategy: zero2_offload: DeepSpeed compiles its optimizer for the CPU" in output
+    assert "no C++ compiler (no-such-compiler)" in output
+    assert "Traceback" not in output
+
+
 @pytest.mark.parametrize("at_work", [True, False])
 def test_a_plan_next_to_a_running_snakemake_shows_no_error(tmp_path: Path, at_work: bool) -> None:
     """Nor next to the lock of a killed Snakemake; and the plan leaves the lock alone."""

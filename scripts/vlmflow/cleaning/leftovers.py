@@ -154,7 +154,7 @@ def _of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[L
 def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftover]:
     """Yield all checkpoints but the last and the best one, if both of these can be read."""
     kept = {f"checkpoint-{report.steps}", f"checkpoint-{report.best.step}"}
-    strategy, tuner = strategy_of(report.strategy), tuner_of(report.tuner)
+    strategy, tuner = strategy_of(report.strategy, report.deepspeed), tuner_of(report.tuner)
     if all(read_checkpoint(output / name, report.world_size, strategy, tuner) for name in kept):
         for place in _folders(output):
             if place.name.startswith("checkpoint-") and place.name not in kept:

@@ -23,6 +23,7 @@ class TrainBlock(Settings):
     device: str
     processes: int
     strategy: str
+    deepspeed: dict[str, Any] | None
     tuner: str
 
 
@@ -33,6 +34,7 @@ class EstimateBlock(Settings):
     device: str
     processes: int
     strategy: str
+    deepspeed: dict[str, Any] | None
     tuner: str
     over_long: str
     gpu: str | None

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config import gpus, tuners
+from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
@@ -244,6 +245,10 @@ class RunSettings(Settings):
         Field(description=meanings()),
     ] = DDP.name
 
+    deepspeed: Annotated[dict[str, Any], AfterValidator(check_deepspeed)] | None = None
+    """DeepSpeed's settings, as in its JSON, for strategy: deepspeed. Batch sizes, accumulation, clipping and the type
+    follow from the run: leave them out, or write "auto"."""
+
     tuner: Annotated[
         Literal[*TUNERS],  # type: ignore[valid-type]  # the names of a table
         Field(description=tuners.meanings()),
@@ -320,6 +325,17 @@ class RunSettings(Settings):
         if self.processes % self.train.sequence_parallel:
             raise ValueError(
                 f"train.sequence_parallel: {self.train.sequence_parallel} does not divide processes: {self.processes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _settings_fit_the_strategy(self) -> Self:
+        taking = [name for name, strategy in STRATEGIES.items() if strategy.takes_json]
+        if self.deepspeed is None and self.strategy in taking:
+            raise ValueError(f"deepspeed: missing; strategy {self.strategy} needs DeepSpeed's settings there")
+        if self.deepspeed is not None and self.strategy not in taking:
+            raise ValueError(
+                f"deepspeed: strategy {self.strategy} does not use it; set strategy: {', '.join(taking)}, or remove it"
             )
         return self
 

@@ -1,16 +1,41 @@
 """The training strategies: how a run's processes share the model, and all that depends on it.
 
 All properties of a strategy are in its entry in STRATEGIES. The configuration (name, devices), the arguments for
-ms-swift, the trainer, the check of checkpoints and the doctor read them there, and none of these compares names: one
-more entry is one more strategy. The doctor's trial of processes that train together, and the shared memory that data
-loaders use, are the same for all strategies.
+ms-swift, the trainer, the check of checkpoints, the estimate and the doctor read them there, and none of these compares
+names: one more entry is one more strategy. The doctor's trial of processes that train together, and the shared memory
+that data loaders use, are the same for all strategies.
 
 `tests/unit/training/test_strategies.py` has, by strategy, the files that a real training of two processes saved. Its
 tests, and the trainings in `tests/stages/test_strategies_train.py`, run for every entry.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from vlmflow.config.deepspeed_json import filled, offloaded, stage_of
+
+Value = str | int | float | bool
+
+Part = Literal["weights", "gradients", "optimizer"]
+"""A part of what training holds in memory.
+
+weights: those of the model, in the type in which it computes. gradients: those of the trained weights. optimizer: its
+moments, and the 32-bit copy of the trained weights if they compute in another type.
+"""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The settings of a run (`runs.NAME.train`) on which a strategy's arguments may depend."""
+
+    dtype: str
+    gradient_checkpointing: bool
+
+
+Argument = Value | Callable[[Choices], Value | None]
+"""The value of an argument of ms-swift, or how to get it; None leaves the argument out."""
 
 
 @dataclass(frozen=True)
@@ -25,25 +50,87 @@ class Strategy:
     states: the files of a checkpoint in which torch.save stored the optimizer and the model, as patterns. Each pattern
     must match at least one file, and all that match must open. {rank}: one for every process. {latest}: the folder that
     the checkpoint's file `latest` names.
+    engine: what the trainers must wrap the model in; they refuse to train in another.
     compares_ranks: every process holds all trained weights, and these copies are compared before each checkpoint.
-    shards_weights: the processes share the base's weights, in equal parts; otherwise each holds all of them.
+    shards: what the processes share in equal parts; each holds all of the rest.
+    offloads: what is in the machine's memory instead of the GPU's, except while it is used.
     keeps_masters: with weights of 16 bit it trains copies of them in float32 of its own. Without such copies, updates
     that are smaller than a step of the type would be rounded away.
+    needs_compiler: DeepSpeed compiles its optimizer for the CPU when the training starts.
+    takes_json: its settings are DeepSpeed's own, in `runs.NAME.deepspeed`. deepspeed: these settings, with what the
+    workflow fills in; None for an entry of STRATEGIES.
     """
 
     name: str
     meaning: str
-    arguments: Mapping[str, str | int | float | bool]
+    arguments: Mapping[str, Argument]
     devices: tuple[str, ...]
     states: tuple[str, ...]
+    engine: Literal["ddp", "deepspeed", "fsdp2"] = "ddp"
     compares_ranks: bool = False
-    shards_weights: bool = False
+    shards: frozenset[Part] = frozenset()
+    offloads: frozenset[Part] = frozenset()
     keeps_masters: bool = True
+    needs_compiler: bool = False
+    takes_json: bool = False
+    deepspeed: dict[str, Any] | None = None
+
+    def arguments_for(self, choices: Choices) -> dict[str, Value]:
+        """Return its arguments for a run with these settings."""
+        values = {name: value(choices) if callable(value) else value for name, value in self.arguments.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def held(self, part: Part, amount: int, processes: int) -> tuple[int, int]:
+        """Return how much of a part each process holds all the time: on its GPU, and in the machine's memory.
+
+        amount: the size of the whole part, in any unit. Weights that are sharded or offloaded are also on the GPU
+        while a layer computes; that is not counted here.
+        """
+        share = -(-amount // processes) if part in self.shards else amount
+        return (0, share) if part in self.offloads else (share, 0)
 
     def weights_of_each(self, weights_mb: int, processes: int) -> int:
-        """Return the MB of the base's weights that each process holds. weights_mb: all of them."""
-        return weights_mb // processes if self.shards_weights else weights_mb
+        """Return the MB of the base's weights that each process holds on its GPU. weights_mb: all of them."""
+        return self.held("weights", weights_mb, processes)[0]
 
+
+def _adapter_type(choices: Choices) -> str | None:
+    """Return the type of an adapter under ZeRO 3: bfloat16, if the run has that.
+
+    peft makes adapters in 32 bits. DeepSpeed casts nothing in a model made under `zero.Init`, and accelerate gives no
+    autocast, so their branch would compute in 32 bits, without tensor cores. DeepSpeed's optimizer has a 32-bit copy in
+    any case. Adapters in float16 have 32 bits whatever is asked for (swift/pipelines/train/tuner.py, `prepare_model`).
+    """
+    return choices.dtype if choices.dtype == "bfloat16" else None
+
+
+def _fsdp2(choices: Choices) -> str:
+    """Return ms-swift's settings of FSDP2 (swift/config/fsdp2.json), with the run's choice of checkpointing."""
+    return json.dumps(
+        {
+            "fsdp": "full_shard auto_wrap",
+            "fsdp_config": {
+                "fsdp_version": 2,
+                "reshard_after_forward": True,
+                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "cpu_ram_efficient_loading": True,
+                "state_dict_type": "SHARDED_STATE_DICT",
+                "activation_checkpointing": choices.gradient_checkpointing,
+            },
+        }
+    )
+
+
+WEIGHTS: frozenset[Part] = frozenset({"weights"})
+OPTIMIZER: frozenset[Part] = frozenset({"optimizer"})
+ALL_BUT_WEIGHTS: frozenset[Part] = frozenset({"gradients", "optimizer"})
+ALL: frozenset[Part] = ALL_BUT_WEIGHTS | WEIGHTS
+NOTHING: frozenset[Part] = frozenset()
+
+# DeepSpeed writes `latest` when all ranks are done (deepspeed/runtime/engine.py, `save_checkpoint`).
+OPTIMIZER_SHARDS = "{latest}/*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt"
+WHOLE_MODEL = "{latest}/mp_rank_*_model_states.pt"
+MODEL_SHARDS = "{latest}/zero_pp_rank_{rank}_mp_rank_*_model_states.pt"
 
 DDP = Strategy(
     name="ddp",
@@ -55,37 +142,101 @@ DDP = Strategy(
     keeps_masters=False,
 )
 
-# DeepSpeed writes `latest` when all ranks are done (deepspeed/runtime/engine.py, `save_checkpoint`).
 ZERO2 = Strategy(
     name="zero2",
     meaning="DeepSpeed shards gradients and optimizer",
     arguments={"deepspeed": "zero2"},
     devices=("cuda",),
-    states=("{latest}/mp_rank_*_model_states.pt", "{latest}/*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt"),
+    states=(WHOLE_MODEL, OPTIMIZER_SHARDS),
+    engine="deepspeed",
+    compares_ranks=True,
+    shards=ALL_BUT_WEIGHTS,
 )
 
 # The adapter is whole because ms-swift's zero3.json sets stage3_gather_16bit_weights_on_model_save.
 ZERO3 = Strategy(
     name="zero3",
     meaning="DeepSpeed shards the weights too",
-    arguments={"deepspeed": "zero3"},
+    arguments={"deepspeed": "zero3", "lora_dtype": _adapter_type},
     devices=("cuda",),
-    states=(
-        "{latest}/zero_pp_rank_{rank}_mp_rank_*_model_states.pt",
-        "{latest}/*zero_pp_rank_{rank}_mp_rank_*_optim_states.pt",
-    ),
-    shards_weights=True,
+    states=(MODEL_SHARDS, OPTIMIZER_SHARDS),
+    engine="deepspeed",
+    shards=ALL,
 )
 
-STRATEGIES = {strategy.name: strategy for strategy in (DDP, ZERO2, ZERO3)}
+ZERO2_OFFLOAD = replace(
+    ZERO2,
+    name="zero2_offload",
+    meaning="like zero2, with the optimizer in main memory, on the CPU",
+    arguments={"deepspeed": "zero2_offload"},
+    offloads=ALL_BUT_WEIGHTS,
+    needs_compiler=True,
+)
+
+ZERO3_OFFLOAD = replace(
+    ZERO3,
+    name="zero3_offload",
+    meaning="like zero3, with the optimizer and the weights in main memory",
+    arguments={"deepspeed": "zero3_offload", "lora_dtype": _adapter_type},
+    offloads=ALL,
+    needs_compiler=True,
+)
+
+FSDP2 = Strategy(
+    name="fsdp2",
+    meaning="PyTorch shards weights, gradients and optimizer",
+    arguments={"fsdp": _fsdp2, "gradient_checkpointing": False},
+    devices=("cuda",),
+    states=("fsdp2_rank_{rank}.pt",),
+    engine="fsdp2",
+    shards=ALL,
+)
+
+DEEPSPEED = Strategy(
+    name="deepspeed",
+    meaning="DeepSpeed with the settings in runs.NAME.deepspeed",
+    arguments={"deepspeed": ""},
+    devices=("cuda",),
+    states=(),
+    engine="deepspeed",
+    takes_json=True,
+)
+
+STRATEGIES = {
+    strategy.name: strategy for strategy in (DDP, ZERO2, ZERO3, ZERO2_OFFLOAD, ZERO3_OFFLOAD, FSDP2, DEEPSPEED)
+}
 """All strategies, by name."""
 
+STAGES = {
+    0: replace(ZERO2, states=(WHOLE_MODEL,), shards=NOTHING),
+    1: replace(ZERO2, shards=OPTIMIZER),
+    2: ZERO2,
+    3: ZERO3,
+}
+"""By stage of ZeRO, what a strategy has that trains with DeepSpeed settings of one's own."""
 
-def strategy_of(name: str) -> Strategy:
-    """Return a strategy by its name; raises ValueError with the known names for any other."""
+
+def strategy_of(name: str, deepspeed: Mapping[str, Any] | None = None) -> Strategy:
+    """Return a strategy by its name; raises ValueError with the known names for any other.
+
+    deepspeed: the checked settings of `runs.NAME.deepspeed`, for a strategy that takes them.
+    """
     if name not in STRATEGIES:
         raise ValueError(f"strategy {name!r}: unknown; there are {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]
+    strategy = STRATEGIES[name]
+    if deepspeed is None:
+        return strategy
+    like, settings, moved = STAGES[stage_of(deepspeed)], filled(deepspeed), offloaded(deepspeed)
+    return replace(
+        like,
+        name=strategy.name,
+        meaning=strategy.meaning,
+        arguments={**like.arguments, "deepspeed": json.dumps(settings, sort_keys=True)},
+        offloads=(ALL_BUT_WEIGHTS if "optimizer" in moved else NOTHING) | (WEIGHTS if "weights" in moved else NOTHING),
+        needs_compiler="optimizer" in moved and settings.get("zero_force_ds_cpu_optimizer", True),
+        takes_json=True,
+        deepspeed=settings,
+    )
 
 
 def names_on(device: str) -> list[str]:

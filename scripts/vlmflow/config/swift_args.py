@@ -5,13 +5,14 @@ import functools
 from pathlib import Path
 
 from vlmflow.config import strategies, tuners
-from vlmflow.config.strategies import ZERO3
+from vlmflow.config.strategies import DEEPSPEED, FSDP2
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
 """Names of the locked ms-swift, by kind: arguments, model_types, templates. `scripts/make_swift_names.py` writes it."""
 
 SET_BY_THE_WORKFLOW = {
+    **dict.fromkeys(strategies.argument_names(), "runs.NAME.strategy"),
     "model": "runs.NAME.model",
     "model_type": "models.NAME.model_type",
     "dataset": "runs.NAME.dataset",
@@ -71,7 +72,6 @@ SET_BY_THE_WORKFLOW = {
     "dataloader_pin_memory": "runs.NAME.device",
     "ddp_backend": "runs.NAME.device",
     "use_cpu": "runs.NAME.device",
-    **dict.fromkeys(strategies.argument_names(), "runs.NAME.strategy"),
     "check_model": "training offline",
     "add_version": "stores.runs",
     "report_to": "its report and TensorBoard's files in the run folder",
@@ -79,7 +79,6 @@ SET_BY_THE_WORKFLOW = {
 }
 """Arguments that the workflow sets, each with the key or the reason that decides its value."""
 
-SHARDS = f"its checkpoints have no adapter to resume or merge; to shard, set runs.NAME.strategy: {ZERO3.name}"
 NO_RESUME = "checkpoints would lack what resuming needs; remove it"
 NO_MERGE = "the merge only adds low-rank updates to whole layers and would refuse this adapter; remove it"
 NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; remove it"
@@ -88,8 +87,9 @@ LOADS_SETTINGS = "it reads settings from another file; write them here"
 SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
 
 REFUSED: dict[str, str] = {
-    "fsdp": SHARDS,
-    "fsdp_config": SHARDS,
+    "fsdp_config": f"the workflow sets it; to shard with FSDP, set runs.NAME.strategy: {FSDP2.name}",
+    "deepspeed_autotp_size": "no checkpoint would have the whole adapter; remove it",
+    "zero_hpz_partition_size": f"set it in runs.NAME.deepspeed.zero_optimization (strategy: {DEEPSPEED.name})",
     "safe_serialization": "checkpoints must be safetensors, the default; remove it",
     "save_only_model": NO_RESUME,
     "use_flash_ckpt": NO_RESUME,

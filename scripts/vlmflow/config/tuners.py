@@ -46,7 +46,7 @@ LORA = Tuner(
     arguments={"tuner_type": "lora"},
     trains_adapter=True,
     quantises=False,
-    strategies=("ddp", "zero2", "zero3"),
+    strategies=("ddp", "zero2", "zero3", "zero2_offload", "zero3_offload", "fsdp2", "deepspeed"),
 )
 
 QLORA = Tuner(
@@ -64,7 +64,7 @@ FULL = Tuner(
     arguments={"tuner_type": "full"},
     trains_adapter=False,
     quantises=False,
-    strategies=("ddp", "zero2", "zero3"),
+    strategies=("ddp", "zero2", "zero3", "zero2_offload", "zero3_offload", "fsdp2", "deepspeed"),
 )
 
 TUNERS = {tuner.name: tuner for tuner in (LORA, QLORA, FULL)}

@@ -12,7 +12,7 @@ from vlmflow.estimate.activations import Batch
 from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.row_lengths import Row, RowLengths
 from vlmflow.estimate.shape import ModelShape
-from vlmflow.estimate.way import Adapter, Engine, Sharding, Way
+from vlmflow.estimate.way import Adapter, Sharding, Way
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,13 @@ class Case:
 
 def sharding_of(strategy: Strategy, processes: int) -> Sharding:
     """Return what a strategy shares among `processes`."""
-    engine: Engine = next((name for name in ("deepspeed", "fsdp") if name in strategy.arguments), "ddp")
-    sharded = engine != "ddp"
-    offload = strategy.name.endswith("_offload")
     return Sharding(
-        engine=engine,
-        weights=processes if strategy.shards_weights else 1,
-        gradients=processes if sharded else 1,
-        optimizer=processes if sharded else 1,
-        optimizer_on_host=offload,
-        weights_on_host=offload and strategy.shards_weights,
+        engine=strategy.engine,
+        weights=processes if "weights" in strategy.shards else 1,
+        gradients=processes if "gradients" in strategy.shards else 1,
+        optimizer=processes if "optimizer" in strategy.shards else 1,
+        optimizer_on_host="optimizer" in strategy.offloads,
+        weights_on_host="weights" in strategy.offloads,
     )
 
 
@@ -88,7 +85,7 @@ def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: 
 
     train, val: the lengths of all rows; those that `over_long` leaves out or refuses do not count.
     """
-    training, strategy = settings.train, strategy_of(settings.strategy)
+    training, strategy = settings.train, strategy_of(settings.strategy, settings.deepspeed)
     lora = training.lora
     way = Way(
         tuner=tuner_of(settings.tuner).name,

@@ -90,7 +90,7 @@ def _gathered(shape: ModelShape, trained: int, way: Way) -> int:
     sharding, width = way.sharding, shape.text.hidden_size
     if sharding.engine == "ddp":
         return trained * way.gradient_bytes if way.processes > 1 else 0
-    if sharding.engine == "fsdp":
+    if sharding.engine == "fsdp2":
         return _gathered_by_fsdp2(shape, way)
     if sharding.weights == 1 and not sharding.weights_on_host:
         return ZERO2_BUCKET * way.gradient_bytes

@@ -6,7 +6,7 @@ from typing import Literal
 from vlmflow.config.tuners import tuner_of
 from vlmflow.estimate.parameters import ALL_LINEAR, LANGUAGE
 
-Engine = Literal["ddp", "deepspeed", "fsdp"]
+Engine = Literal["ddp", "deepspeed", "fsdp2"]
 
 BF16, FP32 = 2, 4
 """Bytes of a number. float16 takes as many as bfloat16."""

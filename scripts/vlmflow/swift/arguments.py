@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import Strategy
+from vlmflow.config.strategies import Choices, Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.fetch.small_files import read_small_files
@@ -85,6 +85,7 @@ class Training:
             "device": self.device,
             "tuner": self.tuner.name,
             "strategy": self.strategy.name,
+            "deepspeed": self.strategy.deepspeed,
             "settings": self.settings.model_dump(mode="json"),
         }
 
@@ -140,7 +141,7 @@ class Training:
             "ddp_backend": "nccl" if self.device == "cuda" else "gloo",
             "ddp_timeout": DDP_TIMEOUT,
             **cpu,
-            **self.strategy.arguments,
+            **self.strategy.arguments_for(Choices(settings.dtype, settings.gradient_checkpointing)),
             "check_model": False,  # it would use the network
             "add_version": False,  # it would add a folder named after the time
             "report_to": "tensorboard",

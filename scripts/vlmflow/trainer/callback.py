@@ -25,6 +25,7 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.files import whole_file
 from vlmflow.swift.arguments import CALLBACK
+from vlmflow.trainer import engine
 from vlmflow.trainer.events import Begin, End, Event, Log, Model, as_line
 from vlmflow.trainer.history import STATE, evaluated, stalled
 from vlmflow.trainer.model_layers import layers_of
@@ -56,13 +57,11 @@ class Watch(TrainerCallback):
         super().__init__(args, trainer)
         args.include_num_input_tokens_seen = "non_padding"
         self.orders = orders
-        self.compares_ranks = strategy_of(orders.strategy).compares_ranks
+        self.strategy = strategy_of(orders.strategy)
         self.stop = False
         self.trainer = trainer
         self.log_save_evaluate = trainer._maybe_log_save_evaluate
         trainer._maybe_log_save_evaluate = self._log_save_evaluate
-        if not tuner_of(orders.tuner).trains_adapter:
-            store_with_each_checkpoint(trainer)
         self.evaluate = trainer._evaluate
         trainer._evaluate = self._evaluate
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -77,6 +76,9 @@ class Watch(TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put our callback last, so that the others have started when it evaluates in on_train_begin."""
+        engine.prepare(self.strategy, self.trainer)
+        if not tuner_of(self.orders.tuner).trains_adapter:
+            store_with_each_checkpoint(self.trainer)
         handler = self.trainer.callback_handler
         handler.callbacks = [*(other for other in handler.callbacks if other is not self), self]
 
@@ -85,6 +87,7 @@ class Watch(TrainerCallback):
         mode, processes = args.parallel_mode.name, self.orders.processes
         if args.world_size != processes or (processes > 1 and mode != "DISTRIBUTED"):
             raise RuntimeError(f"not really distributed: world size {args.world_size} of {processes}, mode {mode}")
+        engine.begin(self.strategy, self.trainer)
         args.report_to = []  # TensorBoard's callback is at work; ms-swift would draw its curves as pictures too
         self.begun = time.monotonic()
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -152,7 +155,7 @@ class Watch(TrainerCallback):
             control.should_evaluate = False
             control.should_save = True
             control.should_training_stop = True
-        if control.should_save and self.compares_ranks:
+        if control.should_save and self.strategy.compares_ranks:
             refuse_different_weights(kwargs["model"])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:

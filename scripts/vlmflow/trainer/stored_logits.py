@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 
 from vlmflow.core.account import write_account
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS, ROWS, TRAINED, TrainedTensors
@@ -33,7 +34,8 @@ def _save_model(trainer: Any, save: Any, folder: str | None = None, **values: An
 
 
 def _trained_tensors(model: Any) -> list[str]:
-    return sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    named = model.named_parameters()
+    return sorted(name.replace(_CHECKPOINT_PREFIX, "") for name, parameter in named if parameter.requires_grad)
 
 
 def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:

@@ -45,7 +45,7 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: of the model, by kind. losses: of every step; left out in `provenance.json`. eval_losses: of every
     evaluation, on the val split.
     tuner, strategy: their names. experimental: what no test proves, for people. settings: the run's `train` block.
-    versions: of packages, by name.
+    deepspeed: DeepSpeed's settings, if the strategy takes them. versions: of packages, by name.
     """
 
     steps: int
@@ -66,6 +66,7 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     tuner: str
     strategy: str
+    deepspeed: dict[str, Any] | None = None
     experimental: list[str]
     digests: TrainingDigests
     versions: dict[str, str]

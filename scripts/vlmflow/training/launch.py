@@ -23,6 +23,7 @@ from vlmflow.trainer import process as trainer
 from vlmflow.trainer.events import Model, new_events
 from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.trainer.orders import Orders
+from vlmflow.training.compiler import search_path
 from vlmflow.training.newest import Newest, report_line
 from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
@@ -46,6 +47,11 @@ FAULTS = [
     (
         r"(not really distributed: .*)",
         "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
+        VlmflowError,
+    ),
+    (
+        r"(strategy \S+ is not at work: .*)",
+        "train with another strategy: accelerate did not start this one on the run's device",
         VlmflowError,
     ),
     (
@@ -133,7 +139,7 @@ def environment(training: Training, folder: RunFolder, threads: int) -> dict[str
     """Return the trainers' environment: ms-swift's, with its caches in the run folder and an equal share of cores."""
     cores = max(1, threads // training.processes)
     pictures, image_max_tokens = training.data.pictures, training.settings.image_max_tokens
-    return child_process.environment(pictures, image_max_tokens, folder.path / "cache", cores)
+    return child_process.environment(pictures, image_max_tokens, folder.path / "cache", cores) | {"PATH": search_path()}
 
 
 def end_of_whole_lines(progress: Path) -> int:

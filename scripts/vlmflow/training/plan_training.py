@@ -8,6 +8,7 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing
 
 
@@ -31,5 +32,6 @@ def plan_training(
     refuse_missing(settings.train)
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
     base = BaseModel.read(model, settings.model_type)
-    strategy, tuner = strategy_of(settings.strategy), tuner_of(settings.tuner)
+    strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)
+    refuse_missing_compiler(strategy)
     return Training(data, base, settings.train, settings.device, settings.processes, strategy, tuner, cached)

@@ -54,6 +54,7 @@ def report(training: Training, trained: Trained) -> TrainingReport:
         settings=training.settings.model_dump(mode="json"),
         tuner=training.tuner.name,
         strategy=training.strategy.name,
+        deepspeed=training.strategy.deepspeed,
         experimental=experiments(training.tuner.name, training.strategy.name, training.settings),
         digests=TrainingDigests(
             job=training.digest(),

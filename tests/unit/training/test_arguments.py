@@ -56,6 +56,17 @@ def test_strategies_are_ms_swifts_own_flags(device: str, strategy: str, expected
     assert {name: value(arguments, name) for name in expected} == expected
 
 
+def test_32_bit_weights_are_trained_in_32_bits() -> None:
+    """ms-swift would use fp16 with them (swift/arguments/base_args/model_args.py, `_init_mixed_precision`)."""
+    for dtype, flags in (
+        ("float32", ("false", "false")),
+        ("bfloat16", ("false", "true")),
+        ("float16", ("true", "false")),
+    ):
+        arguments = job(dtype=dtype).arguments()
+        assert (value(arguments, "fp16"), value(arguments, "bf16")) == flags
+
+
 def test_a_hang_ends_and_nobody_loads_the_best_checkpoint() -> None:
     """Loading it is collective, but each rank would decide alone; ms-swift's own timeout is 208 days."""
     arguments = job().arguments()
@@ -80,7 +91,7 @@ def test_every_evaluated_step_is_saved(settings: dict[str, int], every: str) -> 
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ({"fsdp": "fsdp2"}, "to shard, set runs.NAME.strategy: zero3"),
+        ({"fsdp": "fsdp2"}, "the workflow sets this argument itself (runs.NAME.strategy)"),
         ({"save_only_model": True}, "what resuming needs"),
         ({"safe_serialization": False}, "must be safetensors"),
         ({"deepspeed": "zero2"}, "(runs.NAME.strategy)"),
@@ -107,7 +118,9 @@ def test_every_evaluated_step_is_saved(settings: dict[str, int], every: str) -> 
         ({"swanlab_token": "x"}, "put a token in the environment"),
         ({"swanlab_secret": "x"}, "put a token in the environment"),
         ({"push_to_hub": True}, "runs offline"),
-        ({"fsdp_config": "{}"}, "to shard, set runs.NAME.strategy: zero3"),
+        ({"fsdp_config": "{}"}, "to shard with FSDP, set runs.NAME.strategy: fsdp2"),
+        ({"deepspeed_autotp_size": 2}, "no checkpoint would have the whole adapter"),
+        ({"zero_hpz_partition_size": 2}, "set it in runs.NAME.deepspeed.zero_optimization"),
         ({"use_flash_ckpt": True}, "what resuming needs"),
         ({"resume_only_model": True}, "what resuming needs"),
         ({"auto_find_batch_size": True}, "those of the smoke run"),

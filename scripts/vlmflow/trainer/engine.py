@@ -1,0 +1,63 @@
+"""What the trainers wrap the model in, according to the run's strategy."""
+
+from functools import partial
+from typing import Any
+
+from torch.distributed.fsdp import FSDPModule
+
+from vlmflow.config.strategies import Strategy
+from vlmflow.trainer import fsdp2
+
+
+def prepare(strategy: Strategy, trainer: Any) -> None:
+    """Prepare a trainer (transformers' `Trainer`) for the strategy, before it wraps the model."""
+    if strategy.engine == "fsdp2":
+        fsdp2.replace_checkpoints(trainer)
+        fsdp2.keep_precision(trainer)
+        fsdp2.pass_blank_pictures()
+    if strategy.engine == "deepspeed":
+        trainer.save_model = partial(_save_model, trainer, trainer.save_model)
+
+
+def begin(strategy: Strategy, trainer: Any) -> None:
+    """Check, before the first step, that the model is wrapped as the strategy asks.
+
+    Raises RuntimeError otherwise: with `use_cpu`, accelerate trains plain DDP in place of FSDP2, and says nothing.
+    """
+    model = trainer.model_wrapped
+    engines = {"deepspeed": _is_deepspeed(model), "fsdp2": isinstance(model, FSDPModule)}
+    wanted = {name: name == strategy.engine for name in engines}
+    if engines != wanted:
+        raise RuntimeError(f"strategy {strategy.name} is not at work: the model is a {type(model).__name__}")
+    if strategy.engine == "fsdp2":
+        fsdp2.keep_random_states(model)
+    if strategy.engine == "deepspeed":
+        _follow_learning_rate(trainer)
+
+
+def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    """Save the model as DDP does, from the first process alone, if each process holds all weights.
+
+    accelerate (`Accelerator.get_state_dict`) would copy the whole model into the memory of every process for each
+    checkpoint, and an output layer that is also the embedding would be saved twice.
+    """
+    if trainer.deepspeed.zero_optimization_stage() == 3:
+        save(output_dir, _internal_call=_internal_call)
+    elif trainer.args.should_save:
+        trainer._save(output_dir)
+
+
+def _follow_learning_rate(trainer: Any) -> None:
+    """Let the scheduler set the learning rate of DeepSpeed's optimizer, also after a checkpoint was loaded.
+
+    ms-swift (trainers/mixin.py, `create_scheduler`) gives the scheduler the optimizer from before DeepSpeed. With
+    offload, DeepSpeed's is another (accelerate/utils/deepspeed.py, `map_pytorch_optim_to_deepspeed`). Both have the
+    same groups until a checkpoint replaces those of DeepSpeed's: the rate would then stay that of the checkpoint, and
+    the logs would show the scheduler's.
+    """
+    trainer.lr_scheduler.optimizer.param_groups = trainer.model_wrapped.basic_optimizer.param_groups
+
+
+def _is_deepspeed(model: Any) -> bool:
+    """Return whether DeepSpeed's engine wraps a model; importing DeepSpeed takes seconds."""
+    return any(f"{kind.__module__}.{kind.__name__}".startswith("deepspeed.") for kind in type(model).__mro__)

@@ -1,0 +1,135 @@
+"""DeepSpeed settings of one's own: what a run may set, and what follows from it."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from vlmflow.config.deepspeed_json import AUTO, check_deepspeed, filled
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.strategies import ALL_BUT_WEIGHTS, STAGES, Choices, strategy_of
+
+GATHERS = {"stage3_gather_16bit_weights_on_model_save": True}
+
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **(GATHERS if stage == 3 else {}), **more}}
+
+
+def presets() -> list[Path]:
+    swift = find_spec("swift")
+    assert swift is not None
+    assert swift.origin is not None
+    return sorted((Path(swift.origin).parent / "config").glob("zero*.json"))
+
+
+@pytest.mark.parametrize("file", presets(), ids=lambda file: file.stem)
+def test_the_presets_of_ms_swift_may_be_pasted(file: Path) -> None:
+    """As they are: JSON is YAML, in which 2e8 is a text."""
+    settings = json.loads(file.read_text())
+    pasted = yaml.safe_load(file.read_text().replace("\t", " "))
+    assert check_deepspeed(pasted) == settings
+    assert filled(settings) == settings, "they have all of AUTO"
+    run = RunSettings(model="m", dataset="d", strategy="deepspeed", deepspeed=pasted)
+    strategy = strategy_of(run.strategy, run.deepspeed)
+    assert strategy.states == STAGES[settings["zero_optimization"]["stage"]].states
+    if file.stem in ("zero2_offload", "zero3_offload"):
+        like = strategy_of(file.stem)
+        assert (strategy.offloads, strategy.shards, strategy.needs_compiler) == (like.offloads, like.shards, True)
+
+
+def test_what_follows_from_the_run_is_filled_in() -> None:
+    """Without "auto", DeepSpeed would not accumulate or clip."""
+    assert filled(zero(2) | {"bf16": {"check_grad_overflow": False}}) == {
+        **zero(2),
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto", "check_grad_overflow": False},
+        "fp16": {"enabled": "auto"},
+    }
+
+
+def test_the_arguments_have_the_settings_as_text() -> None:
+    one, other = (strategy_of("deepspeed", check_deepspeed(settings)) for settings in (zero(3), zero(3, **GATHERS)))
+    arguments = one.arguments_for(Choices("bfloat16", gradient_checkpointing=True))
+    assert arguments == other.arguments_for(Choices("bfloat16", gradient_checkpointing=True))
+    assert arguments["lora_dtype"] == "bfloat16"
+    assert json.loads(str(arguments["deepspeed"])) == filled(zero(3)) == one.deepspeed
+
+
+def test_what_is_offloaded() -> None:
+    cpu = {"device": "cpu"}
+    optimizer = strategy_of("deepspeed", check_deepspeed(zero(1, offload_optimizer=cpu)))
+    assert (optimizer.offloads, optimizer.needs_compiler) == (ALL_BUT_WEIGHTS, True)
+    weights = strategy_of(
+        "deepspeed", check_deepspeed(zero(3, offload_param=cpu, offload_optimizer={"device": "none"}))
+    )
+    assert (weights.offloads, weights.needs_compiler) == ({"weights"}, False)
+    pytorchs = check_deepspeed(zero(2, offload_optimizer=cpu) | {"zero_force_ds_cpu_optimizer": False})
+    assert not strategy_of("deepspeed", pytorchs).needs_compiler
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "zero_optimization.stage: missing; it must be 0, 1, 2 or 3"),
+    ({"zero_optimization": None}, "zero_optimization.stage: missing"),
+    ({"zero_optimization": {}}, "zero_optimization.stage: missing"),
+    (zero(4), "zero_optimization.stage: 4 is not allowed; it must be 0, 1, 2 or 3"),
+    (zero(2) | {"zero_optimization": {"stage": True}}, "zero_optimization.stage: True is not allowed"),
+    ({"zero_optimization": True}, "zero_optimization: True is not allowed; it must be a block of keys: "),
+    ({"zero_optimization": {"stage": 3}}, "stage3_gather_16bit_weights_on_model_save: must be true"),
+    (zero(2) | {"optimizer": {"type": "AdamW"}}, "optimizer: the workflow sets optimizer and learning rate: remove it"),
+    (zero(2) | {"scheduler": {}}, "scheduler: the workflow sets optimizer and learning rate"),
+    (zero(2) | {"train_batch_size": 8}, 'train_batch_size: 8; it follows from the run\'s settings: write "auto"'),
+    (zero(2) | {"train_micro_batch_size_per_gpu": 1}, "train_micro_batch_size_per_gpu: 1; it follows"),
+    (zero(2) | {"gradient_accumulation_steps": 1}, "gradient_accumulation_steps: 1; it follows"),
+    (zero(2) | {"gradient_clipping": 0}, "gradient_clipping: 0; it follows"),
+    (zero(2) | {"bf16": {"enabled": False}}, "bf16.enabled: False; it follows"),
+    (zero(3, offload_param={"device": "nvme"}), "offload_param.device: 'nvme': it would write outside the run folder"),
+    (
+        zero(3, offload_optimizer={"device": "cpu", "nvme_path": "disk"}),
+        "zero_optimization.offload_optimizer.nvme_path: it would write outside the run folder",
+    ),
+    (zero(2, offload_param={"device": "cpu"}), "offload_param: needs stage 3 or higher; the stage is 2"),
+    (zero(0, offload_optimizer={"device": "cpu"}), "offload_optimizer: needs stage 1 or higher; the stage is 0"),
+    (zero(2, offload_optimizer={"device": "disk"}), "offload_optimizer.device: 'disk': DeepSpeed has no such device"),
+    (zero(2) | {"tensorboard": {"enabled": True}}, "tensorboard: it would write outside the run folder; remove it"),
+    (zero(2) | {"csv_monitor": {}}, "csv_monitor: it would write"),
+    (zero(2) | {"wandb": {}}, "wandb: it would write"),
+    (zero(2) | {"comet": {}}, "comet: it would write"),
+    (zero(2) | {"flops_profiler": {"output_file": "x"}}, "flops_profiler: it would write"),
+    (zero(2) | {"autotuning": {}}, "autotuning: it would write"),
+    (zero(2) | {"aio": {}}, "aio: it would write"),
+    (zero(2) | {"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel: layers would be split"),
+    (zero(2) | {"checkpoint": {}}, "checkpoint: checkpoints would have a form"),
+    (zero(2) | {"data_efficiency": {}}, "data_efficiency: it would change which rows"),
+    (zero(2, overlap_com=True), "zero_optimization.overlap_com: a run may not set this key .*; nearest: overlap_comm"),
+    (
+        zero(2) | {"compression_training": {}},
+        "compression_training: a run may not set this key of DeepSpeed; allowed: ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), REFUSED, ids=[said[:50] for _, said in REFUSED])
+def test_others_are_refused_with_key_and_reason(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        RunSettings(model="m", dataset="d", strategy="deepspeed", deepspeed=settings)
+
+
+@pytest.mark.parametrize("key", AUTO)
+def test_auto_may_be_written(key: str) -> None:
+    block, _, name = key.rpartition(".")
+    check_deepspeed(zero(2) | ({block: {name: "auto"}} if block else {name: "auto"}))
+
+
+def test_settings_and_strategy_belong_together() -> None:
+    with pytest.raises(ValidationError, match="deepspeed: missing; strategy deepspeed needs DeepSpeed's settings"):
+        RunSettings(model="m", dataset="d", strategy="deepspeed")
+    with pytest.raises(ValidationError, match="deepspeed: strategy zero2 does not use it; set strategy: deepspeed, or"):
+        RunSettings(model="m", dataset="d", strategy="zero2", deepspeed=zero(2))
