@@ -26,6 +26,7 @@ USUAL: dict[str, Any] = {
     "device": "cuda",
     "processes": 1,
     "strategy": "ddp",
+    "deepspeed": None,
     "tuner": "lora",
     "over_long": "leave_out",
     "gpu": None,
