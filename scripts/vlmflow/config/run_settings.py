@@ -56,7 +56,7 @@ class QuantisationSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How a run trains; every value reaches ms-swift's command line, and a change starts the run from step 0."""
+    """How a run trains; a change of a value that reaches ms-swift's command line starts the run from step 0."""
 
     epochs: Annotated[Number, Field(gt=0)] = 1.0
     """Passes over the train split; max_steps, if set, overrides it."""
@@ -105,6 +105,11 @@ class TrainSettings(Settings):
     early_stop_after: Positive | None = None
     """End the training, as a success, after this many evaluations in a row without a new lowest validation loss; null
     trains to the last step."""
+
+    hang_minutes: Annotated[Number, Field(gt=0, lt=30)] = 20
+    """Minutes without a forward pass on any process after which the training counts as hanging: the stacks of all
+    processes go into the trainer's log, and it resumes once. Below 30, after which processes that wait for others fail.
+    A change does not start the run again."""
 
     keep_checkpoints: Annotated[int, Field(ge=2), EXPONENT_FORM] = 2
     """Working checkpoints kept in the run folder: the best and the newest."""

@@ -55,6 +55,7 @@ SET_BY_THE_WORKFLOW = {
     "truncation_strategy": "its rule that no row is cut",
     "strict": "its rule that no row is replaced by another",
     "loss_scale": "datasets.NAME.form",
+    "dataset_shuffle": "its record of each step's rows; the trainer shuffles in each epoch",
     "seed": "train.seed",
     "data_seed": "train.seed",
     "logging_steps": "its report, which lists every step",
@@ -86,6 +87,7 @@ NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; re
 CODE = "it imports Python from outside this workflow, which no digest covers; remove it"
 LOADS_SETTINGS = "it reads settings from another file; write them here"
 SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
+REPEATED_ROWS = "its figures would count rows twice that fill the last batches; remove it"
 
 REFUSED: dict[str, str] = {
     "fsdp": SHARDS,
@@ -100,6 +102,8 @@ REFUSED: dict[str, str] = {
     "auto_find_batch_size": "steps and batches would differ from those of the smoke run; remove it",
     "dataloader_drop_last": "it would skip rows without counting them; remove it",
     "push_to_hub": "the trainer runs offline; upload merged/RUN yourself",
+    "eval_metric": REPEATED_ROWS,
+    "predict_with_generate": "its evaluations give no loss, which chooses the checkpoint; remove it",
     "eval_on_start": "that loss belongs to no checkpoint but would count in train.early_stop_after; remove it",
     "enable_jit_checkpoint": "it would catch SIGTERM, on which the workflow saves; remove it",
     "tuner_backend": NOT_PEFT,

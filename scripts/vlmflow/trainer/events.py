@@ -32,7 +32,11 @@ class Model(msgspec.Struct, frozen=True, tag_field="event", tag="model"):
 
 
 class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
-    """A step or an evaluation is done. time: seconds since the session began. Losses are in nats per token."""
+    """A step or an evaluation is done. time: seconds since the session began. Losses are in nats per token.
+
+    Of rank 0, and missing in files of an earlier commit: waited: seconds of this session in which it waited for its next
+    batch. memory: the most bytes so far, on the GPU, or on a machine without one in all.
+    """
 
     time: float
     step: int
@@ -43,6 +47,8 @@ class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
     learning_rate: float | UnsetType = UNSET
     grad_norm: float | UnsetType = UNSET
     epoch: float | UnsetType = UNSET
+    waited: float | UnsetType = UNSET
+    memory: int | UnsetType = UNSET
 
 
 class End(msgspec.Struct, frozen=True, tag_field="event", tag="end"):

@@ -10,26 +10,30 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.orders import read_orders
 
 
 def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
-    orders = read_orders(sys.argv[1])
+    orders, rank = read_orders(sys.argv[1]), int(os.environ["RANK"])
+    heart = Heart(Path(orders.folder), rank)
     with quick_imports():
         refuse_remote_code()
         import torch.distributed as dist
         from swift import sft_main
 
         from vlmflow.trainer.callback import EndsAtOnce, register
+        from vlmflow.trainer.faults import BadStepError
 
-        register(orders)
-    with suppress(EndsAtOnce):
+        register(orders, rank, heart)
+    with suppress(EndsAtOnce, BadStepError):
         sft_main(sys.argv[2:])
     if dist.is_initialized():
         with suppress(RuntimeError):  # a failed rank has its own exit code

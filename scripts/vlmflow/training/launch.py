@@ -1,9 +1,7 @@
-"""Starts the trainers with torchrun, watches them, and explains why they failed."""
+"""Starts the trainers with torchrun, and watches them."""
 
 import logging
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from typing import IO, Any
 import psutil
 from msgspec import UNSET
 
-from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.swift import child_process
@@ -26,44 +23,11 @@ from vlmflow.trainer import process as trainer
 from vlmflow.trainer.events import Begin, Event, Log, Model, read_event
 from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.trainer.orders import Orders
-from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
+from vlmflow.training.failures import failure_of
+from vlmflow.training.hangs import HangWatch, end_hang
 from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
-
-FAULTS = [
-    (
-        r"MaxLengthError: (.*)",
-        "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens",
-        VlmflowError,
-    ),
-    (r"((?:OutOfMemoryError|CUDA out of memory).*)", REMEDY, OutOfGpuMemoryError),
-    (
-        r"(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
-        "a process waited half an hour for the others: look for a hang in the trainer's log; if ms-swift reads all "
-        "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
-        PassingError,
-    ),
-    (
-        r"(not really distributed: .*)",
-        "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
-        VlmflowError,
-    ),
-    (
-        r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
-        "fix runs.NAME.train.swift_args in the configuration",
-        VlmflowError,
-    ),
-    (
-        r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
-        "look at the end of the trainer's log; the same command resumes from the newest checkpoint",
-        PassingError,  # it may also be a failing GPU or link
-    ),
-]
-"""Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
-
-FULL_DISK = 16_000_000
-"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
 def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int, threads: int, what: str) -> None:
@@ -73,9 +37,10 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
     threads: cores for all processes together. what: the stage and run, for messages.
 
     After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end.
-    Raises VlmflowError with the cause if they fail.
+    Raises VlmflowError with the cause if they fail; HangError after they were ended because they hang.
     """
     folder.output.mkdir(exist_ok=True)
+    hangs = HangWatch(folder.path, training.processes, training.settings.hang_minutes)
     seen = end_of_whole_lines(folder.progress)
     with folder.trainer_log.open("ab") as output:
         said = output.tell()
@@ -90,9 +55,11 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
             preexec_fn=bound_to_this_process(signal.SIGTERM),
         )
         with _signals_passed_on(trainers):
-            _watch(trainers, folder.progress, seen, what)
+            silent = _watch(trainers, hangs, folder.progress, seen, what)
+            if silent is not None:
+                end_hang(hangs, trainers, folder.trainer_log, silent, what)
     if trainers.returncode:
-        raise _failure(trainers.returncode, folder.trainer_log, said, what)
+        raise failure_of(trainers.returncode, folder.trainer_log, said, what)
 
 
 def command(training: Training, folder: RunFolder, resume: Path | None) -> list[str]:
@@ -157,8 +124,11 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: str) -> None:
-    """Print the trainers' progress from the file `progress`, starting at byte `seen`, until they end."""
+def _watch(trainers: subprocess.Popen[bytes], hangs: HangWatch, progress: Path, seen: int, what: str) -> float | None:
+    """Print the trainers' progress from the file `progress`, starting at byte `seen`, until they end or hang.
+
+    Returns the minutes without a sign of life if they hang.
+    """
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
     newest = Newest()
@@ -175,7 +145,9 @@ def _watch(trainers: subprocess.Popen[bytes], progress: Path, seen: int, what: s
                 shown_at, shown = time.monotonic(), line
                 print(f"{what}: {line}", file=sys.stderr, flush=True)
             if ended:
-                return
+                return None
+            if (silent := hangs.silent_for()) is not None:
+                return silent
             time.sleep(0.2)
 
 
@@ -226,23 +198,3 @@ def report_line(newest: Newest) -> str:
         left = newest.target - newest.step
         parts.append(f"{clock(seconds * left)} left" if left else "evaluating and saving")
     return " · ".join(parts)
-
-
-def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowError:
-    """Return why the trainers failed: a full disk, or the cause in their log from byte `begin` on."""
-    if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
-        # Checked first: on a full disk the log has no cause.
-        return PassingError(
-            f"{what}: no space left on the disk of {trainer_log.parent}",
-            "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
-        )
-    text = trainer_log.read_bytes()[begin:].decode(errors="replace")
-    for pattern, next_step, kind in FAULTS:
-        found = [match for match in re.findall(pattern, text) if "ChildFailedError" not in match]
-        if found:
-            return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
-    return PassingError(
-        f"{what}: the trainers ended with code {code}",
-        f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
-        "the same command resumes from the newest checkpoint",
-    )
