@@ -12,13 +12,14 @@ DATASET ?= fire
 RUN ?= qwen3vl-fire
 ARGS ?=
 NAMES ?=
+STEP ?=
 CONFIG ?=
 NAMESPACE ?= vlmflow
 TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs
+.PHONY: help demo fire-demo check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs rows
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -81,6 +82,9 @@ refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make ref
 
 clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs ARGS="--configfile my-run.yaml"
 	@$(BIN)/python scripts/clean_runs.py $(ARGS)
+
+rows: .venv/data.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
+	@$(BIN)/python scripts/rows_of_step.py --run "$(RUN)" --step "$(STEP)" $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py

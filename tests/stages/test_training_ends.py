@@ -17,6 +17,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.training.accounts import EndedEarly
 from vlmflow.training.report import report
 from vlmflow.training.steps import Steps
 from vlmflow.training.train import Trained, train
@@ -56,7 +57,8 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
         trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
     assert 3 <= trained.last.step < 8
     told = report(stalling, trained)
-    assert (told.ended_early, told.steps, told.target) == (True, trained.last.step, 8)
+    assert (told.steps, told.target) == (trained.last.step, 8)
+    assert told.ended_early == EndedEarly(2, trained.last.step - 2, told.best.eval_loss)
     assert told.best.step == trained.last.step - 2
     assert "ended early at step" in caplog.text
     assert list((trained.folder.output / "runs").glob("events.out.tfevents.*")), "TensorBoard's curves"
@@ -105,13 +107,13 @@ def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_
 ) -> None:
     """All ranks of two processes stop after the same batch; step 2 is the last."""
     whole = job(tmp_path, 5, 150, 2, epochs=1)
-    assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, rows=4, left_over=1)
+    assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, samples=4, left_over=1)
     progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"
     interrupted_in_the_evaluation_of(step, whole, tmp_path / "runs")
     assert logged(progress, "eval_loss") == list(range(1, step))
     trained: Trained = train(whole, tmp_path / "runs", 2, "train_lora r")
     told = report(whole, trained)
-    assert (told.steps, told.target, told.ended_early, told.sessions) == (2, 2, False, 2)
+    assert (told.steps, told.target, told.ended_early, told.sessions) == (2, 2, None, 2)
     assert [step for step, _ in told.losses] == [1, 2]
     assert [step for step, _ in told.eval_losses] == [1, 2]
     lowest = min(told.eval_losses, key=lambda entry: entry[1])

@@ -87,6 +87,7 @@ NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; re
 CODE = "it imports Python from outside this workflow, which no digest covers; remove it"
 LOADS_SETTINGS = "it reads settings from another file; write them here"
 SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
+PACKED_BY_ONE = "the workflow counts the sequences as one process makes them by best fit, the default; remove it"
 REPEATED_ROWS = "its figures would count rows twice that fill the last batches; remove it"
 
 REFUSED: dict[str, str] = {
@@ -126,6 +127,8 @@ REFUSED: dict[str, str] = {
     "new_special_tokens": "the merged folder gets the base's tokenizer, without these tokens; add them there",
     "columns": "rows already have ms-swift's keys; to rename the raw file's keys, set datasets.NAME.columns",
     "split_dataset_ratio": "the run already has a val split; set datasets.NAME.val_share",
+    "packing_num_proc": PACKED_BY_ONE,
+    "packing_strategy": PACKED_BY_ONE,
     "streaming": "the smoke gate could not count rows or steps; remove it",
     "ignore_data_skip": "a resumed training would repeat the first rows and skip others; remove it",
     "logging_strategy": "the report needs the loss of every step; remove it",

@@ -11,8 +11,8 @@ from vlmflow.trainer.row_log import Batch, RowLog
 class Batches:
     """Notes the batches of a trainer of transformers, on each rank.
 
-    A loader's workers fetch batches ahead, so what its sampler has handed out is more than what was trained. Batches come
-    in the sampler's order; so each one that the trainer takes is the oldest that was handed out.
+    A loader's workers fetch batches ahead, so its sampler has handed out more than was trained. Batches come in the
+    sampler's order; so each one that the trainer takes is the oldest that was handed out.
     """
 
     def __init__(self, trainer: Any, log: RowLog) -> None:
@@ -30,7 +30,7 @@ class Batches:
 
     def _get_train_dataloader(self, *arguments: Any, **values: Any) -> Any:
         loader = self._get_loader(*arguments, **values)
-        # torch forbids another sampler after the start, lest the batch size differ; this one hands out the same batches.
+        # torch forbids another sampler, lest the batch size differ; this one hands out the same batches.
         object.__setattr__(loader, "batch_sampler", NotedSampler(loader.batch_sampler, self._ahead))
         return loader
 

@@ -5,7 +5,7 @@ It
   weights before every checkpoint, if the strategy gives each rank all of them;
 - ends the training after a number of evaluations without a lower loss, and at a step that spoils it (`faults`);
 - saves and ends on SIGTERM, also during an evaluation; a resumed training repeats that evaluation before its next step;
-- evaluates every row once (`evaluation`), notes the rows of each step (`batches`), and gives signs of life (`heartbeat`);
+- evaluates every row once (`evaluation`), notes the rows of each step (`batches`), gives signs of life (`heartbeat`);
 - writes `events` to the run folder (rank 0).
 """
 

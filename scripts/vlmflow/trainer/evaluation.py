@@ -1,7 +1,7 @@
 """The validation loss: Σ NLL / Σ trained tokens over all rows of the val split.
 
-transformers 5.19 averages global batches with equal weight, and accelerate repeats rows to fill the last ones; so its loss
-depends on the number of processes and on the batch size. This one does not. Sums are in float64.
+transformers 5.19 averages global batches with equal weight, and accelerate repeats rows to fill the last ones; so its
+loss depends on the number of processes and on the batch size. This one does not. Sums are in float64.
 """
 
 from collections import defaultdict
@@ -96,7 +96,7 @@ class Evaluation:
 
 
 class EvenBatches:
-    """The batches of one rank: rows rank, rank + ranks, …; as many on each rank, because forward passes may be collective.
+    """The batches of one rank: rows rank, rank + ranks, …; as many on each, because forward passes may be collective.
 
     own: how many come first that are the rank's own; then it repeats its first one, or row 0.
     """

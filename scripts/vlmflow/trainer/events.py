@@ -34,8 +34,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="event", tag="model"):
 class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
     """A step or an evaluation is done. time: seconds since the session began. Losses are in nats per token.
 
-    Of rank 0, and missing in files of an earlier commit: waited: seconds of this session in which it waited for its next
-    batch. memory: the most bytes so far, on the GPU, or on a machine without one in all.
+    Of rank 0, and missing in older files: waited: seconds of this session in which it waited for its next batch.
+    memory: the most bytes so far, on the GPU, or on a machine without one in all.
     """
 
     time: float

@@ -20,7 +20,7 @@ FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 class Doing(StrEnum):
-    """What a rank is doing. starting: from its first line to the first forward pass. saving: a checkpoint, or its end."""
+    """What a rank is doing. starting: until the first forward pass. saving: a checkpoint, or its end."""
 
     STARTING = "starting"
     TRAINING = "training"

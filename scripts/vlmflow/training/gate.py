@@ -13,7 +13,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Check, FullRun, Gate, PlannedMerge, TrainingReport
 from vlmflow.training.smoke import SmokeRows
-from vlmflow.training.steps import Steps
+from vlmflow.training.steps import Steps, rows_left_over, samples_of
 
 EVALUATION_COST = 0.5
 """The cost of an evaluated token relative to a trained one: the forward pass without the backward pass."""
@@ -84,11 +84,13 @@ def estimate(
     train, val: the lengths of all rows, in the order of their files.
     work_per_second: trained tokens, and evaluated ones at EVALUATION_COST.
     """
-    count = Steps.of(len(train), settings, processes)
-    left_over = [row.id for row in train[count.rows :]]
-    mean = statistics.fmean(row.tokens for row in train)
+    lengths = [row.tokens for row in train]
+    samples = samples_of(lengths, settings)
+    count = Steps.of(len(samples), settings, processes)
+    left_over = [train[row].id for row in rows_left_over(lengths, settings, processes)]
+    mean = sum(lengths) / len(samples)
     steps = count.total
-    tokens = round(steps / count.per_epoch * count.rows * mean)
+    tokens = round(steps / count.per_epoch * count.samples * mean)
     evaluated = math.ceil(steps / settings.evaluate_every) * sum(row.tokens for row in val)
     seconds = round((tokens + EVALUATION_COST * evaluated) / work_per_second)
     at_most = "at most " if settings.early_stop_after else ""

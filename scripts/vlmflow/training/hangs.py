@@ -1,7 +1,7 @@
 """Finds a training that hangs, notes where each rank is, and ends it.
 
-A rank gives signs of life at each forward pass (`trainer.heartbeat`). Ranks wait for one another at least once per step;
-so if one hangs, soon none gives a sign.
+A rank gives signs of life at each forward pass (`trainer.heartbeat`). Ranks wait for one another at least once per
+step; so if one hangs, soon none gives a sign.
 """
 
 import logging
