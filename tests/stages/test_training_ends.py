@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_strategies_train import DEEPSPEED_ON_CPUS, before_the_trainer
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP
+from vlmflow.config.strategies import DDP, ZERO2, ZERO3, Strategy
+from vlmflow.config.tuners import LORA, TUNERS, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
@@ -126,3 +128,27 @@ def logged(progress: Path, key: str) -> list[int]:
     lines = progress.read_text().splitlines(keepends=True) if progress.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("\n")]
     return [event["step"] for event in events if key in event]
+
+
+ENTRIES = [
+    *((LORA, strategy) for strategy in (ZERO2, ZERO3)),
+    *((tuner, DDP) for tuner in TUNERS.values() if tuner is not LORA),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tuner", "strategy"), ENTRIES, ids=lambda entry: entry.name)
+def test_every_entry_ends_early(
+    tmp_path: Path, tuner: Tuner, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, and three val rows: all ranks make as many forward passes, and end at the same step."""
+    before_the_trainer(tmp_path, DEEPSPEED_ON_CPUS, monkeypatch)
+    dtype = {"dtype": "float32" if strategy is DDP else "bfloat16"}
+    settings = {"max_steps": 9, "learning_rate": 1e-12, "early_stop_after": 1, **dtype}
+    stalling = replace(job(tmp_path, 8, 3, 2, **settings), tuner=tuner, strategy=strategy)
+    trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
+    told = report(stalling, trained)
+    assert (told.steps, told.target) == (trained.last.step, 9)
+    assert told.steps < 9
+    assert told.ended_early == EndedEarly(1, told.steps - 1, told.best.eval_loss)
+    assert told.eval_rows == 3

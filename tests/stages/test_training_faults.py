@@ -6,6 +6,10 @@ SIGTERM within an evaluation, to all ranks, in test_training_ends.
 """
 
 import logging
+import os
+import signal
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,7 +201,7 @@ def test_a_hang_leaves_no_trace_in_the_losses(hung: Hung, unbroken: dict[str, di
 def test_a_second_hang_from_the_same_checkpoint_ends_the_stage(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, doing: str
 ) -> None:
-    monkeypatch.setattr(hangs, "LONGER", 0.6)
+    monkeypatch.setattr(hangs, "LONGER", 1.5)
     make_fault(monkeypatch, tmp_path, "hang", place, 4, rank=0, once=False)
     training = short(tiny)
     with pytest.raises(VlmflowError) as stopped:
@@ -238,7 +242,7 @@ def test_a_step_without_a_finite_number_ends_the_training_before_it_is_saved(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, said: str, rank: int
 ) -> None:
     make_fault(monkeypatch, tmp_path, what, "step", 4, rank, once=False)
-    training, runs = short(tiny), tmp_path / "runs"
+    training, runs = short(tiny), tmp_path / "r" / "full"
     error = refused(training, runs)
     assert f"train_lora r: step 4: {said}" in error.cause
     assert "the last good checkpoint is that of step 2" in error.cause
@@ -249,7 +253,7 @@ def test_a_step_without_a_finite_number_ends_the_training_before_it_is_saved(
     }
     to_blame = rows[rank] if what == "loss" else rows[0] + rows[1]
     assert f"rows {', '.join(f'line {row + 1}' for row in sorted(to_blame))};" in error.cause
-    assert "lower runs.NAME.train.learning_rate; or look at the rows (make rows RUN=… STEP=4)" in error.next_step
+    assert "lower runs.NAME.train.learning_rate; or correct the rows (make rows RUN=r STEP=4 shows" in error.next_step
     before = (folder / "progress.jsonl").read_text()
     assert str(refused(training, runs)) == str(error)
     assert (folder / "progress.jsonl").read_text() == before, "nothing is trained again"
@@ -279,3 +283,30 @@ def test_a_rank_that_is_out_of_memory_ends_all_and_the_training_resumes_once(
     make_fault(monkeypatch, tmp_path, "out of memory", "step", 4, rank=1)
     training = short(tiny)
     check_equal(by_step(training, train(training, tmp_path / "runs", 2, "train_lora r")), unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+def test_a_training_that_hangs_after_sigterm_is_not_resumed(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wants it to end, as Ctrl-C does, would see it begin again."""
+    make_fault(monkeypatch, tmp_path, "hang", "step", 4, rank=1)
+    training, runs = short(tiny), tmp_path / "runs"
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if it is too late, it must not end the tests
+    sender = threading.Thread(target=sigterm_to_this_process_when, args=[tmp_path / "fault" / "made"])
+    sender.start()
+    try:
+        with pytest.raises(PassingError, match="no sign of life"):
+            train(training, runs, 2, "train_lora r")
+    finally:
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+    assert (runs / training.digest() / "progress.jsonl").read_text().count('"begin"') == 1
+
+
+def sigterm_to_this_process_when(exists: Path) -> None:
+    give_up = time.monotonic() + 120
+    while not exists.exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)

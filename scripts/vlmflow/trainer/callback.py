@@ -75,7 +75,7 @@ class Watch(TrainerCallback):
         trainer._save_checkpoint = self._save_checkpoint
         if not tuner_of(orders.tuner).trains_adapter:
             store_with_each_checkpoint(trainer)
-        Evaluation(trainer)
+        Evaluation(trainer, heart)
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
@@ -154,7 +154,6 @@ class Watch(TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Cut the evaluation on all ranks after the same batch, if SIGTERM came to one of them."""
-        self.heart.beat(Doing.EVALUATING)
         if any(gather(self.stop)):
             raise EvaluationCut
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from swift.dataloader import DataLoaderShard
 from swift.sequence_parallel import sequence_parallel
 
+from vlmflow.trainer.heartbeat import Doing, Heart
+
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
 
@@ -24,8 +26,9 @@ class Evaluation:
     trainer: ms-swift's (swift/trainers/seq2seq_trainer.py). An evaluation also logs `eval_rows` and `eval_tokens`.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, heart: Heart) -> None:
         self._trainer = trainer
+        self._heart = heart
         self._loader: DataLoaderShard | None = None
         self._evaluate = trainer._evaluate
         self._loop = trainer.evaluation_loop
@@ -82,6 +85,7 @@ class Evaluation:
     def _prediction_step(self, model: Any, inputs: Any, *arguments: Any, **values: Any) -> Any:
         """Compute a batch as ms-swift does, and add its loss; a repeated batch adds nothing."""
         trainer = self._trainer
+        self._heart.beat(Doing.EVALUATING)
         self._own -= 1
         if self._own < 0:
             with _metrics_put_aside(trainer):

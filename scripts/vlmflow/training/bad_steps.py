@@ -28,9 +28,8 @@ def refuse_bad_step(folder: RunFolder, train: Path, what: str) -> None:
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
     raise VlmflowError(
         f"{what}: step {bad.step}: {_said(bad)}; rows {_named(ids_of(train, bad.rows))}; {last_good} ({folder.output})",
-        "lower runs.NAME.train.learning_rate; or look at the rows (make rows RUN=… STEP="
-        f"{bad.step}), and correct them, or leave them out, in the raw file; both train from step 0. To train on "
-        f"unchanged, remove {file}",
+        f"lower runs.NAME.train.learning_rate; or correct the rows{_shown_by(folder, bad.step)}, or leave them out, in "
+        f"the raw file; both train from step 0. To train on unchanged, remove {file}",
     )
 
 
@@ -40,6 +39,12 @@ def ids_of(train: Path, rows: list[int]) -> list[str]:
         chosen = set(rows)
         read = [line for number, line in enumerate(islice(lines, max(rows, default=-1) + 1)) if number in chosen]
     return [str(json.loads(line).get("id", f"line {row + 1}")) for row, line in zip(rows, read, strict=True)]
+
+
+def _shown_by(folder: RunFolder, step: int) -> str:
+    """Return the command that shows a step's rows; there is one for full trainings, at RUN/full/DIGEST."""
+    kind = folder.path.absolute().parent
+    return f" (make rows RUN={kind.parent.name} STEP={step} shows them)" if kind.name == "full" else ""
 
 
 def _said(bad: BadStep) -> str:

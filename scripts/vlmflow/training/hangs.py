@@ -49,16 +49,20 @@ class HangWatch:
         self._ranks = range(ranks)
         self._minutes = minutes
         shutil.rmtree(run_folder / FOLDER, ignore_errors=True)  # the signs of an earlier session
-        self._seen: object = None
-        self._since = time.monotonic()
+        self._seen: list[tuple[int, str]] = []
+        self._since = self._looked = time.monotonic()
 
     def silent_for(self) -> float | None:
-        """Return for how many minutes no rank gave a sign of life, if that is too long."""
+        """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second."""
+        now = time.monotonic()
+        if now - self._looked < 1:
+            return None
+        self._looked = now
         signs = [_sign(beats_of(self._folder, rank)) for rank in self._ranks]
         if signs != self._seen:
-            self._seen, self._since = signs, time.monotonic()
+            self._seen, self._since = signs, now
         usual = all(doing in (Doing.TRAINING, Doing.EVALUATING) for _, doing in signs)
-        minutes = (time.monotonic() - self._since) / 60
+        minutes = (now - self._since) / 60
         return minutes if minutes > (self._minutes if usual else max(self._minutes, LONGER)) else None
 
     def where(self, trainers: subprocess.Popen[bytes], trainer_log: Path) -> str:
@@ -77,14 +81,16 @@ class HangWatch:
         return "; ".join(places)
 
 
-def end_hang(watch: HangWatch, trainers: subprocess.Popen[bytes], trainer_log: Path, minutes: float, what: str) -> None:
-    """End trainers that hang; raises HangError with where each rank was.
+def end_hang(
+    watch: HangWatch, trainers: subprocess.Popen[bytes], trainer_log: Path, minutes: float, what: str
+) -> HangError:
+    """End trainers that hang; returns the error, with where each rank was.
 
     Raises PassingError if the kernel does not end them.
     """
     where = watch.where(trainers, trainer_log)
     _end(trainers, what)
-    raise HangError(
+    return HangError(
         f"{what}: no sign of life for {minutes:.2g} minutes; {where}",
         f"the stacks are in {trainer_log}: most ranks wait in a collective operation for the one that is elsewhere",
     )

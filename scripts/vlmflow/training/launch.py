@@ -15,6 +15,7 @@ from typing import IO, Any
 import psutil
 from msgspec import UNSET
 
+from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.swift import child_process
@@ -25,6 +26,7 @@ from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.trainer.orders import Orders
 from vlmflow.training.failures import failure_of
 from vlmflow.training.hangs import HangWatch, end_hang
+from vlmflow.training.resumed import ResumableError
 from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
@@ -54,12 +56,17 @@ def launch(training: Training, folder: RunFolder, resume: Path | None, lock: int
             start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
             preexec_fn=bound_to_this_process(signal.SIGTERM),
         )
-        with _signals_passed_on(trainers):
+        error: VlmflowError | None = None
+        with _signals_passed_on(trainers) as passed_on:
             silent = _watch(trainers, hangs, folder.progress, seen, what)
             if silent is not None:
-                end_hang(hangs, trainers, folder.trainer_log, silent, what)
-    if trainers.returncode:
-        raise failure_of(trainers.returncode, folder.trainer_log, said, what)
+                error = end_hang(hangs, trainers, folder.trainer_log, silent, what)
+    if error is None and trainers.returncode:
+        error = failure_of(trainers.returncode, folder.trainer_log, said, what)
+    if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
+        error = PassingError(error.cause, error.next_step)
+    if error is not None:
+        raise error
 
 
 def command(training: Training, folder: RunFolder, resume: Path | None) -> list[str]:
@@ -103,13 +110,15 @@ def end_of_whole_lines(progress: Path) -> int:
 
 
 @contextmanager
-def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
+def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """Pass SIGTERM and Ctrl-C to torchrun's children, which save and end; torchrun would kill them after 30 s.
 
-    A second Ctrl-C ends at once.
+    Yields a list of the signals that were passed on. A second Ctrl-C ends at once.
     """
+    passed_on: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
+        passed_on.append(number)
         workers = psutil.Process(trainers.pid).children()
         log.info(f"{signal.Signals(number).name}: {len(workers)} trainer(s) save a checkpoint and end")
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -118,7 +127,7 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield passed_on
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

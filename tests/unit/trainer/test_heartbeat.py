@@ -15,13 +15,13 @@ heart = Heart(Path(sys.argv[1]), 3)
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 
 def innermost():
+    print("stuck", flush=True)
     while True:
         ctypes.PyDLL(None).sleep(60)  # as code that is compiled and keeps Python's lock
 
 def outer():
     heart.beat(Doing.TRAINING)
     heart.beat(Doing.TRAINING)
-    print("stuck", flush=True)
     innermost()
 
 outer()
