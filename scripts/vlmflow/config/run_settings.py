@@ -167,6 +167,14 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _packed_sequences_have_no_lengths(self) -> Self:
+        if self.packing and self.group_by_length:
+            raise ValueError(
+                "packing, group_by_length: set one; ms-swift 4.6 fails with both, and packs are alike in length"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sequences_without_padding_have_flash_attention(self) -> Self:
         if self.attention in FLASH_ATTENTION:
             return self

@@ -50,21 +50,21 @@ class EndsAtOnce(Exception):
     """The resumed training lacked only its last evaluation, or SIGTERM came during that evaluation."""
 
 
-def register(orders: Orders, rank: int, heart: Heart) -> None:
+def register(orders: Orders, heart: Heart) -> None:
     """Register our callback with ms-swift under the name that `swift.arguments` passes."""
-    callbacks_map[CALLBACK] = partial(Watch, orders, rank, heart)
+    callbacks_map[CALLBACK] = partial(Watch, orders, heart)
 
 
 class Watch(TrainerCallback):
     """The callback of one trainer process; transformers calls its methods `on_…`."""
 
-    def __init__(self, orders: Orders, rank: int, heart: Heart, args: Any, trainer: Any) -> None:
+    def __init__(self, orders: Orders, heart: Heart, args: Any, trainer: Any) -> None:
         super().__init__(args, trainer)
         args.include_num_input_tokens_seen = "non_padding"
         folder = Path(orders.folder)
         self.orders = orders
         self.heart = heart
-        self.batches = Batches(trainer, RowLog(folder, rank))
+        self.batches = Batches(trainer, RowLog(folder, heart.rank))
         self.faults = Faults(trainer, args, self.batches, folder)
         self.compares_ranks = strategy_of(orders.strategy).compares_ranks
         self.stop = False

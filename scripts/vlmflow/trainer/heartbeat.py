@@ -39,10 +39,11 @@ def stacks_of(run_folder: Path, rank: int) -> Path:
 
 
 class Heart:
-    """The signs of life of this process, which is a rank of a training."""
+    """The signs of life of this process, which is a rank of a training. rank: its number."""
 
     def __init__(self, run_folder: Path, rank: int) -> None:
         """Begin with `Doing.STARTING`, and write the stacks on SIGUSR1 from now on."""
+        self.rank = rank
         self._file = beats_of(run_folder, rank)
         self._file.parent.mkdir(exist_ok=True)
         self._doing: Doing | None = None

@@ -22,8 +22,8 @@ from vlmflow.trainer.orders import read_orders
 def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
-    orders, rank = read_orders(sys.argv[1]), int(os.environ["RANK"])
-    heart = Heart(Path(orders.folder), rank)
+    orders = read_orders(sys.argv[1])
+    heart = Heart(Path(orders.folder), int(os.environ["RANK"]))
     with quick_imports():
         refuse_remote_code()
         import torch.distributed as dist
@@ -32,7 +32,7 @@ def main() -> None:
         from vlmflow.trainer.callback import EndsAtOnce, register
         from vlmflow.trainer.faults import BadStepError
 
-        register(orders, rank, heart)
+        register(orders, heart)
     with suppress(EndsAtOnce, BadStepError):
         sft_main(sys.argv[2:])
     if dist.is_initialized():
