@@ -12,6 +12,7 @@ DATASET ?= fire
 RUN ?= qwen3vl-fire
 ARGS ?=
 NAMES ?=
+STEP ?=
 CONFIG ?=
 NAMESPACE ?= vlmflow
 PORT ?=
@@ -19,7 +20,7 @@ TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
 
-.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board
+.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -88,6 +89,9 @@ clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, de
 
 board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
 	@$(BIN)/python scripts/board.py $(if $(PORT),--port $(PORT)) $(ARGS)
+
+rows: .venv/data.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
+	@$(BIN)/python scripts/rows_of_step.py --run "$(RUN)" --step "$(STEP)" $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py

@@ -27,7 +27,7 @@ def some_report(**fields: Any) -> TrainingReport:
     usual: dict[str, Any] = {
         "steps": 8,
         "target": 8,
-        "ended_early": False,
+        "ended_early": None,
         "sessions": 1,
         "world_size": 4,
         "parallel_mode": "DISTRIBUTED",
@@ -38,6 +38,8 @@ def some_report(**fields: Any) -> TrainingReport:
         "peak_memory": [2_000_000],
         "losses": [(step, 4.0 - step / 4) for step in range(1, 9)],
         "eval_losses": [(4, 3.0), (8, 2.0)],
+        "eval_rows": 9,
+        "eval_tokens": 90,
         "best": Best(8, 2.0),
         "settings": {},
         "tuner": "lora",

@@ -13,7 +13,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.trainer.events import Begin, Log, as_line
-from vlmflow.training.out_of_memory import Mark, OutOfGpuMemoryError, last_step, resume_once
+from vlmflow.training.resumed import HangError, Mark, OutOfGpuMemoryError, ResumableError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
 from workflow_runs import ROOT
@@ -104,10 +104,12 @@ def test_each_checkpoint_is_resumed_from_once(tmp_path: Path) -> None:
     begin, log = Begin(0, 900, 0, 1, "NOT_DISTRIBUTED", "cpu"), Log(9.0, 450, 900, 9, loss=1.0)
     folder.progress.write_text(f'{as_line(begin)}{as_line(log)}{{"event": "lo')
     assert last_step(folder.progress) == 450
-    assert resume_once(folder, 400, FULL) == Mark(450, 400)
-    assert resume_once(folder, 500, FULL) == Mark(450, 500)
+    assert resume_once(folder, 400, FULL) == Mark("out of memory", 450, 400)
+    assert resume_once(folder, 500, FULL) == Mark("out of memory", 450, 500)
     with pytest.raises(VlmflowError, match="resumed from step 500 since"):
         resume_once(folder, 500, FULL)
+    with pytest.raises(VlmflowError, match="after step 450; out of memory after step 450 before, and"):
+        resume_once(folder, 500, HangError("r: no sign of life", "look"))
 
 
 def test_a_progress_line_of_another_version_does_not_hide_the_cause(tmp_path: Path) -> None:
@@ -117,7 +119,9 @@ def test_a_progress_line_of_another_version_does_not_hide_the_cause(tmp_path: Pa
         resume_once(folder, None, FULL)
 
 
-def test_a_smoke_stage_is_not_resumed(tmp_path: Path) -> None:
-    """train_smoke passes resumes=False, which gives no checkpoint here."""
-    with pytest.raises(VlmflowError, match="after step 0"):
-        resume_once(RunFolder(tmp_path), None, FULL)
+@pytest.mark.parametrize("fault", [FULL, HangError("r: no sign of life", "look")])
+def test_a_smoke_stage_is_not_resumed(tmp_path: Path, fault: ResumableError) -> None:
+    """train_smoke passes resumes=False, which gives no checkpoint here. A cluster retries only after a hang."""
+    with pytest.raises(VlmflowError, match="after step 0") as stopped:
+        resume_once(RunFolder(tmp_path), None, fault)
+    assert isinstance(stopped.value, PassingError) is isinstance(fault, HangError)

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_strategies_train import DEEPSPEED_ON_CPUS, before_the_trainer
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP
+from vlmflow.config.strategies import DDP, ZERO2, ZERO3, Strategy
+from vlmflow.config.tuners import LORA, TUNERS, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.training.accounts import EndedEarly
 from vlmflow.training.report import report
 from vlmflow.training.steps import Steps
 from vlmflow.training.train import Trained, train
@@ -56,7 +59,8 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
         trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
     assert 3 <= trained.last.step < 8
     told = report(stalling, trained)
-    assert (told.ended_early, told.steps, told.target) == (True, trained.last.step, 8)
+    assert (told.steps, told.target) == (trained.last.step, 8)
+    assert told.ended_early == EndedEarly(2, trained.last.step - 2, told.best.eval_loss)
     assert told.best.step == trained.last.step - 2
     assert "ended early at step" in caplog.text
     assert list((trained.folder.output / "runs").glob("events.out.tfevents.*")), "TensorBoard's curves"
@@ -105,13 +109,13 @@ def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_
 ) -> None:
     """All ranks of two processes stop after the same batch; step 2 is the last."""
     whole = job(tmp_path, 5, 150, 2, epochs=1)
-    assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, rows=4, left_over=1)
+    assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, samples=4, left_over=1)
     progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"
     interrupted_in_the_evaluation_of(step, whole, tmp_path / "runs")
     assert logged(progress, "eval_loss") == list(range(1, step))
     trained: Trained = train(whole, tmp_path / "runs", 2, "train_lora r")
     told = report(whole, trained)
-    assert (told.steps, told.target, told.ended_early, told.sessions) == (2, 2, False, 2)
+    assert (told.steps, told.target, told.ended_early, told.sessions) == (2, 2, None, 2)
     assert [step for step, _ in told.losses] == [1, 2]
     assert [step for step, _ in told.eval_losses] == [1, 2]
     lowest = min(told.eval_losses, key=lambda entry: entry[1])
@@ -124,3 +128,27 @@ def logged(progress: Path, key: str) -> list[int]:
     lines = progress.read_text().splitlines(keepends=True) if progress.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("\n")]
     return [event["step"] for event in events if key in event]
+
+
+ENTRIES = [
+    *((LORA, strategy) for strategy in (ZERO2, ZERO3)),
+    *((tuner, DDP) for tuner in TUNERS.values() if tuner is not LORA),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tuner", "strategy"), ENTRIES, ids=lambda entry: entry.name)
+def test_every_entry_ends_early(
+    tmp_path: Path, tuner: Tuner, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, and three val rows: all ranks make as many forward passes, and end at the same step."""
+    before_the_trainer(tmp_path, DEEPSPEED_ON_CPUS, monkeypatch)
+    dtype = {"dtype": "float32" if strategy is DDP else "bfloat16"}
+    settings = {"max_steps": 9, "learning_rate": 1e-12, "early_stop_after": 1, **dtype}
+    stalling = replace(job(tmp_path, 8, 3, 2, **settings), tuner=tuner, strategy=strategy)
+    trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
+    told = report(stalling, trained)
+    assert (told.steps, told.target) == (trained.last.step, 9)
+    assert told.steps < 9
+    assert told.ended_early == EndedEarly(1, told.steps - 1, told.best.eval_loss)
+    assert told.eval_rows == 3

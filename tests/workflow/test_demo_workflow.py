@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
 from vlmflow.trainer.events import as_line, read_events
 from vlmflow.training.accounts import Gate, TrainingReport
-from workflow_runs import RUN, STEPS, copy_folder, snakemake, stale_rules
+from workflow_runs import ROOT, RUN, STEPS, copy_folder, snakemake, stale_rules
 
 
 def read(path: Path) -> Any:
@@ -112,6 +114,23 @@ def test_training_was_distributed_and_the_validation_loss_fell(demo_run: Path) -
     assert evals[9] < evals[3] < report["losses"][0][1]
     assert report["best"]["eval_loss"] == pytest.approx(min(evals.values()))
     assert report["tokens"] > STEPS * 2 * 50
+
+
+def test_make_rows_shows_what_was_in_a_step(demo_run: Path) -> None:
+    """The tokens of all steps are those that the trainers counted, so no row is another one."""
+    report = json.loads((demo_run / "checkpoints" / RUN / "full" / "report.json").read_text())
+    call = [sys.executable, str(ROOT / "scripts" / "rows_of_step.py"), "--run", RUN, "--directory", str(demo_run)]
+    tokens = 0
+    for step in range(1, STEPS + 1):
+        done = subprocess.run([*call, "--step", str(step)], capture_output=True, text=True, check=True)
+        head, columns, *rows = done.stdout.splitlines()
+        assert columns.split()[:4] == ["rank", "pass", "id", "tokens"]
+        assert {row.split()[0] for row in rows} == {"0", "1"}
+        tokens += int(head.split(", ")[-1].removesuffix(" tokens").replace(",", ""))
+    assert tokens == report["tokens"]
+    done = subprocess.run([*call, "--step", str(STEPS + 1)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"step {STEPS + 1} has not begun; the last step that began is {STEPS}" in done.stderr
 
 
 def test_merged_weights_load_offline_and_know_where_they_come_from(demo_run: Path) -> None:

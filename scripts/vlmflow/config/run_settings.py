@@ -58,7 +58,7 @@ class QuantisationSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How a run trains; every value reaches ms-swift's command line, and a change starts the run from step 0."""
+    """How a run trains; a change of a value that reaches ms-swift's command line starts the run from step 0."""
 
     epochs: Annotated[Number, Field(gt=0)] = 1.0
     """Passes over the train split; max_steps, if set, overrides it."""
@@ -107,6 +107,11 @@ class TrainSettings(Settings):
     early_stop_after: Positive | None = None
     """End the training, as a success, after this many evaluations in a row without a new lowest validation loss; null
     trains to the last step."""
+
+    hang_minutes: Annotated[Number, Field(gt=0, lt=30)] = 20
+    """Minutes without a forward pass on any process after which the training counts as hanging: the stacks of all
+    processes go into the trainer's log, and it resumes once. Below 30, after which processes that wait for others fail.
+    A change does not start the run again."""
 
     keep_checkpoints: Annotated[int, Field(ge=2), EXPONENT_FORM] = 2
     """Working checkpoints kept in the run folder: the best and the newest."""
@@ -161,6 +166,14 @@ class TrainSettings(Settings):
     def _something_is_trained(self) -> Self:
         if set(self.freeze) == set(get_args(ModelPart)):
             raise ValueError(f"freeze: {', '.join(self.freeze)} are all parts of the model; nothing would be trained")
+        return self
+
+    @model_validator(mode="after")
+    def _packed_sequences_have_no_lengths(self) -> Self:
+        if self.packing and self.group_by_length:
+            raise ValueError(
+                "packing, group_by_length: set one; ms-swift 4.6 fails with both, and packs are alike in length"
+            )
         return self
 
     @model_validator(mode="after")

@@ -56,6 +56,7 @@ SET_BY_THE_WORKFLOW = {
     "truncation_strategy": "its rule that no row is cut",
     "strict": "its rule that no row is replaced by another",
     "loss_scale": "datasets.NAME.form",
+    "dataset_shuffle": "its record of each step's rows; the trainer shuffles in each epoch",
     "seed": "train.seed",
     "data_seed": "train.seed",
     "logging_steps": "its report, which lists every step",
@@ -85,6 +86,8 @@ NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; re
 CODE = "it imports Python from outside this workflow, which no digest covers; remove it"
 LOADS_SETTINGS = "it reads settings from another file; write them here"
 SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
+PACKED_BY_ONE = "the workflow counts the sequences as one process makes them by best fit, the default; remove it"
+REPEATED_ROWS = "its figures would count rows twice that fill the last batches; remove it"
 
 REFUSED: dict[str, str] = {
     "fsdp_config": f"the workflow sets it; to shard with FSDP, set runs.NAME.strategy: {FSDP2.name}",
@@ -100,6 +103,8 @@ REFUSED: dict[str, str] = {
     "auto_find_batch_size": "steps and batches would differ from those of the smoke run; remove it",
     "dataloader_drop_last": "it would skip rows without counting them; remove it",
     "push_to_hub": "the trainer runs offline; upload merged/RUN yourself",
+    "eval_metric": REPEATED_ROWS,
+    "predict_with_generate": "its evaluations give no loss, which chooses the checkpoint; remove it",
     "eval_on_start": "that loss belongs to no checkpoint but would count in train.early_stop_after; remove it",
     "enable_jit_checkpoint": "it would catch SIGTERM, on which the workflow saves; remove it",
     "tuner_backend": NOT_PEFT,
@@ -122,6 +127,8 @@ REFUSED: dict[str, str] = {
     "new_special_tokens": "the merged folder gets the base's tokenizer, without these tokens; add them there",
     "columns": "rows already have ms-swift's keys; to rename the raw file's keys, set datasets.NAME.columns",
     "split_dataset_ratio": "the run already has a val split; set datasets.NAME.val_share",
+    "packing_num_proc": PACKED_BY_ONE,
+    "packing_strategy": PACKED_BY_ONE,
     "streaming": "the smoke gate could not count rows or steps; remove it",
     "ignore_data_skip": "a resumed training would repeat the first rows and skip others; remove it",
     "logging_strategy": "the report needs the loss of every step; remove it",

@@ -12,7 +12,7 @@ from vlmflow.estimate.accounts import Times
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.states import base_bytes, states, trained_of
 from vlmflow.estimate.work import forward, training
-from vlmflow.training.steps import Steps
+from vlmflow.training.steps import Steps, samples_of, side_by_side
 
 LOW, HIGH = 0.2, 0.4
 """Shares of the dense peak that such trainings reach, low and high, on one machine. Assumptions, not measured here; for
@@ -45,10 +45,11 @@ def amount(case: Case) -> Amount:
     settings, processes = case.settings, case.way.processes
     if not len(case.train):
         return Amount(0, 0, 0, 0.0, 0.0, 0)
-    count = Steps.of(len(case.train), settings, processes)
-    passes = count.total / count.per_epoch * count.rows / len(case.train)
+    samples, samples_of_val = (len(samples_of(rows.tokens.tolist(), settings)) for rows in (case.train, case.val))
+    count = Steps.of(samples, settings, processes)
+    passes = count.total / count.per_epoch * count.samples / samples
     evaluations = -(-count.total // settings.evaluate_every)
-    batches_of_val = -(-len(case.val) // (processes * settings.per_device_batch_size))
+    batches_of_val = -(-samples_of_val // (side_by_side(settings, processes) * settings.per_device_batch_size))
     return Amount(
         steps=count.total,
         batches=settings.gradient_accumulation_steps,

@@ -124,6 +124,7 @@ class Training:
             "max_length": settings.max_length,
             "truncation_strategy": "delete",  # with strict an error: no row and no picture is cut
             "strict": True,  # otherwise a random row replaces a broken or over-long one
+            "dataset_shuffle": False,  # rows keep their numbers; the trainer's sampler shuffles in each epoch
             "loss_scale": self.data.loss_scale,
             "seed": settings.seed,
             "data_seed": settings.seed,

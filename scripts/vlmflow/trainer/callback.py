@@ -3,8 +3,9 @@
 It
 - refuses a training that is not really distributed: it compares the world size at the start, and the ranks' trained
   weights before every checkpoint, if the strategy gives each rank all of them;
-- ends the training after a number of evaluations without a lower loss;
+- ends the training after a number of evaluations without a lower loss, and at a step that spoils it (`faults`);
 - saves and ends on SIGTERM, also during an evaluation; a resumed training repeats that evaluation before its next step;
+- evaluates every row once (`evaluation`), notes the rows of each step (`batches`), gives signs of life (`heartbeat`);
 - writes `events` to the run folder (rank 0).
 """
 
@@ -26,12 +27,17 @@ from vlmflow.config.tuners import tuner_of
 from vlmflow.core.files import whole_file
 from vlmflow.swift.arguments import CALLBACK
 from vlmflow.trainer import engine
+from vlmflow.trainer.batches import Batches
+from vlmflow.trainer.evaluation import Evaluation
 from vlmflow.trainer.events import Begin, End, Event, Log, Model, as_line
+from vlmflow.trainer.faults import Faults
+from vlmflow.trainer.heartbeat import Doing, Heart
 from vlmflow.trainer.history import STATE, evaluated, stalled
 from vlmflow.trainer.model_layers import layers_of
 from vlmflow.trainer.orders import Orders
 from vlmflow.trainer.quantised_layers import keep_their_form
 from vlmflow.trainer.ranks import gather, peak_memory, refuse_different_weights
+from vlmflow.trainer.row_log import RowLog
 from vlmflow.trainer.stored_logits import store_with_each_checkpoint
 
 LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
@@ -45,25 +51,30 @@ class EndsAtOnce(Exception):
     """The resumed training lacked only its last evaluation, or SIGTERM came during that evaluation."""
 
 
-def register(orders: Orders) -> None:
+def register(orders: Orders, heart: Heart) -> None:
     """Register our callback with ms-swift under the name that `swift.arguments` passes."""
-    callbacks_map[CALLBACK] = partial(Watch, orders)
+    callbacks_map[CALLBACK] = partial(Watch, orders, heart)
 
 
 class Watch(TrainerCallback):
     """The callback of one trainer process; transformers calls its methods `on_…`."""
 
-    def __init__(self, orders: Orders, args: Any, trainer: Any) -> None:
+    def __init__(self, orders: Orders, heart: Heart, args: Any, trainer: Any) -> None:
         super().__init__(args, trainer)
         args.include_num_input_tokens_seen = "non_padding"
+        folder = Path(orders.folder)
         self.orders = orders
         self.strategy = strategy_of(orders.strategy)
+        self.heart = heart
+        self.batches = Batches(trainer, RowLog(folder, heart.rank))
+        self.faults = Faults(trainer, args, self.batches, folder)
         self.stop = False
         self.trainer = trainer
         self.log_save_evaluate = trainer._maybe_log_save_evaluate
         trainer._maybe_log_save_evaluate = self._log_save_evaluate
-        self.evaluate = trainer._evaluate
-        trainer._evaluate = self._evaluate
+        self.save_checkpoint = trainer._save_checkpoint
+        trainer._save_checkpoint = self._save_checkpoint
+        Evaluation(trainer, heart)
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
@@ -130,14 +141,19 @@ class Watch(TrainerCallback):
             control.should_save = control.should_training_stop = True
             self.log_save_evaluate(*arguments, **values)
 
-    def _evaluate(self, *arguments: Any, **values: Any) -> Any:
-        """Evaluate as transformers does, but draw no random numbers from the training's.
+    def _save_checkpoint(self, *arguments: Any, **values: Any) -> None:
+        """Save as transformers does; it may take longer than a step."""
+        self.heart.beat(Doing.SAVING)
+        self.save_checkpoint(*arguments, **values)
+        self.heart.beat(Doing.TRAINING)
 
-        Each start of a loader draws one. A checkpoint that SIGTERM saved before its evaluation would otherwise be
-        resumed with other dropout than an unbroken training has.
-        """
-        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
-            return self.evaluate(*arguments, **values)
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give a sign of life before the first forward pass of a step."""
+        self.heart.beat(Doing.TRAINING)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give a sign of life before each further one."""
+        self.heart.beat(Doing.TRAINING)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Cut the evaluation on all ranks after the same batch, if SIGTERM came to one of them."""
@@ -150,8 +166,10 @@ class Watch(TrainerCallback):
             control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and end on all ranks at the same step, if SIGTERM came to one of them."""
-        if any(gather(self.stop)):
+        """Save and end on all ranks at the same step, if SIGTERM came to one of them; end at a bad step."""
+        votes = gather((self.stop, self.faults.measure()))
+        self.faults.stop_at_a_bad_step([measured for _, measured in votes])
+        if any(stop for stop, _ in votes):
             control.should_evaluate = False
             control.should_save = True
             control.should_training_stop = True
@@ -162,8 +180,10 @@ class Watch(TrainerCallback):
         """Write the values of a step or of an evaluation."""
         values: dict[str, Any] = {key: float(logs[key]) for key in LOGGED if key in logs}
         now, tokens = time.monotonic() - self.begun, int(state.num_input_tokens_seen)
-        self._write(Log(now, state.global_step, state.max_steps, tokens, **values))
+        waited, memory = self.batches.waited, peak_memory()
+        self._write(Log(now, state.global_step, state.max_steps, tokens, **values, waited=waited, memory=memory))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write that the session ended by itself, with the memory of all ranks."""
+        self.heart.beat(Doing.SAVING)  # ms-swift still writes its own log
         self._write(End(state.global_step, peak_memory=gather(peak_memory())))

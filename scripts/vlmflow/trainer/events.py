@@ -36,10 +36,10 @@ class Model(msgspec.Struct, frozen=True, tag_field="event", tag="model"):
 
 
 class Log(msgspec.Struct, frozen=True, tag_field="event", tag="log"):
-    """A step or an evaluation is done.
+    """A step or an evaluation is done. time: seconds since the session began. Losses are in nats per token.
 
-    time: seconds since the session began. Losses are in nats per token. waited: seconds of this session in which rank 0
-    waited for its next batch. memory: the most bytes that rank 0 has used so far.
+    Of rank 0, and missing in older files: waited: seconds of this session in which it waited for its next batch.
+    memory: the most bytes so far, on the GPU, or on a machine without one in all.
     """
 
     time: float

@@ -10,10 +10,12 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.orders import read_orders
 
 
@@ -21,15 +23,17 @@ def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
     orders = read_orders(sys.argv[1])
+    heart = Heart(Path(orders.folder), int(os.environ["RANK"]))
     with quick_imports():
         refuse_remote_code()
         import torch.distributed as dist
         from swift import sft_main
 
         from vlmflow.trainer.callback import EndsAtOnce, register
+        from vlmflow.trainer.faults import BadStepError
 
-        register(orders)
-    with suppress(EndsAtOnce):
+        register(orders, heart)
+    with suppress(EndsAtOnce, BadStepError):
         sft_main(sys.argv[2:])
     if dist.is_initialized():
         with suppress(RuntimeError):  # a failed rank has its own exit code

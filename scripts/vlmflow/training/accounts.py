@@ -20,6 +20,18 @@ class Best(msgspec.Struct, frozen=True):
     eval_loss: float
 
 
+class EndedEarly(msgspec.Struct, frozen=True):
+    """Why a training ended before its last step: an evaluation after the other had no new lowest validation loss.
+
+    evaluations: how many in a row (`train.early_stop_after`). step, eval_loss: the evaluation with the lowest loss, in
+    nats per token.
+    """
+
+    evaluations: int
+    step: int
+    eval_loss: float
+
+
 class TrainingDigests(msgspec.Struct, frozen=True):
     """The digests of a training's inputs and outputs.
 
@@ -37,20 +49,21 @@ class TrainingDigests(msgspec.Struct, frozen=True):
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of a finished training (`checkpoints/RUN/{smoke,full}/report.json`).
 
-    steps, target: optimizer steps made, and those of the whole run; fewer only if it ended early.
+    steps, target: optimizer steps made, and those of the whole run; fewer only if it ended early (null: it did not).
     sessions: how often trainers were started. world_size: parallel trainers.
     seconds: spent in training steps and evaluations over all sessions, without start-up. tokens: those trained on,
     without padding. tokens_per_second: null if no time was measured.
     peak_memory: bytes per process of the last session; none if that did not end by itself.
     layers: of the model, by kind. losses: of every step; left out in `provenance.json`. eval_losses: of every
-    evaluation, on the val split.
+    evaluation, the mean over all trained tokens of the val split. eval_rows, eval_tokens: how many rows and trained
+    tokens an evaluation has.
     tuner, strategy: their names. experimental: what no test proves, for people. settings: the run's `train` block.
     deepspeed: DeepSpeed's settings, if the strategy takes them. versions: of packages, by name.
     """
 
     steps: int
     target: int
-    ended_early: bool
+    ended_early: EndedEarly | None
     sessions: int
     world_size: int
     parallel_mode: str
@@ -62,6 +75,8 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: list[Layers]
     losses: list[StepLoss] | UnsetType = UNSET
     eval_losses: list[StepLoss]
+    eval_rows: int
+    eval_tokens: int
     best: Best
     settings: dict[str, Any]
     tuner: str

@@ -23,8 +23,8 @@ CachedFiles = dict[str, str]
 def cache_dataset(training: Training, rows: Path, cached: Path, processes: int, what: str) -> None:
     """Write the cached data set of a run into the folder `cached`: train/ and val/, for `--cached_dataset`.
 
-    ms-swift 4.6 caches rows in its own form and their lengths, in the same shuffled order as without a cache, so a
-    training from it gives the same losses. Pictures stay in the store; the trainers' workers scale them.
+    ms-swift 4.6 caches rows in its own form and their lengths, in the order of the file, so a training from it gives
+    the same losses as without it. Pictures stay in the store; the trainers' workers scale them.
     rows: the folder of `fit_rows`. what: the stage and run, for messages.
     processes: processes that read pictures, at least two; their number does not change the bytes.
 
@@ -64,6 +64,7 @@ def arguments(training: Training, cached: Path, processes: int) -> list[str]:
             "val_dataset": training.data.val.absolute(),
             "max_length": settings.max_length,
             "strict": True,
+            "dataset_shuffle": False,  # as in the training
             "loss_scale": training.data.loss_scale,
             "seed": settings.seed,
             "data_seed": settings.seed,

@@ -18,7 +18,7 @@ from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
 from vlmflow.training.pace import evaluation_seconds, fit, timed_steps
 from vlmflow.training.smoke import SmokeRows
-from vlmflow.training.steps import Steps
+from vlmflow.training.steps import Steps, rows_left_over, samples_of
 
 QUANTISED = "Linear4bit"
 """The class of bitsandbytes' layers: two weights in a byte."""
@@ -96,11 +96,13 @@ def estimate(
 
     train, val: the lengths of all rows, in the order of their files.
     """
-    count = Steps.of(len(train), settings, processes)
-    left_over = [row.id for row in train[count.rows :]]
-    mean = statistics.fmean(row.tokens for row in train)
+    lengths = [row.tokens for row in train]
+    samples = samples_of(lengths, settings)
+    count = Steps.of(len(samples), settings, processes)
+    left_over = [train[row].id for row in rows_left_over(lengths, settings, processes)]
+    mean = sum(lengths) / len(samples)
     steps = count.total
-    tokens = round(steps / count.per_epoch * count.rows * mean)
+    tokens = round(steps / count.per_epoch * count.samples * mean)
     evaluations = math.ceil(steps / settings.evaluate_every)
     evaluating = pace.evaluation_cost * _seconds_of_batches(val, pace, settings, processes)
     seconds = round(steps * pace.step_seconds + tokens * pace.token_seconds + evaluations * evaluating)

@@ -1,8 +1,6 @@
-"""Starts the trainers with torchrun, watches them, and explains why they failed."""
+"""Starts the trainers with torchrun, and watches them."""
 
 import logging
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,51 +22,14 @@ from vlmflow.trainer.events import Model, new_events
 from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.trainer.orders import Orders
 from vlmflow.training.compiler import search_path
+from vlmflow.training.failures import failure_of
+from vlmflow.training.hangs import HangWatch, end_hang
 from vlmflow.training.newest import Newest, report_line
 from vlmflow.training.onlooker import Onlooker, nobody
-from vlmflow.training.out_of_memory import REMEDY, OutOfGpuMemoryError
+from vlmflow.training.resumed import ResumableError
 from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
-
-FAULTS = [
-    (
-        r"MaxLengthError: (.*)",
-        "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens",
-        VlmflowError,
-    ),
-    (r"((?:OutOfMemoryError|CUDA out of memory).*)", REMEDY, OutOfGpuMemoryError),
-    (
-        r"(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
-        "a process waited half an hour for the others: look for a hang in the trainer's log; if ms-swift reads all "
-        "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
-        PassingError,
-    ),
-    (
-        r"(not really distributed: .*)",
-        "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
-        VlmflowError,
-    ),
-    (
-        r"(strategy \S+ is not at work: .*)",
-        "train with another strategy: accelerate did not start this one on the run's device",
-        VlmflowError,
-    ),
-    (
-        r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
-        "fix runs.NAME.train.swift_args in the configuration",
-        VlmflowError,
-    ),
-    (
-        r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
-        "look at the end of the trainer's log; the same command resumes from the newest checkpoint",
-        PassingError,  # it may also be a failing GPU or link
-    ),
-]
-"""Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
-
-FULL_DISK = 16_000_000
-"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
 def launch(
@@ -86,9 +47,10 @@ def launch(
     threads: cores for all processes together. what: the stage and run, for messages. onlooker: see `onlooker`.
 
     After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end.
-    Raises VlmflowError with the cause if they fail.
+    Raises VlmflowError with the cause if they fail; HangError after they were ended because they hang.
     """
     folder.output.mkdir(exist_ok=True)
+    hangs = HangWatch(folder.path, training.processes, training.settings.hang_minutes)
     seen = end_of_whole_lines(folder.progress)
     with folder.trainer_log.open("ab") as output:
         said = output.tell()
@@ -102,13 +64,20 @@ def launch(
             start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
             preexec_fn=bound_to_this_process(signal.SIGTERM),
         )
-        with _signals_passed_on(trainers):
+        error: VlmflowError | None = None
+        with _signals_passed_on(trainers) as passed_on:
             try:
-                _watch(trainers, folder, seen, what, onlooker)
+                silent = _watch(trainers, hangs, folder, seen, what, onlooker)
+                if silent is not None:
+                    error = end_hang(hangs, trainers, folder.trainer_log, silent, what)
             finally:
                 onlooker(folder, False)
-    if trainers.returncode:
-        raise _failure(trainers.returncode, folder.trainer_log, said, what)
+    if error is None and trainers.returncode:
+        error = failure_of(trainers.returncode, folder.trainer_log, said, what)
+    if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
+        error = PassingError(error.cause, error.next_step)
+    if error is not None:
+        raise error
 
 
 def command(training: Training, folder: RunFolder, resume: Path | None) -> list[str]:
@@ -154,13 +123,15 @@ def end_of_whole_lines(progress: Path) -> int:
 
 
 @contextmanager
-def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
+def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """Pass SIGTERM and Ctrl-C to torchrun's children, which save and end; torchrun would kill them after 30 s.
 
-    A second Ctrl-C ends at once.
+    Yields a list of the signals that were passed on. A second Ctrl-C ends at once.
     """
+    passed_on: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
+        passed_on.append(number)
         workers = psutil.Process(trainers.pid).children()
         log.info(f"{signal.Signals(number).name}: {len(workers)} trainer(s) save a checkpoint and end")
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -169,14 +140,19 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[None]:
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield passed_on
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _watch(trainers: subprocess.Popen[bytes], folder: RunFolder, seen: int, what: str, onlooker: Onlooker) -> None:
-    """Print the trainers' progress from the folder's progress file, starting at byte `seen`, until they end."""
+def _watch(
+    trainers: subprocess.Popen[bytes], hangs: HangWatch, folder: RunFolder, seen: int, what: str, onlooker: Onlooker
+) -> float | None:
+    """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
+
+    Returns the minutes without a sign of life if they hang.
+    """
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
     newest = Newest()
@@ -193,26 +169,8 @@ def _watch(trainers: subprocess.Popen[bytes], folder: RunFolder, seen: int, what
                 shown_at, shown = time.monotonic(), line
                 print(f"{what}: {line}", file=sys.stderr, flush=True)
             if ended:
-                return
+                return None
+            if (silent := hangs.silent_for()) is not None:
+                return silent
             onlooker(folder, True)
             time.sleep(0.2)
-
-
-def _failure(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowError:
-    """Return why the trainers failed: a full disk, or the cause in their log from byte `begin` on."""
-    if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
-        # Checked first: on a full disk the log has no cause.
-        return PassingError(
-            f"{what}: no space left on the disk of {trainer_log.parent}",
-            "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
-        )
-    text = trainer_log.read_bytes()[begin:].decode(errors="replace")
-    for pattern, next_step, kind in FAULTS:
-        found = [match for match in re.findall(pattern, text) if "ChildFailedError" not in match]
-        if found:
-            return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
-    return PassingError(
-        f"{what}: the trainers ended with code {code}",
-        f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
-        "the same command resumes from the newest checkpoint",
-    )

@@ -10,7 +10,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Begin, End, Model, read_events
 from vlmflow.trainer.history import logged
-from vlmflow.training.accounts import Best, TrainingDigests, TrainingReport
+from vlmflow.training.accounts import Best, EndedEarly, TrainingDigests, TrainingReport
 from vlmflow.training.newest import Newest
 from vlmflow.training.released import digests_of
 from vlmflow.training.train import Trained
@@ -35,10 +35,14 @@ def report(training: Training, trained: Trained) -> TrainingReport:
     newest = Newest.of(events)
     seconds, tokens = newest.seconds, newest.tokens
     state = trained.last.state
+    best = Best(trained.best.step, math.nan if state.best_metric is None else state.best_metric)
+    patience = training.settings.early_stop_after
+    early = EndedEarly(patience, best.step, best.eval_loss) if patience and trained.last.ended_early(patience) else None
+    evaluation = next(entry for entry in reversed(state.log_history) if "eval_loss" in entry)
     return TrainingReport(
         steps=trained.last.step,
         target=trained.last.target,
-        ended_early=trained.last.ended_early(training.settings.early_stop_after),
+        ended_early=early,
         sessions=newest.sessions,
         world_size=begins[-1].world_size,
         parallel_mode=begins[-1].parallel_mode,
@@ -50,7 +54,9 @@ def report(training: Training, trained: Trained) -> TrainingReport:
         layers=models[-1].layers if models else [],
         losses=logged(state.log_history, "loss"),
         eval_losses=logged(state.log_history, "eval_loss"),
-        best=Best(trained.best.step, math.nan if state.best_metric is None else state.best_metric),
+        eval_rows=evaluation["eval_rows"],
+        eval_tokens=evaluation["eval_tokens"],
+        best=best,
         settings=training.settings.model_dump(mode="json"),
         tuner=training.tuner.name,
         strategy=training.strategy.name,

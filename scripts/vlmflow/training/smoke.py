@@ -12,7 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.swift.arguments import Training
-from vlmflow.training.steps import Steps
+from vlmflow.training.steps import Steps, side_by_side
 
 log = logging.getLogger("vlmflow")
 
@@ -28,12 +28,12 @@ class SmokeRows:
     val: list[RowLength]
 
 
-def capped(smoke: SmokeSettings, full: Training, rows: int) -> SmokeSettings:
+def capped(smoke: SmokeSettings, full: Training, samples: int) -> SmokeSettings:
     """Return the smoke run's settings, with at most as many steps as the full run.
 
-    It keeps FEWEST_STEPS: fewer do not show whether the loss falls.
+    It keeps FEWEST_STEPS: fewer do not show whether the loss falls. samples: those of the full run (`samples_of`).
     """
-    steps = max(FEWEST_STEPS, Steps.of(rows, full.settings, full.processes).total)
+    steps = max(FEWEST_STEPS, Steps.of(samples, full.settings, full.processes).total)
     if steps >= smoke.steps:
         return smoke
     longest = min(smoke.longest, steps * rows_per_step(full))
@@ -42,8 +42,10 @@ def capped(smoke: SmokeSettings, full: Training, rows: int) -> SmokeSettings:
 
 
 def rows_per_step(training: Training) -> int:
-    """Return the rows of one optimizer step, over all processes."""
-    return training.processes * training.settings.per_device_batch_size * training.settings.gradient_accumulation_steps
+    """Return the samples of one optimizer step, over all processes: with packing at least so many rows."""
+    settings = training.settings
+    side = side_by_side(settings, training.processes)
+    return side * settings.per_device_batch_size * settings.gradient_accumulation_steps
 
 
 def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, smoke: SmokeSettings) -> SmokeRows:

@@ -1,34 +1,101 @@
-"""Computes the steps of a training from its rows, with the trainer's own arithmetic."""
+"""Computes the steps of a training from its rows, with the trainer's own arithmetic.
+
+A sample is what the trainer takes as one row: a row, or with packing a sequence of several.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import binpacking
+
 from vlmflow.config.run_settings import TrainSettings
+
+PACKED_TOGETHER = 1000
+"""ms-swift packs so many rows at a time, and carries the last sequence over (4.6, dataset/packing.py)."""
+
+Sample = list[int]
+"""The rows of a sample, by their lines in the train file, from 0."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """total: optimizer steps of the whole run. per_epoch: those of one pass over the rows.
+    """total: optimizer steps of the whole run. per_epoch: those of one pass over the samples.
 
-    rows: those that one pass trains on. left_over: the number of last rows of the file that no pass trains on, because
-    each process takes equally many (ms-swift 4.6, dataloader/shard.py, `BatchSamplerShard`).
+    samples: those that one pass trains on. left_over: how many it does not train on, because each process takes equally
+    many (ms-swift 4.6, dataloader/shard.py, `BatchSamplerShard`). With sequence parallelism a pass repeats some
+    instead (sequence_parallel/utils.py, `SequenceParallelSampler`).
     """
 
     total: int
     per_epoch: int
-    rows: int
+    samples: int
     left_over: int
 
     @classmethod
-    def of(cls, rows: int, settings: TrainSettings, processes: int) -> Self:
+    def of(cls, samples: int, settings: TrainSettings, processes: int) -> Self:
         """Count as transformers does (5.19, trainer.py, `set_initial_training_values`).
 
-        An epoch may end with a smaller step. rows: those of the train split. Packing and sequence parallelism
-        (swift_args) change what counts as a row; this function ignores them.
+        An epoch may end with a smaller step. samples: those of the train split (`samples_of`).
         """
-        each = rows // processes
+        side = side_by_side(settings, processes)
+        each = math.ceil(samples / side) if settings.sequence_parallel > 1 else samples // side
         batches = math.ceil(each / settings.per_device_batch_size)
         per_epoch = max(1, math.ceil(batches / settings.gradient_accumulation_steps))
         total = settings.max_steps or math.ceil(settings.epochs * per_epoch)
-        return cls(total, per_epoch, each * processes, rows - each * processes)
+        trained = min(samples, each * side)
+        return cls(total, per_epoch, trained, samples - trained)
+
+
+def side_by_side(settings: TrainSettings, processes: int) -> int:
+    """Return how many samples the processes train at the same time; with sequence parallelism several share each."""
+    return processes // settings.sequence_parallel
+
+
+def samples_of(lengths: Sequence[int], settings: TrainSettings) -> list[Sample]:
+    """Return the samples of an epoch, in the trainer's order before it shuffles. lengths: tokens of each row."""
+    if not settings.packing:
+        return [[row] for row in range(len(lengths))]
+    room = int(settings.swift_args.get("packing_length", settings.max_length))
+    packs: list[list[tuple[int, int]]] = []
+    carried: list[tuple[int, int]] = []
+    for begin in range(0, len(lengths), PACKED_TOGETHER):
+        rows = list(enumerate(lengths[begin : begin + PACKED_TOGETHER], start=begin))
+        made = binpacking.to_constant_volume([*carried, *rows], room, weight_pos=1)
+        carried = made.pop() if begin + PACKED_TOGETHER < len(lengths) else []
+        packs += made
+    return [[row for row, _ in pack] for pack in packs]
+
+
+def rows_left_over(lengths: Sequence[int], settings: TrainSettings, processes: int) -> list[int]:
+    """Return the rows that no pass of a run trains on, by their lines in the train file, from 0.
+
+    lengths: tokens of each row. Without group_by_length these are the rows of the last samples.
+    """
+    samples = samples_of(lengths, settings)
+    count = Steps.of(len(samples), settings, processes)
+    if not count.left_over:
+        return []
+    if settings.group_by_length and settings.sequence_parallel == 1:
+        passes = range(math.ceil(count.total / count.per_epoch))
+        skipped = set.intersection(*(_skipped_of_groups(lengths, settings, processes, epoch) for epoch in passes))
+        return sorted(skipped)
+    return sorted(row for sample in samples[count.samples :] for row in sample)
+
+
+def _skipped_of_groups(lengths: Sequence[int], settings: TrainSettings, processes: int, epoch: int) -> set[int]:
+    """Return the rows that a pass over rows of similar lengths skips; ms-swift's sampler draws all of them.
+
+    The first ranks then have a row more than the others. It is trained on if it fits into the last batch of the others,
+    because the trainer takes equally many batches on each.
+    """
+    import torch
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    size = settings.per_device_batch_size
+    generator = torch.Generator()
+    generator.manual_seed(settings.seed + epoch)
+    order: list[int] = get_length_grouped_indices(list(lengths), size * processes, generator=generator)
+    batches = math.ceil(len(lengths) // processes / size)
+    return {row for rank in range(processes) for row in order[rank::processes][batches * size :]}

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.swift.arguments import Training
+from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
 from vlmflow.training.launch import launch
 from vlmflow.training.onlooker import Onlooker, nobody
-from vlmflow.training.out_of_memory import OutOfGpuMemoryError, resume_once
+from vlmflow.training.resumed import ResumableError, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
 
@@ -35,20 +36,22 @@ def train(
     used as it is.
 
     what: the stage and run, for messages. threads: cores for all processes together. resumes: whether a training that
-    runs out of GPU memory is resumed, once from the same checkpoint. onlooker: see `onlooker`.
+    runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
 
-    Raises VlmflowError if the trainers fail, or end before their target.
+    Raises VlmflowError if the trainers fail, or end before their target, or a step has spoiled the training.
     """
     refuse_slow_torch(importlib.metadata.version("torch"))
     refuse_small_shared_memory(training.settings, training.processes)
     folder = RunFolder(runs / training.digest())
     with folder.held(training.describe()) as lock:
         patience = training.settings.early_stop_after
+        refuse_bad_step(folder, training.data.train, what)
         last = _newest(training, folder)
         if last is None or not last.ended(patience):
             if last is not None:
                 log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder})")
             _launch(training, folder, last, lock, threads, what, resumes, onlooker)
+            refuse_bad_step(folder, training.data.train, what)
             last = _newest(training, folder)
         else:
             log.info(f"{what}: already trained to step {last.step} ({folder.path})")
@@ -92,13 +95,14 @@ def _launch(
     resumes: bool,
     onlooker: Onlooker,
 ) -> None:
-    """Start the trainers; if a GPU runs out of memory, start them once more from each checkpoint."""
+    """Start the trainers; if a GPU runs out of memory, or they hang, start them once more from each checkpoint."""
     while True:
         try:
             return launch(training, folder, last.folder if last else None, lock, threads, what, onlooker)
-        except OutOfGpuMemoryError as error:
+        except ResumableError as error:
             last = _newest(training, folder) if resumes else None
-            mark = resume_once(folder, last.step if last else None, error)
+            begin = 0 if resumes and error.begins_again else None
+            mark = resume_once(folder, last.step if last else begin, error)
             log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
 
 

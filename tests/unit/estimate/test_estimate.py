@@ -112,7 +112,7 @@ def test_steps_are_those_of_the_trainer() -> None:
     count = Steps.of(len(ROWS), case.settings, 3)
     work = amount(case)
     assert work.steps == count.total
-    assert work.tokens == pytest.approx(2 * sum(map(sum, ROWS)) * count.rows / len(ROWS), abs=1)
+    assert work.tokens == pytest.approx(2 * sum(map(sum, ROWS)) * count.samples / len(ROWS), abs=1)
 
 
 def test_operations_grow_by_the_square_of_a_rows_tokens() -> None:

@@ -14,6 +14,7 @@ from vlmflow.reports.accounts import BaseModelFiles
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
 from vlmflow.rows.stats import SplitCounts
+from vlmflow.training.accounts import EndedEarly
 
 DATA: dict[str, Any] = {
     "dataset": "alpaca",
@@ -98,7 +99,7 @@ def test_every_byte_of_a_card() -> None:
                 lengths=lengths,
                 fitted={"train": FittedSplit(1_012, 3, 1_003, lengths), "val": FittedSplit(9, 1, 0, LENGTHS)},
             ),
-            training=some_report(target=16, ended_early=True, seconds=12_345.67),
+            training=some_report(target=16, ended_early=EndedEarly(3, 8, 2.0), seconds=12_345.67),
             verification=some_checks(structs.replace(LOGITS, verdict="inconclusive")),
             data=some_stats(train=SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}), test=SplitCounts(3, 3, {})),
             sees_pictures=True,

@@ -1,0 +1,78 @@
+"""Explains why trainers failed: from their log, and from what they left in the run folder."""
+
+import re
+import shutil
+from pathlib import Path
+
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.training.resumed import OutOfGpuMemoryError
+
+REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"
+
+FAULTS = [
+    (
+        r"MaxLengthError: (.*)",
+        "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens",
+        VlmflowError,
+    ),
+    (r"((?:OutOfMemoryError|CUDA out of memory).*)", REMEDY, OutOfGpuMemoryError),
+    (
+        r"(Signal 9 \(SIGKILL\) received by PID \d+)",
+        "a trainer killed from outside usually ran out of main memory: look at the kernel's log (dmesg), raise the "
+        "memory, or lower runs.NAME.train.dataloader_workers; the same command resumes from the newest checkpoint",
+        PassingError,
+    ),
+    (
+        r"(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
+        "a process waited half an hour for the others: look for a hang in the trainer's log; if ms-swift reads all "
+        "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
+        PassingError,
+    ),
+    (
+        r"(not really distributed: .*)",
+        "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
+        VlmflowError,
+    ),
+    (
+        r"(strategy \S+ is not at work: .*)",
+        "train with another strategy: accelerate did not start this one on the run's device",
+        VlmflowError,
+    ),
+    (
+        r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
+        "fix runs.NAME.train.swift_args in the configuration",
+        VlmflowError,
+    ),
+    (
+        r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
+        "look at the end of the trainer's log; the same command resumes from the newest checkpoint",
+        PassingError,  # it may also be a failing GPU or link
+    ),
+]
+"""Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
+
+FULL_DISK = 16_000_000
+"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
+
+
+def failure_of(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowError:
+    """Return why the trainers failed: a full disk, or the cause in their log from byte `begin` on.
+
+    code: torchrun's exit code. what: the stage and run.
+    """
+    if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
+        # Checked first: on a full disk the log has no cause.
+        return PassingError(
+            f"{what}: no space left on the disk of {trainer_log.parent}",
+            "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
+        )
+    text = trainer_log.read_bytes()[begin:].decode(errors="replace")
+    for pattern, next_step, kind in FAULTS:
+        found = [match for match in re.findall(pattern, text) if "ChildFailedError" not in match]
+        if found:
+            return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
+    return PassingError(
+        f"{what}: the trainers ended with code {code}",
+        f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
+        "the same command resumes from the newest checkpoint",
+    )

@@ -1,0 +1,120 @@
+"""Faults that are made inside the real trainers, at a chosen place of a chosen rank."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import json, os, signal, sys, time
+if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+    import torch, transformers
+    from pathlib import Path
+    fault = json.loads(os.environ["FAULT"])
+
+    def is_here(place, step):
+        if fault["place"] != place or os.environ["RANK"] != str(fault["rank"]) or step < fault["step"]:
+            return False
+        if fault["once"]:
+            if step > fault["step"] or Path(fault["made"]).exists():
+                return False
+            Path(fault["made"]).touch()
+        return True
+
+    def note(kind, step, inputs):
+        with Path(fault["made"]).with_name(f"{kind}-{os.environ['RANK']}").open("a") as file:
+            values = [inputs[name].tolist() for name in ("input_ids", "labels")]
+            file.write(json.dumps([step, *values]) + "\\n")
+
+    def act():
+        if fault["what"] == "hang":
+            while True:
+                time.sleep(1)
+        if fault["what"] == "out of memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        os.kill(os.getpid(), signal.Signals[fault["what"]])
+
+    def other_loss(change):
+        def hook(model, inputs, output):
+            output["loss"] = change(output["loss"])
+            return output
+        return hook
+
+    Trainer = transformers.Trainer
+    train, predict, save = Trainer.training_step, Trainer.prediction_step, Trainer._save_optimizer_and_scheduler
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        note("trained", self.state.global_step + 1, inputs)
+        if not is_here("step", self.state.global_step + 1):
+            return train(self, model, inputs, *args, **kwargs)
+        hooks = []
+        if fault["what"] == "loss":
+            hooks = [model.register_forward_hook(other_loss(lambda loss: loss * float("nan")))]
+        elif fault["what"] == "exploded":
+            hooks = [model.register_forward_hook(other_loss(lambda loss: loss + 200))]
+        elif fault["what"] == "gradient":
+            weight = next(weight for weight in model.parameters() if weight.requires_grad)
+            hooks = [weight.register_hook(lambda gradient: gradient * float("inf"))]
+        else:
+            act()
+        loss = train(self, model, inputs, *args, **kwargs)
+        for hook in hooks:
+            hook.remove()
+        return loss
+
+    def prediction_step(self, model, inputs, *args, **kwargs):
+        note("evaluated", self.state.global_step, inputs)
+        if is_here("evaluation", self.state.global_step):
+            act()
+        return predict(self, model, inputs, *args, **kwargs)
+
+    def save_state(self, *args, **kwargs):
+        save(self, *args, **kwargs)
+        if is_here("save", self.state.global_step):
+            act()
+
+    Trainer.training_step, Trainer.prediction_step = training_step, prediction_step
+    Trainer._save_optimizer_and_scheduler = save_state
+"""
+"""Python runs this file (sitecustomize) before the trainer's code."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A forward pass that a rank made, at a step: token ids and labels of its rows."""
+
+    step: int
+    tokens: list[list[int]]
+    labels: list[list[int]]
+
+
+def passes(folder: Path, kind: str, rank: int) -> list[Passed]:
+    """Return the forward passes that a rank made in trainings with `make_fault`, as its model got them.
+
+    kind: "trained" or "evaluated".
+    """
+    lines = (folder / "fault" / f"{kind}-{rank}").read_text().splitlines()
+    return [Passed(*json.loads(line)) for line in lines]
+
+
+def make_fault(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    what: str = "",
+    place: str = "nowhere",
+    step: int = 0,
+    rank: int = 0,
+    once: bool = True,
+) -> None:
+    """Make the trainers that start from now on have a fault, and note each forward pass (`passes`).
+
+    what: a signal's name, "hang", "out of memory", or what is wrong with a step: "loss" (NaN), "gradient" (infinite),
+    "exploded". place: "step", "evaluation", "save", or "nowhere". step: in the training, evaluation or save of this
+    step; unless `once`, at each step from this one on.
+    """
+    (folder / "fault").mkdir()
+    (folder / "fault" / "sitecustomize.py").write_text(CODE)
+    fault = {"what": what, "place": place, "step": step, "rank": rank, "once": once}
+    monkeypatch.setenv("FAULT", json.dumps(fault | {"made": str(folder / "fault" / "made")}))
+    monkeypatch.setenv("PYTHONPATH", str(folder / "fault"))

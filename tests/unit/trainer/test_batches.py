@@ -1,0 +1,71 @@
+"""The rows of each step, from ms-swift's own loaders and packs; what is trained on them is in the stages' tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from swift.dataloader.shard import BatchSamplerShard, DataLoaderShard
+from swift.dataset.packing import PackingDataset
+
+from samplers import Rows, Template
+from vlmflow.trainer.batches import Batches
+from vlmflow.trainer.row_log import Batch, RowLog, rows_of_step
+
+LENGTHS = [9, 300, 40, 500, 11, 700, 90, 120, 333, 8, 64, 901, 77, 410, 5, 256, 31]
+
+
+class Numbers(Rows):
+    """A data set whose rows are their own numbers."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index if isinstance(index, int) else self.lengths
+
+
+class Trainer:
+    """The part of a trainer that `Batches` uses: ms-swift's loader, transformers' way to take batches from it."""
+
+    def __init__(self, dataset: Any, workers: int) -> None:
+        self.train_dataset = dataset
+        self.workers = workers
+        self.state = SimpleNamespace(global_step=0)
+
+    def get_train_dataloader(self) -> DataLoaderShard:
+        sampler = BatchSamplerShard(len(self.train_dataset), 2, shuffle=True, drop_last=False, data_seed=1)
+        values = {"num_workers": self.workers, "persistent_workers": self.workers > 0, "collate_fn": list}
+        return DataLoaderShard(self.train_dataset, batch_sampler=sampler, **values)
+
+    def get_batch_samples(self, *arguments: Any) -> Any:
+        return transformers.Trainer.get_batch_samples(self, *arguments)
+
+    def _get_num_items_in_batch(self, *_: Any) -> None:
+        return None
+
+
+def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
+    """Yield what a loop as that of transformers takes in each step of two batches."""
+    loader = trainer.get_train_dataloader()
+    for epoch in range(passes):
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        while batches := trainer.get_batch_samples(iterator, 2, "cpu")[0]:
+            yield [[sample if isinstance(sample, list) else [sample] for sample in batch] for batch in batches]
+            trainer.state.global_step += 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("packed", [False, True])
+def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed: bool, workers: int) -> None:
+    """Workers fetch ahead; a pass ends with a smaller step; the next one has another order."""
+    dataset = PackingDataset(Template(), Numbers(LENGTHS), packing_length=1024) if packed else Numbers(LENGTHS)
+    trainer = Trainer(dataset, workers)
+    batches = Batches(trainer, RowLog(tmp_path, 0))
+    taken = list(steps_of(trainer, 2))
+    assert [rows_of_step(tmp_path, step + 1)[0] for step in range(len(taken))] == taken
+    assert sorted(row for step in taken for batch in step for sample in batch for row in sample) == [
+        row for row in range(len(LENGTHS)) for _ in (1, 2)
+    ]
+    assert max(len(sample) for step in taken for batch in step for sample in batch) > 1 or not packed
+    assert batches.waited > 0

@@ -1,0 +1,97 @@
+"""Steps and rows left over, compared with what ms-swift's own samplers and packs give."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.training.steps import Steps, rows_left_over, samples_of
+from workflow_runs import ROOT
+
+LENGTHS = [random.Random(1).choice([9, 40, 300, 777, 1024]) for _ in range(2_345)]
+
+SHAPES = [
+    {"count": count, "processes": processes, "sequence_parallel": parallel, "batch": batch, "group_by_length": grouped}
+    for count in (7, 23, 64)
+    for processes, parallel in ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4))
+    for batch in (1, 3)
+    for grouped in (False, True)
+    if not (grouped and parallel > 1)
+]
+
+PACKS = [{"lengths": LENGTHS[:count], "room": 1024} for count in (1, 999, 1000, 1001, 2345)]
+
+
+def settings(shape: dict[str, Any], epochs: float = 2) -> TrainSettings:
+    flash = {"attention": "flash_attention_2", "sequence_parallel": shape["sequence_parallel"]}
+    return TrainSettings(
+        epochs=epochs,
+        per_device_batch_size=shape["batch"],
+        gradient_accumulation_steps=2,
+        group_by_length=shape["group_by_length"],
+        **(flash if shape["sequence_parallel"] > 1 else {}),
+    )
+
+
+@pytest.fixture(scope="module")
+def from_swift() -> list[Any]:
+    """What tests/helpers/samplers.py makes of SHAPES and of PACKS."""
+    given = [shape | {"lengths": LENGTHS[: shape["count"]], "passes": 2, "seed": 42} for shape in SHAPES]
+    script = ROOT / "tests" / "helpers" / "samplers.py"
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps([*given, *PACKS])],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"USE_HF": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_steps_and_rows_left_over_are_those_of_the_trainers_own_samplers(from_swift: list[Any], number: int) -> None:
+    shape, ranks = SHAPES[number], from_swift[number]
+    lengths = LENGTHS[: shape["count"]]
+    count = Steps.of(len(samples_of(lengths, settings(shape))), settings(shape), shape["processes"])
+    assert {len(batches) for passes in ranks for batches in passes} == {len(ranks[0][0])}
+    assert count.per_epoch == max(1, -(-len(ranks[0][0]) // 2))
+    assert count.total == 2 * count.per_epoch
+    trained = [{row for passes in ranks for batch in passes[epoch] for row in batch} for epoch in (0, 1)]
+    never = sorted(set(range(shape["count"])) - trained[0] - trained[1])
+    assert rows_left_over(lengths, settings(shape), shape["processes"]) == never
+    never_in_one = sorted(set(range(shape["count"])) - trained[0])
+    assert rows_left_over(lengths, settings(shape, epochs=1), shape["processes"]) == never_in_one
+    if not shape["group_by_length"]:
+        assert count.left_over == len(never)
+        assert count.samples == len(trained[0])
+
+
+@pytest.mark.parametrize("number", range(len(PACKS)))
+def test_packs_are_those_of_ms_swift(from_swift: list[Any], number: int) -> None:
+    given, packs = PACKS[number], from_swift[len(SHAPES) + number]
+    packing = TrainSettings(packing=True, max_length=1024, attention="flash_attention_2")
+    assert samples_of(given["lengths"], packing) == packs
+    assert sorted(row for pack in packs for row in pack) == list(range(len(given["lengths"])))
+
+
+def test_steps_count_packs_and_name_the_rows_of_packs_left_over() -> None:
+    packing = TrainSettings(packing=True, max_length=1024, attention="flash_attention_2", epochs=1)
+    packs = samples_of(LENGTHS, packing)
+    count = Steps.of(len(packs), packing, 4)
+    assert count.per_epoch == -(-(len(packs) // 4) // 8)
+    assert count.left_over == len(packs) % 4 > 0
+    left_over = [row for pack in packs[len(packs) // 4 * 4 :] for row in pack]
+    assert rows_left_over(LENGTHS, packing, 4) == sorted(left_over)
+
+
+def test_a_packing_length_of_ones_own_is_used() -> None:
+    given = {"packing": True, "max_length": 1024, "attention": "flash_attention_2"}
+    longer = TrainSettings(**given, swift_args={"packing_length": 4096})
+    assert len(samples_of(LENGTHS, longer)) < len(samples_of(LENGTHS, TrainSettings(**given))) / 3
