@@ -18,7 +18,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing
 
-TRAINING = ("train_smoke", "train_lora")
+TRAINING = ("train_smoke", "train_model")
 """The rules that start `processes` trainers."""
 
 SHIPPED_ROOT = "pictures"

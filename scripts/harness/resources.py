@@ -4,9 +4,13 @@ from typing import Any
 
 from vlmflow.config.model import Config
 from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.tuners import tuner_of
 
 LOGS_MB = 1_000
 """Disk for logs and temporary files."""
+
+TRAINING_MB = 20_000
+"""The same for a training, with ms-swift's caches."""
 
 
 class RuleResources:
@@ -46,7 +50,17 @@ class RuleResources:
 
         With object storage a pod downloads and uploads them; on a volume they stay, and the disk holds only logs.
         """
-        return self._runs[wildcards.run].resources.weights_mb if self._in_objects else LOGS_MB
+        weights = self._runs[wildcards.run].resources.weights_mb
+        return weights + self._trained_weights(wildcards.run) if self._in_objects else LOGS_MB
+
+    def train_disk(self, wildcards: Any) -> int:
+        """The disk of a training's pod, in MB: with object storage also the weights that it uploads."""
+        return TRAINING_MB + (self._trained_weights(wildcards.run) if self._in_objects else 0)
+
+    def _trained_weights(self, run: str) -> int:
+        """The MB of weights that a training releases: none but a small adapter, or all of the model's, in float32."""
+        settings = self._runs[run]
+        return 0 if tuner_of(settings.tuner).trains_adapter else 2 * settings.resources.weights_mb
 
 
 def _template(gpus: int) -> str:

@@ -60,7 +60,7 @@ def seconds_per_look(cluster: Cluster) -> dict[str, float]:
     now, said = 1_000.0, []
     watch = Watch(Namespace(NAMESPACE, connect(print)), f"{INVOCATION}=bench", said.append, lambda: now)
     for name in names:
-        watch.follow(name, RuleJob("train_lora", {"run": name}), None)
+        watch.follow(name, RuleJob("train_model", {"run": name}), None)
     costs: dict[str, list[float]] = {"reads all": [], "between": []}
     for number in range(2 * LOOKS):
         kind = "between" if number % 2 else "reads all"

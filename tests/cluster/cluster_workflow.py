@@ -21,12 +21,12 @@ from workflow_runs import QUICK, ROOT, RUN, copy_folder
 DEMO = "/cache/demo"
 """Where the pods have sample and tiny model."""
 
-TWO_CORES = ("train_smoke", "train_lora", "verify_merged")
+TWO_CORES = ("train_smoke", "train_model", "verify_merged")
 """Rules whose pods ask for both cores of the second node; the pods of all others ask for one, and run side by side."""
 
 ONE_CORE = (
     *("fetch_model", "resolve_images", "convert_fire", "validate_sharegpt"),
-    *("measure_lengths", "fit_rows", "merge_lora"),
+    *("measure_lengths", "fit_rows", "merge_weights"),
 )
 THREADS = ["--max-threads", "2", "--set-threads", *(f"{rule}=1" for rule in ONE_CORE)]
 

@@ -18,7 +18,7 @@ from workflow_runs import ROOT, RUN
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
 ONE_JOB_EACH = {
     *("fetch_model", "validate_sharegpt", "measure_lengths", "fit_rows"),
-    *("train_smoke", "train_lora", "merge_lora", "verify_merged", "publish_merged"),
+    *("train_smoke", "train_model", "merge_weights", "verify_merged", "publish_merged"),
 }
 ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
 
@@ -30,7 +30,7 @@ def workflow(project: ClusterWorkflow) -> ClusterWorkflow:
     subprocess.run(project.ask("token"), env=project.environment, check=True)
     # Four virtual GPUs: the pods are placed by them, and train on the CPU.
     project.cluster.set_capacity(project.cluster.second_node.name, {"nvidia.com/gpu": "4"})
-    gpus = ["--set-resources", "train_lora:gpu=4", "train_lora:pod_template=gpu"]
+    gpus = ["--set-resources", "train_model:gpu=4", "train_model:pod_template=gpu"]
     (STATE / "said.txt").write_text(project.run(*project.words(*gpus)))
     return project
 
@@ -71,7 +71,7 @@ def test_requests_and_limits_are_what_the_rules_declare(workflow: ClusterWorkflo
                 "memory": declared(rule, "mem_mb") * 1e6,
                 "ephemeral-storage": declared(rule, "disk_mb") * 1e6,
             }
-            if rule == "train_lora":
+            if rule == "train_model":
                 wanted["nvidia.com/gpu"] = 4
             for kind in ("requests", "limits"):
                 given = {name: quantity(amount) for name, amount in container["resources"][kind].items()}
@@ -114,4 +114,4 @@ def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_s
     assert workflow.pods == {}
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
     workflow.run(*workflow.words("--config", more))
-    assert set(workflow.rules()) == {"merge_lora", "verify_merged", "publish_merged"}
+    assert set(workflow.rules()) == {"merge_weights", "verify_merged", "publish_merged"}

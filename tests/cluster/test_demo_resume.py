@@ -42,7 +42,7 @@ def pods(project: ClusterWorkflow, selector: str) -> list[dict]:
 
 def trainer(project: ClusterWorkflow) -> str:
     """Wait until a trainer's pod has made some more steps, and return the pod's name."""
-    pod = wait_for("train_lora runs", lambda: pods(project, "vlmflow/rule=train_lora"), 240, pause=1)[0]
+    pod = wait_for("train_model runs", lambda: pods(project, "vlmflow/rule=train_model"), 240, pause=1)[0]
     begun = len(steps(project))
     wait_for("it trains", lambda: len(steps(project)) > begun + 4, 240, pause=0.5)
     return pod["metadata"]["name"]
@@ -82,7 +82,7 @@ def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory)
     in_namespace = f"--namespace={project.namespace}"
     files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
     project.run(*files, "--", f"checkpoints/{RUN}/smoke")  # another number of steps needs no separate smoke run here
-    words = [*files, "--config", LONG, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full"]
+    words = [*files, "--config", LONG, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full"]
     with shown.open("wb") as output:
         asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
     first = trainer(project)
@@ -106,7 +106,7 @@ def test_a_second_trainer_keeps_out_of_the_run_folder(training: Training) -> Non
 def test_a_pod_that_must_end_saves_a_checkpoint_and_the_next_resumes(
     training: Training, project: ClusterWorkflow
 ) -> None:
-    log = (project.targets / "logs" / "train_lora" / f"{RUN}.log").read_text()
+    log = (project.targets / "logs" / "train_model" / f"{RUN}.log").read_text()
     assert re.search(r"resuming from step \d+ of 60", log)
     assert "its Job" not in training.said.partition("The controller came back")[0].split("Error in rule")[0]
 
@@ -116,7 +116,7 @@ def test_a_killed_controller_continues_the_run(training: Training) -> None:
     assert back
     assert "deleted by hand. Its Job is recreated in" in before
     assert "Error in rule" not in before
-    assert "An earlier run left Jobs. Ending 1 Job(s); their pods save their work first: train_lora" in after
+    assert "An earlier run left Jobs. Ending 1 Job(s); their pods save their work first: train_model" in after
     assert "Error in rule" not in after
 
 

@@ -140,7 +140,7 @@ def test_broken_parts_are_named(ready: Kubectl, volumes: Path, cluster: Cluster)
     finally:
         os.chown(volumes / "cache", 1000, 1000)
     assert code == 1
-    assert "it fits on no node" in checks["rule train_lora, run qwen3vl-fire"]["found"]
+    assert "it fits on no node" in checks["rule train_model, run qwen3vl-fire"]["found"]
     assert "a run requests 262 GB" in checks["quota"]["found"]
     assert "Permission denied" in checks["volume /cache"]["found"]
     assert "chown" in checks["volume /cache"]["next_step"]

@@ -90,7 +90,7 @@ def gpu_pod(name: str, template: Template) -> dict:
         "metadata": {"name": name},
         "spec": {"template": {"spec": {"containers": [container]}}},
     }
-    rule_job = RuleJob("train_lora", {"run": name}, threads=8, mem_mb=200_000, gpus=GPUS_PER_JOB)
+    rule_job = RuleJob("train_model", {"run": name}, threads=8, mem_mb=200_000, gpus=GPUS_PER_JOB)
     pod = shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {})["spec"]["template"]
     pod["metadata"] |= {"name": name, "labels": pod["metadata"]["labels"] | {"job-name": name}}
     return {"apiVersion": "v1", "kind": "Pod", **pod}

@@ -1,4 +1,4 @@
-"""The workflow's own trainer, ms-swift, started as `train_lora` starts it: one process, on one GPU."""
+"""The workflow's own trainer, ms-swift, started as `train_model` starts it: one process, on one GPU."""
 
 import importlib.metadata
 from collections.abc import Sequence

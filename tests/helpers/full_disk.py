@@ -20,7 +20,7 @@ def main() -> None:
     runs = folder / "stores" / "runs"
     size = room_for_one_and_a_half_checkpoints(runs / RUN / "full")
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(runs)], check=True)
-    words = command(folder, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full")
+    words = command(folder, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full")
     first = subprocess.run(words, capture_output=True, text=True, check=False)
     said = first.stdout + first.stderr
     assert first.returncode == 1, said[-3000:]

@@ -127,7 +127,7 @@ def train_and_kill(training: Training, runs: Path, step: int) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        train(training, runs, 2, "train_lora r")
+        train(training, runs, 2, "train_model r")
     except VlmflowError:
         return
     finally:

@@ -74,7 +74,7 @@ def test_every_stage_reports_its_speed(cached: Path) -> None:
         assert {what: said.get(what) for what in expected} == dict.fromkeys(expected, "rows")
 
 
-def test_train_lora_takes_the_cache_where_the_run_has_one(cached: Path) -> None:
+def test_train_model_takes_the_cache_where_the_run_has_one(cached: Path) -> None:
     more = f"runs={{{RUN}: {{cached_dataset: true}}}}"
     planned = snakemake(cached, "-n", f"checkpoints/{RUN}/full", "--config", more)
     assert f"cached/{RUN}" in planned

@@ -165,7 +165,7 @@ def test_tensors_of_many_blocks(wide: Path) -> None:
 
 
 def merge_command(folder: Path, merged: Path) -> list[str]:
-    script = ROOT / "scripts" / "merge_lora.py"
+    script = ROOT / "scripts" / "merge_weights.py"
     command = [sys.executable, str(script), "--model", str(folder / "model"), "--adapter", str(folder / "adapter")]
     return [*command, "--merged", str(merged), "--threads", "2"]
 

@@ -101,11 +101,11 @@ def killed_and_resumed(training: Training, folder: Path, patch: pytest.MonkeyPat
     steps = training.settings.max_steps
     patch.setenv("KILL_IN_SAVE", str(steps))
     with pytest.raises(PassingError, match="trainers ended with code"):
-        train(training, folder / "runs", 2, "train_lora r")
+        train(training, folder / "runs", 2, "train_model r")
     patch.delenv("KILL_IN_SAVE")
     checkpoints = folder / "runs" / training.digest() / "checkpoints"
     unbroken = (checkpoints / f"checkpoint-{steps}" / "adapter_model.safetensors").read_bytes()
-    trained = train(training, folder / "runs", 2, "train_lora r")
+    trained = train(training, folder / "runs", 2, "train_model r")
     before, after = sessions(read_events(trained.folder.progress))
     assert after, "the second session resumed"
     assert [figures for figures in before if figures[0] > steps // 2] == after
@@ -157,7 +157,7 @@ def test_fsdp2_trains_what_ddp_does(
     settings = {"dtype": "float32", "gradient_checkpointing": True, "lora": {"dropout": 0.2}}
     figures, weights = {}, {}
     for strategy in (DDP, STRATEGIES["fsdp2"]):
-        trained = train(training_of(made, strategy, **settings), tmp_path / strategy.name, 2, "train_lora r")
+        trained = train(training_of(made, strategy, **settings), tmp_path / strategy.name, 2, "train_model r")
         (figures[strategy.name],) = sessions(read_events(trained.folder.progress))
         weights[strategy.name] = load_file(trained.last.folder / "adapter_model.safetensors")
     for one, other in zip(figures["ddp"], figures["fsdp2"], strict=True):
@@ -197,7 +197,7 @@ def test_processes_that_hold_different_adapters_save_none(
 ) -> None:
     before_trainers(tmp_path, DRIFT, monkeypatch)
     with pytest.raises(VlmflowError, match="not really distributed: 2 different adapters at one step"):
-        train(training_of(text, DDP), tmp_path / "runs", 2, "train_lora r")
+        train(training_of(text, DDP), tmp_path / "runs", 2, "train_model r")
     assert not list((tmp_path / "runs").rglob("adapter_model.safetensors"))
 
 
@@ -205,4 +205,4 @@ def test_processes_that_hold_different_adapters_save_none(
 def test_a_strategy_that_is_not_at_work_is_refused(text: Tiny, tmp_path: Path) -> None:
     """On the CPU accelerate trains plain DDP in place of FSDP2."""
     with pytest.raises(VlmflowError, match="strategy fsdp2 is not at work: the model is a DistributedDataParallel"):
-        train(training_of(text, STRATEGIES["fsdp2"]), tmp_path / "runs", 2, "train_lora r")
+        train(training_of(text, STRATEGIES["fsdp2"]), tmp_path / "runs", 2, "train_model r")

@@ -118,7 +118,7 @@ def job(demo_run: Path, **settings: Any) -> Training:
 def test_an_over_long_row_stops_the_trainer_with_our_own_message(demo_run: Path, tmp_path: Path) -> None:
     """Strict: no row is replaced or cut, and the error says what to change."""
     with pytest.raises(VlmflowError) as error:
-        train(job(demo_run, max_length=40), tmp_path, threads=2, what="train_lora r")
+        train(job(demo_run, max_length=40), tmp_path, threads=2, what="train_model r")
     assert "max_length" in error.value.cause
     assert error.value.next_step.startswith("raise runs.NAME.train.max_length")
     assert "Traceback" not in str(error.value)
@@ -126,7 +126,7 @@ def test_an_over_long_row_stops_the_trainer_with_our_own_message(demo_run: Path,
 
 def test_a_further_argument_with_a_value_that_ms_swift_refuses_is_named(demo_run: Path, tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match=r"argument --warmup_steps.*'many'") as error:
-        train(job(demo_run, swift_args={"warmup_steps": "many"}), tmp_path, threads=2, what="train_lora r")
+        train(job(demo_run, swift_args={"warmup_steps": "many"}), tmp_path, threads=2, what="train_model r")
     assert "swift_args" in error.value.next_step
 
 
@@ -183,7 +183,7 @@ def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Pat
     folder = copy_folder(demo_run, tmp_path / "demo_run")
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     shutil.rmtree(folder / "stores" / "runs" / RUN / "full")
-    words = command(folder, "--allowed-rules", "train_lora", "--", f"checkpoints/{RUN}/full")
+    words = command(folder, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full")
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as first:
@@ -193,7 +193,7 @@ def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Pat
         if sent == signal.SIGINT:
             os.killpg(first.pid, sent)
         else:
-            (stage,) = [child for child in psutil.Process(first.pid).children() if "train_lora" in words_of(child)]
+            (stage,) = [child for child in psutil.Process(first.pid).children() if "train_model" in words_of(child)]
             stage.send_signal(sent)
         said = first.stdout.read()
     assert first.returncode != 0

@@ -24,7 +24,7 @@ def test_the_validation_loss_depends_on_neither_processes_nor_batch_size(tmp_pat
     for processes, size in SHAPES:
         settings = {"per_device_batch_size": size, "learning_rate": 1e-12, "max_steps": 1}
         training = tiny.training(processes=processes, **settings)
-        found.append(report(training, train(training, tmp_path / "runs", 2, "train_lora r")))
+        found.append(report(training, train(training, tmp_path / "runs", 2, "train_model r")))
     assert {(one.eval_rows, one.eval_tokens) for one in found} == {(7, found[0].eval_tokens)}
     losses = [loss for one in found for _, loss in one.eval_losses]
     assert losses == [pytest.approx(losses[0], abs=1e-6)] * len(SHAPES)
@@ -36,7 +36,7 @@ def test_one_row_is_evaluated_by_more_processes_than_rows(tmp_path: Path) -> Non
     found = []
     for processes in (1, 2):
         training = tiny.training(processes=processes, learning_rate=1e-12, max_steps=1)
-        found.append(report(training, train(training, tmp_path / "runs", 2, "train_lora r")))
+        found.append(report(training, train(training, tmp_path / "runs", 2, "train_model r")))
     assert [one.eval_rows for one in found] == [1, 1]
     assert found[0].eval_losses == [(1, pytest.approx(found[1].eval_losses[0][1], abs=1e-6))]
 
@@ -51,7 +51,7 @@ def test_rows_of_steps_are_right_with_workers_accumulation_and_a_resume_within_a
     shape = {"per_device_batch_size": 2, "gradient_accumulation_steps": 2, "dataloader_workers": 2}
     training = tiny.training(processes=2, epochs=4, checkpoint_steps=3, evaluation_steps=3, **shape)
     with pytest.raises(PassingError):
-        train(training, tmp_path / "runs", 2, "train_lora r")
-    trained = train(training, tmp_path / "runs", 2, "train_lora r")
+        train(training, tmp_path / "runs", 2, "train_model r")
+    trained = train(training, tmp_path / "runs", 2, "train_model r")
     assert [step for step, _ in losses_of(training, tmp_path / "runs")] == [1, 2, 3, 4, 4, 5, 6, 7, 8]
     check_rows(tmp_path, trained.folder.path, tiny, steps=range(1, 9), ranks=2)

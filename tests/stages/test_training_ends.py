@@ -56,7 +56,7 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
     """It counted as an interruption, each time: "run the same command again"."""
     stalling = job(tmp_path, 8, 2, 1, max_steps=8, learning_rate=1e-12, early_stop_after=2)
     with caplog.at_level("INFO", "vlmflow"):
-        trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
+        trained = train(stalling, tmp_path / "runs", 2, "train_model r")
     assert 3 <= trained.last.step < 8
     told = report(stalling, trained)
     assert (told.steps, told.target) == (trained.last.step, 8)
@@ -66,7 +66,7 @@ def test_a_training_whose_loss_stalls_ends_early_and_well(tmp_path: Path, caplog
     assert list((trained.folder.output / "runs").glob("events.out.tfevents.*")), "TensorBoard's curves"
     assert not (trained.folder.output / "images").exists(), "ms-swift's pictures of them take seconds"
     sessions = trained.folder.progress.read_text()
-    assert train(stalling, tmp_path / "runs", 2, "train_lora r").last.step == trained.last.step
+    assert train(stalling, tmp_path / "runs", 2, "train_model r").last.step == trained.last.step
     assert trained.folder.progress.read_text() == sessions, "nothing is trained again"
 
 
@@ -75,7 +75,7 @@ def test_losses_do_not_depend_on_evaluations(tmp_path: Path) -> None:
     """So a resumed training that makes up for an evaluation has the losses of an unbroken one."""
     often = job(tmp_path, 8, 2, 1, max_steps=4)
     once = replace(often, settings=often.settings.model_copy(update={"checkpoint_steps": 4, "evaluation_steps": 4}))
-    one, other = (report(each, train(each, tmp_path / "runs", 2, "train_lora r")) for each in (often, once))
+    one, other = (report(each, train(each, tmp_path / "runs", 2, "train_model r")) for each in (often, once))
     assert (len(one.eval_losses), len(other.eval_losses)) == (4, 1)
     assert one.losses == other.losses
 
@@ -96,7 +96,7 @@ def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> 
     try:
         sender.start()
         with pytest.raises(VlmflowError, match=f"interrupted, with step {step} of 2"):
-            train(whole, runs, 2, "train_lora r")
+            train(whole, runs, 2, "train_model r")
     finally:
         over.set()
         sender.join()
@@ -113,7 +113,7 @@ def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_
     progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"
     interrupted_in_the_evaluation_of(step, whole, tmp_path / "runs")
     assert logged(progress, "eval_loss") == list(range(1, step))
-    trained: Trained = train(whole, tmp_path / "runs", 2, "train_lora r")
+    trained: Trained = train(whole, tmp_path / "runs", 2, "train_model r")
     told = report(whole, trained)
     assert (told.steps, told.target, told.ended_early, told.sessions) == (2, 2, None, 2)
     assert [step for step, _ in told.losses] == [1, 2]
@@ -146,7 +146,7 @@ def test_every_entry_ends_early(
     dtype = {"dtype": "float32" if strategy is DDP else "bfloat16"}
     settings = {"max_steps": 9, "learning_rate": 1e-12, "early_stop_after": 1, **dtype}
     stalling = replace(job(tmp_path, 8, 3, 2, **settings), tuner=tuner, strategy=strategy)
-    trained = train(stalling, tmp_path / "runs", 2, "train_lora r")
+    trained = train(stalling, tmp_path / "runs", 2, "train_model r")
     told = report(stalling, trained)
     assert (told.steps, told.target) == (trained.last.step, 9)
     assert told.steps < 9

@@ -50,7 +50,7 @@ def short(tiny: Tiny, **settings: object) -> Training:
 def unbroken(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
     """The losses of the unbroken training."""
     training = short(tiny)
-    return by_step(training, train(training, tmp_path_factory.mktemp("unbroken"), 2, "train_lora r"))
+    return by_step(training, train(training, tmp_path_factory.mktemp("unbroken"), 2, "train_model r"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def hung(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Hung:
         patch.setattr(hangs, "GRACE", 1.0)
         make_fault(patch, folder, "hang", "step", 4, rank=1)
         logging.getLogger("vlmflow").addHandler(said)
-        trained = train(training, folder / "runs", 2, "train_lora r")
+        trained = train(training, folder / "runs", 2, "train_model r")
         logging.getLogger("vlmflow").removeHandler(said)
     return Hung(folder, training, trained, said.messages)
 
@@ -88,7 +88,7 @@ class Said(logging.Handler):
 
 def test_a_training_that_hangs_is_resumed_once(hung: Hung) -> None:
     (said,) = hung.said
-    assert said.startswith(f"train_lora r: no sign of life for {HANG_SECONDS / 60:.2g} minutes; rank 0, training, is ")
+    assert said.startswith(f"train_model r: no sign of life for {HANG_SECONDS / 60:.2g} minutes; rank 0, training, is ")
     assert "rank 1, training, is in act (fault/sitecustomize.py:" in said
     assert said.endswith("(after step 3): resuming once from step 2")
     log = hung.trained.folder.trainer_log.read_text()
@@ -169,7 +169,7 @@ def test_an_interrupted_training_resumes_and_has_the_losses_of_an_unbroken_one(
     make_fault(monkeypatch, tmp_path, what, place, 4, rank)
     training, runs = short(tiny), tmp_path / "runs"
     with pytest.raises(PassingError) as stopped:
-        train(training, runs, 2, "train_lora r")
+        train(training, runs, 2, "train_model r")
     done = [step for step, _ in losses_of(training, runs)]
     if what == "SIGTERM":
         # Within a save, the next step is the first that can say so.
@@ -179,7 +179,7 @@ def test_an_interrupted_training_resumes_and_has_the_losses_of_an_unbroken_one(
     else:
         assert "SIGKILL" in stopped.value.cause
         assert "resumes from the newest checkpoint" in stopped.value.next_step
-    trained = train(training, runs, 2, "train_lora r")
+    trained = train(training, runs, 2, "train_model r")
     check_equal(by_step(training, trained), unbroken)
     again = [step for step, _ in losses_of(training, runs)][len(done) :]
     assert again[0] == (done[-1] + 1 if what == "SIGTERM" else 3)
@@ -205,7 +205,7 @@ def test_a_second_hang_from_the_same_checkpoint_ends_the_stage(
     make_fault(monkeypatch, tmp_path, "hang", place, 4, rank=0, once=False)
     training = short(tiny)
     with pytest.raises(VlmflowError) as stopped:
-        train(training, tmp_path / "runs", 2, "train_lora r")
+        train(training, tmp_path / "runs", 2, "train_model r")
     assert not isinstance(stopped.value, PassingError)
     assert f"rank 0, {doing}, is in act (fault/sitecustomize.py:" in stopped.value.cause
     assert "after step 4; after step 4 before, and resumed from step 2 since" in stopped.value.cause
@@ -226,7 +226,7 @@ def test_a_rank_that_the_kernel_has_stopped_is_said_not_to_answer(
 
 def refused(training: Training, runs: Path) -> VlmflowError:
     with pytest.raises(VlmflowError) as stopped:
-        train(training, runs, 2, "train_lora r")
+        train(training, runs, 2, "train_model r")
     assert not isinstance(stopped.value, PassingError)
     return stopped.value
 
@@ -244,7 +244,7 @@ def test_a_step_without_a_finite_number_ends_the_training_before_it_is_saved(
     make_fault(monkeypatch, tmp_path, what, "step", 4, rank, once=False)
     training, runs = short(tiny), tmp_path / "r" / "full"
     error = refused(training, runs)
-    assert f"train_lora r: step 4: {said}" in error.cause
+    assert f"train_model r: step 4: {said}" in error.cause
     assert "the last good checkpoint is that of step 2" in error.cause
     folder = runs / training.digest()
     assert [place.name for place in (folder / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
@@ -282,7 +282,7 @@ def test_a_rank_that_is_out_of_memory_ends_all_and_the_training_resumes_once(
     """Simulated: PyTorch's own error."""
     make_fault(monkeypatch, tmp_path, "out of memory", "step", 4, rank=1)
     training = short(tiny)
-    check_equal(by_step(training, train(training, tmp_path / "runs", 2, "train_lora r")), unbroken)
+    check_equal(by_step(training, train(training, tmp_path / "runs", 2, "train_model r")), unbroken)
 
 
 @pytest.mark.slow
@@ -298,7 +298,7 @@ def test_a_training_that_hangs_after_sigterm_is_not_resumed(
     sender.start()
     try:
         with pytest.raises(PassingError, match="no sign of life"):
-            train(training, runs, 2, "train_lora r")
+            train(training, runs, 2, "train_model r")
     finally:
         sender.join()
         signal.signal(signal.SIGTERM, before)

@@ -48,7 +48,7 @@ def test_a_killed_training_resumes_and_its_weights_are_proven(
     training = tiny.training(tuner, strategy, processes, max_steps=6, checkpoint_steps=2, evaluation_steps=2)
     train_and_kill(training, tmp_path / "runs", step=4)
     before = dict(losses_of(training, tmp_path / "runs"))
-    trained = train(training, tmp_path / "runs", 2, "train_lora r")
+    trained = train(training, tmp_path / "runs", 2, "train_model r")
     account = report(training, trained)
     assert [step for step, _ in account.losses] == [1, 2, 3, 4, 5, 6]
     assert account.sessions == 2

@@ -207,7 +207,7 @@ def test_resolve_is_killed_and_done_again(pictures: Path, resolved: object, tmp_
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base of some hundred MB and an adapter, as written by fetch_model and train_lora; and the merge."""
+    """A base of some hundred MB and an adapter, as written by fetch_model and train_model; and the merge."""
     folder = tmp_path_factory.mktemp("wide")
     base = write_wide_base(folder / "base", layers=8, shards=4)
     (folder / "checkpoints" / RUN).mkdir(parents=True)
@@ -225,7 +225,7 @@ def merged(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> object:
     return merged_digests(folder)
 
 
-MERGE = ["--notemp", *only("merge_lora", f"work/{RUN}/merged")]
+MERGE = ["--notemp", *only("merge_weights", f"work/{RUN}/merged")]
 
 
 def linked(source: Path, target: Path) -> Path:
@@ -263,7 +263,7 @@ def test_training_is_killed_and_resumes_from_its_checkpoint(demo_run: Path, tmp_
         report = json.loads((at / "checkpoints" / RUN / "full" / "report.json").read_text())
         return {key: report[key] for key in ("losses", "eval_losses")}
 
-    stage = Stage(folder, only("train_lora", f"checkpoints/{RUN}/full"), past_a_checkpoint, losses)
+    stage = Stage(folder, only("train_model", f"checkpoints/{RUN}/full"), past_a_checkpoint, losses)
     kill_in_the_middle(stage, victims)
     said = snakemake(folder, *stage.words)
     assert "resuming from step" in said

@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {
 
 LOOKING = {"fetch_images", "resolve_images"}
 MEASURED = {"measure_lengths", "fit_rows", "cache_dataset"}
-TRAINED = {"train_smoke", "train_lora"}
+TRAINED = {"train_smoke", "train_model"}
 ESTIMATED = {"estimate_run", "estimate_page"}
 
 CHANGES: dict[str, tuple[Any, set[str]]] = {
@@ -150,4 +150,4 @@ def test_a_script_gets_just_the_settings_that_its_block_has(tmp_path: Path) -> N
             assert given.keys() == block.model_fields.keys(), rule.name
             assert isinstance(block(**given), Settings)
             looked.add(rule.name)
-    assert looked >= {"convert_fire", "convert_rows", "train_smoke", "train_lora", "publish_merged"}
+    assert looked >= {"convert_fire", "convert_rows", "train_smoke", "train_model", "publish_merged"}

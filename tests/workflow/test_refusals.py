@@ -149,10 +149,10 @@ def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path,
 
 
 def test_a_rule_name_as_target_is_refused_with_what_the_rule_makes(tmp_path: Path) -> None:
-    done = call(tmp_path, "-n", "--", "merge_lora")
+    done = call(tmp_path, "-n", "--", "merge_weights")
     assert done.returncode == 1
     assert (
-        "merge_lora: this is a rule, not a file\n  what to do: use a file that it makes: work/qwen3vl-fire/merged, "
+        "merge_weights: this is a rule, not a file\n  what to do: use a file that it makes: work/qwen3vl-fire/merged, "
         in done.stderr
     )
     assert "Exception" not in done.stderr

@@ -31,7 +31,7 @@ def test_a_run_is_found_again_under_another_name_in_another_folder(demo_run: Pat
     files = ["--configfile", str(demo), str(folder / "renamed.yaml"), "--cores", "2", "--"]
     done = called([*call, *files, f"merged/{NEW}"])
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    for rule in ("train_smoke", "train_lora"):
+    for rule in ("train_smoke", "train_model"):
         assert f"{rule} {NEW}: already trained to step" in (folder / "logs" / rule / f"{NEW}.log").read_text()
     assert len(logs) == 2
     assert {log: log.stat().st_mtime_ns for log in logs} == logs

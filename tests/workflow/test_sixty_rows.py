@@ -47,6 +47,6 @@ def test_the_readme_s_run_of_sixty_rows_is_planned(tmp_path: Path) -> None:
     said = planned.stdout + planned.stderr
     assert planned.returncode == 0, said[-4000:]
     jobs = said[said.rindex("Job stats:") :]
-    for rule in ("convert_rows", "resolve_images", "train_smoke", "train_lora", "publish_merged", "data_page"):
+    for rule in ("convert_rows", "resolve_images", "train_smoke", "train_model", "publish_merged", "data_page"):
         assert re.search(rf"^{rule} +1$", jobs, re.MULTILINE), jobs
     assert "merged/my-run" in said

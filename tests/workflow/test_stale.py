@@ -12,8 +12,8 @@ from vlmflow.pictures.image_manifest import read_picture_manifest
 from workflow_runs import CHECKPOINT_STEPS, ROOT, RUN, STEPS, clone, copy_folder, snakemake, stale_rules
 
 PUBLISHING = {"publish_merged"}
-FROM_MERGING = {"merge_lora", "verify_merged", *PUBLISHING}
-FROM_TRAINING = {"train_smoke", "train_lora", *FROM_MERGING}
+FROM_MERGING = {"merge_weights", "verify_merged", *PUBLISHING}
+FROM_TRAINING = {"train_smoke", "train_model", *FROM_MERGING}
 FROM_FITTING = {"fit_rows", *FROM_TRAINING}
 ESTIMATE = {"estimate_run"}
 FROM_LENGTHS = {"measure_lengths", *ESTIMATE, *FROM_FITTING}
@@ -103,7 +103,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     "another rule for over-long rows": (settings(more="    over_long: leave_out"), {*ESTIMATE, *FROM_FITTING}),
     "another GPU product and its price": (settings(more="    gpu: h100\n    gpu_hour_price: 2.5"), ESTIMATE),
     "an estimate that is ignored": (settings(more="    estimate: ignore"), ESTIMATE),
-    "a cached data set": (settings(more="    cached_dataset: true"), {"cache_dataset", "train_lora", *FROM_MERGING}),
+    "a cached data set": (settings(more="    cached_dataset: true"), {"cache_dataset", "train_model", *FROM_MERGING}),
     "another smoke length": (settings(steps=7), FROM_TRAINING),
     "another way to look at files": (settings(more="integrity: full"), set()),
     "more memory for training": (settings(more="    resources: {train_mem_mb: 9000}"), set()),

@@ -139,11 +139,11 @@ def run(stage: str, **changed: Any) -> None:
             **(rows | pictures | runs | {"smoke": "out/smoke"}),
             "settings": {**how, "smoke": {"steps": 6, "longest": 4, "sample": 4}},
         },
-        "train_lora": {
+        "train_model": {
             **(rows | pictures | runs | {"settings": how, "cached": []}),
             **(trained | {"full": "out/run/full"}),
         },
-        "merge_lora": {"model": "models/tiny", "adapter": trained["full"], "merged": "out/merged"},
+        "merge_weights": {"model": "models/tiny", "adapter": trained["full"], "merged": "out/merged"},
         "verify_merged": {
             **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": "out/verified"}),
             "settings": {"verify": {"rows": 2}, "device": "cpu", "dtype": "float32", "image_max_tokens": 64},
@@ -248,11 +248,11 @@ ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\
 OTHER_RAW = rf"1 of 1 raw files have changed since they were checked: .*\n.*remove {RAW} and run the same command again"
 
 READ_RAW = ("fetch_images", "resolve_images", "convert_fire", "validate_sharegpt")
-READ_PICTURES = ("measure_lengths", "fit_rows", "cache_dataset", "train_smoke", "train_lora")
+READ_PICTURES = ("measure_lengths", "fit_rows", "cache_dataset", "train_smoke", "train_model")
 COUNT_TOKENS = ("measure_lengths", "fit_rows")
 READ_MODEL = (
     *(stage for stage in READ_PICTURES if stage not in COUNT_TOKENS),
-    "merge_lora",
+    "merge_weights",
     "verify_merged",
     "publish_merged",
 )
@@ -271,13 +271,13 @@ SWAPS = [
     *((stage, in_folder("data/fire/val.jsonl"), OTHER_ROWS) for stage in ("measure_lengths", "fit_rows", "data_page")),
     *(
         (stage, in_folder(f"fitted/{RUN}/{name}"), OTHER_ROWS)
-        for stage in ("cache_dataset", "train_smoke", "train_lora", "verify_merged", "publish_merged")
+        for stage in ("cache_dataset", "train_smoke", "train_model", "verify_merged", "publish_merged")
         for name in ("train.jsonl", "val.jsonl", "val.lengths.jsonl")
     ),
     ("fit_rows", in_folder(f"lengths/{RUN}/val.jsonl"), "has changed since"),
     *(
         (stage, in_folder(f"checkpoints/{RUN}/full/{name}"), ADAPTER)
-        for stage in ("merge_lora", "verify_merged")
+        for stage in ("merge_weights", "verify_merged")
         for name in ("adapter_model.safetensors", "adapter_config.json")
     ),
     ("publish_merged", other_proven_shard, SHARD.replace("models/tiny", f"verified/{RUN}")),
@@ -302,12 +302,12 @@ def test_a_cached_data_set_that_changed_is_refused(place: Path) -> None:
     write_json(cached / DIGESTS, digests_of(cached, ["train/data.arrow"]))
     other_file(cached / "train" / "data.arrow")
     with pytest.raises(VlmflowError, match=r"1 of 1 row files have changed .*: train/data\.arrow\n.*remove cached/"):
-        run("train_lora", cached=[f"cached/{RUN}"])
+        run("train_model", cached=[f"cached/{RUN}"])
 
 
 FORGED = [
     ("fit_rows", lambda folder: forged_file(picture(folder)), CHANGED),
-    ("merge_lora", lambda folder: forged_file(shard(folder / "tiny-model")), SHARD),
+    ("merge_weights", lambda folder: forged_file(shard(folder / "tiny-model")), SHARD),
 ]
 
 
@@ -350,7 +350,7 @@ def test_a_picture_swapped_while_a_run_trains_is_refused_before_the_adapter_is_h
 
     threading.Thread(target=swap_in_the_middle, daemon=True).start()
     with pytest.raises(VlmflowError) as refusal:
-        run("train_lora")
+        run("train_model")
     assert swapped.is_set()
     assert "the input changed during training: " in refusal.value.cause
     assert "1 of" in refusal.value.cause

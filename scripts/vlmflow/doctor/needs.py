@@ -18,7 +18,7 @@ MB = 1_000_000
 
 ASKED_BY = {
     **dict.fromkeys(
-        ("train_smoke", "train_lora"),
+        ("train_smoke", "train_model"),
         "runs.{run}.processes, device, train.dataloader_workers and resources",
     ),
     "verify_merged": "runs.{run}.processes, device, verify.logits and resources",

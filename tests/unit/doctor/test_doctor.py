@@ -25,8 +25,8 @@ TEMPLATES = {
     for file in (ROOT / "k8s/templates").glob("*.yaml")
     if file.stem != "kustomization"
 }
-TRAIN = Ask("train_lora", 20, 200_000, 20_000, 4, "gpu")
-MERGE = Ask("merge_lora", 4, 4_000, 1_000, 0, "train")
+TRAIN = Ask("train_model", 20, 200_000, 20_000, 4, "gpu")
+MERGE = Ask("merge_weights", 4, 4_000, 1_000, 0, "train")
 A100 = Need("big", 4, 17_500, (TRAIN, MERGE))
 
 
@@ -74,7 +74,7 @@ def test_the_requests_of_runs_come_from_the_configuration() -> None:
 
 def test_a_node_that_has_all_can_hold_a_run() -> None:
     found = run_check(node(), node(gpus=2)).found
-    assert found.startswith("each of its 2 rules fits on a node; train_lora (20 cores, 200 GB of")
+    assert found.startswith("each of its 2 rules fits on a node; train_model (20 cores, 200 GB of")
     assert found.endswith("fits on 1")
 
 
@@ -83,9 +83,9 @@ def test_the_requests_of_a_run_come_from_its_rules(tmp_path: Path) -> None:
     mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
     files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
     asks = {ask.rule: ask for ask in planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire")}
-    assert {"fetch_fire", "fetch_model", "convert_fire", "train_lora", "verify_merged", "publish_merged"} < asks.keys()
-    assert asks["train_lora"] == Ask("train_lora", 8, 262_144, 20_000, 2, "gpu")
-    assert asks["merge_lora"] == MERGE
+    assert {"fetch_fire", "fetch_model", "convert_fire", "train_model", "verify_merged", "publish_merged"} < asks.keys()
+    assert asks["train_model"] == Ask("train_model", 8, 262_144, 20_000, 2, "gpu")
+    assert asks["merge_weights"] == MERGE
     fewer = planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)
     assert {ask.threads for ask in fewer} == {1, 2}
 
@@ -93,7 +93,7 @@ def test_the_requests_of_a_run_come_from_its_rules(tmp_path: Path) -> None:
 def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> None:
     small, large = node(gpus=0, cpu="3920m"), node(cpu="24", ephemeral_storage="900M")
     check = run_check(small, large, need=Need("big", 4, 17_500, (MERGE,)))
-    assert (check.what, check.state) == ("rule merge_lora, run big", "fail")
+    assert (check.what, check.state) == ("rule merge_weights, run big", "fail")
     assert "1 node(s): 3.9 of 4 cores" in check.found
     assert "1 node(s): 0.9 of 1 GB of node disk" in check.found
 

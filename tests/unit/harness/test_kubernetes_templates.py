@@ -57,7 +57,7 @@ def shipped() -> list[dict]:
 
 def shaped(template: str = "train", **rule: object) -> dict:
     templates = read_templates(shipped(), "vlmflow")
-    rule_job = RuleJob("train_lora", {"run": "qwen3vl-fire"}, **rule)
+    rule_job = RuleJob("train_model", {"run": "qwen3vl-fire"}, **rule)
     return shape(PLUGINS_JOB, templates[template], rule_job, OWNER, {"VLMFLOW_COMMIT": "v1"})
 
 
@@ -94,7 +94,7 @@ def test_the_template_overrides_the_plugin_and_the_rule_overrides_the_template()
 def test_labels_say_rule_run_and_owner() -> None:
     job = shaped()
     for metadata in (job["metadata"], job["spec"]["template"]["metadata"]):
-        assert metadata["labels"]["vlmflow/rule"] == "train_lora"
+        assert metadata["labels"]["vlmflow/rule"] == "train_model"
         assert metadata["labels"]["vlmflow/run"] == "qwen3vl-fire"
         assert metadata["labels"]["vlmflow/invocation"] == "abc"
         assert metadata["labels"]["app.kubernetes.io/part-of"] == "vlmflow"
@@ -104,7 +104,7 @@ def test_labels_say_rule_run_and_owner() -> None:
 def test_gpu_resource_takes_the_clusters_name() -> None:
     objects = shipped()
     objects[2]["metadata"]["annotations"]["vlmflow/gpu-resource"] = "nvidia.com/a100"
-    job = shape(PLUGINS_JOB, read_template(objects[2]), RuleJob("train_lora", gpus=4), OWNER, {})
+    job = shape(PLUGINS_JOB, read_template(objects[2]), RuleJob("train_model", gpus=4), OWNER, {})
     for amounts in main_of(job)["resources"].values():
         assert amounts["nvidia.com/a100"] == "4"
         assert "nvidia.com/gpu" not in amounts
@@ -200,8 +200,8 @@ def test_a_profile_that_gives_pods_the_controllers_state_is_refused() -> None:
     plugins = deepcopy(PLUGINS_JOB)
     claim = {"name": "state", "persistentVolumeClaim": {"claimName": "controller-state"}}
     plugins["spec"]["template"]["spec"]["volumes"].append(claim)
-    with pytest.raises(VlmflowError, match="the pod of train_lora run=a: volume state is the claim controller-state"):
-        shape(plugins, read_template(shipped()[0]), RuleJob("train_lora", {"run": "a"}), OWNER, {})
+    with pytest.raises(VlmflowError, match="the pod of train_model run=a: volume state is the claim controller-state"):
+        shape(plugins, read_template(shipped()[0]), RuleJob("train_model", {"run": "a"}), OWNER, {})
 
 
 def test_sources_are_unpacked_where_no_other_pod_writes() -> None:

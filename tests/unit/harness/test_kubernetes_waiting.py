@@ -224,7 +224,7 @@ def watched() -> tuple:
 
 def test_waiting_is_reported_after_30_s_and_when_the_reason_changes(watched: tuple) -> None:
     watch, cluster, clock, said = watched
-    watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)
+    watch.follow("j", RuleJob("train_model", {"run": "x"}), None)
     for _ in range(3):
         watch.look(["j"])
         clock.now += 10
@@ -233,7 +233,7 @@ def test_waiting_is_reported_after_30_s_and_when_the_reason_changes(watched: tup
         clock.now += 10
         watch.look(["j"])
     assert len(said) == 1
-    assert "train_lora run=x has waited 40 s: nvidia.com/gpu: 4 asked" in said[0]
+    assert "train_model run=x has waited 40 s: nvidia.com/gpu: 4 asked" in said[0]
     cluster.pod = pod(message="0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")
     clock.now += 10
     watch.look(["j"])
@@ -241,7 +241,7 @@ def test_waiting_is_reported_after_30_s_and_when_the_reason_changes(watched: tup
     assert "untolerated taint" in said[1]
     cluster.pod["status"]["phase"] = "Running"
     assert watch.look(["j"])["j"].state == "running"
-    assert said[2:] == ["train_lora run=x is running."]
+    assert said[2:] == ["train_model run=x is running."]
 
 
 @pytest.mark.parametrize(("words", "seconds", "again"), [("not found", 120, False), ("i/o timeout", 1800, True)])
@@ -312,12 +312,12 @@ def test_a_templates_limit_of_waiting(watched: tuple) -> None:
 def test_progress_is_reported_when_it_changes(watched: tuple) -> None:
     watch, cluster, clock, said = watched
     cluster.pod["status"]["phase"] = "Running"
-    cluster.log = "noise\ntrain_lora x: step 1/6 · loss 2.000 · 1.20 s/step · 0:06 left\nmore noise\n"
+    cluster.log = "noise\ntrain_model x: step 1/6 · loss 2.000 · 1.20 s/step · 0:06 left\nmore noise\n"
     watch.follow("j", RuleJob("x"), None)
     for _ in range(3):
         watch.look(["j"])
         clock.now += 31
-    assert said == ["train_lora x: step 1/6 · loss 2.000 · 1.20 s/step · 0:06 left"]
+    assert said == ["train_model x: step 1/6 · loss 2.000 · 1.20 s/step · 0:06 left"]
 
 
 def test_lines_of_progress() -> None:
@@ -360,7 +360,7 @@ def test_a_pod_that_disappeared_between_two_checks_is_judged_by_its_events(
     watched: tuple, reason: str, message: str, words: str
 ) -> None:
     watch, cluster, _, _ = watched
-    watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)
+    watch.follow("j", RuleJob("train_model", {"run": "x"}), None)
     cluster.pod["status"]["phase"] = "Running"
     assert watch.look(["j"])["j"].state == "running"
     cluster.pod = None
@@ -376,7 +376,7 @@ def test_a_pod_that_disappeared_is_reported_even_without_events(
         raise Refused(500, "away")
 
     watch, cluster, _, _ = watched
-    watch.follow("j", RuleJob("train_lora", {"run": "x"}), None)
+    watch.follow("j", RuleJob("train_model", {"run": "x"}), None)
     cluster.pod["status"]["phase"] = "Running"
     watch.look(["j"])
     cluster.pod = None

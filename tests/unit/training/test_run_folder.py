@@ -55,7 +55,7 @@ def test_a_folder_is_set_aside_where_its_input_changed_and_not_where_a_disk_fail
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    with pytest.raises(error) as raised, folder.set_aside_where_refused("train_lora x"):
+    with pytest.raises(error) as raised, folder.set_aside_where_refused("train_model x"):
         raise error("1 of 2 pictures cannot be read", "check the disk")
     assert folder.path.exists() is stays
     assert ("the input changed" in str(raised.value)) is not stays

@@ -1,4 +1,4 @@
-"""Train the adapter to its last step, and keep the best checkpoint by validation loss."""
+"""Train to the last step, and keep the best checkpoint by validation loss."""
 
 import shutil
 from pathlib import Path
@@ -37,7 +37,8 @@ def main(
     rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     smoke: the smoke stage's folder, whose gate must be open.
     cached: the cached data set's folder (cached/RUN), or none: [].
-    full: the folder to write (checkpoints/RUN/full): the best adapter, the report, the events, the loss curve.
+    full: the folder to write (checkpoints/RUN/full): the best checkpoint's adapter or weights, the report, the events,
+    the loss curve.
     settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
     pictures: the image manifest of the train split; none if rows have no pictures.
     """
@@ -51,8 +52,8 @@ def main(
 
     training = look()
     page = page_of(run, "full", training.settings)
-    trained = train(training, run_store / run / "full", threads, f"train_lora {run}", onlooker=page)
-    with trained.folder.set_aside_where_refused(f"train_lora {run}"):
+    trained = train(training, run_store / run / "full", threads, f"train_model {run}", onlooker=page)
+    with trained.folder.set_aside_where_refused(f"train_model {run}"):
         look()  # check again: trainers read pictures for days
     account = report(training, trained)
     with whole_folder(full) as finished:

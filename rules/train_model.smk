@@ -1,18 +1,18 @@
-# The full training: LoRA over the run's processes, started with torchrun.
+# The full training, with the run's tuner and strategy: its processes are started with torchrun.
 #
 # Needs: an open gate, rows that fit max_length, their pictures in the store, the base model; with cached_dataset, the
 #        cached data set.
-# Makes: checkpoints/{run}/full/: the adapter of the best checkpoint by validation loss, report.json, the
-#        events (progress.jsonl), loss.png.
+# Makes: checkpoints/{run}/full/: what the best checkpoint by validation loss has (the adapter; with tuner full the
+#        model's weights), report.json, the events (progress.jsonl), loss.png.
 #        It trains in stores.runs/{run}/full/DIGEST, a folder bound to the digest of data and settings, which
-#        keeps the newest and the best checkpoint, and finished adapters of earlier settings beside it.
+#        keeps the newest and the best checkpoint; finished trainings with other settings are beside it.
 # Holds: the target step was reached and evaluated, or validation loss ended the run early (early_stop_after); after a
 #        signal, a kill or a full disk, the same command resumes from the newest whole checkpoint; no two trainers write
 #        to one run folder.
 
 
-rule train_lora:
-    """Train the adapter to its last step, and keep the best checkpoint by validation loss."""
+rule train_model:
+    """Train to the last step, and keep the best checkpoint by validation loss."""
     input:
         rows="fitted/{run}",
         pictures=inputs.train_pictures,
@@ -28,9 +28,9 @@ rule train_lora:
             subcategory="{run}: full run",
         ),
     log:
-        "logs/train_lora/{run}.log",
+        "logs/train_model/{run}.log",
     benchmark:
-        "benchmarks/train_lora/{run}.tsv"
+        "benchmarks/train_model/{run}.tsv"
     params:
         settings=params.run("train", "device", "processes", "strategy", "deepspeed", "tuner", "model.model_type"),
         picture_store=lookup(dpath="stores/pictures", within=config),
@@ -41,10 +41,10 @@ rule train_lora:
         gpu_manufacturer="nvidia",
         scale=0,
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
-        disk_mb=20_000,
+        disk_mb=resources.train_disk,
         runtime=lookup(dpath="runs/{run}/resources/train_runtime", within=config),
         pod_template=resources.train_template,
     message:
         "Training {wildcards.run}"
     script:
-        "../scripts/train_lora.py"
+        "../scripts/train_model.py"
