@@ -27,7 +27,8 @@ rule estimate_page:
     params:
         reads="vlmflow/reports/templates",
         settings=params.run(
-            *("train", "device", "processes", "strategy", "tuner", "over_long", "gpu", "gpu_hour_price", "estimate"),
+            *("train", "device", "processes", "strategy", "deepspeed", "tuner", "over_long"),
+            *("gpu", "gpu_hour_price", "estimate"),
         ),
     threads: 1
     resources:

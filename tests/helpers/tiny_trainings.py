@@ -29,6 +29,7 @@ from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.trainer.events import Log, read_events
 from vlmflow.training.released import release
 from vlmflow.training.train import Trained, train
+from workflow_runs import words_of
 
 WORDS = ("red", "green", "blue", "one", "two", "three")
 PICTURES = ("red", "green", "blue")
@@ -119,7 +120,8 @@ def train_and_kill(training: Training, runs: Path, step: int) -> None:
     def kill() -> None:
         while not over.is_set():
             if any(logged >= step for logged, _ in losses_of(training, runs)):
-                for process in me.children(recursive=True):
+                (torchrun,) = (child for child in me.children() if "torch.distributed.run" in words_of(child))
+                for process in [torchrun, *torchrun.children(recursive=True)]:
                     process.send_signal(signal.SIGKILL)
                 return
             time.sleep(0.01)

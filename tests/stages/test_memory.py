@@ -12,7 +12,7 @@ from hub_server import command
 from stage_settings import validation
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-from vlmflow.fetch.model_folder import hash_files, write_model_manifest
+from vlmflow.fetch.small_files import write_small_files
 from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles, SplitLengths
 from vlmflow.lengths.count import RowLength
 
@@ -28,15 +28,13 @@ for buffers that fill up."""
 
 
 def make_rows(folder: Path, count: int) -> None:
-    """Write raw rows, and a model of which only the manifest is read."""
+    """Write raw rows, and a model's files, of which only the manifest is read."""
     with (folder / "raw.jsonl").open("w") as file:
         for number in range(count):
             file.write(json.dumps({"prompt": f"What does {number} say?", "completion": f"{number}: {TEXT}"}) + "\n")
-    names = ["tokenizer.json", "model.safetensors"]
     (folder / "files").mkdir()
-    for name in names:
-        (folder / "files" / name).write_text("{}")
-    write_model_manifest(folder / "model", "m", "/m", None, folder / "files", hash_files(folder / "files", names, 1))
+    (folder / "files" / "tokenizer.json").write_text("{}")
+    write_small_files(folder / "model", folder / "files", ["tokenizer.json"], "/m", None)
 
 
 def measure_rows(folder: Path) -> None:
@@ -95,7 +93,7 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
         train_rows=data / "train.jsonl",
         val_rows=data / "val.jsonl",
         stats=data / "stats.json",
-        model=folder / "model",
+        model_files=folder / "model",
         train_lengths=lengths / "train.jsonl",
         val_lengths=lengths / "val.jsonl",
         summary=lengths / "summary.json",

@@ -166,7 +166,7 @@ def test_tensors_of_many_blocks(wide: Path) -> None:
 
 def merge_command(folder: Path, merged: Path) -> list[str]:
     script = ROOT / "scripts" / "merge_weights.py"
-    command = [sys.executable, str(script), "--model", str(folder / "model"), "--adapter", str(folder / "adapter")]
+    command = [sys.executable, str(script), "--model", str(folder / "model"), "--full", str(folder / "adapter")]
     return [*command, "--merged", str(merged), "--threads", "2"]
 
 
@@ -231,7 +231,7 @@ def test_the_script_reports_what_is_wrong(wide: Path, tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text('{"peft_type": "LOHA"}')
     write_account(adapter / "report.json", report_of(adapter))
     command = merge_command(wide, tmp_path / "merged")
-    command[command.index("--adapter") + 1] = str(adapter)
+    command[command.index("--full") + 1] = str(adapter)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "the stage failed: " in done.stderr

@@ -35,10 +35,11 @@ def test_the_models_own_weights_are_trained_and_proven(text_run: Path) -> None:
     """The run has the tuner full: no adapter anywhere, and the published weights answer as the trainer's did."""
     full = text_run / "checkpoints" / "text" / "full"
     names = {file.name for file in full.iterdir() if not file.name.startswith(".")}
-    assert names == {"logits.safetensors", "loss.png", "model.safetensors", "report.json", "trained.json"}
+    reports = {"loss.png", "progress.jsonl", "report.json"}
+    assert names - reports == {"logits.safetensors", "model.safetensors", "trained.json"}
     provenance = read_account(text_run / "merged" / "text" / "provenance.json", Provenance)
     assert (provenance.training.tuner, provenance.training.experimental) == ("full", [])
-    assert set(provenance.training.digests.released) == names - {"loss.png", "report.json"}
+    assert set(provenance.training.digests.released) == names - reports
     tensors, logits = provenance.verification.tensors, provenance.verification.logits
     assert (tensors.untouched, logits.verdict, logits.quantisation) == (0, "agree", None)
     assert min(kind.changed_share for kind in tensors.kinds) > 0.5

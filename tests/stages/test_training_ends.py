@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_strategies_train import DEEPSPEED_ON_CPUS, before_the_trainer
 
+from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP, ZERO2, ZERO3, Strategy
+from vlmflow.config.strategies import DDP, STRATEGIES, Strategy
+from vlmflow.config.strategies import DEEPSPEED as DEEPSPEED_JSON
 from vlmflow.config.tuners import LORA, TUNERS, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
@@ -131,7 +132,7 @@ def logged(progress: Path, key: str) -> list[int]:
 
 
 ENTRIES = [
-    *((LORA, strategy) for strategy in (ZERO2, ZERO3)),
+    *((LORA, STRATEGIES[name]) for name in LORA.strategies if name not in (DDP.name, DEEPSPEED_JSON.name)),
     *((tuner, DDP) for tuner in TUNERS.values() if tuner is not LORA),
 ]
 
@@ -142,7 +143,7 @@ def test_every_entry_ends_early(
     tmp_path: Path, tuner: Tuner, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes, and three val rows: all ranks make as many forward passes, and end at the same step."""
-    before_the_trainer(tmp_path, DEEPSPEED_ON_CPUS, monkeypatch)
+    before_trainers(tmp_path, DEEPSPEED + FSDP2, monkeypatch)
     dtype = {"dtype": "float32" if strategy is DDP else "bfloat16"}
     settings = {"max_steps": 9, "learning_rate": 1e-12, "early_stop_after": 1, **dtype}
     stalling = replace(job(tmp_path, 8, 3, 2, **settings), tuner=tuner, strategy=strategy)

@@ -143,7 +143,7 @@ def test_merged_weights_load_offline_and_know_where_they_come_from(demo_run: Pat
     assert facts["data"]["digests"]["train.jsonl"] == sha256_of(demo_run / "data" / "fire" / "train.jsonl")
     assert facts["base_model"]["files"]["config.json"] == sha256_of(demo_run / "tiny-model" / "config.json")
     adapter = demo_run / "checkpoints" / RUN / "full" / "adapter_model.safetensors"
-    assert facts["training"]["digests"]["adapter"] == sha256_of(adapter)
+    assert facts["training"]["digests"]["released"][adapter.name] == sha256_of(adapter)
     assert {name: sha256_of(merged / name) for name in facts["merged"]} == facts["merged"]
     assert {"config.json", "tokenizer.json", "preprocessor_config.json"} < facts["merged"].keys()
     assert facts["verification"]["logits"] is not None

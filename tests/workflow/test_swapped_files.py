@@ -71,7 +71,8 @@ def run(stage: str, **changed: Any) -> None:
     length = {"image_max_tokens": 64, "model_type": "qwen3_vl", "text_args": {}}
     rows = {"rows": f"fitted/{RUN}", "model": "models/tiny"}
     trained = {"full": f"checkpoints/{RUN}/full", "smoke": f"checkpoints/{RUN}/smoke"}
-    how = {"device": "cpu", "processes": 1, "strategy": "ddp", "model_type": "qwen3_vl", "train": SETTINGS}
+    how = {"device": "cpu", "processes": 1, "strategy": "ddp", "deepspeed": None, "tuner": "lora"}
+    how |= {"model_type": "qwen3_vl", "train": SETTINGS}
     runs = {"run_store": "out/runs"}
     lengths = {f"{name}_lengths": f"lengths/{RUN}/{name}.jsonl" for name in ("train", "val")}
     raw = {"raw": [RAW], "raw_accounts": ["raw/fire/.fetched/FIRE-train-100K.json.json"]}
@@ -143,7 +144,7 @@ def run(stage: str, **changed: Any) -> None:
             **(rows | pictures | runs | {"settings": how, "cached": []}),
             **(trained | {"full": "out/run/full"}),
         },
-        "merge_weights": {"model": "models/tiny", "adapter": trained["full"], "merged": "out/merged"},
+        "merge_weights": {"model": "models/tiny", "full": trained["full"], "merged": "out/merged"},
         "verify_merged": {
             **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": "out/verified"}),
             "settings": {"verify": {"rows": 2}, "device": "cpu", "dtype": "float32", "image_max_tokens": 64},

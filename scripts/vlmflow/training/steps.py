@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import binpacking
-
 from vlmflow.config.run_settings import TrainSettings
 
 PACKED_TOGETHER = 1000
@@ -57,6 +55,8 @@ def samples_of(lengths: Sequence[int], settings: TrainSettings) -> list[Sample]:
     """Return the samples of an epoch, in the trainer's order before it shuffles. lengths: tokens of each row."""
     if not settings.packing:
         return [[row] for row in range(len(lengths))]
+    import binpacking  # only packing needs it
+
     room = int(settings.swift_args.get("packing_length", settings.max_length))
     packs: list[list[tuple[int, int]]] = []
     carried: list[tuple[int, int]] = []
