@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from made_accounts import report_of
 from tiny_models import (
@@ -227,7 +227,7 @@ def test_memory_does_not_grow_with_the_model(wide: Path, tmp_path: Path) -> None
 def test_the_script_reports_what_is_wrong(wide: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_model.safetensors").write_bytes(b"")
+    save_file({}, adapter / "adapter_model.safetensors")
     (adapter / "adapter_config.json").write_text('{"peft_type": "LOHA"}')
     write_account(adapter / "report.json", report_of(adapter))
     command = merge_command(wide, tmp_path / "merged")
