@@ -39,6 +39,10 @@ LABEL org.opencontainers.image.title="vlmflow-data" \
       org.opencontainers.image.licenses="Apache-2.0"
 
 FROM base AS train
+# Triton's and DeepSpeed's kernels are compiled when a training starts: Liger, and strategies that offload the optimizer.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
 COPY envs/train.lock /opt/vlmflow/envs/
 RUN uv pip install --no-cache --python /opt/vlmflow/env/bin/python --require-hashes --compile-bytecode \
       -r /opt/vlmflow/envs/train.lock

@@ -52,6 +52,7 @@ include: "rules/train_smoke.smk"
 include: "rules/train_model.smk"
 include: "rules/run_page.smk"
 include: "rules/merge_weights.smk"
+include: "rules/verify_tensors.smk"
 include: "rules/verify_merged.smk"
 include: "rules/publish_merged.smk"
 

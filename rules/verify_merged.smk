@@ -1,17 +1,18 @@
-# Proves that the merged weights are exactly base + adapter, or the base with the weights that were trained.
+# Proves that the merged weights answer as the model that was trained, and keeps them with all that was verified.
 #
-# Needs: the merged folder, the base model, the finished training, and rows of the val split for the logits.
+# Needs: the merged folder and what verify_tensors found in it, the base model, the finished training, and rows of the
+#        val split for the logits.
 # Makes: verified/{run}/, from the merged folder's own files, after every check has passed; with proof.json: the results
 #        of the checks, and the digest of every file.
-# Holds: key set, shapes and dtypes equal the base's; untouched tensors equal the base's byte for byte; touched ones are
-#        W + s·BA, or the trainer's, within rounding; logits agree with base + adapter in peft, or with those that the
-#        trainer stored; the folder loads offline. verified/{run} exists only if all of this holds.
+# Holds: the files are those whose tensors were verified; logits agree with base + adapter in peft, or with those that
+#        the trainer stored; the folder loads offline. verified/{run} exists only if all of this holds.
 
 
 rule verify_merged:
     """Verify the merged weights, and keep them with the proof."""
     input:
         merged="work/{run}/merged",
+        tensors="work/{run}/tensors.json",
         full="checkpoints/{run}/full",
         model=inputs.model,
         rows="fitted/{run}",

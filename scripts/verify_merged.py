@@ -1,4 +1,4 @@
-"""Verify the merged weights, and keep them with the proof."""
+"""Verify the answers of the merged weights, and keep the weights with the proof."""
 
 import logging
 from pathlib import Path
@@ -7,12 +7,12 @@ from harness.stage import run_stage
 from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
 from vlmflow.config.settings import Settings
 from vlmflow.config.tuners import tuner_of
+from vlmflow.core.account import read_account
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT, pictures_of
-from vlmflow.merging.proof import Checks, remember_proven, take_over, write_proof
-from vlmflow.merging.verify_tensors import verify_tensors
+from vlmflow.merging.proof import Checks, VerifiedTensors, refuse_other_files, take_over, write_proof
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.training_data import entries_named, first_rows
 from vlmflow.swift.quick_imports import quick_imports
@@ -37,6 +37,7 @@ class RunBlock(Settings):
 def main(
     *,
     merged: Path,
+    tensors: Path,
     full: Path,
     model: Path,
     rows: Path,
@@ -44,11 +45,11 @@ def main(
     settings: RunBlock,
     picture_store: Path,
     pictures: list[Path] | None = None,
-    threads: int = 1,
 ) -> None:
     """Verify one run's merged weights.
 
-    merged: the merged folder, whose files `verified` takes over. full: the training's folder (checkpoints/RUN/full).
+    merged: the merged folder, whose files `verified` takes over. tensors: what verify_tensors found in it.
+    full: the training's folder (checkpoints/RUN/full).
     model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN).
     verified: the folder to make (verified/RUN): the same files, and proof.json.
     settings: those of the run. picture_store: the folder with all picture stores.
@@ -61,8 +62,8 @@ def main(
     compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)
     named = {name for row in compared for name in row.images}
     refuse_changed_pictures(store, entries_named(named, pictures or []).values())
-    remove(merged / FOLDER_MARK)
-    tensors, logits = verify_tensors(base.folder, full, merged, base.files, threads, tuner), None
+    found, logits = read_account(tensors, VerifiedTensors), None
+    refuse_other_files(merged, found.files, verified.name, f"remove {merged} and run the same command again")
     if settings.verify.logits and tuner.trains_adapter:
         log.info(
             f"comparing logits of base + adapter and of the merged weights on {len(compared)} rows ({settings.device})"
@@ -73,11 +74,10 @@ def main(
     elif settings.verify.logits:
         log.info(f"comparing the logits that the trainer stored with those of the merged weights ({settings.device})")
         logits = verify_stored_logits(base.folder, full, merged, settings.device, settings.dtype)
-    log.info("writing proof.json: digests of all files")
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary
-        proven = write_proof(folder, Checks(tensors, logits), code=Path(__file__).parents[1])
-    remember_proven(verified, proven)
+        remove(folder / FOLDER_MARK)
+        write_proof(folder, Checks(found.tensors, logits), found.files, code=Path(__file__).parents[1])
 
 
 if __name__ == "__main__":

@@ -117,12 +117,14 @@ except OSError as error:
 def test_pods_are_placed_by_the_gpus_that_a_node_reports(cluster: Cluster) -> None:
     cluster.set_capacity("node-a", {"nvidia.com/gpu": "2"})
     too_many = jobs.job("too-many", ["true"], IMAGE, {"nvidia.com/gpu": "4"})
+    # The scheduler may see the change before the kubelet, which then rejects the pod (OutOfnvidia.com/gpu).
+    too_many["spec"]["backoffLimit"] = 3
     cluster.apply(too_many, NAMESPACE)
     pod = jobs.pod_of(cluster, "too-many", NAMESPACE)["metadata"]["name"]
     why = wait_for("it is refused", lambda: conditions(cluster, pod).get("PodScheduled"))
     assert "Insufficient nvidia.com/gpu" in why
     cluster.set_capacity("node-a", {"nvidia.com/gpu": "4"})
-    wait_for("it ends", lambda: jobs.phase(cluster, pod, NAMESPACE) == "Succeeded")
+    wait_for("it ends", lambda: cluster.get("job", "too-many", NAMESPACE)["status"].get("succeeded"), 120)
     cluster.set_capacity("node-a", {"nvidia.com/gpu": "0"})
 
 

@@ -17,8 +17,8 @@ from workflow_runs import ROOT, RUN
 
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
 ONE_JOB_EACH = {
-    *("fetch_model", "validate_sharegpt", "measure_lengths", "fit_rows"),
-    *("train_smoke", "train_model", "merge_weights", "verify_merged", "publish_merged"),
+    *("fetch_model", "fetch_model_files", "validate_sharegpt", "measure_lengths", "estimate_run", "fit_rows"),
+    *("train_smoke", "train_model", "merge_weights", "verify_tensors", "verify_merged", "publish_merged"),
 }
 ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
 
@@ -83,7 +83,11 @@ def test_requests_and_limits_are_what_the_rules_declare(workflow: ClusterWorkflo
 
 def test_the_token_is_in_no_file_log_or_object(workflow: ClusterWorkflow) -> None:
     fetched = [pod for pod in workflow.pods.values() if "HF_TOKEN" in str(pod)]
-    assert {pod["metadata"]["labels"]["vlmflow/rule"] for pod in fetched} == {"fetch_fire", "fetch_model"}
+    assert {pod["metadata"]["labels"]["vlmflow/rule"] for pod in fetched} == {
+        "fetch_fire",
+        "fetch_model",
+        "fetch_model_files",
+    }
     found = [path for path in workflow.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert found == []
     assert TOKEN not in (STATE / "said.txt").read_text()
@@ -114,4 +118,4 @@ def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_s
     assert workflow.pods == {}
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
     workflow.run(*workflow.words("--config", more))
-    assert set(workflow.rules()) == {"merge_weights", "verify_merged", "publish_merged"}
+    assert set(workflow.rules()) == {"merge_weights", "verify_tensors", "verify_merged", "publish_merged"}

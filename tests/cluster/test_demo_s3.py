@@ -65,7 +65,7 @@ def test_the_workflow_from_a_laptop_gives_the_same_weights(
     project.forget_pods()
     with project.watched():
         said = laptop.run()
-    assert "15 of 15 steps" in said
+    assert "18 of 18 steps" in said
     assert len(project.pods) == 15
     here, there = demo / "merged" / RUN, laptop.bucket / "merged" / RUN
     files = json.loads((there / ".manifest.json").read_text())["files"]

@@ -196,7 +196,7 @@ def test_processes_that_hold_different_adapters_save_none(
     text: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_trainers(tmp_path, DRIFT, monkeypatch)
-    with pytest.raises(VlmflowError, match="not really distributed: 2 different adapters at one step"):
+    with pytest.raises(VlmflowError, match="not really distributed: 2 different sets of trained weights at one step"):
         train(training_of(text, DDP), tmp_path / "runs", 2, "train_model r")
     assert not list((tmp_path / "runs").rglob("adapter_model.safetensors"))
 

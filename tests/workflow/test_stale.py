@@ -12,7 +12,7 @@ from vlmflow.pictures.image_manifest import read_picture_manifest
 from workflow_runs import CHECKPOINT_STEPS, ROOT, RUN, STEPS, clone, copy_folder, snakemake, stale_rules
 
 PUBLISHING = {"publish_merged"}
-FROM_MERGING = {"merge_weights", "verify_merged", *PUBLISHING}
+FROM_MERGING = {"merge_weights", "verify_tensors", "verify_merged", *PUBLISHING}
 FROM_TRAINING = {"train_smoke", "train_model", *FROM_MERGING}
 FROM_FITTING = {"fit_rows", *FROM_TRAINING}
 ESTIMATE = {"estimate_run"}

@@ -145,8 +145,15 @@ def run(stage: str, **changed: Any) -> None:
             **(trained | {"full": "out/run/full"}),
         },
         "merge_weights": {"model": "models/tiny", "full": trained["full"], "merged": "out/merged"},
+        "verify_tensors": {
+            "model": "models/tiny",
+            "full": trained["full"],
+            "merged": f"merged/{RUN}",
+            "tensors": "out/tensors",
+        },
         "verify_merged": {
-            **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": "out/verified"}),
+            **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": f"out/{RUN}"}),
+            "tensors": "out/tensors",
             "settings": {"verify": {"rows": 2}, "device": "cpu", "dtype": "float32", "image_max_tokens": 64},
         },
         "publish_merged": {
@@ -254,6 +261,7 @@ COUNT_TOKENS = ("measure_lengths", "fit_rows")
 READ_MODEL = (
     *(stage for stage in READ_PICTURES if stage not in COUNT_TOKENS),
     "merge_weights",
+    "verify_tensors",
     "verify_merged",
     "publish_merged",
 )
@@ -278,7 +286,7 @@ SWAPS = [
     ("fit_rows", in_folder(f"lengths/{RUN}/val.jsonl"), "has changed since"),
     *(
         (stage, in_folder(f"checkpoints/{RUN}/full/{name}"), ADAPTER)
-        for stage in ("merge_weights", "verify_merged")
+        for stage in ("merge_weights", "verify_tensors", "verify_merged")
         for name in ("adapter_model.safetensors", "adapter_config.json")
     ),
     ("publish_merged", other_proven_shard, SHARD.replace("models/tiny", f"verified/{RUN}")),
@@ -295,6 +303,13 @@ def test_a_file_swapped_between_two_stages_is_refused(
         run(stage)
     assert re.search(said, str(refusal.value)), refusal.value
     assert not list((place / "out").rglob("*.safetensors"))
+
+
+def test_merged_weights_that_changed_after_their_tensors_were_verified_are_refused(place: Path) -> None:
+    run("verify_tensors")
+    other_file(shard(place / "merged" / RUN))
+    with pytest.raises(VlmflowError, match=SHARD.replace("models/tiny", f"merged/{RUN}")):
+        run("verify_merged")
 
 
 def test_a_cached_data_set_that_changed_is_refused(place: Path) -> None:

@@ -52,10 +52,12 @@ class TrialTraining(msgspec.Struct, frozen=True):
 
 SMALL = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
 
+NEW_DRIVER = "the image's CUDA 13 needs NVIDIA driver 580 or newer on the node: update it"
 HINTS = {
     "No space left on device": "raise the sizeLimit of the volume shm in the pod template",
     "shared memory": "raise the sizeLimit of the volume shm in the pod template",
-    "driver version is insufficient": "the node's NVIDIA driver is older than the image's CUDA: update it",
+    "driver version is insufficient": NEW_DRIVER,
+    "driver on your system is too old": NEW_DRIVER,
     "OOMKilled": "the trial exceeded its memory limit, or the node ran out of memory: look at the node's other pods",
     "the pod sees": "the GPU device plugin gave fewer GPUs than requested: look at its pods",
 }

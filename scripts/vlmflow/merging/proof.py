@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK
-from vlmflow.core.integrity import Record, read_files, refuse_changed, remember
+from vlmflow.core.integrity import read_files, refuse_changed, remember
 
 PROOF = "proof.json"
 
@@ -136,6 +136,13 @@ class ProvenFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class VerifiedTensors(msgspec.Struct, frozen=True):
+    """The content of `tensors.json`. files: those of the merged folder when its tensors were verified, by name."""
+
+    tensors: TensorProof
+    files: dict[str, ProvenFile]
+
+
 class Proof(msgspec.Struct, frozen=True):
     """The content of `proof.json`.
 
@@ -149,61 +156,58 @@ class Proof(msgspec.Struct, frozen=True):
     versions: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Proven:
-    """How the files of a proven folder looked when `write_proof` read them, and when it began to, in ns."""
+def verified_files(folder: Path, run: str) -> dict[str, ProvenFile]:
+    """Read a run's merged files; return the size and digest of each, by name in the folder.
 
-    files: Record
-    began: int
-
-
-def write_proof(folder: Path, checks: Checks, code: Path) -> Proven:
-    """Write `proof.json` into a folder whose files passed `checks`. code: the checkout, for its commit."""
-    # A base may have its own proof.json, which this one replaces.
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / PROOF]
+    It also records how they look, so that later stages need not read them again.
+    """
     began = time.time_ns()
-    names = [file.relative_to(folder).as_posix() for file in files]
-    found = read_files("writing the digests of proven files", "files", folder, names)
+    found = read_files("writing the digests of the merged files", "files", folder, list(_sizes(folder)))
+    remember(_record(run), found, began)
+    return {name: ProvenFile(seen.size, seen.sha256) for name, seen in found.items()}
+
+
+def refuse_other_files(folder: Path, files: Mapping[str, ProvenFile], run: str, next_step: str) -> None:
+    """Raise VlmflowError with their names if files in `folder` are missing, new or changed. files: its own."""
+    expected, found = {name: file.size for name, file in files.items()}, _sizes(folder)
+    if changed := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
+        names = ", ".join(changed[:5])
+        raise VlmflowError(f"{folder}: {len(changed)} files differ from those that were proven: {names}", next_step)
+    refuse_changed("model files", folder, {name: file.sha256 for name, file in files.items()}, _record(run), next_step)
+
+
+def write_proof(folder: Path, checks: Checks, files: dict[str, ProvenFile], code: Path) -> None:
+    """Write `proof.json` into a folder with the `files` that passed `checks`. code: the checkout, for its commit."""
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
     proof = Proof(
         checks=checks,
-        files={name: ProvenFile(seen.size, seen.sha256) for name, seen in found.items()},
+        files=files,
         git_commit=git_commit(code),
         versions={"python": platform.python_version()} | versions,
     )
     write_account(folder / PROOF, proof)
-    return Proven(found, began)
 
 
 def read_proof(folder: Path) -> Proof:
-    """Return the proof of `folder`, after checking that its files are still the same.
+    """Return the proof of a run's folder `verified/RUN`, after checking that its files are still the same.
 
     Raises VlmflowError if a file is missing, new or changed.
     """
     proof = read_account(folder / PROOF, Proof)
-    proven = {name: file.size for name, file in proof.files.items()}
-    found = {
-        file.relative_to(folder).as_posix(): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
-    }
-    ours = {PROOF, FOLDER_MARK}
-    changed = sorted(name for name in (proven.keys() | found.keys()) - ours if proven.get(name) != found.get(name))
     again = f"remove {folder} and run the same command again: the workflow merges and proves it again"
-    if changed:
-        raise VlmflowError(
-            f"{folder}: {len(changed)} files differ from those that were proven: {', '.join(changed[:5])}", again
-        )
-    digests = {name: file.sha256 for name, file in proof.files.items()}
-    refuse_changed("model files", folder, digests, _record(folder), again)
+    refuse_other_files(folder, proof.files, folder.name, again)
     return proof
 
 
-def remember_proven(folder: Path, proven: Proven) -> None:
-    """Record how the files of `folder` look, so that `read_proof` need not read them again."""
-    remember(_record(folder), proven.files, proven.began)
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of a folder's files by name; a base may have its own proof.json, which ours replaces."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+    return {name: size for name, size in sizes.items() if name not in (PROOF, FOLDER_MARK)}
 
 
-def _record(folder: Path) -> str:
-    return f"verified/{folder.name}"
+def _record(run: str) -> str:
+    return f"verified/{run}"
 
 
 def take_over(folder: Path, target: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
+from vlmflow.core.files import FOLDER_MARK, read_json
 from vlmflow.fetch.model_files import INDEX, SINGLE
 from vlmflow.merging.model_weights import CONFIG, FETCH_AGAIN, WEIGHT_SUFFIXES
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
@@ -32,6 +32,7 @@ def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
     shards = shard_names(base, files)
     _require_usable(base, set(files))
     present = {path.relative_to(merged).as_posix() for path in merged.rglob("*") if not path.is_dir()}
+    present.discard(FOLDER_MARK)
     for name in sorted(set(files) - present):
         if name in shards or name == INDEX or not name.endswith(WEIGHT_SUFFIXES):
             raise VlmflowError(f"{merged / name}: is missing; the base has it", MERGE_AGAIN)

@@ -1,9 +1,11 @@
-"""The batches that a trainer takes from its loader: which rows they have, and how long it waited for them."""
+"""The batches that a trainer takes from its loader: their rows and tokens, and how long it waited for them."""
 
 import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from vlmflow.trainer.row_log import Batch, RowLog
 
@@ -20,6 +22,7 @@ class Batches:
         """Seconds of this session in which the trainer waited for its next batch."""
         self.of_step: list[Batch] = []
         """The batches of the present step."""
+        self._tokens: list[torch.Tensor | int] = []
         self._trainer = trainer
         self._log = log
         self._ahead: deque[list[int]] = deque()
@@ -38,9 +41,18 @@ class Batches:
         """Take the batches of the next step, as transformers does, and note their rows."""
         taken = self._get_samples(self._timed(batches), count, *arguments)
         self.of_step = [self._rows_of(self._ahead.popleft()) for _ in taken[0]]
+        self._tokens = [_tokens_of(batch) for batch in taken[0]]
         if self.of_step:
             self._log.write(self._trainer.state.global_step + 1, self.of_step)
         return taken
+
+    def tokens_of_step(self) -> int:
+        """Return the tokens of this rank in the present step, without padding.
+
+        transformers can count them too (`include_num_input_tokens_seen`), but then all ranks wait for each other in
+        each forward pass (trainer.py, `_track_num_input_tokens`).
+        """
+        return int(sum(self._tokens))
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
@@ -57,6 +69,12 @@ class Batches:
         """Return the rows of samples; ms-swift's packed data set lists those of each sequence (dataset/packing.py)."""
         packs = getattr(self._trainer.train_dataset, "packed_idx", None)
         return [packs[sample] if packs else [sample] for sample in samples]
+
+
+def _tokens_of(batch: dict[str, Any]) -> torch.Tensor | int:
+    """Return the number of a batch's tokens; a tensor, so that the GPU is not waited for. Without padding, no mask."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"].numel() if mask is None else mask.sum()
 
 
 class NotedSampler:

@@ -61,7 +61,6 @@ class Watch(TrainerCallback):
 
     def __init__(self, orders: Orders, heart: Heart, args: Any, trainer: Any) -> None:
         super().__init__(args, trainer)
-        args.include_num_input_tokens_seen = "non_padding"
         folder = Path(orders.folder)
         self.orders = orders
         self.strategy = strategy_of(orders.strategy)
@@ -166,10 +165,11 @@ class Watch(TrainerCallback):
             control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and end on all ranks at the same step, if SIGTERM came to one of them; end at a bad step."""
-        votes = gather((self.stop, self.faults.measure()))
-        self.faults.stop_at_a_bad_step([measured for _, measured in votes])
-        if any(stop for stop, _ in votes):
+        """Count the step's tokens; save and end on all ranks if SIGTERM came to one of them; end at a bad step."""
+        votes = gather((self.stop, self.faults.measure(), self.batches.tokens_of_step()))
+        self.faults.stop_at_a_bad_step([measured for _, measured, _ in votes])
+        state.num_input_tokens_seen += sum(tokens for _, _, tokens in votes)
+        if any(stop for stop, _, _ in votes):
             control.should_evaluate = False
             control.should_save = True
             control.should_training_stop = True

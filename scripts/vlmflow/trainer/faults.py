@@ -48,12 +48,14 @@ class Faults:
     def measure(self) -> tuple[float, bool]:
         """Return this rank's loss of the step that ends now, and whether the gradient's norm is a finite number.
 
-        With float16 an infinite gradient is usual: the scaler then skips the update and scales less.
+        With float16 an infinite gradient is usual: the scaler then skips the update and scales less. DeepSpeed skips
+        such an update with bfloat16 too, at every step without an end.
         """
         losses, self._losses = self._losses, []
         self._of_passes: list[float] = torch.stack(losses).tolist()
         norm, self._norm = self._norm, None
-        finite = norm is None or math.isfinite(float(norm)) or self._trainer.accelerator.optimizer_step_was_skipped
+        scaled = self._trainer.args.fp16 and self._trainer.accelerator.optimizer_step_was_skipped
+        finite = norm is None or math.isfinite(float(norm)) or scaled
         return sum(self._of_passes), finite
 
     def stop_at_a_bad_step(self, measured: list[tuple[float, bool]]) -> None:

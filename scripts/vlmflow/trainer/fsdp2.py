@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from peft import PeftModel
 from swift.model.models import qwen
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX, CheckpointWrapper
@@ -137,6 +138,7 @@ def _save_shards(trainer: Any, output_dir: str) -> None:
     torch.save(content, folder / SHARDS.format(rank=trainer.args.process_index))
     if trainer.args.should_save:
         torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER)
+    dist.barrier()  # the first rank now removes older checkpoints
 
 
 def _load_weights(trainer: Any, checkpoint: str, model: Module | None = None) -> None:

@@ -21,7 +21,7 @@ def refuse_different_weights(model: torch.nn.Module) -> None:
     """Raise RuntimeError on all ranks if their trained weights differ: they do not train together."""
     digests = set(gather(_digest_of_trained(model)))
     if len(digests) > 1:
-        raise RuntimeError(f"not really distributed: {len(digests)} different adapters at one step")
+        raise RuntimeError(f"not really distributed: {len(digests)} different sets of trained weights at one step")
 
 
 def peak_memory() -> int:

@@ -23,7 +23,7 @@ def refuse_bad_step(folder: RunFolder, train: Path, what: str) -> None:
     if not file.is_file():
         return
     bad = read_account(file, BadStep)
-    steps = (int(place.name.partition("-")[2]) for place in folder.output.iterdir() if NAME.fullmatch(place.name))
+    steps = (int(place.name.partition("-")[2]) for place in folder.output.glob("*") if NAME.fullmatch(place.name))
     good = max((step for step in steps if step < bad.first), default=None)
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
     raise VlmflowError(

@@ -22,8 +22,8 @@ def refuse_missing_compiler(strategy: Strategy) -> None:
         raise VlmflowError(
             f"runs.NAME.strategy: {strategy.name}: DeepSpeed compiles its optimizer for the CPU, and this machine has "
             f"no {', no '.join(missing)}",
-            "install them (Debian: apt-get install g++ python3-dev; in an image: docs/training.md), or train with a "
-            "strategy that does not offload the optimizer",
+            "install them (Debian: apt-get install g++ python3-dev), or train with a strategy that does not offload "
+            "the optimizer",
         )
 
 

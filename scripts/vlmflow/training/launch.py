@@ -1,6 +1,7 @@
 """Starts the trainers with torchrun, and watches them."""
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -108,7 +109,10 @@ def environment(training: Training, folder: RunFolder, threads: int) -> dict[str
     """Return the trainers' environment: ms-swift's, with its caches in the run folder and an equal share of cores."""
     cores = max(1, threads // training.processes)
     pictures, image_max_tokens = training.data.pictures, training.settings.image_max_tokens
-    return child_process.environment(pictures, image_max_tokens, folder.path / "cache", cores) | {"PATH": search_path()}
+    # Rows of all lengths leave gaps in the GPU's memory that segments of fixed size cannot use.
+    allocator = {"PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}
+    ours = allocator | {"PATH": search_path()}
+    return child_process.environment(pictures, image_max_tokens, folder.path / "cache", cores) | ours
 
 
 def end_of_whole_lines(progress: Path) -> int:

@@ -14,11 +14,14 @@ BYTES_PER_IMAGE_TOKEN = 4 * 3 * 2 * 16 * 16 * 4
 BATCHES_AHEAD = 2
 """Batches that each loader process of torch's DataLoader keeps ready (prefetch_factor)."""
 
+LOADERS = 2
+"""During an evaluation, the loader of the training rows keeps its batches too: ms-swift's loaders are persistent."""
+
 
 def shared_memory_needed(settings: TrainSettings, processes: int) -> int:
     """Return the bytes of all loaders' batches if every row has a picture of the largest size."""
     batch = settings.per_device_batch_size * settings.image_max_tokens * BYTES_PER_IMAGE_TOKEN
-    return processes * settings.dataloader_workers * BATCHES_AHEAD * batch
+    return processes * LOADERS * settings.dataloader_workers * BATCHES_AHEAD * batch
 
 
 def refuse_small_shared_memory(settings: TrainSettings, processes: int, folder: Path = SHARED_MEMORY) -> None:

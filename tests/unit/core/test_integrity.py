@@ -11,7 +11,7 @@ from made_accounts import some_checks
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import sha256_of, write_json
 from vlmflow.core.integrity import LEVEL, RECORDS, compare, refuse_changed, refuse_other_rows
-from vlmflow.merging.proof import read_proof, remember_proven, write_proof
+from vlmflow.merging.proof import read_proof, verified_files, write_proof
 
 
 @pytest.fixture
@@ -177,10 +177,10 @@ def test_changes_during_a_proof_are_not_recorded_as_proven(
 ) -> None:
     """Its digest is from before the change, its stat from after it."""
     folder = tmp_path / "files"
-    proven = write_proof(folder, some_checks(), tmp_path)
+    verified = verified_files(folder, folder.name)
     (folder / "b").write_text("the bytes of B")
     os.utime(folder / "b", (1e9 + 1, 1e9 + 1))
-    remember_proven(folder, proven)
+    write_proof(folder, some_checks(), verified, tmp_path)
     with pytest.raises(VlmflowError, match="1 of 3 model files have changed since they were checked: b"):
         read_proof(folder)
 

@@ -7,7 +7,7 @@ import pytest
 from made_accounts import some_checks
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-from vlmflow.merging.proof import PROOF, read_proof, write_proof
+from vlmflow.merging.proof import PROOF, read_proof, verified_files, write_proof
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def proven(tmp_path: Path) -> Path:
     """The weights of a base that was proven itself, and brings the proof of then."""
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / PROOF).write_text('{"of": "the base"}')
-    write_proof(tmp_path, some_checks(), code=tmp_path)
+    write_proof(tmp_path, some_checks(), verified_files(tmp_path, tmp_path.name), code=tmp_path)
     return tmp_path
 
 

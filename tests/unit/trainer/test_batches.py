@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from swift.dataloader.shard import BatchSamplerShard, DataLoaderShard
 from swift.dataset.packing import PackingDataset
@@ -24,6 +25,17 @@ class Numbers(Rows):
         return index if isinstance(index, int) else self.lengths
 
 
+class Fed(list):
+    """What a collator makes of samples, here the samples themselves; the trainer asks for its tensors by name."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        super().__init__(samples)
+        self.mask = torch.ones(len(samples), 3)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self.mask if name == "attention_mask" else None
+
+
 class Trainer:
     """The part of a trainer that `Batches` uses: ms-swift's loader, transformers' way to take batches from it."""
 
@@ -34,7 +46,7 @@ class Trainer:
 
     def get_train_dataloader(self) -> DataLoaderShard:
         sampler = BatchSamplerShard(len(self.train_dataset), 2, shuffle=True, drop_last=False, data_seed=1)
-        values = {"num_workers": self.workers, "persistent_workers": self.workers > 0, "collate_fn": list}
+        values = {"num_workers": self.workers, "persistent_workers": self.workers > 0, "collate_fn": Fed}
         return DataLoaderShard(self.train_dataset, batch_sampler=sampler, **values)
 
     def get_batch_samples(self, *arguments: Any) -> Any:
@@ -69,3 +81,4 @@ def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed:
     ]
     assert max(len(sample) for step in taken for batch in step for sample in batch) > 1 or not packed
     assert batches.waited > 0
+    assert batches.tokens_of_step() == 0  # the last pass is over

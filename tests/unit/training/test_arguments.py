@@ -205,9 +205,9 @@ def test_a_slow_torch_is_refused() -> None:
 
 
 def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    """Two batches per loader, each with a picture's pixels as the processor returns them."""
+    """Two batches per worker of the loaders of train and val, with a picture's pixels as the processor returns them."""
     settings = TrainSettings(dataloader_workers=4, image_max_tokens=1024)
-    assert shared_memory_needed(settings, 4) == 4 * 4 * 2 * (4096 * 1536 * 4)
+    assert shared_memory_needed(settings, 4) == 4 * 2 * 4 * 2 * (4096 * 1536 * 4)
     with pytest.raises(VlmflowError, match="dataloader_workers to 0"):
         refuse_small_shared_memory(settings, 10_000_000, tmp_path)
     refuse_small_shared_memory(TrainSettings(dataloader_workers=0), 10_000_000, tmp_path)
