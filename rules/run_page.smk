@@ -1,8 +1,8 @@
 # The course of a full training, for people: one self-contained page, the last state of the page in the run folder.
 #
-# Needs: the full run's report and events, and the gate before it.
+# Needs: the full run's report and events, and gate and estimate before it.
 # Makes: reports/run-{run}.html: loss, validation loss, learning rate, gradient norm, speed and waiting as curves, and
-#        what the gate estimated beside what the full run measured.
+#        what gate and estimate predicted beside what was measured.
 # Holds: the file loads nothing and runs nothing; the same training gives the same page. No other stage needs it.
 
 
@@ -11,6 +11,7 @@ rule run_page:
     input:
         smoke="checkpoints/{run}/smoke",
         full="checkpoints/{run}/full",
+        estimate=ancient("estimates/{run}.json"),
     output:
         page=report(
             "reports/run-{run}.html",

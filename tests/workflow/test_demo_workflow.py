@@ -116,6 +116,13 @@ def test_training_was_distributed_and_the_validation_loss_fell(demo_run: Path) -
     assert report["tokens"] > STEPS * 2 * 50
 
 
+def test_the_trainers_log_has_no_row(demo_run: Path) -> None:
+    """ms-swift prints one; its words could look like the cause of a failure."""
+    logs = list((demo_run / "stores" / "runs" / RUN).glob("*/*/trainer.log"))
+    assert len(logs) == 2
+    assert not [log for log in logs if "[INPUT" in log.read_text() or "<|im_start|>user" in log.read_text()]
+
+
 def test_make_rows_shows_what_was_in_a_step(demo_run: Path) -> None:
     """The tokens of all steps are those that the trainers counted, so no row is another one."""
     report = json.loads((demo_run / "checkpoints" / RUN / "full" / "report.json").read_text())
@@ -223,7 +230,8 @@ def test_rows_name_pictures_in_the_store_and_nothing_of_this_machine(demo_run: P
 def test_the_runs_page_shows_the_course_of_the_training_beside_its_estimate(demo_run: Path, tmp_path: Path) -> None:
     """Every figure is the report's; the page that was written while it trained ended too."""
     smoke, full = (demo_run / "checkpoints" / RUN / stage for stage in ("smoke", "full"))
-    draw_page(smoke=smoke, full=full, page=tmp_path / "page.html")
+    estimate = demo_run / "estimates" / f"{RUN}.json"
+    draw_page(smoke=smoke, full=full, estimate=estimate, page=tmp_path / "page.html")
     with Browser(tmp_path / "profile") as browser:
         browser.check_page(tmp_path / "page.html", f"{RUN}: full run, step {STEPS} of {STEPS}")
         titles = browser.evaluate("[...document.querySelectorAll('h3')].map(title => title.innerText)")
@@ -233,6 +241,7 @@ def test_the_runs_page_shows_the_course_of_the_training_beside_its_estimate(demo
     gate, report = read(smoke / "gate.json"), read(full / "report.json")
     table = {name: (estimated, measured) for name, estimated, measured, _ in rows[1:]}
     assert table["optimizer steps"] == (str(gate["full_run"]["steps"]), str(report["steps"]))
+    assert [name for name, *_ in rows].count("optimizer steps") == 2, "once of the gate, once of the estimate"
     assert table["tokens trained on"] == (f"{gate['full_run']['tokens']:,}", f"{report['tokens']:,}")
     for page in (demo_run / "stores" / "runs" / RUN).glob("*/*/run.html"):
         assert "<b>ended</b>" in page.read_text()
@@ -245,4 +254,9 @@ def test_other_events_than_those_of_the_report_are_refused(demo_run: Path, tmp_p
     with (full / "progress.jsonl").open("a") as file:
         file.write("\n")
     with pytest.raises(VlmflowError, match=r"1 of 1 files of events have changed .*: progress\.jsonl"):
-        draw_page(smoke=demo_run / "checkpoints" / RUN / "smoke", full=full, page=tmp_path / "page.html")
+        draw_page(
+            smoke=demo_run / "checkpoints" / RUN / "smoke",
+            full=full,
+            estimate=demo_run / "estimates" / f"{RUN}.json",
+            page=tmp_path / "page.html",
+        )

@@ -88,6 +88,7 @@ LOADS_SETTINGS = "it reads settings from another file; write them here"
 SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
 PACKED_BY_ONE = "the workflow counts the sequences as one process makes them by best fit, the default; remove it"
 REPEATED_ROWS = "its figures would count rows twice that fill the last batches; remove it"
+OTHER_LOSS = "the validation loss would not be the mean over all trained tokens; remove it"
 
 REFUSED: dict[str, str] = {
     "fsdp_config": f"the workflow sets it; to shard with FSDP, set runs.NAME.strategy: {FSDP2.name}",
@@ -104,6 +105,11 @@ REFUSED: dict[str, str] = {
     "dataloader_drop_last": "it would skip rows without counting them; remove it",
     "push_to_hub": "the trainer runs offline; upload merged/RUN yourself",
     "eval_metric": REPEATED_ROWS,
+    "include_num_input_tokens_seen": "the workflow counts tokens itself; remove it",
+    "enable_dft_loss": OTHER_LOSS,
+    "label_smoothing_factor": OTHER_LOSS,
+    "loss_type": OTHER_LOSS,
+    "eval_delay": "a resumed training would make up for the evaluations that it leaves out; remove it",
     "predict_with_generate": "its evaluations give no loss, which chooses the checkpoint; remove it",
     "eval_on_start": "that loss belongs to no checkpoint but would count in train.early_stop_after; remove it",
     "enable_jit_checkpoint": "it would catch SIGTERM, on which the workflow saves; remove it",

@@ -46,7 +46,7 @@ class Case:
             rows=1 if one_sequence else rows,
             tokens=text + pictures,
             longest=ceil((text + pictures) / (1 if one_sequence else rows)),
-            logits=text,
+            logits=text if share == 1 else text + pictures,  # with sequence_parallel ms-swift keeps those of pictures
             padded=rows > 1 and not one_sequence and settings.attention == "sdpa",
             pictures=pictures,
         )

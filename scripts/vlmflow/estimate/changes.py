@@ -15,6 +15,7 @@ from vlmflow.estimate.accounts import Change
 from vlmflow.estimate.case import Case, sharding_of
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.times import LOW, times
+from vlmflow.estimate.way import Sharding
 from vlmflow.lengths.accounts import STEP
 
 FITS, REFUSED = 0.9, 1.1
@@ -121,15 +122,21 @@ def _checkpointing(case: Case, gpu: Gpu) -> Idea | None:
 
 def _strategy(name: str, costs: str) -> Try:
     def attempt(case: Case, gpu: Gpu) -> Idea | None:
-        now, processes = case.way.sharding, case.way.processes
-        if name not in _supported(case):
+        now, sharing = case.way.sharding, sharding_of(STRATEGIES[name], case.way.processes)
+        if name not in _supported(case) or not _moves_more(now, sharing):
             return None
-        sharing = sharding_of(STRATEGIES[name], processes)
-        if processes == 1 or (now.weights >= sharing.weights and now.optimizer >= sharing.optimizer):
-            return None
-        return Idea(f"strategy: {name}", costs, case.with_sharding(sharing), gpu)
+        changed = case.with_sharding(sharing)
+        host = memory(changed).host
+        in_memory = f", in {host / 1e9:,.0f} GB of main memory for each process" if host else ""
+        return Idea(f"strategy: {name}", f"{costs}{in_memory}", changed, gpu)
 
     return attempt
+
+
+def _moves_more(now: Sharding, other: Sharding) -> bool:
+    """Return whether another strategy shares more, or moves more to main memory."""
+    more = other.weights > now.weights or other.optimizer > now.optimizer
+    return more or (other.weights_on_host, other.optimizer_on_host) > (now.weights_on_host, now.optimizer_on_host)
 
 
 def _supported(case: Case) -> set[str]:
@@ -141,7 +148,9 @@ def _four_bits(case: Case, gpu: Gpu) -> Idea | None:
     if case.way.tuner != LORA.name or case.way.sharding.engine != "ddp":
         return None
     changed = replace(case, way=replace(case.way, tuner=QLORA.name))
-    return Idea(f"tuner: {QLORA.name}", "the base is rounded to 4 bits while the adapter is trained", changed, gpu)
+    return Idea(
+        f"tuner: {QLORA.name}", "slower; the base is rounded to 4 bits while the adapter is trained", changed, gpu
+    )
 
 
 def _smaller_pictures(case: Case, gpu: Gpu) -> Idea | None:
@@ -185,8 +194,15 @@ def _more_gpus(case: Case, gpu: Gpu) -> Idea | None:
         return None
     while (processes := processes * 2) <= MACHINE:
         changed = case.with_sharding(sharding_of(ZERO3, processes), processes)
+        passes = case.settings.gradient_accumulation_steps * case.way.processes / processes
+        if passes == int(passes) and passes >= 1:  # the same rows in a step
+            changed = changed.with_settings(gradient_accumulation_steps=int(passes))
+            what = f", train.gradient_accumulation_steps: {int(passes)}"
+        else:
+            what = ""
         if share(changed, gpu) <= FITS or processes * 2 > MACHINE:
-            return Idea(f"processes: {processes}, strategy: {ZERO3.name}", "more GPUs at a time", changed, gpu)
+            costs = "more GPUs at a time" + ("" if what else ", more rows in a step")
+            return Idea(f"processes: {processes}, strategy: {ZERO3.name}{what}", costs, changed, gpu)
     return None
 
 
@@ -204,6 +220,8 @@ TRAINING: tuple[Try, ...] = (
     _strategy("fsdp2", "weights come over the link for each pass"),
     _strategy("zero3", "weights come over the link for each pass, while nothing is computed"),
     _four_bits,
+    _strategy("zero2_offload", "the optimizer works on the CPU"),
+    _strategy("zero3_offload", "slow: the weights come from main memory, and the optimizer works on the CPU"),
 )
 DATA: tuple[Try, ...] = (_smaller_pictures, _shorter_rows)
 HARDWARE: tuple[Try, ...] = (_more_gpus, _other_product)

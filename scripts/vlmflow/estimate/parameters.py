@@ -26,12 +26,14 @@ class Part:
 
     matrices: those of linear layers, with their number. vectors: weights and biases of norms. other: embeddings, the
     output head, experts, and the convolution that cuts patches. convolution: that one, which may have an adapter.
+    outside: of a language model, the weights that are in none of its layers.
     """
 
     matrices: Counted
     vectors: int
     other: int
     convolution: Matrix | None = None
+    outside: int = 0
 
     @property
     def linear(self) -> int:
@@ -93,13 +95,13 @@ def _language(text: TextShape, tied: bool) -> Part:
     if dense:
         matrices += [(matrix, dense) for matrix in text.mlp]
     table = text.vocab_size * text.hidden_size
-    other = table if tied else 2 * table
+    tables = other = table if tied else 2 * table
     if experts := text.experts:
         each = experts.number * 3 * text.hidden_size * experts.width
         router = experts.number * text.hidden_size
         other += sparse * (each + router)
     norms = layers * (2 * text.hidden_size + 2 * text.head_width) + text.hidden_size
-    return Part(tuple(matrices), norms, other)
+    return Part(tuple(matrices), norms, other, outside=tables + text.hidden_size)
 
 
 def _tower(vision: VisionShape) -> Part:

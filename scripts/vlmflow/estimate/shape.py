@@ -26,6 +26,9 @@ DENSE_DEFAULTS = {"head_dim": 128}
 """The default of transformers' classes for dense models; those with experts divide the width by the heads."""
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+"""Of layers; the largest models have fewer than 200."""
+Optional = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
 
 class UnknownModelError(VlmflowError):
@@ -62,16 +65,16 @@ class TextShape(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
-    num_hidden_layers: Size
+    num_hidden_layers: Count
     num_attention_heads: Size
     num_key_value_heads: Size
     head_dim: Size | None = None
     attention_bias: bool = False
-    num_experts: int = 0
-    num_local_experts: int = 0  # the same, as transformers 5 writes it
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
-    decoder_sparse_step: int = 1
+    num_experts: Optional = 0
+    num_local_experts: Optional = 0  # the same, as transformers 5 writes it
+    num_experts_per_tok: Optional = 0
+    moe_intermediate_size: Optional = 0
+    decoder_sparse_step: Size = 1
     mlp_only_layers: Sequence[int] | None = None
 
     @property
@@ -132,7 +135,7 @@ class TextShape(msgspec.Struct, frozen=True, kw_only=True):
 class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
     """The picture tower. Keys and defaults are those of transformers' Qwen3VLVisionConfig."""
 
-    depth: Size = 27
+    depth: Count = 27
     hidden_size: Size = 1152
     intermediate_size: Size = 4304
     num_heads: Size = 16

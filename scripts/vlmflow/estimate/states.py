@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from vlmflow.estimate.parameters import (
     LANGUAGE,
-    Part,
     adapted,
     adapter_weights,
     parts,
@@ -55,11 +54,16 @@ def trained_of(shape: ModelShape, way: Way) -> int:
 
 def base_bytes(shape: ModelShape, way: Way) -> int:
     """Return the bytes of the base's weights on all GPUs together, each weight once."""
-    quantised = parts(shape)[LANGUAGE].linear if way.quantised else 0
+    quantised = quantised_weights(shape, way)
     bits = 4 + (DOUBLE_ABSMAX_BITS if way.double_quant else ABSMAX_BITS)
     trained = trained_weights(shape, way.trained) if way.is_full else 0
     frozen = weights_of(shape) - trained - quantised
     return math.ceil(frozen * way.base + trained * way.trained_bytes + quantised * bits / 8)
+
+
+def quantised_weights(shape: ModelShape, way: Way) -> int:
+    """Return the number of the base's weights that are in 4 bits: the language model's linear layers, or none."""
+    return parts(shape)[LANGUAGE].linear if way.quantised else 0
 
 
 def states(shape: ModelShape, way: Way) -> States:
@@ -101,12 +105,8 @@ def _gathered(shape: ModelShape, trained: int, way: Way) -> int:
 
 def _gathered_by_fsdp2(shape: ModelShape, way: Way) -> int:
     """Return the bytes of two layers, and of the weights outside all layers, which stay gathered."""
-    language = parts(shape)[LANGUAGE]
-    layer = _layer(language, shape.text.num_hidden_layers)
-    outside = sum(part.weights for part in parts(shape).values()) - layer * shape.text.num_hidden_layers
+    language, layers = parts(shape)[LANGUAGE], shape.text.num_hidden_layers
+    in_layers = language.weights - language.outside
+    layer, outside = math.ceil(in_layers / layers), weights_of(shape) - in_layers
     gradients = PREFETCHED_LAYERS * layer * FP32 if way.is_full else 0
     return (PREFETCHED_LAYERS * layer + outside) * BF16 + gradients
-
-
-def _layer(language: Part, layers: int) -> int:
-    return language.linear // layers

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vlmflow.config.gpus import Gpu
 from vlmflow.estimate.accounts import Times
 from vlmflow.estimate.case import Case
-from vlmflow.estimate.states import base_bytes, states, trained_of
+from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
 from vlmflow.estimate.work import forward, training
 from vlmflow.training.steps import Steps, samples_of, side_by_side
 
@@ -20,6 +20,9 @@ large models PaLM's paper (arXiv:2204.02311, table 3) lists 0.21 to 0.46."""
 
 KERNEL_SECONDS = 8e-6
 """Seconds that eager PyTorch needs to start a kernel. An assumption, not measured."""
+
+RESTORED_BYTES = 4.5
+"""Bytes that restoring a weight from 4 bits moves: it is read, written in 16 bits, and read again as such."""
 
 KERNELS, ADAPTER_KERNELS = 45, 60
 """Kernels of a layer's forward pass, and those that adapters add."""
@@ -84,7 +87,8 @@ def _fixed(case: Case, gpu: Gpu, passes: int) -> float:
     """Return the seconds of a batch without tokens, in some passes over all layers."""
     kernels = case.shape.text.num_hidden_layers * (KERNELS + (0 if case.way.is_full else ADAPTER_KERNELS))
     reading = base_bytes(case.shape, case.way) / gpu.bandwidth
-    return passes * max(kernels * KERNEL_SECONDS, reading)
+    restoring = quantised_weights(case.shape, case.way) * RESTORED_BYTES / gpu.bandwidth
+    return passes * (max(kernels * KERNEL_SECONDS, reading) + restoring)
 
 
 def _gathering(case: Case, gpu: Gpu) -> float:
@@ -95,7 +99,13 @@ def _gathering(case: Case, gpu: Gpu) -> float:
 
 
 def _step(case: Case, gpu: Gpu) -> float:
-    """Return the seconds of an optimizer step: gradients are exchanged, and states are read and written."""
+    """Return the seconds of an optimizer step: gradients are exchanged, and states are read and written.
+
+    DDP exchanges gradients once: each is added up and comes back. DeepSpeed's ZeRO 2 and 3 add them up in each batch
+    (stage_1_and_2.py, `reduce_independent_p_g_buckets_and_remove_grads`), and new weights come once.
+    """
     way, kept = case.way, states(case.shape, case.way)
-    exchanged = 2 * trained_of(case.shape, way) * way.gradient_bytes * (1 - 1 / way.processes) / gpu.link
+    in_each_batch = way.sharding.engine == "deepspeed" and way.sharding.gradients > 1
+    exchanges = 1 + (case.settings.gradient_accumulation_steps if in_each_batch else 1)
+    exchanged = exchanges * trained_of(case.shape, way) * way.gradient_bytes * (1 - 1 / way.processes) / gpu.link
     return exchanged + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth

@@ -4,30 +4,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmflow.core.progress import clock
+from vlmflow.estimate import compare as estimated
+from vlmflow.estimate.accounts import NoEstimate, Result
+from vlmflow.estimate.compare import compare
 from vlmflow.training.accounts import Gate, TrainingReport
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure, estimated and measured; None where it is unknown. form: how a value is written."""
+    """One figure, estimated and measured; None where it is unknown.
+
+    form: how a value is written. up_to: the upper end, where the estimate is a range.
+    """
 
     name: str
     estimated: float | None
     measured: float | None
     form: Callable[[float], str] = "{:,.0f}".format
+    up_to: float | None = None
 
     @property
     def texts(self) -> tuple[str, str]:
         """Both values for people."""
-        estimated, measured = ("–" if one is None else self.form(one) for one in (self.estimated, self.measured))
-        return estimated, measured
+        values = (self.estimated, self.measured, self.up_to)
+        estimated, measured, up_to = ("–" if one is None else self.form(one) for one in values)
+        return estimated if self.up_to is None else f"{estimated} to {up_to}", measured
 
     @property
     def difference(self) -> str:
-        """How much more was measured than estimated, in percent of the estimate; "" if that is unknown."""
+        """How much more was measured than estimated, in percent of the estimate or of a range's nearer end.
+
+        "" if that is unknown.
+        """
         if not self.estimated or self.measured is None:
             return ""
-        return f"{self.measured / self.estimated - 1:+.1%}"
+        nearest = min(max(self.measured, self.estimated), self.estimated if self.up_to is None else self.up_to)
+        return f"{self.measured / nearest - 1:+.1%}"
 
 
 @dataclass(frozen=True)
@@ -39,12 +51,25 @@ class Comparison:
     rows: list[Compared]
 
 
-def comparisons(gate: Gate, report: TrainingReport) -> list[Comparison]:
-    """Return the sections of a run's page that compare estimates with the full run's report."""
+def comparisons(gate: Gate, report: TrainingReport, smoke: TrainingReport, estimate: Result) -> list[Comparison]:
+    """Return the sections of a run's page that compare what was estimated with the reports of smoke and full run."""
     text = "What the gate estimated from the smoke run, and what the full run measured."
     if report.ended_early:
         text += " The full run ended early: the gate estimates a run up to its last step."
-    return [Comparison("The gate against the full run", text, gate_against_full(gate, report))]
+    found = [Comparison("The gate against the full run", text, gate_against_full(gate, report))]
+    if isinstance(estimate, NoEstimate):
+        return found
+    for title, measured in (("smoke", smoke), ("full", report)):
+        text = f"What was estimated before a GPU was asked for, and what the {title} run measured."
+        rows = [_of_estimate(one) for one in compare(estimate, measured)]
+        if rows:
+            found.append(Comparison(f"The estimate against the {title} run", text, rows))
+    return found
+
+
+def _of_estimate(one: estimated.Compared) -> Compared:
+    forms = {"bytes": gigabytes, "hours": "{:,.2f} h".format, "tokens/s": "{:,.1f} tokens/s".format}
+    return Compared(one.name, one.estimated, one.measured, forms.get(one.unit, "{:,.0f}".format), one.up_to)
 
 
 def gate_against_full(gate: Gate, report: TrainingReport) -> list[Compared]:

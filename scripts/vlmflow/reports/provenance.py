@@ -61,13 +61,15 @@ def provenance(
 class ModelCard:
     """The card's facts. fitted: the numbers of training rows, for people. datasets: the hub's names of the data.
 
-    trains_adapter: whether an adapter was trained, or the model's own weights. tags: the hub's, for search.
+    trains_adapter: whether an adapter was trained, or the model's own weights. quantises: whether the base was in 4 bit
+    meanwhile. tags: the hub's, for search.
     """
 
     facts: Provenance
     fitted: str
     datasets: list[str]
     trains_adapter: bool
+    quantises: bool
     tags: list[str]
 
 
@@ -76,5 +78,5 @@ def model_card(facts: Provenance) -> str:
     fitted = ", ".join(f"{split.lengths.rows:,} {name}" for name, split in facts.smoke.fitted.items())
     tuner = tuner_of(facts.training.tuner)
     tags = ["vlmflow", *([tuner.name, "merged"] if tuner.trains_adapter else ["full-fine-tuning"])]
-    card = ModelCard(facts, fitted, hub_datasets(facts.rights), tuner.trains_adapter, tags)
+    card = ModelCard(facts, fitted, hub_datasets(facts.rights), tuner.trains_adapter, tuner.quantises, tags)
     return render("card/card.md.jinja", card)

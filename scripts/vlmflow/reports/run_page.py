@@ -6,6 +6,7 @@ It is `run.html` in the run folder while the training runs, and `reports/run-RUN
 from dataclasses import dataclass, field
 
 from vlmflow.core.progress import clock
+from vlmflow.estimate.accounts import Result
 from vlmflow.reports.compared import Comparison, comparisons, gigabytes
 from vlmflow.reports.histogram import short
 from vlmflow.reports.line_chart import LineChart
@@ -68,10 +69,13 @@ def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str,
     return render("run.html.jinja", page)
 
 
-def run_page(run: str, events: list[Event], report: TrainingReport, gate: Gate) -> str:
+def run_page(
+    run: str, events: list[Event], report: TrainingReport, gate: Gate, smoke: TrainingReport, estimate: Result
+) -> str:
     """Return the page of a finished full run.
 
-    events: all of its events. report: its report. gate: the gate before it.
+    events: all of its events. report: its report. gate, smoke: the gate before it, and the report of the smoke run.
+    estimate: what was estimated before both.
     """
     history = RunHistory()
     for event in events:
@@ -88,7 +92,7 @@ def run_page(run: str, events: list[Event], report: TrainingReport, gate: Gate) 
         share=_share(history.newest),
         tiles=_tiles(history.newest, False, _memory(memory, "of one process")),
         charts=history.charts(),
-        comparisons=comparisons(gate, report),
+        comparisons=comparisons(gate, report, smoke, estimate),
     )
     return render("run.html.jinja", page)
 

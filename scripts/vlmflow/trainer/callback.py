@@ -168,7 +168,8 @@ class Watch(TrainerCallback):
         """Count the step's tokens; save and end on all ranks if SIGTERM came to one of them; end at a bad step."""
         votes = gather((self.stop, self.faults.measure(), self.batches.tokens_of_step()))
         self.faults.stop_at_a_bad_step([measured for _, measured, _ in votes])
-        state.num_input_tokens_seen += sum(tokens for _, _, tokens in votes)
+        sharing = self.trainer.template.sequence_parallel_size  # so many ranks train on each row
+        state.num_input_tokens_seen += sum(tokens for _, _, tokens in votes) // sharing
         if any(stop for stop, _, _ in votes):
             control.should_evaluate = False
             control.should_save = True

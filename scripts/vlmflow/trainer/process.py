@@ -11,6 +11,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
@@ -28,10 +29,13 @@ def main() -> None:
         refuse_remote_code()
         import torch.distributed as dist
         from swift import sft_main
+        from swift.template import Template
 
         from vlmflow.trainer.callback import EndsAtOnce, register
         from vlmflow.trainer.faults import BadStepError
 
+        # It prints a row. Its words could look like the cause of a failure (training/failures.py), and may be private.
+        Template.print_inputs = _print_nothing
         register(orders, heart)
     with suppress(EndsAtOnce, BadStepError):
         sft_main(sys.argv[2:])
@@ -43,6 +47,10 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _print_nothing(template: Any, inputs: dict[str, Any]) -> None:
+    """Take the place of ms-swift's `Template.print_inputs`."""
 
 
 if __name__ == "__main__":

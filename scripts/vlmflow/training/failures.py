@@ -23,7 +23,7 @@ FAULTS = [
         PassingError,
     ),
     (
-        r"(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
+        r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
         "a process waited half an hour for the others: look for a hang in the trainer's log; if ms-swift reads all "
         "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
         PassingError,
@@ -51,6 +51,9 @@ FAULTS = [
 ]
 """Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
 
+LONGEST_LINE = 2_000
+"""Characters of a line of the log that are searched."""
+
 FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
@@ -66,7 +69,7 @@ def failure_of(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowEr
             f"{what}: no space left on the disk of {trainer_log.parent}",
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
-    text = trainer_log.read_bytes()[begin:].decode(errors="replace")
+    text = _lines(trainer_log.read_bytes()[begin:].decode(errors="replace"))
     for pattern, next_step, kind in FAULTS:
         found = [match for match in re.findall(pattern, text) if "ChildFailedError" not in match]
         if found:
@@ -76,3 +79,11 @@ def failure_of(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowEr
         f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
         "the same command resumes from the newest checkpoint",
     )
+
+
+def _lines(log: str) -> str:
+    """Return a log with a line for each state of a progress bar, and no line longer than a message needs.
+
+    Some patterns take quadratic time on a long line.
+    """
+    return "\n".join(line[:LONGEST_LINE] for line in re.split(r"[\r\n]+", log))

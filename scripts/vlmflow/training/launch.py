@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +136,13 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[list[int]]
 
     def pass_on(number: int, frame: Any) -> None:
         passed_on.append(number)
-        workers = psutil.Process(trainers.pid).children()
-        log.info(f"{signal.Signals(number).name}: {len(workers)} trainer(s) save a checkpoint and end")
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for process in workers or [trainers]:
-            process.send_signal(signal.SIGTERM)
+        with suppress(psutil.NoSuchProcess):  # they have just ended
+            workers = psutil.Process(trainers.pid).children()
+            log.info(f"{signal.Signals(number).name}: {len(workers)} trainer(s) save a checkpoint and end")
+            for process in workers or [trainers]:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -12,6 +12,18 @@ from workflow_runs import ROOT
 PUBLISHED = ROOT / "tests" / "published"
 
 
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
 def written(folder: Path, **changes: Any) -> Path:
     """Write the 8B's config.json with other values; None leaves a key out."""
     config = json.loads((PUBLISHED / "Qwen3-VL-8B-Instruct" / "config.json").read_text())
@@ -41,6 +53,10 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
         ({"text_config": "of another file"}, "Expected"),
         ({"vision_config": {"depth": "many"}}, "depth"),
         ({"vision_config": {"depth": 10**12}}, "depth"),
+        ({"model_type": "qwen3_moe", **SIZES, "decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({"model_type": "qwen3_moe", **SIZES, "moe_intermediate_size": -768}, "moe_intermediate_size"),
+        ({"model_type": "qwen3_moe", **SIZES, "num_experts": -5}, "num_experts"),
+        ({"model_type": "qwen3_moe", **SIZES, "num_hidden_layers": 10**6}, "num_hidden_layers"),
     ],
 )
 def test_sizes_that_are_none_are_refused_with_their_key(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:

@@ -1,0 +1,41 @@
+"""A run's page beside what gate and estimate predicted."""
+
+import msgspec
+
+from made_accounts import some_gate, some_report
+from made_case import some_case
+from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.estimate import estimate
+from vlmflow.reports.compared import Compared, comparisons
+from vlmflow.training.accounts import TrainingReport
+
+
+def on_h100(**values: object) -> TrainingReport:
+    return msgspec.structs.replace(some_report(), device="NVIDIA H100 80GB HBM3", **values)
+
+
+def test_the_estimate_is_compared_with_the_smoke_run_and_with_the_full_run() -> None:
+    """Speed and memory with both; steps and hours with a training of all steps."""
+    guess = estimate(some_case(), "h100", None)
+    on = guess.on("h100")
+    assert on is not None
+    smoke = on_h100(target=8, peak_memory=[50_000_000_000])
+    full = on_h100(target=guess.steps, steps=guess.steps, seconds=on.fast.seconds * 1.5, peak_memory=[51_000_000_000])
+    _, of_smoke, of_full = comparisons(some_gate(), full, smoke, guess)
+    assert [row.name for row in of_smoke.rows] == ["memory of one GPU", "speed of all GPUs"]
+    rows = {row.name: row for row in of_full.rows}
+    assert rows["memory of one GPU"].texts == (f"{guess.memory.total / 1e9:.1f} GB", "51.0 GB")
+    assert rows["optimizer steps"].difference == "+0.0%"
+    assert rows["training and evaluations"].difference == "+0.0%", "within the range"
+    assert " h to " in rows["training and evaluations"].texts[0]
+
+
+def test_a_model_without_estimate_has_the_gates_section_alone() -> None:
+    assert len(comparisons(some_gate(), on_h100(), on_h100(), NoEstimate("another architecture"))) == 1
+
+
+def test_the_difference_to_a_range_is_that_to_its_nearer_end() -> None:
+    assert Compared("speed", 100, 90, up_to=200).difference == "-10.0%"
+    assert Compared("speed", 100, 150, up_to=200).difference == "+0.0%"
+    assert Compared("speed", 100, 220, up_to=200).difference == "+10.0%"
+    assert Compared("speed", None, 220, up_to=200).difference == ""

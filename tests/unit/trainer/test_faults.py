@@ -1,0 +1,36 @@
+"""Which gradients end a training; what follows is in the stages' tests."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vlmflow.trainer.faults import Faults
+
+
+@pytest.mark.parametrize(
+    ("norm", "fp16", "skipped", "finite"),
+    [
+        (1.0, False, False, True),
+        (float("inf"), False, False, False),
+        (float("nan"), False, False, False),
+        (float("inf"), True, True, True),  # the scaler tries a lower scale
+        (float("inf"), False, True, False),  # DeepSpeed skips with bfloat16 too, and would for ever
+        (None, False, False, True),
+    ],
+)
+def test_a_skipped_update_is_excused_with_float16_alone(
+    tmp_path: Path, norm: float | None, fp16: bool, skipped: bool, finite: bool
+) -> None:
+    trainer: Any = SimpleNamespace(
+        args=SimpleNamespace(fp16=fp16),
+        accelerator=SimpleNamespace(optimizer_step_was_skipped=skipped),
+        training_step=lambda: torch.tensor(2.5),
+        _get_grad_norm=lambda: norm,
+    )
+    faults = Faults(trainer, SimpleNamespace(), SimpleNamespace(), tmp_path)  # type: ignore[arg-type]
+    trainer.training_step()
+    trainer._get_grad_norm()
+    assert faults.measure() == (2.5, finite)
