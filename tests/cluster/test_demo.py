@@ -11,7 +11,7 @@ from cluster.cluster_workflow import TWO_CORES, ClusterWorkflow
 from cluster.paths import STATE
 from harness.kubernetes.job_shape import PULL_SECONDS
 from harness.kubernetes.surroundings import quantity
-from harness.resources import LOGS_MB
+from harness.resources import LOGS_MB, TRAINING_MB
 from vlmflow.core.files import sha256_of
 from workflow_runs import ROOT, RUN
 
@@ -53,8 +53,9 @@ def test_every_job_had_a_pod_of_its_own(workflow: ClusterWorkflow) -> None:
 def declared(rule: str, resource: str) -> int:
     """Read what a rule file declares: a number, a key of the run's settings, or the disk for logs on a volume."""
     text = (ROOT / "rules" / f"{rule}.smk").read_text()
-    if f"{resource}=resources.weights_disk," in text:
-        return LOGS_MB
+    of_functions = {"weights_disk": LOGS_MB, "train_disk": TRAINING_MB}
+    if function := re.search(rf"^ +{resource}=resources\.(\w+),$", text, re.MULTILINE):
+        return of_functions[function[1]]
     found = re.search(
         rf"^ +{resource}=(?:([\d_]+)|lookup\(dpath=\"runs/{{run}}/resources/(\w+)\".*),(?:  #.*)?$", text, re.MULTILINE
     )
