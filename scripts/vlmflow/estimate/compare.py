@@ -28,9 +28,12 @@ class Compared(msgspec.Struct, frozen=True):
         """The estimate relative to what was measured, less 1; of a range, its distance. Null where one is missing."""
         if self.estimated is None or not self.measured:
             return None
-        low, high = self.estimated, self.estimated if self.up_to is None else self.up_to
-        nearest = min(max(self.measured, low), high)
-        return nearest / self.measured - 1
+        return nearest(self.measured, self.estimated, self.up_to) / self.measured - 1
+
+
+def nearest(measured: float, estimated: float, up_to: float | None) -> float:
+    """Return the estimate, or of a range up to `up_to` the value that is nearest to what was measured."""
+    return min(max(measured, estimated), estimated if up_to is None else up_to)
 
 
 def compare(estimate: Estimate, report: TrainingReport) -> list[Compared]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vlmflow.core.progress import clock
 from vlmflow.estimate import compare as estimated
 from vlmflow.estimate.accounts import NoEstimate, Result
-from vlmflow.estimate.compare import compare
+from vlmflow.estimate.compare import compare, nearest
 from vlmflow.training.accounts import Gate, TrainingReport
 
 
@@ -38,8 +38,7 @@ class Compared:
         """
         if not self.estimated or self.measured is None:
             return ""
-        nearest = min(max(self.measured, self.estimated), self.estimated if self.up_to is None else self.up_to)
-        return f"{self.measured / nearest - 1:+.1%}"
+        return f"{self.measured / nearest(self.measured, self.estimated, self.up_to) - 1:+.1%}"
 
 
 @dataclass(frozen=True)
