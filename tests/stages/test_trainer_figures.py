@@ -7,6 +7,7 @@ import pytest
 from tiny_trainings import Tiny, losses_of
 from trained_rows import check_rows
 from trainer_faults import make_fault
+from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import PassingError
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.report import report
@@ -55,3 +56,15 @@ def test_rows_of_steps_are_right_with_workers_accumulation_and_a_resume_within_a
     trained = train(training, tmp_path / "runs", 2, "train_model r")
     assert [step for step, _ in losses_of(training, tmp_path / "runs")] == [1, 2, 3, 4, 4, 5, 6, 7, 8]
     check_rows(tmp_path, trained.folder.path, tiny, steps=range(1, 9), ranks=2)
+
+
+@pytest.mark.slow
+def test_a_trained_tower_needs_no_picture_in_any_row(tmp_path: Path) -> None:
+    """DDP fails at the second step if trained weights got no gradient."""
+    tiny = Tiny.write(tmp_path, vision=True, mixed=True)
+    for split in ("train", "val"):
+        file = tmp_path / f"{split}.jsonl"
+        file.write_text("".join(f"{row}\n" for row in file.read_text().splitlines() if "images" not in row))
+    training = tiny.training(FULL, processes=2, freeze=[], learning_rate=1e-3, max_steps=3)
+    train(training, tmp_path / "runs", 2, "train_model r")
+    assert [step for step, _ in losses_of(training, tmp_path / "runs")] == [1, 2, 3]

@@ -55,6 +55,9 @@ BLOCKS: dict[str, frozenset[str]] = {
 }
 """The allowed keys of each block, by its path."""
 
+TEXTS = frozenset({"device", "communication_data_type"})
+"""Keys whose values are names."""
+
 LEARNING_RATE = (
     "the workflow sets optimizer and learning rate: remove it, and set runs.NAME.train.learning_rate, lr_scheduler, "
     "warmup_ratio and weight_decay"
@@ -106,6 +109,7 @@ def check_deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"zero_optimization.{block}.device: {device!r}: {reason}; use cpu or none")
         if device == "cpu" and stage < least:
             raise ValueError(f"zero_optimization.{block}: needs stage {least} or higher; the stage is {stage}")
+    _check_values(checked, "")
     return checked
 
 
@@ -121,9 +125,10 @@ def filled(settings: Mapping[str, Any]) -> dict[str, Any]:
     for path in AUTO:
         block, _, key = path.rpartition(".")
         if block:
-            result[block] = {key: "auto", **(result.get(block) or {})}
-        else:
-            result.setdefault(key, "auto")
+            given = {name: value for name, value in (result.get(block) or {}).items() if value is not None}
+            result[block] = {key: "auto", **given}
+        elif result.get(key) is None:
+            result[key] = "auto"
     return result
 
 
@@ -147,6 +152,18 @@ def _check_keys(block: Mapping[str, Any], path: str) -> None:
             if not isinstance(value, dict):
                 raise ValueError(f"{where}: {value!r} is not allowed; it must be a block of keys: {_listed(where)}")
             _check_keys(value, where)
+
+
+def _check_values(block: Mapping[str, Any], path: str) -> None:
+    """Raise ValueError for a value of a kind that no key has: DeepSpeed would refuse it on the GPU, or crash."""
+    for key, value in block.items():
+        where = f"{path}.{key}" if path else str(key)
+        if where in BLOCKS:
+            _check_values(value or {}, where)
+        elif isinstance(value, int | float) and not math.isfinite(value):
+            raise ValueError(f"{where}: {value!r} is not allowed; it must be a finite number")
+        elif not (isinstance(value, bool | int | float | None) or value == "auto" or key in TEXTS):
+            raise ValueError(f'{where}: {value!r} is not allowed; it must be true or false, a number, or "auto"')
 
 
 def _listed(path: str) -> str:

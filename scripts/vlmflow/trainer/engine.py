@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+from swift.model.models import qwen
 from torch.distributed.fsdp import FSDPModule
 
 from vlmflow.config.strategies import Strategy
@@ -14,7 +15,8 @@ def prepare(strategy: Strategy, trainer: Any) -> None:
     if strategy.engine == "fsdp2":
         fsdp2.replace_checkpoints(trainer)
         fsdp2.keep_precision(trainer)
-        fsdp2.pass_blank_pictures()
+    if strategy.engine == "fsdp2" or _trains_vision(trainer.model):
+        _pass_blank_pictures()
     if strategy.engine == "deepspeed":
         trainer.save_model = partial(_save_model, trainer, trainer.save_model)
 
@@ -33,6 +35,20 @@ def begin(strategy: Strategy, trainer: Any) -> None:
         fsdp2.keep_random_states(model)
     if strategy.engine == "deepspeed":
         _follow_learning_rate(trainer)
+
+
+def _trains_vision(model: Any) -> bool:
+    return any(weight.requires_grad and ".visual." in name for name, weight in model.named_parameters())
+
+
+def _pass_blank_pictures() -> None:
+    """Let batches without a picture pass a blank one through the vision tower of Qwen3-VL.
+
+    Otherwise only some ranks gather the tower's weights, and under FSDP2 all wait for ever. Or DDP fails, because
+    weights of the tower that it trains got no gradient. ms-swift does so under DeepSpeed alone (model/models/qwen.py,
+    `_forward_qwen3_vl_or_qwen3_omni`).
+    """
+    qwen.is_deepspeed_enabled = lambda: True
 
 
 def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:

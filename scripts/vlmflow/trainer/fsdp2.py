@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from peft import PeftModel
-from swift.model.models import qwen
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX, CheckpointWrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
@@ -52,15 +51,6 @@ def keep_precision(trainer: Any) -> None:
     if plugin and plugin.mixed_precision_policy:
         precise = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
         plugin.mixed_precision_policy = precise
-
-
-def pass_blank_pictures() -> None:
-    """Let batches without a picture pass a blank one through the vision tower of Qwen3-VL.
-
-    Otherwise only some ranks gather the tower's weights, and all wait for ever. ms-swift does so under DeepSpeed alone
-    (model/models/qwen.py, `_forward_qwen3_vl_or_qwen3_omni`).
-    """
-    qwen.is_deepspeed_enabled = lambda: True
 
 
 def keep_random_states(model: Module) -> None:

@@ -23,13 +23,14 @@ def refuse_bad_step(folder: RunFolder, train: Path, what: str) -> None:
     if not file.is_file():
         return
     bad = read_account(file, BadStep)
-    steps = (int(place.name.partition("-")[2]) for place in folder.output.glob("*") if NAME.fullmatch(place.name))
+    steps = [int(place.name.partition("-")[2]) for place in folder.output.glob("*") if NAME.fullmatch(place.name)]
+    spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
     good = max((step for step in steps if step < bad.first), default=None)
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
     raise VlmflowError(
         f"{what}: step {bad.step}: {_said(bad)}; rows {_named(ids_of(train, bad.rows))}; {last_good} ({folder.output})",
         f"lower runs.NAME.train.learning_rate; or correct the rows{_shown_by(folder, bad.step)}, or leave them out, in "
-        f"the raw file; both train from step 0. To train on unchanged, remove {file}",
+        f"the raw file; both train from step 0. To train on unchanged, remove {' and '.join([str(file), *spoiled])}",
     )
 
 

@@ -1,6 +1,7 @@
 """What some settings need of the machine that trains: packages that the environment lacks, a compiler, a newer GPU."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -45,14 +46,21 @@ def _missing(settings: TrainSettings) -> Iterator[tuple[str, str, str]]:
 
 
 def oldest_gpu() -> tuple[str, float] | None:
-    """Return name and compute capability of this machine's oldest GPU, as its driver lists them; None without one."""
+    """Return name and compute capability of this machine's oldest GPU, as its driver lists them; None without one.
+
+    With CUDA_VISIBLE_DEVICES, of the newest one: its numbers are CUDA's own, which differ from the driver's.
+    """
     if shutil.which("nvidia-smi") is None:
         return None
     call = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    lines = subprocess.run(call, capture_output=True, text=True, check=False).stdout.splitlines()
+    try:
+        lines = subprocess.run(call, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
+    except subprocess.TimeoutExpired:
+        return None  # the training itself shows what is wrong with the driver
     found = [line.rpartition(",") for line in lines]
     gpus = [(name.strip(), float(capability)) for name, _, capability in found if _is_number(capability)]
-    return min(gpus, key=lambda gpu: gpu[1], default=None)
+    choose = max if os.environ.get("CUDA_VISIBLE_DEVICES") else min
+    return choose(gpus, key=lambda gpu: gpu[1], default=None)
 
 
 def _is_number(text: str) -> bool:

@@ -110,6 +110,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (zero(2) | {"data_efficiency": {}}, "data_efficiency: it would change which rows"),
     (zero(2, overlap_com=True), "zero_optimization.overlap_com: a run may not set this key .*; nearest: overlap_comm"),
     (
+        zero(2, reduce_bucket_size=["x"]),
+        r"reduce_bucket_size: \['x'\] is not allowed; it must be true",
+    ),
+    (zero(2, overlap_comm="yes"), "zero_optimization.overlap_comm: 'yes' is not allowed"),
+    (
+        zero(2) | {"fp16": {"loss_scale": float("nan")}},
+        "fp16.loss_scale: nan is not allowed; it must be a fin",
+    ),
+    (zero(2) | {"gradient_predivide_factor": "1e400"}, "gradient_predivide_factor: '1e400' is not allowed"),
+    (
         zero(2) | {"compression_training": {}},
         "compression_training: a run may not set this key of DeepSpeed; allowed: ",
     ),
@@ -120,6 +130,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_others_are_refused_with_key_and_reason(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         RunSettings(model="m", dataset="d", strategy="deepspeed", deepspeed=settings)
+
+
+def test_null_is_auto() -> None:
+    settings = filled(check_deepspeed(zero(2) | {"bf16": {"enabled": None}, "gradient_clipping": None}))
+    assert settings["bf16"]["enabled"] == settings["gradient_clipping"] == "auto"
 
 
 @pytest.mark.parametrize("key", AUTO)

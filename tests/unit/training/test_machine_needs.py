@@ -48,6 +48,9 @@ def test_an_older_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     nvidia_smi(tmp_path, "NVIDIA A100-SXM4-80GB, 8.0\\nTesla T4, 7.5\\n", monkeypatch)
     with pytest.raises(VlmflowError, match=r"Tesla T4 has compute capability 7\.5; it needs .* 8\.0 or newer"):
         refuse_missing(FLASH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    refuse_missing(FLASH)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     nvidia_smi(tmp_path, "NVIDIA H100 80GB HBM3, 9.0\\n[N/A], [N/A]\\n", monkeypatch)
     refuse_missing(FLASH)
 
