@@ -23,11 +23,16 @@ OWN = {"zero_optimization": {"stage": 1}}
 
 
 def ways() -> list[object]:
-    """Return the parameters of every supported pair, on both models; only some are quick."""
+    """Return the parameters of every supported pair, on both models; and of LoRA's forms. Only some are quick."""
+    pairs = [(tuner, name, {}, str(tuner.name)) for tuner in TUNERS.values() for name in tuner.strategies]
+    pairs += [(LORA, DDP.name, {form: True}, form) for form in ("rslora", "dora")]
     return [
-        pytest.param(tuner, name, vision, marks=[] if _is_quick(tuner, name, vision) else pytest.mark.slow)
-        for tuner in TUNERS.values()
-        for name in tuner.strategies
+        pytest.param(
+            *(tuner, name, lora, vision),
+            marks=[] if _is_quick(tuner, name, vision) else pytest.mark.slow,
+            id=f"{form}-{name}-{'pictures' if vision else 'text'}",
+        )
+        for tuner, name, lora, form in pairs
         for vision in (False, True)
     ]
 
@@ -37,15 +42,16 @@ def _is_quick(tuner: Tuner, strategy: str, vision: bool) -> bool:
     return strategy == DDP.name and not vision and tuner is not LORA
 
 
-@pytest.mark.parametrize(("tuner", "name", "vision"), ways())
+@pytest.mark.parametrize(("tuner", "name", "lora", "vision"), ways())
 def test_a_killed_training_resumes_and_its_weights_are_proven(
-    tmp_path: Path, tuner: Tuner, name: str, vision: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tuner: Tuner, name: str, lora: dict[str, bool], vision: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step after the resume has the loss that it had before the kill."""
     before_trainers(tmp_path, DEEPSPEED + FSDP2, monkeypatch)
     tiny, strategy = Tiny.write(tmp_path, vision), strategy_of(name, OWN if STRATEGIES[name].takes_json else None)
     processes = 1 if strategy is DDP else 2
-    training = tiny.training(tuner, strategy, processes, max_steps=6, checkpoint_steps=2, evaluation_steps=2)
+    steps = {"max_steps": 6, "checkpoint_steps": 2, "evaluation_steps": 2}
+    training = tiny.training(tuner, strategy, processes, lora=lora, **steps)
     train_and_kill(training, tmp_path / "runs", step=4)
     before = dict(losses_of(training, tmp_path / "runs"))
     trained = train(training, tmp_path / "runs", 2, "train_model r")
