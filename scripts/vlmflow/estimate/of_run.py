@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.estimate.accounts import NoEstimate, Result
 from vlmflow.estimate.case import case_of
@@ -16,18 +17,22 @@ log = logging.getLogger("vlmflow")
 
 
 def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, settings: EstimateBlock) -> Result:
-    """Return the estimate of a run; NoEstimate if its model is of another architecture than the estimate knows.
+    """Return the estimate of a run; NoEstimate if the estimate does not know its model's architecture.
+
+    With `estimate: ignore` also NoEstimate if the model's config.json cannot be read.
 
     train, val, summary: the files of measure_lengths. model_files: the base model without its weights
     (model_files/MODEL). settings: those of the run.
 
-    Raises VlmflowError if a file has changed, or the model's config.json has no sizes.
+    Raises VlmflowError if a file has changed, or config.json lacks a size.
     """
     again = f"measure them again: snakemake --forcerun measure_lengths -- {summary}"
     refuse_other_rows(summary, [train, val], "lengths", again)
     try:
         shape = read_shape(read_small_files(model_files))
-    except UnknownModelError as error:
+    except VlmflowError as error:
+        if not isinstance(error, UnknownModelError) and settings.estimate != "ignore":
+            raise
         log.warning(f"no estimate: {error.cause}")
         return NoEstimate(error.cause)
     case = case_of(shape, settings, RowLengths.read(train), RowLengths.read(val))

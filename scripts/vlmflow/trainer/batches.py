@@ -17,7 +17,11 @@ class Batches:
     sampler's order; so each one that the trainer takes is the oldest that was handed out.
     """
 
-    def __init__(self, trainer: Any, log: RowLog) -> None:
+    def __init__(self, trainer: Any, log: RowLog | None) -> None:
+        """Note batches from now on.
+
+        log: gets the rows of each step; None for a rank that shares its rows with another one, which records them.
+        """
         self.waited = 0.0
         """Seconds of this session in which the trainer waited for its next batch."""
         self.of_step: list[Batch] = []
@@ -42,7 +46,7 @@ class Batches:
         taken = self._get_samples(self._timed(batches), count, *arguments)
         self.of_step = [self._rows_of(self._ahead.popleft()) for _ in taken[0]]
         self._tokens = [_tokens_of(batch) for batch in taken[0]]
-        if self.of_step:
+        if self.of_step and self._log:
             self._log.write(self._trainer.state.global_step + 1, self.of_step)
         return taken
 

@@ -65,7 +65,9 @@ class Watch(TrainerCallback):
         self.orders = orders
         self.strategy = strategy_of(orders.strategy)
         self.heart = heart
-        self.batches = Batches(trainer, RowLog(folder, heart.rank))
+        self.sharing = trainer.template.sequence_parallel_size
+        """So many neighbouring ranks train on the same rows (ms-swift, sequence_parallel.py, `_init_device_mesh`)."""
+        self.batches = Batches(trainer, RowLog(folder, heart.rank) if heart.rank % self.sharing == 0 else None)
         self.faults = Faults(trainer, args, self.batches, folder)
         self.stop = False
         self.trainer = trainer
@@ -168,8 +170,7 @@ class Watch(TrainerCallback):
         """Count the step's tokens; save and end on all ranks if SIGTERM came to one of them; end at a bad step."""
         votes = gather((self.stop, self.faults.measure(), self.batches.tokens_of_step()))
         self.faults.stop_at_a_bad_step([measured for _, measured, _ in votes])
-        sharing = self.trainer.template.sequence_parallel_size  # so many ranks train on each row
-        state.num_input_tokens_seen += sum(tokens for _, _, tokens in votes) // sharing
+        state.num_input_tokens_seen += sum(tokens for _, _, tokens in votes) // self.sharing
         if any(stop for stop, _, _ in votes):
             control.should_evaluate = False
             control.should_save = True

@@ -18,7 +18,7 @@ from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
 from vlmflow.training.pace import evaluation_seconds, fit, timed_steps
 from vlmflow.training.smoke import SmokeRows
-from vlmflow.training.steps import Steps, rows_left_over, samples_of
+from vlmflow.training.steps import Steps, rows_left_over, samples_of, side_by_side
 
 QUANTISED = "Linear4bit"
 """The class of bitsandbytes' layers: two weights in a byte."""
@@ -121,7 +121,7 @@ def estimate(
 
 def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, settings: TrainSettings, processes: int) -> float:
     """Return how long some rows would take as batches of a training."""
-    batches = math.ceil(len(rows) / (processes * settings.per_device_batch_size))
+    batches = math.ceil(len(rows) / (side_by_side(settings, processes) * settings.per_device_batch_size))
     each = pace.step_seconds / settings.gradient_accumulation_steps
     return batches * each + sum(row.tokens for row in rows) * pace.token_seconds
 

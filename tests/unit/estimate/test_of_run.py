@@ -71,6 +71,18 @@ def test_the_account_is_that_of_the_rows_and_the_model(place: Path) -> None:
     assert found.on("h100").slow_price is not None
 
 
+def test_a_damaged_config_stops_a_run_unless_the_estimate_is_ignored(place: Path) -> None:
+    damaged = place / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_text('{"model_type": "qwen3", "hidden_size": "wide"}')
+    write_small_files(place / "model_files", damaged, ["config.json"], "hf://o/m", None)
+    with pytest.raises(VlmflowError, match=r"config\.json"):
+        run(place)
+    found = run(place, estimate="ignore")
+    assert isinstance(found, NoEstimate)
+    assert "hidden_size" in found.reason
+
+
 def test_a_run_that_does_not_fit_leaves_no_account(place: Path) -> None:
     with pytest.raises(VlmflowError, match=r"on each of 1 GPU\(s\) by the estimate, \d+% of GeForce RTX 4090's 24 GB"):
         run(place, gpu="rtx-4090", tuner="full")

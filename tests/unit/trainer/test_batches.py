@@ -82,3 +82,11 @@ def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed:
     assert max(len(sample) for step in taken for batch in step for sample in batch) > 1 or not packed
     assert batches.waited > 0
     assert batches.tokens_of_step() == 0  # the last pass is over
+
+
+def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
+    trainer = Trainer(Numbers(LENGTHS), 0)
+    batches = Batches(trainer, None)
+    taken = next(steps_of(trainer, 1))
+    assert batches.of_step == taken, "a bad step names its rows all the same"
+    assert rows_of_step(tmp_path, 1) == {}

@@ -218,4 +218,13 @@ def test_an_evaluation_costs_what_it_cost_in_the_smoke_run() -> None:
     as_trained = 2 * pace.step_seconds + sum(row.tokens for row in VAL) * pace.token_seconds
     assert pace.evaluation_cost * as_trained == pytest.approx(6.0), "5 rows on 4 processes are 2 batches"
     assert pace_of(some_report(), events[:-1], VAL, full).evaluation_cost == 0.5
+    shared = job(
+        processes=4,
+        gradient_accumulation_steps=1,
+        per_device_batch_size=1,
+        sequence_parallel=2,
+        attention="flash_attention_2",
+    )
+    as_trained += pace.step_seconds
+    assert pace_of(some_report(), events, VAL, shared).evaluation_cost == pytest.approx(6.0 / as_trained), "now 3"
     assert pace_of(some_report(seconds=10.0, tokens=1_000), [], VAL, full) == Pace(0.0, 0.01, 0)
