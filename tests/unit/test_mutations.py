@@ -8,8 +8,8 @@ from mutations.run import ROOT, Mutation, judge, read_table
 
 TABLE = read_table()
 ROOMS = {
-    *("archives", "cluster", "config", "core", "doctor", "fetch", "lengths", "merging", "pictures", "raw", "reports"),
-    *("rows", "swift", "training", "web", "harness", "harness/kubernetes", "harness/storage"),
+    *("archives", "cluster", "config", "core", "doctor", "estimate", "fetch", "lengths", "merging", "pictures", "raw"),
+    *("reports", "rows", "swift", "trainer", "training", "web", "harness", "harness/kubernetes", "harness/storage"),
 }
 
 
