@@ -222,8 +222,8 @@ def _merge_and_verify(
     size = sum(path.stat().st_size for path in merged.rglob("*") if path.is_file())
     return {
         "merge": {"bytes": size, "seconds": merging, "bytes_per_second": size / merging},
-        "tensors": {"seconds": comparing, **msgspec.structs.asdict(tensors)},
-        "logits": {"seconds": answering, **msgspec.structs.asdict(logits)},
+        "tensors": {"seconds": comparing, **msgspec.to_builtins(tensors)},
+        "logits": {"seconds": answering, **msgspec.to_builtins(logits)},
     }
 
 

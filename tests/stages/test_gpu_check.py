@@ -43,6 +43,7 @@ def require_sound(figures: dict) -> None:
     assert figures["tensors"]["changed_share"] > 0.5
     assert figures["logits"]["effect_found"] == pytest.approx(1, abs=0.1)
     assert figures["logits"]["dtype"] == "bfloat16"
+    assert json.dumps(figures), "--json writes them"
 
 
 @pytest.mark.slow
