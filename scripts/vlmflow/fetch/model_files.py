@@ -30,12 +30,17 @@ INDEX = "model.safetensors.index.json"
 
 ADAPTER = "adapter_config.json"
 
+CODE = "names code that transformers would run"
+
 REFUSED_KEYS = {
-    "auto_map": "names Python code that transformers would run",
-    "custom_pipelines": "names Python code that transformers would run",
+    "auto_map": CODE,
+    "custom_pipelines": CODE,
     "transformers_weights": "names other weights than those that the merge uses",
 }
 """Refused keys of JSON files, at any depth, and what they do."""
+
+KERNEL_KEYS = {"attn_implementation", "_attn_implementation"}
+"""Keys that may name a repository with code for attention (OWNER/NAME), which transformers would run."""
 
 MAX_JSON_BYTES = 200_000_000
 """Five times the largest known tokenizer.json; a larger file would fill the memory of a small pod."""
@@ -182,13 +187,14 @@ def _refuse_keys(file: Path) -> None:
     def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # A number belongs to a token of a vocabulary; null and {} name nothing.
         found.extend((key, value) for key, value in pairs if key in REFUSED_KEYS and value and type(value) is not int)
+        found.extend((key, value) for key, value in pairs if key in KERNEL_KEYS and "/" in json.dumps(value))
         return dict(pairs)
 
     _read(file, look)
     for key, value in found:
         told = json.dumps(value)
         raise VlmflowError(
-            f"{file}: {key} = {told[:200]}{'…' if len(told) > 200 else ''}: {REFUSED_KEYS[key]}",
+            f"{file}: {key} = {told[:200]}{'…' if len(told) > 200 else ''}: {REFUSED_KEYS.get(key, CODE)}",
             PLAIN_COPY,
         )
 

@@ -38,16 +38,18 @@ def load(folder: Path, device: str, dtype: str, **values: Any) -> PreTrainedMode
     several = device == "cuda" and torch.cuda.device_count() > 1
     try:
         config = AutoConfig.from_pretrained(folder, **OFFLINE)
+        config._attn_implementation = None  # transformers' default for this machine, whatever the owner's had
         sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         model, report = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             folder,
+            config=config,
             dtype=getattr(torch, dtype),
             device_map="auto" if several else device,
             **OFFLINE,
             **values,
             output_loading_info=True,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise does_not_load(folder, error) from None
     if missing := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
         raise does_not_load(folder, f"no fitting weights for {missing[0]}")

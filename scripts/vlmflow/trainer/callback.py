@@ -38,6 +38,7 @@ from vlmflow.trainer.orders import Orders
 from vlmflow.trainer.quantised_layers import keep_their_form
 from vlmflow.trainer.ranks import gather, peak_memory, refuse_different_weights
 from vlmflow.trainer.row_log import RowLog
+from vlmflow.trainer.saved_digests import store_digests_with_each_checkpoint
 from vlmflow.trainer.stored_logits import store_with_each_checkpoint
 
 LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
@@ -91,6 +92,7 @@ class Watch(TrainerCallback):
         engine.prepare(self.strategy, self.trainer)
         if not tuner_of(self.orders.tuner).trains_adapter:
             store_with_each_checkpoint(self.trainer)
+        store_digests_with_each_checkpoint(self.trainer)
         handler = self.trainer.callback_handler
         handler.callbacks = [*(other for other in handler.callbacks if other is not self), self]
 

@@ -1,7 +1,8 @@
 """Checkpoints in a run folder: which of them are complete, and which is the newest.
 
 transformers' Trainer writes their files (trainer.py, `_save_checkpoint`), and a kill may leave any of them incomplete.
-So a checkpoint counts only if every file can be read. The run's strategy lists the files that it adds.
+So a checkpoint counts only if every file can be read, and those that it releases are as they were saved. The run's
+strategy lists the files that it adds.
 """
 
 import json
@@ -23,6 +24,7 @@ from vlmflow.config.strategies import Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.trainer.history import STATE, evaluated, stalled
+from vlmflow.trainer.saved_digests import changed_since_saved
 from vlmflow.training.released import kinds_of, released_files
 
 log = logging.getLogger("vlmflow")
@@ -86,7 +88,8 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
     """Return the newest complete checkpoint under `output`, or None.
 
     processes: the number of trainers that wrote it; each saves the state of its random numbers. strategy, tuner: how
-    they trained. Newer checkpoints that a kill or a full disk left incomplete are removed. One that was saved to its
+    they trained. Newer checkpoints that a kill or a full disk left incomplete, or whose bytes have changed since, are
+    removed. One that was saved to its
     end but lacks a kind of file has another form, and may be somebody's work: it is moved to `aside`, a folder beside
     `output`.
     """
@@ -95,7 +98,7 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
             return checkpoint
         missing = missing_kinds(folder, strategy, tuner)
         if not missing or STATE in missing:
-            log.warning(f"{folder}: incomplete; removed")
+            log.warning(f"{folder}: incomplete or damaged; removed")
             shutil.rmtree(folder)
             continue
         aside = output.parent / "aside"
@@ -114,7 +117,7 @@ def missing_kinds(folder: Path, strategy: Strategy, tuner: Tuner = LORA) -> list
 
 
 def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
-    """Return the checkpoint in `folder`, or None if a file is missing or incomplete.
+    """Return the checkpoint in `folder`, or None if a file is missing, incomplete or not as it was saved.
 
     processes: the number of trainers that wrote it. strategy, tuner: how they trained.
 
@@ -122,7 +125,8 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
     """
     try:
         state = json.loads((folder / STATE).read_bytes())
-        released_files(folder, tuner)
+        if changed_since_saved(folder, released_files(folder, tuner)):
+            return None
         for file in _torch_files(folder, processes, strategy):
             with zipfile.ZipFile(file) as archive:
                 if archive.testzip() is not None:
