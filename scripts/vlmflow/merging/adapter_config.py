@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from vlmflow.config.swift_args import HARMLESS_INITS
 from vlmflow.config.tuners import ADAPTER_CONFIG
@@ -24,10 +24,7 @@ SAY_NOTHING_OF_THE_MERGE = frozenset(
         "corda_config",
         "ensure_weight_tying",
         "eva_config",
-        "exclude_modules",
         "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
         "loftq_config",
         "lora_dropout",
         "lora_ga_config",
@@ -36,8 +33,6 @@ SAY_NOTHING_OF_THE_MERGE = frozenset(
         "qalora_group_size",
         "revision",
         "runtime_config",
-        "target_modules",
-        "task_type",
     }
 )
 """Keys about training and loading. Any other unknown key with a value is refused: it may mean arithmetic that this
@@ -60,13 +55,35 @@ MOST_REPEATS = 4
 
 Rank = Annotated[int, Field(ge=1, le=1 << 20)]
 Alpha = Annotated[float, Field(allow_inf_nan=False)]
-NONE_IS_EMPTY = BeforeValidator(lambda value: value or {})
+TaskType = Literal["SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION"]
+
+
+def _names(value: Any) -> Any:
+    return _refuse_unless(value, str, "a text or a list of texts")
+
+
+def _numbers(value: Any) -> Any:
+    return _refuse_unless(value, int, "a whole number or a list of them")
+
+
+def _refuse_unless(value: Any, kind: type, wanted: str) -> Any:
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, kind) and not isinstance(one, bool) for one in listed):
+        raise ValueError(f"it must be {wanted}")
+    return value
+
+
+LayerNames = Annotated[Any, AfterValidator(_names)]
+LayerNumbers = Annotated[Any, AfterValidator(_numbers)]
 
 
 class AdapterConfig(BaseModel):
-    """The part of `adapter_config.json` that a merge depends on."""
+    """The part of `adapter_config.json` that a merge depends on, or that peft itself would refuse.
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    Kinds are strict: peft's arithmetic fails with a text in place of a number, which the merge's does not see.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     peft_type: str
     r: Rank
@@ -75,10 +92,17 @@ class AdapterConfig(BaseModel):
     use_dora: bool = False
     fan_in_fan_out: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
-    rank_pattern: Annotated[dict[str, Rank], NONE_IS_EMPTY] = {}
-    alpha_pattern: Annotated[dict[str, Alpha], NONE_IS_EMPTY] = {}
+    rank_pattern: dict[str, Rank] = {}
+    alpha_pattern: dict[str, Alpha] = {}
     modules_to_save: list[str] | None = None
     init_lora_weights: bool | str = True
+    target_modules: LayerNames = None
+    exclude_modules: LayerNames = None
+    layers_to_transform: LayerNumbers = None
+    layers_pattern: LayerNames = None
+    task_type: TaskType | None = None
+    monteclora_config: None = None
+    velora_config: None = None
 
     def rank(self, module: str) -> int:
         """Return the rank of a layer's factors, by the layer's name in the base model."""
@@ -129,6 +153,11 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             config.init_lora_weights,
             "this initialisation changes the base's weights, so the adapter does not fit the base on disk",
         )
+    for key in ("layers_to_transform", "layers_pattern"):
+        if isinstance(config.target_modules, str) and (value := getattr(config, key)) is not None:
+            raise _refusal(path, key, value, "peft needs a list of target_modules for it, not a text")
+    if config.layers_pattern and not config.layers_to_transform:
+        raise _refusal(path, "layers_pattern", config.layers_pattern, "peft needs layers_to_transform for it")
     if config.use_dora and config.fan_in_fan_out:
         raise _refusal(path, "use_dora", True, "DoRA on layers that store their weights transposed (fan_in_fan_out)")
     return config

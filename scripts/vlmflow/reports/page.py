@@ -1,10 +1,12 @@
 """Pages and model cards: a template of `templates/`, filled with facts. A page loads nothing and runs nothing.
 
 All HTML and Markdown is in the templates; the other modules of this folder collect the facts, as typed values. The
-templates of HTML escape every value, and a misspelt name in a template is an error (StrictUndefined).
+templates of HTML escape every value; in those of Markdown, the filters `text` and `code` do for every text that is not
+ours. A misspelt name in a template is an error (StrictUndefined).
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,24 @@ TEMPLATES = Path(__file__).with_name("templates")
 the card, names `card` in it."""
 
 
-def _in_cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+PIPE = re.compile(r"\\*\|")
+MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
+"""What has a meaning in a line of Markdown, in code and in text. An underscore within a word has none."""
+
+HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+def _in_one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else "�" for character in " ".join(text.split()))
+
+
+def _as_text(text: str) -> str:
+    return MARKUP.sub(r"\\\g<0>", _in_one_line(text)).translate(HTML)
 
 
 def _as_code(text: str) -> str:
-    return f"`{_in_cell(text).replace('`', chr(39))}`"
+    # In code of a table, only a pipe can be escaped. With one more backslash before it, it would end the cell.
+    return f"`{PIPE.sub(lambda _: chr(92) + '|', _in_one_line(text)).replace('`', chr(39))}`"
 
 
 ENVIRONMENT = Environment(
@@ -37,11 +51,12 @@ ENVIRONMENT.filters |= {
     "share": "{:.1%}".format,
     "css": lambda share: f"{100 * share:.2f}%",
     "json": json.dumps,
-    "cell": _in_cell,
+    "text": _as_text,
     "code": _as_code,
 }
 """n: a count with thousands separators. share: a share of 1 for people. css: the same as a length in a style. json: a
-value as JSON. cell: a text from the data in a cell of a Markdown table. code: the same, without effective Markdown."""
+value as JSON. text: a text from outside as Markdown within a line or a cell, where it shows itself and does nothing.
+code: the same as code, with ' for `."""
 
 
 @dataclass(frozen=True)

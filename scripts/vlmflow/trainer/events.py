@@ -71,9 +71,9 @@ def as_line(event: Event) -> str:
 
 
 def read_event(line: bytes) -> Event:
-    """Parse a line; raises ValueError if it is not an event."""
+    """Parse a line of UTF-8; raises ValueError if it is not an event."""
     try:
-        return msgspec.convert(json.loads(line), Event)  # type: ignore[no-any-return]
+        return msgspec.convert(json.loads(line.decode()), Event)  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -102,7 +102,7 @@ def read_events(progress: Path) -> list[Event]:
         except ValueError as error:
             raise VlmflowError(
                 f"{progress}, line {number}: {error}",
-                f"another version of vlmflow may have written it: remove {progress.parent} and run the same command "
-                "again: it trains from the first step",
+                f"remove line {number} of {progress} and run the same command again: the line's figures are lost, and "
+                "nothing of the training",
             ) from None
     return events

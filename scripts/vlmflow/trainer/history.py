@@ -1,6 +1,7 @@
 """A trainer's log: transformers' `log_history` (trainer_callback.py, `TrainerState`), which is in each checkpoint."""
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 StepLoss = tuple[int, float]
@@ -11,8 +12,15 @@ STATE = "trainer_state.json"
 
 
 def logged(history: list[dict[str, Any]], kind: str) -> list[StepLoss]:
-    """Return the losses in a trainer's log. kind: "loss" for training, "eval_loss" for validation."""
-    return [(entry["step"], entry[kind]) for entry in history if kind in entry]
+    """Return the losses in a trainer's log. kind: "loss" for training, "eval_loss" for validation.
+
+    An entry whose step or loss is missing or no number counts as not logged: a resumed training evaluates again.
+    """
+    return [
+        (entry["step"], entry[kind])
+        for entry in history
+        if isinstance(entry.get("step"), Integral) and isinstance(entry.get(kind), Real)
+    ]
 
 
 def evaluated(history: list[dict[str, Any]], step: int) -> bool:

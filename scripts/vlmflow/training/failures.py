@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -51,6 +53,10 @@ FAULTS = [
 ]
 """Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
 
+NO_CAUSE = re.compile(r"ChildFailedError")
+NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
+"""What torchrun says of any failure, and of trainers or of itself that a signal ended."""
+
 LONGEST_LINE = 2_000
 """Characters of a line of the log that are searched."""
 
@@ -58,10 +64,11 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
-def failure_of(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowError:
-    """Return why the trainers failed: a full disk, or the cause in their log from byte `begin` on.
+def failure_of(code: int, trainer_log: Path, begin: int, what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
+    """Return why the trainers failed: a full disk, the cause in their log from byte `begin` on, or a signal.
 
-    code: torchrun's exit code. what: the stage and run.
+    code: torchrun's exit code. what: the stage and run. passed_on: the signals that they got through us. Those end a
+    trainer that is not at work yet, which saves nothing.
     """
     if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
         # Checked first: on a full disk the log has no cause.
@@ -70,10 +77,16 @@ def failure_of(code: int, trainer_log: Path, begin: int, what: str) -> VlmflowEr
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
     text = _lines(trainer_log.read_bytes()[begin:].decode(errors="replace"))
+    no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
     for pattern, next_step, kind in FAULTS:
-        found = [match for match in re.findall(pattern, text) if "ChildFailedError" not in match]
+        found = [match for match in re.findall(pattern, text) if not no_cause.search(match)]
         if found:
             return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
+    if passed_on:
+        return PassingError(
+            f"{what}: {signal.Signals(passed_on[0]).name} ended the trainers before they could save a checkpoint",
+            f"run the same command again: it resumes from the newest whole checkpoint, if there is one ({trainer_log})",
+        )
     return PassingError(
         f"{what}: the trainers ended with code {code}",
         f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "

@@ -47,7 +47,8 @@ def launch(
     resume: the checkpoint to resume from. lock: the run folder's lock, which the trainers hold as long as they run.
     threads: cores for all processes together. what: the stage and run, for messages. onlooker: see `onlooker`.
 
-    After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end.
+    After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end; while they still load, they
+    end at once.
     Raises VlmflowError with the cause if they fail; HangError after they were ended because they hang.
     """
     folder.output.mkdir(exist_ok=True)
@@ -74,7 +75,7 @@ def launch(
             finally:
                 onlooker(folder, False)
     if error is None and trainers.returncode:
-        error = failure_of(trainers.returncode, folder.trainer_log, said, what)
+        error = failure_of(trainers.returncode, folder.trainer_log, said, what, passed_on)
     if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
         error = PassingError(error.cause, error.next_step)
     if error is not None:
@@ -139,7 +140,8 @@ def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[list[int]]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with suppress(psutil.NoSuchProcess):  # they have just ended
             workers = psutil.Process(trainers.pid).children()
-            log.info(f"{signal.Signals(number).name}: {len(workers)} trainer(s) save a checkpoint and end")
+            name = signal.Signals(number).name
+            log.info(f"{name}: {len(workers)} trainer(s) save a checkpoint and end; those that still load end at once")
             for process in workers or [trainers]:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGTERM)

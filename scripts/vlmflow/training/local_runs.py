@@ -1,10 +1,11 @@
 """The trainings that run on this machine, from their run folders."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
 from vlmflow.trainer.events import new_events
 from vlmflow.training.doing import Doing, doing
 from vlmflow.training.newest import Newest
@@ -50,8 +51,8 @@ def _run_in(folder: RunFolder, holder: str) -> LocalRun:
 
 
 def _settings(folder: RunFolder) -> TrainSettings | None:
-    """Return the training's settings; None if they are not written yet, or another version wrote them."""
+    """Return the training's settings; None if they are not written yet, are damaged, or another version wrote them."""
     try:
-        return TrainSettings.model_validate(json.loads((folder.path / "job.json").read_bytes())["settings"])
-    except (FileNotFoundError, ValueError, KeyError):
+        return TrainSettings.model_validate(read_json(folder.path / "job.json")["settings"])
+    except (VlmflowError, ValueError, KeyError, TypeError, RecursionError):
         return None

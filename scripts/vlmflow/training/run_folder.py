@@ -24,6 +24,9 @@ log = logging.getLogger("vlmflow")
 PATIENCE = 120.0
 """Seconds to wait for another trainer to end: one that lost its parent saves a checkpoint and ends."""
 
+HOLDER = 200
+"""Bytes of a lock that messages show; a holder writes its process and its host's name there."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -55,7 +58,7 @@ class RunFolder:
             with self._lock.open() as lock:
                 fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._lock.read_text() or "another process"
+            return self._named_holder()
         except FileNotFoundError:
             pass
         return None
@@ -63,6 +66,12 @@ class RunFolder:
     def held_since(self) -> float:
         """Return when the newest holder got the folder, in seconds since 1970."""
         return self._lock.stat().st_mtime
+
+    def _named_holder(self) -> str:
+        """Return what the holder wrote into the lock, without characters that a terminal would obey."""
+        with self._lock.open("rb") as lock:
+            text = lock.read(HOLDER).decode(errors="replace").strip()
+        return "".join(character if character.isprintable() else "�" for character in text) or "another process"
 
     @property
     def _lock(self) -> Path:
@@ -127,7 +136,7 @@ class RunFolder:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = self._lock.read_text() or "another process"
+                holder = self._named_holder()
             if time.monotonic() > give_up:
                 raise PassingError(
                     f"{self.path}: {holder} is training here",

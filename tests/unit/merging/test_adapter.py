@@ -114,6 +114,18 @@ def test_other_layers_of_a_tied_model_are_merged(tied: Path, tmp_path: Path) -> 
         ("rank_pattern", {"q_proj": 0}),
         ("alpha_pattern", {"q_proj": float("nan")}),
         ("r", 10**400),
+        ("r", "8"),
+        ("lora_alpha", "64"),
+        ("alpha_pattern", {"q_proj": "64"}),
+        ("rank_pattern", None),
+        ("use_rslora", "true"),
+        ("target_modules", 5),
+        ("target_modules", [{}]),
+        ("layers_to_transform", "1"),
+        ("layers_pattern", ["layers"]),
+        ("task_type", "CHAT"),
+        ("velora_config", False),
+        ("monteclora_config", {}),
     ],
 )
 def test_other_kinds_are_refused_by_name(base: Path, tmp_path: Path, key: str, value: Any) -> None:
@@ -122,6 +134,15 @@ def test_other_kinds_are_refused_by_name(base: Path, tmp_path: Path, key: str, v
     with pytest.raises(VlmflowError, match=rf"adapter_config\.json: .*{key}") as refusal:
         plan(base, adapter)
     assert refusal.value.next_step
+
+
+@pytest.mark.parametrize(("key", "value"), [("layers_to_transform", [0]), ("layers_pattern", "layers")])
+def test_layers_by_number_need_a_list_of_modules(base: Path, tmp_path: Path, key: str, value: Any) -> None:
+    """Such an adapter is refused by peft, which opens it after the merge."""
+    adapter = write_adapter(base, tmp_path)
+    change_config(adapter, target_modules=".*_proj", **{key: value})
+    with pytest.raises(VlmflowError, match=rf"{key} = .*list of target_modules"):
+        plan(base, adapter)
 
 
 def test_dora_on_transposed_weights_is_refused(base: Path, tmp_path: Path) -> None:

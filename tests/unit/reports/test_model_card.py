@@ -1,5 +1,6 @@
 """The model card of merged weights: their training data, and how to use them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,26 @@ def test_every_byte_of_a_card() -> None:
         )
     )
     assert card == Path(__file__).with_name("whole_card.txt").read_text()
+
+
+def test_no_text_from_outside_acts_in_the_card() -> None:
+    """Licences, sources and names are texts of the configuration, of rows and of model folders."""
+    bad = "<script>x</script> \x1b[31m\u202e ![p](//e.org/p) *b* `c a\\\\|b"
+    checks = some_checks(structs.replace(LOGITS, dtype=bad, device=bad))
+    facts = some_provenance(
+        run=bad,
+        rights=StatedLicences(bad, [bad], bad, [LicenceOfSource(bad, 1, bad)], [LicenceOfSource(bad, 1, bad)]),
+        base_model=BaseModelFiles(bad, "abc", "digest", {}, []),
+        training=some_report(device=bad, experimental=[bad]),
+        verification=checks,
+    )
+    whole = model_card(facts)
+    _, metadata, card = whole.partition("## Use")[0].split("---\n", 2)
+    assert [character for character in whole if not character.isprintable() and character != "\n"] == []
+    assert metadata.count("\n") == 3
+    inert = re.sub(r"(?<!\\)`[^`\n]*(?<!\\)`", "", card)
+    assert "<" not in inert
+    assert r"\*b\*" in inert
+    assert re.search(r"(?<!\\)[\[\]]", inert) is None
+    rows = [line for line in card.splitlines() if line.startswith(("| data set", "| questions", "| pictures"))]
+    assert [len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows] == [4, 4, 4]

@@ -1,9 +1,18 @@
 """The cause of a failure in the trainers' log; logs of real failures are in the stages' tests."""
 
+import os
+import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from vlmflow.core.errors import PassingError
+from vlmflow.training import launch
 from vlmflow.training.failures import failure_of
+from vlmflow.training.run_folder import RunFolder
 
 
 def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path: Path) -> None:
@@ -15,3 +24,39 @@ def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path:
     failure = failure_of(1, log, 0, "train r")
     assert failure.cause == "train r: ValueError: the cause"
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "ChildFailedError: \n  exitcode  : -15 (pid: 7)\n  traceback : Signal 15 (SIGTERM) received by PID 7",
+        "  exitcode  : -9 (pid: 7)  (SIGKILL)\n  traceback : Signal 9 (SIGKILL) received by PID 7",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15",
+    ],
+)
+def test_a_signal_that_we_passed_on_is_the_cause_where_the_log_has_no_other(tmp_path: Path, said: str) -> None:
+    """Trainers that still import end without a word; the message spoke of memory."""
+    log = tmp_path / "trainer.log"
+    log.write_text(f"{said}\n")
+    failure = failure_of(1, log, 0, "train r", [signal.SIGTERM])
+    assert isinstance(failure, PassingError)
+    assert failure.cause == "train r: SIGTERM ended the trainers before they could save a checkpoint"
+    assert failure.next_step.startswith("run the same command again: it resumes")
+    assert "SIGTERM" not in failure_of(1, log, 0, "train r").cause
+    log.write_text(f"ValueError: the cause\n{said}\n")
+    assert failure_of(1, log, 0, "train r", [signal.SIGTERM]).cause == "train r: ValueError: the cause"
+
+
+def test_a_launch_says_which_signal_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "run")
+    monkeypatch.setattr(launch, "command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(launch, "environment", lambda *_: dict(os.environ))
+    training: Any = SimpleNamespace(processes=1, settings=SimpleNamespace(hang_minutes=10))
+
+    def interrupt(folder: RunFolder, runs: bool) -> None:
+        if runs:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with folder.held({}) as lock, pytest.raises(PassingError, match="train r: SIGTERM ended the trainers"):
+        launch.launch(training, folder, None, lock, 1, "train r", interrupt)

@@ -60,6 +60,15 @@ def test_settings_of_another_version_hide_no_training(folder: RunFolder, tmp_pat
         assert (run.doing, run.newest.step) == ("training", 4)
 
 
+@pytest.mark.parametrize("content", ["[]", "null", "[" * 100_000, "{", '{"settings": []}', b"\xff"])
+def test_a_damaged_job_file_hides_no_training(folder: RunFolder, tmp_path: Path, content: str | bytes) -> None:
+    other = RunFolder(folder.path.parents[1] / "smoke" / "digest")
+    with folder.held({}), other.held({"settings": SETTINGS}):
+        (folder.path / "job.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+        runs = local_runs(tmp_path / "stores" / "runs")
+    assert [(run.stage, run.doing) for run in runs] == [("full", "starting"), ("smoke", "starting")]
+
+
 def test_status_shows_them_on_a_machine_without_a_cluster(folder: RunFolder, tmp_path: Path) -> None:
     def status() -> str:
         words = [sys.executable, "-m", "harness.kubernetes.status", "any", "--directory", str(tmp_path)]

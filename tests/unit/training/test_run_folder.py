@@ -59,3 +59,15 @@ def test_a_folder_is_set_aside_where_its_input_changed_and_not_where_a_disk_fail
         raise error("1 of 2 pictures cannot be read", "check the disk")
     assert folder.path.exists() is stays
     assert ("the input changed" in str(raised.value)) is not stays
+
+
+def test_the_name_of_a_holder_moves_no_cursor_and_is_short(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.held({}):
+        (folder.path / "lock").write_bytes(b"process 1 on \x1b]0;title\x07\xff" + b"x" * 10_000)
+        name = folder.holder()
+        assert name.startswith("process 1 on �]0;title��xxx")
+        assert len(name) <= 200
+        with pytest.raises(PassingError) as raised, folder.held({}, patience=0):
+            pass
+    assert f"{name} is training here" in raised.value.cause
