@@ -21,7 +21,7 @@ def main(*, files: Path, source: str, store: Path, pins: Path = PINS, threads: i
     place = parse_source(source)
     revision: str | None = None
     if isinstance(place, Path):
-        folder, names = place, list_files(place, source).names
+        folder, names = place, list_files(place, source, weights=False).names
         refuse_code(folder, names)
     else:
         from vlmflow.fetch.from_hub import fetch_small_files, pinned_revision  # the import of the hub's client is slow

@@ -5,15 +5,33 @@ import subprocess
 import sys
 from typing import Any
 
+from vlmflow.config.model import Config
+from vlmflow.config.pins import revision_of
 
-def refuse_what_cannot_end(workflow: Any) -> None:
-    """Check the jobs that would run on this machine, and limit their GPUs to those present.
 
-    Ends the process if a job needs more GPUs than the machine has; an exception would print a traceback of the
-    Snakefile.
+def refuse_what_cannot_end(workflow: Any, settings: Config) -> None:
+    """Check the jobs that would run, and limit their GPUs to those of this machine.
+
+    Ends the process if a model to fetch has no revision in pins.yaml, or a job needs more GPUs than this machine has;
+    an exception would print a traceback of the Snakefile.
     """
+    jobs = list(workflow.dag.needrun_jobs())
+    _refuse_unpinned(jobs, settings)
     if workflow.local_exec:
-        _share_gpus(workflow, list(workflow.dag.needrun_jobs()))
+        _share_gpus(workflow, jobs)
+
+
+def _refuse_unpinned(jobs: list[Any], settings: Config) -> None:
+    """Refuse to start if the fetch of a model would fail, which may come hours later."""
+    models = {job.wildcards.model for job in jobs if job.name in ("fetch_model", "fetch_model_files")}
+    for model in sorted(models):
+        source = settings.models[model].source
+        if source.startswith("hf://") and revision_of(source) is None:
+            sys.exit(
+                f"models.{model}.source: {source} has no revision in pins.yaml\n  what to do: run `make pins` and review "
+                f"the table (a new source needs a row `{source}:` first), or write the commit into the address "
+                "(…/NAME@COMMIT)"
+            )
 
 
 def _share_gpus(workflow: Any, jobs: list[Any]) -> None:

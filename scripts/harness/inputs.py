@@ -53,17 +53,18 @@ class RuleInputs:
 
     def local_model_files(self, wildcards: Any) -> list[Any]:
         """The same without its weights."""
-        return self._files_of_model(wildcards.model, small_names)
+        return self._files_of_model(wildcards.model, weights=False)
 
-    def _files_of_model(self, model: str, choose: Callable[[list[str]], list[str]] = list) -> list[Any]:
+    def _files_of_model(self, model: str, *, weights: bool = True) -> list[Any]:
         source = self._settings.models[model].source
         place = parse_source(source)
         if isinstance(place, Path) and not place.is_dir() and not self._sees_all_volumes():
             return []
         try:
-            return as_inputs(self._workflow, map(Path, choose(local_files(source, f"models.{model}.source"))))
+            files = local_files(source, f"models.{model}.source", weights=weights)
         except VlmflowError as error:
             sys.exit(str(error))
+        return as_inputs(self._workflow, map(Path, files if weights else small_names(files)))
 
     def raw(self, wildcards: Any) -> list[str]:
         """The raw files of wildcards `dataset` and `split`."""

@@ -306,6 +306,15 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _only_a_quantising_tuner_has_its_settings(self) -> Self:
+        if "quantisation" in self.train.model_fields_set and not tuner_of(self.tuner).quantises:
+            quantising = ", ".join(name for name, tuner in TUNERS.items() if tuner.quantises)
+            raise ValueError(
+                f"train.quantisation: tuner {self.tuner} does not quantise; set tuner: {quantising}, or remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _strategy_trains_on_the_device(self) -> Self:
         devices = strategy_of(self.strategy).devices
         if self.device not in devices:
@@ -320,7 +329,7 @@ class RunSettings(Settings):
         kernels = [self.train.attention] if self.train.attention in FLASH_ATTENTION else []
         kernels += ["liger"] if self.train.liger else []
         if kernels and self.device == "cpu":
-            raise ValueError(f"train: {' and '.join(kernels)} need device cuda, not cpu; remove them")
+            raise ValueError(f"train: not on device cpu: {' and '.join(kernels)}; remove it, or set device: cuda")
         return self
 
     @model_validator(mode="after")

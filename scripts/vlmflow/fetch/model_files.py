@@ -93,12 +93,12 @@ def log_left_out(what: str, left_out: list[str]) -> None:
         logger.info("%s: left out, because it is not model data: %s%s", what, ", ".join(left_out[:NAMED]), more)
 
 
-def list_files(folder: Path, what: str) -> ModelFiles:
+def list_files(folder: Path, what: str, *, weights: bool = True) -> ModelFiles:
     """Return the files of a local model by name relative to its folder.
 
     Links are followed within the folder itself, and to the blobs of the same repository in the hub's cache
     (`models--OWNER--NAME/snapshots/COMMIT`, whose files are links).
-    what: the folder's name for people ("models.qwen3.source").
+    what: the folder's name for people ("models.qwen3.source"). weights: whether it must have some.
 
     Raises VlmflowError if the folder does not exist or has no weights, or if a link leads elsewhere.
     """
@@ -112,7 +112,8 @@ def list_files(folder: Path, what: str) -> ModelFiles:
     files = sort_names(str(place.relative_to(folder)) for place in places)
     for name in files.names:
         _refuse_elsewhere(folder, name)
-    require_weights(files, f"{what}: {folder}")
+    if weights:
+        require_weights(files, f"{what}: {folder}")
     return files
 
 
@@ -143,15 +144,15 @@ def require_weights(files: ModelFiles, what: str) -> None:
         )
 
 
-def local_files(source: str, what: str) -> list[str]:
-    """Return the paths of the files of a model in a local folder; [] if it is on the hub.
+def local_files(source: str, what: str, *, weights: bool = True) -> list[str]:
+    """Return the paths of the files of a model in a local folder; [] if it is on the hub. weights: see `list_files`.
 
     Raises VlmflowError as `list_files` and `refuse_code` do.
     """
     folder = parse_source(source)
     if not isinstance(folder, Path):
         return []
-    names = list_files(folder, what).names
+    names = list_files(folder, what, weights=weights).names
     refuse_code(folder, names)
     return [str(folder / name) for name in names]
 

@@ -41,6 +41,11 @@ FAULTS = [
         VlmflowError,
     ),
     (
+        r"(Target modules .* not found in the base model)",
+        "fix runs.NAME.train.lora.target_modules: the names of the model's layers are those of its weights, such as q_proj",
+        VlmflowError,
+    ),
+    (
         r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
         "fix runs.NAME.train.swift_args in the configuration",
         VlmflowError,

@@ -23,6 +23,9 @@ from vlmflow.training.steps import Steps, rows_left_over, samples_of, side_by_si
 QUANTISED = "Linear4bit"
 """The class of bitsandbytes' layers: two weights in a byte."""
 
+LEAST_FALL = 1e-4
+"""The share by which the loss must fall at least: less is rounding, of a training that changes nothing."""
+
 SINGLE_STEPS = 8
 """With fewer steps than this, a quarter of them is a single step."""
 
@@ -71,7 +74,7 @@ def refuse_failed(gate: Gate, what: str) -> None:
     if failed:
         raise VlmflowError(
             f"{what}: the gate is closed: " + "; ".join(failed),
-            "change the run's settings (usually a lower runs.NAME.train.learning_rate), or check the data; "
+            "change runs.NAME.train.learning_rate (lower if the loss rises, higher if it hardly moves), or check the data; "
             "the full training has not begun",
         )
 
@@ -158,7 +161,7 @@ def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:
     if not _finite(losses):
         return False, "not all losses are numbers"
     if len(losses) < SINGLE_STEPS and len(eval_losses) > 1:
-        return eval_losses[-1] < eval_losses[0], f"validation loss {eval_losses[0]:.3f}, then {eval_losses[-1]:.3f}"
+        return eval_losses[-1] < (1 - LEAST_FALL) * eval_losses[0], f"validation loss {eval_losses[0]:.3f}, then {eval_losses[-1]:.3f}"
     quarter = max(1, len(losses) // 4)
     first, last = statistics.fmean(losses[:quarter]), statistics.fmean(losses[-quarter:])
-    return last < first, f"mean of the first {quarter} steps {first:.3f}, of the last {last:.3f}"
+    return last < (1 - LEAST_FALL) * first, f"mean of the first {quarter} steps {first:.3f}, of the last {last:.3f}"

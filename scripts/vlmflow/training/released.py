@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 from safetensors import safe_open
 
+from vlmflow.config.run_settings import LoraSettings
 from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA, MODEL_INDEX, MODEL_WEIGHTS, Tuner, tuner_of
 from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.trainer.trained_tensors import LOGITS, TRAINED
@@ -45,6 +47,32 @@ def released_files(folder: Path, tuner: Tuner) -> list[str]:
     for name in weights:
         _open_every_tensor(folder / name)
     return sorted([*weights, *described])
+
+
+class _AdapterConfig(msgspec.Struct):
+    """The used fields of `adapter_config.json` (peft's `LoraConfig`)."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+
+
+def refuse_other_adapter(checkpoint: Path, lora: LoraSettings) -> None:
+    """Raise VlmflowError with file, key and values if a checkpoint's adapter is not of the settings.
+
+    The merge scales the adapter by this file.
+    """
+    file = checkpoint / ADAPTER_CONFIG
+    found = read_account(file, _AdapterConfig)
+    settings = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "use_dora": lora.dora}
+    for key, expected in settings.items():
+        if (value := getattr(found, key)) != expected:
+            raise VlmflowError(
+                f"{file}: {key} is {value}, but the run trained with {expected}",
+                "something changed the file after the training: restore it, or remove the folder "
+                f"{checkpoint.parent.parent} and run the same command again, which trains from the first step",
+            )
 
 
 def release(folder: Path, target: Path, tuner: Tuner = LORA) -> None:

@@ -11,6 +11,7 @@ from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
 from vlmflow.training.launch import launch
 from vlmflow.training.onlooker import Onlooker, nobody
+from vlmflow.training.released import refuse_other_adapter
 from vlmflow.training.resumed import ResumableError, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
@@ -82,6 +83,8 @@ def train(
                 f"{last.best}: the best checkpoint can no longer be read",
                 f"remove {folder.path} and run the same command again",
             )
+        if training.tuner.trains_adapter:
+            refuse_other_adapter(best.folder, training.settings.lora)
     return Trained(folder, last, best)
 
 
