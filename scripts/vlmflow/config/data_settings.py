@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, kinds, kinds_with
 from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits
-from vlmflow.config.settings import EXPONENT_FORM, Number, Positive, Seed, Settings, Share
+from vlmflow.config.settings import Count, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
 PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
@@ -83,7 +83,7 @@ class DatasetSettings(Settings):
     """Kind fire. trajectory: a conversation per raw row, with every answer trained. timestep: an example per attempt,
     with the question and the last attempts with their feedback as its state; only the last answer is trained."""
 
-    max_history_rounds: Annotated[int, Field(ge=0), EXPONENT_FORM] | None = 6
+    max_history_rounds: Count | None = 6
     """Timestep form: how many earlier attempts an example's state has; null for all of them."""
 
     test_share: Annotated[Number, Field(ge=0, lt=1)] = 0.02

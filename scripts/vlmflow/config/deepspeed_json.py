@@ -8,7 +8,13 @@ elsewhere, change the data, or give checkpoints another form.
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError
+
+from vlmflow.config.faults import allowed
+from vlmflow.config.shown import shown
 
 AUTO = (
     *("train_batch_size", "train_micro_batch_size_per_gpu"),
@@ -55,8 +61,49 @@ BLOCKS: dict[str, frozenset[str]] = {
 }
 """The allowed keys of each block, by its path."""
 
-TEXTS = frozenset({"device", "communication_data_type"})
-"""Keys whose values are names."""
+LARGEST = 2**63 - 1
+"""The largest whole number of PyTorch."""
+
+Whole = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Part = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            *("prescale_gradients", "wall_clock_breakdown", "memory_breakdown", "disable_python_gc"),
+            *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "contiguous_gradients"),
+            *("reduce_scatter", "use_multi_rank_bucket_allreduce", "allgather_partitions", "ignore_unused_parameters"),
+            *("round_robin_gradients", "parameter_alignment", "zero_quantized_weights", "zero_quantized_gradients"),
+            *("memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks"),
+            *("stage3_gather_16bit_weights_on_model_save", "stage3_use_all_reduce_for_fetch_params"),
+            *("stage3_allgather_sequential", "pin_memory", "fast_init", "immediate_grad_update"),
+            *("check_grad_overflow", "auto_cast", "consecutive_hysteresis"),
+        ),
+        StrictBool,
+    ),
+    "overlap_comm": StrictBool | None,
+    **dict.fromkeys(
+        (
+            *("allgather_bucket_size", "sub_group_size", "zero_hpz_partition_size", "stage3_prefetch_bucket_size"),
+            *("stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
+            *("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold"),
+            *("buffer_count", "buffer_size"),
+        ),
+        Whole,
+    ),
+    **dict.fromkeys(("reduce_bucket_size", "loss_scale_window", "hysteresis", "min_loss_scale"), Positive),
+    "steps_per_print": Positive | None,
+    "initial_scale_power": Annotated[int, Field(ge=0, le=127)],  # of two; a float has no larger
+    **dict.fromkeys(("ratio", "cpuadam_cores_perc"), Part),
+    "loss_scale": Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)],
+    "gradient_predivide_factor": Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)],
+    "communication_data_type": Literal["fp16", "bf16", "fp32"] | None,
+}
+"""What each key takes, as DeepSpeed's own classes have it; other checks have those of AUTO, the stage and devices."""
+
+MOST_SHOWN = 100
+"""Characters of a value that a message shows."""
 
 LEARNING_RATE = (
     "the workflow sets optimizer and learning rate: remove it, and set runs.NAME.train.learning_rate, lr_scheduler, "
@@ -94,11 +141,13 @@ def check_deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
     zero = checked.get("zero_optimization") or {}
     stage = zero.get("stage")
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        found = "missing" if stage is None else f"{stage!r} is not allowed"
+        found = "missing" if stage is None else f"{_short(stage)} is not allowed"
         raise ValueError(f"zero_optimization.stage: {found}; it must be 0, 1, 2 or 3")
     for path in AUTO:
         if _value(checked, path) not in (None, "auto"):
-            raise ValueError(f'{path}: {_value(checked, path)!r}; it follows from the run\'s settings: write "auto"')
+            raise ValueError(
+                f'{path}: {_short(_value(checked, path))}; it follows from the run\'s settings: write "auto"'
+            )
     gathers = "stage3_gather_16bit_weights_on_model_save"
     if stage == 3 and zero.get(gathers) is not True:
         raise ValueError(f"zero_optimization.{gathers}: must be true, or no checkpoint would have the whole adapter")
@@ -106,7 +155,7 @@ def check_deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
         device = (zero.get(block) or {}).get("device", "none")
         if device not in ("none", "cpu"):
             reason = "it would write outside the run folder" if device == "nvme" else "DeepSpeed has no such device"
-            raise ValueError(f"zero_optimization.{block}.device: {device!r}: {reason}; use cpu or none")
+            raise ValueError(f"zero_optimization.{block}.device: {_short(device)}: {reason}; use cpu or none")
         if device == "cpu" and stage < least:
             raise ValueError(f"zero_optimization.{block}: needs stage {least} or higher; the stage is {stage}")
     _check_values(checked, "")
@@ -150,20 +199,46 @@ def _check_keys(block: Mapping[str, Any], path: str) -> None:
             raise ValueError(f"{where}: a run may not set this key of DeepSpeed; allowed: {_listed(path)}{hint}")
         if where in BLOCKS and value is not None:
             if not isinstance(value, dict):
-                raise ValueError(f"{where}: {value!r} is not allowed; it must be a block of keys: {_listed(where)}")
+                raise ValueError(
+                    f"{where}: {_short(value)} is not allowed; it must be a block of keys: {_listed(where)}"
+                )
             _check_keys(value, where)
 
 
 def _check_values(block: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError for a value of a kind that no key has: DeepSpeed would refuse it on the GPU, or crash."""
+    """Raise ValueError for a value that its key does not take: DeepSpeed would refuse it on the GPU, or crash.
+
+    DeepSpeed leaves out "auto" in blocks, and so uses its own default.
+    """
     for key, value in block.items():
         where = f"{path}.{key}" if path else str(key)
         if where in BLOCKS:
             _check_values(value or {}, where)
-        elif isinstance(value, int | float) and not math.isfinite(value):
-            raise ValueError(f"{where}: {value!r} is not allowed; it must be a finite number")
-        elif not (isinstance(value, bool | int | float | None) or value == "auto" or key in TEXTS):
-            raise ValueError(f'{where}: {value!r} is not allowed; it must be true or false, a number, or "auto"')
+        elif key in KINDS and not (path and value == "auto") and not _fits(key, value):
+            hint = ' or "auto"' if path else ""
+            raise ValueError(
+                f"{where}: {_short(value)} is not allowed; it must be {allowed(_adapter(key).json_schema())}{hint}"
+            )
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    return TypeAdapter(KINDS[key])
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Return whether a key takes a value; for pydantic alone, true would also be the number 1."""
+    if isinstance(value, bool) and KINDS[key] not in (StrictBool, StrictBool | None):
+        return False
+    try:
+        _adapter(key).validate_python(value)
+    except (ValidationError, OverflowError):  # a float of hundreds of digits
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    return shown(value, MOST_SHOWN)
 
 
 def _listed(path: str) -> str:

@@ -1,23 +1,20 @@
 """Reports the errors in a configuration, one line each: file, key path, value, and what is allowed."""
 
 import difflib
-import json
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
+from vlmflow.config.shown import shown
 from vlmflow.config.yaml_file import read_yaml
 
 Schema = dict[str, Any]
 
-SHOWN = 500
-"""Characters of a value that a message shows."""
-
 COMMAND_LINE = "--config"
 """The source of a value, for messages, if none of the files has it."""
 
-SECRET = ("_token", "_secret")
+SECRET = ("_token", "_secret", "_webhook_url")
 """Ends of the names of keys whose values messages do not show."""
 
 
@@ -58,9 +55,7 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
 def _shown(path: list[Any], merged: Any) -> str:
     if any(str(key).endswith(SECRET) for key in path):
         return "its value"
-    value = _value_at(merged, path)
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return shown(_value_at(merged, path))
 
 
 def _key_path(fault: Any, merged: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import Field, model_validator
 
-from vlmflow.config.settings import EXPONENT_FORM, Settings
+from vlmflow.config.settings import EXPONENT_FORM, Positive, Settings
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.table import read_table
 from vlmflow.core.errors import VlmflowError
@@ -41,13 +41,13 @@ class PictureSource(Settings):
     """The address (https://… or http://…), up to the name in the archive, of single pictures; a source may have only
     this, without an archive."""
 
-    size: Annotated[int, Field(ge=1), EXPONENT_FORM] | None = None
+    size: Annotated[int, Field(ge=1, le=2**53), EXPONENT_FORM] | None = None
     """Bytes of the archive."""
 
     md5: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     """MD5 of the archive, if its owner gives one."""
 
-    pictures: Annotated[int, Field(ge=1), EXPONENT_FORM] | None = None
+    pictures: Positive | None = None
     """Pictures in the archive."""
 
     picture_column: str | None = None

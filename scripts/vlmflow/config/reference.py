@@ -7,19 +7,20 @@ from typing import Any
 from vlmflow.config.faults import allowed
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import table
+from vlmflow.config.settings import MOST
 
 KINDS = re.compile(r"(<!-- kinds: .* -->\n).*?(<!-- end of kinds -->)", re.DOTALL)
 """The table of kinds in `docs/data.md`, with the comments around it."""
 
-HEAD = """# Configuration
+HEAD = f"""# Configuration
 
 Made by `make docs` from the model in `scripts/vlmflow/config/`; a test fails when this page differs from it.
 
 `config.yaml` holds the real runs. Do not edit it for your own run: put what differs into a file and add
 `--configfile my-run.yaml`; give single values on the command line, as in
-`--config 'runs={qwen3vl-fire: {train: {learning_rate: 2e-4}}}'`. Blocks are merged key by key, lists are replaced.
-Numbers may have exponent form (`1e-4`) everywhere. Snakemake refuses a wrong key, type or value when it reads the
-workflow, with one line per error.
+`--config 'runs={{qwen3vl-fire: {{train: {{learning_rate: 2e-4}}}}}}'`. Blocks are merged key by key, lists are
+replaced. Numbers may have exponent form (`1e-4`) everywhere; whole numbers without another upper bound are at most
+{MOST:,}. Snakemake refuses a wrong key, type or value when it reads the workflow, with one line per error.
 
 A file that is empty, is not valid YAML or has a key twice is refused with file, line and column. `make check-config
 CONFIG=my-run.yaml` checks all of this in a second, without a plan. `snakemake -n` also checks that files and picture
@@ -67,7 +68,7 @@ def _section(path: str, block: dict[str, Any]) -> str:
 
 def _row(key: str, value: dict[str, Any], required: list[str]) -> str:
     block = "$ref" in value or "patternProperties" in value
-    form = "a block, see below" if block else allowed(value)
+    form = "a block, see below" if block else allowed(value).replace(f" at most {MOST}", "")  # as HEAD says
     default = "required" if key in required else "" if block else f"`{json.dumps(value.get('default'))}`"
     meaning = " ".join(value.get("description", "").split())
     return f"| `{key}` | {form.replace('|', ' or ')} | {default} | {meaning} |"

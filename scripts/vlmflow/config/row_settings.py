@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vlmflow.config.raw_forms import ANY_ROW
-from vlmflow.config.settings import EXPONENT_FORM, Number, Seed, Settings
+from vlmflow.config.settings import EXPONENT_FORM, MOST, Number, Positive, Seed, Settings
 
 NOT_IN_COLUMNS = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """Characters that the name of a column must not contain: JSON would escape them, or cannot have them."""
@@ -15,7 +15,7 @@ NOT_IN_COLUMNS = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 class PictureLimits(Settings):
     """Limits on pictures; rows with a picture outside these limits are rejected, and the reason is counted."""
 
-    min_side: Annotated[int, Field(ge=1), EXPONENT_FORM] = 28
+    min_side: Positive = 28
     """Shortest side in pixels: Qwen-VL's processor refuses pictures below one patch pair (28)."""
 
     max_aspect: Annotated[Number, Field(ge=1)] = 200.0
@@ -27,17 +27,17 @@ class PictureLimits(Settings):
     give both more (--set-resources resolve_images:mem_mb=16000). Above the largest allowed value, Pillow refuses the
     picture in the trainer."""
 
-    max_bytes: Annotated[int, Field(ge=1), EXPONENT_FORM] = 100_000_000
+    max_bytes: Positive = 100_000_000
     """Size of the file in bytes."""
 
 
 class RowLimits(Settings):
     """Limits on the size of rows, which keep one broken row from wasting a day of training."""
 
-    max_turns: Annotated[int, Field(ge=2), EXPONENT_FORM] = 64
+    max_turns: Annotated[int, Field(ge=2, le=MOST), EXPONENT_FORM] = 64
     """Turns in one conversation, human and gpt together; for FIRE, in a whole trajectory, in both forms."""
 
-    max_turn_chars: Annotated[int, Field(ge=1), EXPONENT_FORM] = 20_000
+    max_turn_chars: Positive = 20_000
     """Characters in one turn."""
 
 

@@ -7,9 +7,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from vlmflow.config import gpus, tuners
 from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.gpus import GPUS
-from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, Share
+from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
-from vlmflow.config.swift_args import check_argument, check_init_weights, check_template
+from vlmflow.config.swift_args import check_argument, check_init_weights, check_template, check_value
 from vlmflow.config.tuners import LORA, TUNERS, tuner_of
 
 TEXT_ARGS = (
@@ -31,7 +31,7 @@ class LoraSettings(Settings):
     rank: Positive = 16
     """Rank r of the two factors A (r × in) and B (out × r)."""
 
-    alpha: Annotated[Number, Field(gt=0)] = 32.0
+    alpha: Annotated[Number, Field(gt=0, le=10**6)] = 32.0
     """The update is scaled by alpha / r (alpha / √r with rslora)."""
 
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.05
@@ -60,7 +60,7 @@ class QuantisationSettings(Settings):
 class TrainSettings(Settings):
     """How a run trains; a change of a value that reaches ms-swift's command line starts the run from step 0."""
 
-    epochs: Annotated[Number, Field(gt=0)] = 1.0
+    epochs: Annotated[Number, Field(gt=0, le=10**6)] = 1.0
     """Passes over the train split; max_steps, if set, overrides it."""
 
     max_steps: Positive | None = None
@@ -113,7 +113,7 @@ class TrainSettings(Settings):
     processes go into the trainer's log, and it resumes once. Below 30, after which processes that wait for others fail.
     A change does not start the run again."""
 
-    keep_checkpoints: Annotated[int, Field(ge=2), EXPONENT_FORM] = 2
+    keep_checkpoints: Annotated[int, Field(ge=2, le=MOST), EXPONENT_FORM] = 2
     """Working checkpoints kept in the run folder: the best and the newest."""
 
     gradient_checkpointing: bool = True
@@ -139,7 +139,7 @@ class TrainSettings(Settings):
     sequence_parallel: Positive = 1
     """How many processes share each row. Experimental; needs flash attention."""
 
-    dataloader_workers: Annotated[int, Field(ge=0), EXPONENT_FORM] = 4
+    dataloader_workers: Count = 4
     """Processes per trainer that load and scale pictures."""
 
     freeze: list[ModelPart] = ["vision_tower", "aligner"]
@@ -156,6 +156,8 @@ class TrainSettings(Settings):
     @field_validator("swift_args")
     @classmethod
     def _values_are_known(cls, swift_args: dict[str, Any]) -> dict[str, Any]:
+        for name, value in swift_args.items():
+            check_value(name, value)
         if "template" in swift_args:
             check_template(str(swift_args["template"]))
         if "init_weights" in swift_args:
@@ -204,13 +206,13 @@ class TrainSettings(Settings):
 class SmokeSettings(Settings):
     """The short run that must pass before the full run may start."""
 
-    steps: Annotated[int, Field(ge=4), EXPONENT_FORM] = 20
+    steps: Annotated[int, Field(ge=4, le=MOST), EXPONENT_FORM] = 20
     """Optimizer steps; at most those of the full run, and at least 4."""
 
-    longest: Annotated[int, Field(ge=1), EXPONENT_FORM] = 16
+    longest: Positive = 16
     """How many of the longest rows it trains on: a run that survives them does not run out of memory later."""
 
-    sample: Annotated[int, Field(ge=0), EXPONENT_FORM] = 48
+    sample: Count = 48
     """How many further rows, drawn with the run's seed."""
 
 
@@ -277,7 +279,7 @@ class RunSettings(Settings):
         Field(description=gpus.meaning()),
     ] = None
 
-    gpu_hour_price: Annotated[Number, Field(ge=0)] | None = None
+    gpu_hour_price: Annotated[Number, Field(ge=0, le=10**8)] | None = None
     """What one such GPU costs for an hour, in any currency; the estimate then shows the price of the run."""
 
     estimate: Literal["check", "ignore"] = "check"

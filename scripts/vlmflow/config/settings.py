@@ -36,8 +36,14 @@ def _integer(value: Any) -> Any:
 EXPONENT_FORM = BeforeValidator(_integer)
 """Allows a whole number in exponent form; it must be last in an annotation, after the bounds."""
 
-Positive = Annotated[int, Field(ge=1), EXPONENT_FORM]
+MOST = 10**9
+"""The largest whole number of a setting: above any sensible one; floats hold it exactly."""
+
+Positive = Annotated[int, Field(ge=1, le=MOST), EXPONENT_FORM]
 """A whole number of at least 1."""
+
+Count = Annotated[int, Field(ge=0, le=MOST), EXPONENT_FORM]
+"""A whole number of at least 0."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**32), EXPONENT_FORM]
 """The seed of random choices; every library accepts 32 bits."""

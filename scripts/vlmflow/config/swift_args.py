@@ -2,9 +2,12 @@
 
 import difflib
 import functools
+import math
+import re
 from pathlib import Path
 
 from vlmflow.config import strategies, tuners
+from vlmflow.config.shown import shown
 from vlmflow.config.strategies import DEEPSPEED, FSDP2
 from vlmflow.core.files import read_json
 
@@ -89,6 +92,7 @@ SECRETS = "settings are printed, stored and published in provenance.json; put a 
 PACKED_BY_ONE = "the workflow counts the sequences as one process makes them by best fit, the default; remove it"
 REPEATED_ROWS = "its figures would count rows twice that fill the last batches; remove it"
 OTHER_LOSS = "the validation loss would not be the mean over all trained tokens; remove it"
+NO_LOSS = "its evaluations give no loss, which chooses the checkpoint; remove it"
 
 REFUSED: dict[str, str] = {
     "fsdp_config": f"the workflow sets it; to shard with FSDP, set runs.NAME.strategy: {FSDP2.name}",
@@ -100,6 +104,7 @@ REFUSED: dict[str, str] = {
     "resume_only_model": NO_RESUME,
     "load_best_model_at_end": "each process would decide alone whether to load, then wait for the others; remove it",
     "early_stop_interval": "the workflow would take its early end for an interruption; set train.early_stop_after",
+    "warmup_steps": "ms-swift refuses it beside warmup_ratio, which the workflow sets; set train.warmup_ratio",
     "max_epochs": "it ends before the last step, which counts as interrupted; set train.epochs",
     "auto_find_batch_size": "steps and batches would differ from those of the smoke run; remove it",
     "dataloader_drop_last": "it would skip rows without counting them; remove it",
@@ -109,8 +114,12 @@ REFUSED: dict[str, str] = {
     "enable_dft_loss": OTHER_LOSS,
     "label_smoothing_factor": OTHER_LOSS,
     "loss_type": OTHER_LOSS,
+    "router_aux_loss_coef": OTHER_LOSS,
+    "task_type": OTHER_LOSS,
+    "num_labels": OTHER_LOSS,
     "eval_delay": "a resumed training would make up for the evaluations that it leaves out; remove it",
-    "predict_with_generate": "its evaluations give no loss, which chooses the checkpoint; remove it",
+    "predict_with_generate": NO_LOSS,
+    "label_names": NO_LOSS,
     "eval_on_start": "that loss belongs to no checkpoint but would count in train.early_stop_after; remove it",
     "enable_jit_checkpoint": "it would catch SIGTERM, on which the workflow saves; remove it",
     "tuner_backend": NOT_PEFT,
@@ -119,6 +128,7 @@ REFUSED: dict[str, str] = {
     "hub_token": SECRETS,
     "swanlab_token": SECRETS,
     "swanlab_secret": SECRETS,
+    "swanlab_webhook_url": SECRETS,
     "target_parameters": NO_MERGE,
     "lisa_activated_layers": NO_MERGE,
     "use_galore": NO_MERGE,
@@ -132,6 +142,8 @@ REFUSED: dict[str, str] = {
     "use the result as the base",
     "new_special_tokens": "the merged folder gets the base's tokenizer, without these tokens; add them there",
     "columns": "rows already have ms-swift's keys; to rename the raw file's keys, set datasets.NAME.columns",
+    "custom_dataset_info": "it renames keys and roles of rows, but they already have ms-swift's, and no digest covers "
+    "its file; to rename the raw file's keys, set datasets.NAME.columns",
     "split_dataset_ratio": "the run already has a val split; set datasets.NAME.val_share",
     "packing_num_proc": PACKED_BY_ONE,
     "packing_strategy": PACKED_BY_ONE,
@@ -141,6 +153,9 @@ REFUSED: dict[str, str] = {
     "logging_dir": "TensorBoard's files must stay in the run folder; set stores.runs",
 }
 """Arguments that would break a run, each with the reason, and what to do instead."""
+
+NOT_IN_ARGUMENTS = re.compile(r"[\0\ud800-\udfff]")
+"""What no argument of a command may contain: it ends at the first, and half of a surrogate pair is not text."""
 
 HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of init_weights that do not change the base's weights. The others (pissa, olora, corda, loftq, lora_ga)
@@ -160,6 +175,14 @@ def check_argument(name: str) -> str:
     if name not in names()["arguments"]:
         raise ValueError(f"`swift sft` has no such argument{_nearest(name, 'arguments')}")
     return name
+
+
+def check_value(name: str, value: str | int | float | bool) -> None:
+    """Raise ValueError with name and value for a value that cannot be an argument of a command, or is no number."""
+    if isinstance(value, str) and (found := NOT_IN_ARGUMENTS.search(value)):
+        raise ValueError(f"{name}: {shown(value)} holds {found[0]!r}; no argument of a command can")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be a finite number")
 
 
 def check_model_type(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from vlmflow.config.shown import shown
 from vlmflow.core.errors import VlmflowError
 
 
@@ -27,8 +28,10 @@ def read_yaml(path: Path) -> Any:
         raise VlmflowError(f"{path}: the blocks are nested too deeply", "fix it there") from None
     except OSError as error:
         raise VlmflowError(f"{path}: {error.strerror}", "name a file that exists and can be read") from None
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise VlmflowError(f"{path}: {error}", "save the file as UTF-8") from None
+    except ValueError as error:  # a name that no file can have
+        raise VlmflowError(f"{path}: {error}", "name a file that exists and can be read") from None
 
 
 def read_layers(files: Iterable[Path]) -> dict[str, Any]:
@@ -66,7 +69,8 @@ MOST_VALUES = 100_000
 class _Loader(yaml.SafeLoader):
     """Refuses a duplicate key in a block, and aliases that expand to more than MOST_VALUES or to themselves.
 
-    PyYAML's own loader silently uses the last of two equal keys.
+    PyYAML's own loader silently uses the last of two equal keys. It also raises ValueError, without the line, for a
+    number of more than 4,300 digits and for a date that no calendar has.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -74,6 +78,16 @@ class _Loader(yaml.SafeLoader):
         if root is not None:
             _count(root, {})
         return root
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            made = super().construct_object(node, deep)
+            if isinstance(made, int):
+                str(made)  # fails for a long hexadecimal number, which no message could show
+        except ValueError as error:
+            what = f"{shown(node.value, 40)} cannot be read: {str(error).split(';')[0]}"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from None
+        return made
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         first: dict[str, int] = {}

@@ -4,7 +4,7 @@ Known are Qwen3 and Qwen3-VL, dense and with experts, as transformers 5.19 build
 qwen3_vl, qwen3_vl_moe).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +19,14 @@ TEXT, VISION = ("qwen3", "qwen3_moe"), ("qwen3_vl", "qwen3_vl_moe")
 KNOWN = (*TEXT, *VISION)
 """Values of `model_type` in a known model's config.json."""
 
-SPARSE = ("qwen3_moe", "qwen3_vl_moe")
-"""Those with experts."""
-
 DENSE_DEFAULTS = {"head_dim": 128}
 """The default of transformers' classes for dense models; those with experts divide the width by the heads."""
+
+SPARSE_DEFAULTS = {
+    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "qwen3_vl_moe": {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
+}
+"""The same for models with experts, by `model_type` (Qwen3MoeConfig, Qwen3VLMoeTextConfig)."""
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
@@ -76,6 +79,12 @@ class TextShape(msgspec.Struct, frozen=True, kw_only=True):
     moe_intermediate_size: Optional = 0
     decoder_sparse_step: Size = 1
     mlp_only_layers: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.head_width:
+            raise ValueError("num_attention_heads is more than hidden_size, and head_dim is missing")
+        if self.experts and not (self.experts.per_token and self.experts.width):
+            raise ValueError("num_experts_per_tok and moe_intermediate_size of experts must be at least 1")
 
     @property
     def head_width(self) -> int:
@@ -207,7 +216,7 @@ def read_shape(model: Path) -> ModelShape:
                 "train without an estimate: the smoke run shows whether the longest rows fit",
             )
         inner = config if architecture in TEXT else msgspec.convert(config.get("text_config"), dict[str, Any])
-        text = msgspec.convert(inner if architecture in SPARSE else DENSE_DEFAULTS | inner, TextShape)
+        text = msgspec.convert(_defaults(architecture, inner) | inner, TextShape)
         vision = msgspec.convert(config.get("vision_config"), VisionShape) if architecture in VISION else None
         tied = bool(config.get("tie_word_embeddings", False))
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -215,3 +224,11 @@ def read_shape(model: Path) -> ModelShape:
             f"{file}: {error}", "take a Qwen3 or Qwen3-VL model with the files that its owner published"
         ) from None
     return ModelShape(text, vision, tied)
+
+
+def _defaults(architecture: str, given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that transformers uses where the config.json has none. given: the language model's keys."""
+    if architecture not in SPARSE_DEFAULTS:
+        return DENSE_DEFAULTS
+    own_name = "num_local_experts" in given
+    return {key: size for key, size in SPARSE_DEFAULTS[architecture].items() if not (own_name and key == "num_experts")}

@@ -63,7 +63,7 @@ class Work:
         return float(
             self.token * tokens.sum()
             + self.token_square * np.square(tokens).sum()
-            + self.logit * rows.text.sum()
+            + self.logit * rows.text.astype(float).sum()
             + self.patch * patches.sum()
             + self.patch_square * np.square(patches).sum()
         )

@@ -153,14 +153,37 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r", {**RUN, "tuner": "qlora", "strategy": "zero3"}, "tuner qlora with strategy zero3 (supported: ddp"),
         ("runs.r.train.swift_args", {"tuner_type": "full"}, "the workflow sets this argument itself (runs.NAME.tuner)"),
         ("runs.r.train.swift_args", {"group_by_length": True}, "itself (train.group_by_length); remove it"),
-        ("runs.r.train.max_steps", "many", "must be a whole number at least 1 or null"),
+        *(
+            (f"runs.r.{key}", 10**20, "00000 is not allowed; it must be a whole number at least ")
+            for key in (
+                *("processes", "train.max_steps", "train.gradient_accumulation_steps", "train.per_device_batch_size"),
+                *(
+                    "train.lora.rank",
+                    "train.keep_checkpoints",
+                    "train.dataloader_workers",
+                    "smoke.steps",
+                    "verify.rows",
+                ),
+            )
+        ),
+        ("runs.r.train.max_steps", 10**9 + 1, "must be a whole number at least 1 at most 1000000000 or null"),
+        ("runs.r.train.epochs", 1e300, "1e+300 is not allowed; it must be a number more than 0 at most 1000000"),
+        ("runs.r.train.epochs", 10**400, "is not allowed; it must be a number more than 0 at most 1000000"),
+        ("runs.r.train.lora.alpha", 1e300, "1e+300 is not allowed; it must be a number more than 0 at most 1000000"),
+        (
+            "runs.r.gpu_hour_price",
+            1e300,
+            "1e+300 is not allowed; it must be a number at least 0 at most 100000000 or null",
+        ),
+        ("picture_sources.x.size", 2**53 + 1, "must be a whole number at least 1 at most 9007199254740992"),
+        ("runs.r.train.max_steps", "many", "must be a whole number at least 1 at most 1000000000 or null"),
         ("runs.r.train.lora.target_modules", "q_proj", "'q_proj' is not allowed; it must be a list"),
         (
             "runs.r.train.swift_args",
             {"system": [1]},
             "must be a text or a whole number or a number or true or false",
         ),
-        ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 or null"),
+        ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 at most 1000000000 or null"),
         ("datasets.fire", {"kind": "fire"}, "datasets.fire.train: missing; it must be a text"),
         ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' after the '@' is not a full commit"),
         *(
@@ -183,7 +206,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("stores.runs", "checkpoints", "is inside checkpoints/, which the workflow makes and removes"),
         ("stores.pictures", "", "'' is not a folder"),
         ("datasets.fire.image_roots", ["stores/pictures/fire"], "is inside stores.pictures"),
-        ("datasets.fire.max_samples", 0, "must be a whole number at least 1 or null"),
+        ("datasets.fire.max_samples", 0, "must be a whole number at least 1 at most 1000000000 or null"),
         ("datasets.fire.test_share", 1, "must be a number at least 0 less than 1"),
         ("datasets.fire.modality", "text", "kind fire: its rows always have pictures"),
         ("datasets.fire.columns", {"image": "file"}, "kind fire: its rows always have pictures and its own keys"),
@@ -296,14 +319,15 @@ def test_a_fault_is_one_line_with_file_key_value_and_what_is_allowed(
     assert said in line
 
 
+@pytest.mark.parametrize("key", ["hub_token", "swanlab_secret", "swanlab_webhook_url"])
 @pytest.mark.parametrize("value", ["hf_x", ["hf_x"], {"hf_x": "hf_x"}])
-def test_a_token_is_in_no_message(tmp_path: Path, value: Any) -> None:
+def test_a_token_is_in_no_message(tmp_path: Path, key: str, value: Any) -> None:
     file = tmp_path / "my-run.yaml"
-    config = with_value("runs.r.train.swift_args", {"hub_token": value})
+    config = with_value("runs.r.train.swift_args", {key: value})
     file.write_text(yaml.safe_dump(config))
     with pytest.raises(VlmflowError) as error:
         check_config(config, [file])
-    assert "hub_token: its value is not allowed" in str(error.value)
+    assert f"{key}: its value is not allowed" in str(error.value)
     assert "hf_x" not in str(error.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from vlmflow.config.deepspeed_json import AUTO, check_deepspeed, filled
+from vlmflow.config.deepspeed_json import AUTO, BLOCKS, KINDS, check_deepspeed, filled
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.strategies import ALL_BUT_WEIGHTS, STAGES, Choices, strategy_of
 
@@ -18,6 +18,13 @@ GATHERS = {"stage3_gather_16bit_weights_on_model_save": True}
 
 def zero(stage: int, **more: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, **(GATHERS if stage == 3 else {}), **more}}
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def presets() -> list[Path]:
@@ -80,8 +87,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"zero_optimization": None}, "zero_optimization.stage: missing"),
     ({"zero_optimization": {}}, "zero_optimization.stage: missing"),
     (zero(4), "zero_optimization.stage: 4 is not allowed; it must be 0, 1, 2 or 3"),
-    (zero(2) | {"zero_optimization": {"stage": True}}, "zero_optimization.stage: True is not allowed"),
-    ({"zero_optimization": True}, "zero_optimization: True is not allowed; it must be a block of keys: "),
+    (zero(2) | {"zero_optimization": {"stage": True}}, "zero_optimization.stage: true is not allowed"),
+    ({"zero_optimization": True}, "zero_optimization: true is not allowed; it must be a block of keys: "),
     ({"zero_optimization": {"stage": 3}}, "stage3_gather_16bit_weights_on_model_save: must be true"),
     (zero(2) | {"optimizer": {"type": "AdamW"}}, "optimizer: the workflow sets optimizer and learning rate: remove it"),
     (zero(2) | {"scheduler": {}}, "scheduler: the workflow sets optimizer and learning rate"),
@@ -89,7 +96,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (zero(2) | {"train_micro_batch_size_per_gpu": 1}, "train_micro_batch_size_per_gpu: 1; it follows"),
     (zero(2) | {"gradient_accumulation_steps": 1}, "gradient_accumulation_steps: 1; it follows"),
     (zero(2) | {"gradient_clipping": 0}, "gradient_clipping: 0; it follows"),
-    (zero(2) | {"bf16": {"enabled": False}}, "bf16.enabled: False; it follows"),
+    (zero(2) | {"bf16": {"enabled": False}}, "bf16.enabled: false; it follows"),
     (zero(3, offload_param={"device": "nvme"}), "offload_param.device: 'nvme': it would write outside the run folder"),
     (
         zero(3, offload_optimizer={"device": "cpu", "nvme_path": "disk"}),
@@ -111,14 +118,32 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (zero(2, overlap_com=True), "zero_optimization.overlap_com: a run may not set this key .*; nearest: overlap_comm"),
     (
         zero(2, reduce_bucket_size=["x"]),
-        r"reduce_bucket_size: \['x'\] is not allowed; it must be true",
+        r"reduce_bucket_size: \['x'\] is not allowed; it must be a whole number at least 1",
     ),
     (zero(2, overlap_comm="yes"), "zero_optimization.overlap_comm: 'yes' is not allowed"),
     (
         zero(2) | {"fp16": {"loss_scale": float("nan")}},
-        "fp16.loss_scale: nan is not allowed; it must be a fin",
+        "fp16.loss_scale: nan is not allowed; it must be a number at least 0",
     ),
     (zero(2) | {"gradient_predivide_factor": "1e400"}, "gradient_predivide_factor: '1e400' is not allowed"),
+    (zero(1, reduce_bucket_size=10**400), f"reduce_bucket_size: 1{99 * '0'}… is not allowed; it must be a whole"),
+    (zero(1, reduce_bucket_size="1e300"), f"reduce_bucket_size: {str(int(1e300))[:100]}… is not allowed"),
+    (zero(1, reduce_bucket_size=-5), "reduce_bucket_size: -5 is not allowed; it must be a whole number at least 1"),
+    (zero(1, reduce_bucket_size=True), "reduce_bucket_size: true is not allowed"),
+    (zero(1, reduce_bucket_size=None), "reduce_bucket_size: null is not allowed"),
+    (zero(1, sub_group_size=1.5), "sub_group_size: 1.5 is not allowed; it must be a whole number at least 0"),
+    (zero(1, overlap_comm=1), "overlap_comm: 1 is not allowed; it must be true or false or null"),
+    (zero(1, overlap_comm=nested(400)), r"overlap_comm: \[{100}… is not allowed"),
+    (zero(1, offload_optimizer={"ratio": 2}), "offload_optimizer.ratio: 2 is not allowed; .* at least 0 at most 1"),
+    (zero(1) | {"communication_data_type": ["x"]}, r"communication_data_type: \['x'\] is not allowed"),
+    (zero(1) | {"communication_data_type": "fp64"}, "'fp64' is not allowed; it must be one of fp16, bf16, fp32"),
+    (zero(1) | {"fp16": {"loss_scale": -1}}, "fp16.loss_scale: -1 is not allowed; it must be a number at least 0"),
+    (zero(1) | {"fp16": {"loss_scale": 10**400}}, f"fp16.loss_scale: 1{99 * '0'}… is not allowed"),
+    (zero(1) | {"fp16": {"loss_scale_window": 0}}, "fp16.loss_scale_window: 0 is not allowed"),
+    (zero(1) | {"fp16": {"initial_scale_power": 10**6}}, "initial_scale_power: 1000000 is not allowed; .* at most 127"),
+    (zero(1) | {"gradient_predivide_factor": 0}, "gradient_predivide_factor: 0 is not allowed; .* more than 0"),
+    (zero(1) | {"gradient_predivide_factor": "auto"}, "gradient_predivide_factor: 'auto' is not allowed"),
+    (zero(1) | {"steps_per_print": 0}, "steps_per_print: 0 is not allowed; it must be a whole number at least 1"),
     (
         zero(2) | {"compression_training": {}},
         "compression_training: a run may not set this key of DeepSpeed; allowed: ",
@@ -130,6 +155,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_others_are_refused_with_key_and_reason(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         RunSettings(model="m", dataset="d", strategy="deepspeed", deepspeed=settings)
+
+
+def test_every_key_has_a_kind_or_a_check_of_its_own() -> None:
+    keys = frozenset[str]().union(*BLOCKS.values())
+    blocks = {path.rpartition(".")[2] for path in BLOCKS if path}
+    assert keys - set(KINDS) == blocks | {"stage", "device"} | {path.rpartition(".")[2] for path in AUTO}
+    assert set(KINDS) < keys
+
+
+def test_the_ends_of_ranges_and_auto_in_a_block_are_taken() -> None:
+    given = zero(3, stage3_model_persistence_threshold=2**63 - 1, sub_group_size=1e9, reduce_bucket_size="auto")
+    given |= {"fp16": {"loss_scale": 0}, "communication_data_type": "bf16", "steps_per_print": None}
+    assert check_deepspeed(given) == given
 
 
 def test_null_is_auto() -> None:

@@ -43,6 +43,35 @@ def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("1" * 5_000, f"'{'1' * 39}… cannot be read: Exceeds the limit"),
+        (f"0x{'f' * 5_000}", f"'0x{'f' * 37}… cannot be read: Exceeds the limit"),
+        ("2024-13-45", "'2024-13-45' cannot be read: month must be in"),
+    ],
+)
+def test_a_value_that_python_cannot_read_is_named_with_its_line(tmp_path: Path, value: str, said: str) -> None:
+    with pytest.raises(VlmflowError) as refusal:
+        read_yaml(written(tmp_path, f"a: 1\nb: {{c: [{value}]}}\n"))
+    assert refusal.value.cause.startswith(f"{tmp_path / 'run.yaml'}, line 2, column 9: {said}")
+    assert refusal.value.next_step == "fix it there, or in the lines before"
+
+
+def test_another_encoding_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path, "")
+    file.write_bytes("a: ä".encode("latin-1"))
+    with pytest.raises(VlmflowError) as refusal:
+        read_yaml(file)
+    assert refusal.value.next_step == "save the file as UTF-8"
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError) as refusal:
+        read_yaml(tmp_path / "a\0b")
+    assert refusal.value.next_step == "name a file that exists and can be read"
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "is empty"),

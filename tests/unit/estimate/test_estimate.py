@@ -1,6 +1,7 @@
 """What the estimate of a run says, and how it changes with the run's settings."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -121,6 +122,12 @@ def test_operations_grow_by_the_square_of_a_rows_tokens() -> None:
     work = training(SHAPE, some_case().way)
     one, two = (work.of(RowLengths.of([(tokens, 0)])) for tokens in (1_000, 2_000))
     assert two - 2 * one == work.token_square * 2 * 1_000**2
+
+
+def test_the_sum_of_very_many_tokens_does_not_overflow() -> None:
+    """Sums of whole numbers in NumPy wrap around at 2⁶³."""
+    logits = replace(training(SHAPE, some_case().way), token=0, token_square=0)
+    assert logits.of(RowLengths.of([(2**62, 0)] * 4)) == pytest.approx(logits.logit * 2**64)
 
 
 def test_a_trained_weight_costs_six_operations_and_two_more_with_checkpointing() -> None:

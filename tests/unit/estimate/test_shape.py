@@ -3,10 +3,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.parameters import weights_of
-from vlmflow.estimate.shape import UnknownModelError, read_shape
+from vlmflow.estimate.shape import Experts, UnknownModelError, read_shape
 from workflow_runs import ROOT
 
 PUBLISHED = ROOT / "tests" / "published"
@@ -57,11 +58,32 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
         ({"model_type": "qwen3_moe", **SIZES, "moe_intermediate_size": -768}, "moe_intermediate_size"),
         ({"model_type": "qwen3_moe", **SIZES, "num_experts": -5}, "num_experts"),
         ({"model_type": "qwen3_moe", **SIZES, "num_hidden_layers": 10**6}, "num_hidden_layers"),
+        ({"model_type": "qwen3_moe", **SIZES, "moe_intermediate_size": 0}, "moe_intermediate_size"),
+        ({"model_type": "qwen3_moe", **SIZES, "num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ({"model_type": "qwen3_moe", **SIZES, "num_attention_heads": 65}, "num_attention_heads is more than hidden"),
+        ({"text_config": SIZES | {"num_attention_heads": 65, "head_dim": None}}, "num_attention_heads is more than"),
     ],
 )
 def test_sizes_that_are_none_are_refused_with_their_key(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(VlmflowError, match=rf"config\.json: .*{fault}"):
         read_shape(written(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "qwen3_vl_moe"])
+def test_experts_that_config_json_leaves_out_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
+    given = {key: SIZES[key] for key in list(SIZES)[:6]}
+    of_model = CONFIG_MAPPING[architecture]()
+    default = getattr(of_model, "text_config", of_model)
+
+    def experts(**sizes: int) -> Experts | None:
+        inner = given | sizes
+        config = {"model_type": architecture} | (inner if architecture == "qwen3_moe" else {"text_config": inner})
+        return read_shape(written(tmp_path, **config)).text.experts
+
+    width, per_token = default.moe_intermediate_size, default.num_experts_per_tok
+    assert experts() == Experts(default.num_experts, per_token, width)
+    assert experts(num_local_experts=8) == experts(num_experts=8) == Experts(8, per_token, width)
+    assert experts(num_experts=0) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"model_type": '])
