@@ -8,7 +8,7 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.files import whole_file
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.of_run import estimate_of_run
-from vlmflow.estimate.verdict import in_words
+from vlmflow.estimate.verdict import advice, in_words
 from vlmflow.reports.estimate_page import estimate_page
 
 
@@ -24,7 +24,9 @@ def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path
     with whole_file(page, "w") as file:
         file.write(estimate_page(run, found, settings))
     if not isinstance(found, NoEstimate):
-        logging.getLogger("vlmflow").info(in_words(found, run, on_gpu=settings.device == "cuda"))
+        words = in_words(found, run, on_gpu=settings.device == "cuda")
+        follows = f". {advice(found.changes)}" if found.changes else ""
+        logging.getLogger("vlmflow").info(f"{words}{follows}. All figures: {page}")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def _refuse_unpinned(jobs: list[Any], settings: Config) -> None:
         source = settings.models[model].source
         if source.startswith("hf://") and revision_of(source) is None:
             sys.exit(
-                f"models.{model}.source: {source} has no revision in pins.yaml\n  what to do: run `make pins` and review "
-                f"the table (a new source needs a row `{source}:` first), or write the commit into the address "
+                f"models.{model}.source: {source} has no revision in pins.yaml\n  what to do: run `make pins` and "
+                f"review the table (a new source needs a row `{source}:` first), or write the commit into the address "
                 "(…/NAME@COMMIT)"
             )
 

@@ -40,5 +40,5 @@ def for_rules(workflow: Any, settings: Config) -> tuple[Names, RuleInputs, RuleP
 def before_jobs(workflow: Any, settings: Config) -> None:
     """Refuse what would fail later (`snakemake -n` still plans it), and make jobs start faster."""
     refuse_relative_stores(workflow, settings)
-    before_start.refuse_what_cannot_end(workflow)
+    before_start.refuse_what_cannot_end(workflow, settings)
     quick_start.leave_out_what_nobody_uses()

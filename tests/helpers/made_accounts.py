@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from made_stats import some_stats
+from vlmflow.config.run_settings import TrainSettings
 from vlmflow.lengths.accounts import FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
@@ -41,7 +42,7 @@ def some_report(**fields: Any) -> TrainingReport:
         "eval_rows": 9,
         "eval_tokens": 90,
         "best": Best(8, 2.0),
-        "settings": {},
+        "settings": TrainSettings().model_dump(mode="json"),
         "tuner": "lora",
         "strategy": "ddp",
         "experimental": [],

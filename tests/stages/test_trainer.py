@@ -125,8 +125,8 @@ def test_an_over_long_row_stops_the_trainer_with_our_own_message(demo_run: Path,
 
 
 def test_a_further_argument_with_a_value_that_ms_swift_refuses_is_named(demo_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(VlmflowError, match=r"argument --warmup_steps.*'many'") as error:
-        train(job(demo_run, swift_args={"warmup_steps": "many"}), tmp_path, threads=2, what="train_model r")
+    with pytest.raises(VlmflowError, match=r"argument --adam_beta1.*'many'") as error:
+        train(job(demo_run, swift_args={"adam_beta1": "many"}), tmp_path, threads=2, what="train_model r")
     assert "swift_args" in error.value.next_step
 
 

@@ -319,7 +319,7 @@ rule train:
         "for try in $(seq {{config[tries]}}); do if [ -s {{params.other}} ]; then break; fi; sleep 0.1; done; "
         "date +%s.%N >> {{output}}"
 onstart:
-    before_start.refuse_what_cannot_end(workflow)
+    before_start.refuse_what_cannot_end(workflow, None)
 """
 """Each job waits some time for the other one to begin."""
 

@@ -68,7 +68,7 @@ def _of_cluster(namespace: str) -> str:
     try:
         lines = table(Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE)))
     except VlmflowError as error:
-        return str(error)
+        return error.cause
     except Refused as error:
         if not error.status:
             return f"no cluster answers: {error}"

@@ -212,6 +212,6 @@ def require_free_disk(folder: Path, needed: int, purpose: str) -> None:
     if free < needed:
         raise PassingError(
             f"{existing}: {purpose} needs {needed / 1e9:.2f} GB, only {free / 1e9:.2f} GB is free",
-            f"free {(needed - free) / 1e9:.2f} GB there, or take a larger disk (config: stores; for work/ and merged/ the "
-            "working directory: --directory)",
+            f"free {(needed - free) / 1e9:.2f} GB there, or take a larger disk (config: stores; for work/ and merged/ "
+            "the working directory: --directory)",
         )

@@ -30,7 +30,7 @@ INDEX = "model.safetensors.index.json"
 
 ADAPTER = "adapter_config.json"
 
-CODE = "names code that transformers would run"
+CODE = "names Python code that transformers would run"
 
 REFUSED_KEYS = {
     "auto_map": CODE,
@@ -39,8 +39,10 @@ REFUSED_KEYS = {
 }
 """Refused keys of JSON files, at any depth, and what they do."""
 
-KERNEL_KEYS = {"attn_implementation", "_attn_implementation"}
-"""Keys that may name a repository with code for attention (OWNER/NAME), which transformers would run."""
+KERNEL = "names a kernel that transformers would run"
+
+KERNEL_KEYS = {"attn_implementation": KERNEL, "_attn_implementation": KERNEL}
+"""Keys that are refused only if they name a repository with code for attention (OWNER/NAME)."""
 
 MAX_JSON_BYTES = 200_000_000
 """Five times the largest known tokenizer.json; a larger file would fill the memory of a small pod."""
@@ -195,7 +197,7 @@ def _refuse_keys(file: Path) -> None:
     for key, value in found:
         told = json.dumps(value)
         raise VlmflowError(
-            f"{file}: {key} = {told[:200]}{'…' if len(told) > 200 else ''}: {REFUSED_KEYS.get(key, CODE)}",
+            f"{file}: {key} = {told[:200]}{'…' if len(told) > 200 else ''}: {(REFUSED_KEYS | KERNEL_KEYS)[key]}",
             PLAIN_COPY,
         )
 

@@ -12,7 +12,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import sha256_of
+from vlmflow.core.files import read_json, sha256_of
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.fetch.model_files import is_housekeeping, shown
 from vlmflow.fetch.model_folder import MANIFEST, FileRecord
@@ -21,6 +21,10 @@ FILES = "files"
 """The folder of the copies, beside the manifest."""
 
 WEIGHTS = ".safetensors"
+
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+TEMPLATE_KEY, WITH_TEMPLATE = "chat_template", ("tokenizer_config.json", "processor_config.json")
+"""Where transformers looks for a chat template: files of its own, or a key of others (5.19, processing_utils.py)."""
 
 
 class SmallFiles(msgspec.Struct, frozen=True):
@@ -73,3 +77,21 @@ def read_small_files(target: Path) -> Path:
     if others := [name for name in found if name not in digests and not is_housekeeping(name)]:
         raise VlmflowError(f"{folder} holds {shown(min(others))}, which vlmflow did not put there", next_step)
     return folder
+
+
+def require_chat_template(folder: Path) -> None:
+    """Raise VlmflowError if a model has no chat template.
+
+    The training does without: ms-swift has its own for each model. But transformers needs it to turn a conversation
+    into tokens, in the proof of the merged weights and for everybody who uses them.
+    folder: the model's files; weights are not needed.
+    """
+    if any((folder / name).is_file() for name in TEMPLATES):
+        return
+    if any(TEMPLATE_KEY in read_json(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()):
+        return
+    raise VlmflowError(
+        f"{folder}: the model has no chat template ({' or '.join(TEMPLATES)}, or the key {TEMPLATE_KEY} in "
+        f"{' or '.join(WITH_TEMPLATE)}), without which nobody can talk to the merged weights",
+        f"add the {TEMPLATES[0]} that the model's owner publishes to a local copy of the model, and use that",
+    )

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.core.progress import clock
 from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, REFUSED
 from vlmflow.estimate.times import HIGH, LOW
@@ -89,7 +88,7 @@ def _page(run: str, found: Estimate, settings: EstimateBlock) -> EstimatePage:
         [Part(name, _gb(size), size / found.memory.total) for name, size in parts_of(found.memory)],
         f"Main memory for offload: {_gb(host)} for each process." if host else "",
         [_product(one, found) for one in found.products],
-        [_change(one) for one in found.changes],
+        [_change(one) for one in sorted(found.changes, key=lambda one: not one.fits)],
         [
             ("base model", _gb(found.disk.model)),
             ("merged model", _gb(found.disk.merged)),
@@ -165,8 +164,10 @@ def _gb(size: int) -> str:
 
 def _hours(on: OnProduct) -> str:
     fast, slow = on.fast.seconds, on.slow.seconds
+    if slow < 60:
+        return "less than a minute"
     if slow < 3600:
-        return f"{clock(fast)} to {clock(slow)}"
+        return f"{fast / 60:.1f} to {slow / 60:.1f} min"
     return f"{fast / 3600:,.1f} to {slow / 3600:,.1f} h"
 
 

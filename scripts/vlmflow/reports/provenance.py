@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from vlmflow.config.tuners import tuner_of
+from vlmflow.config.tuners import Tuner, tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
@@ -61,15 +62,18 @@ def provenance(
 class ModelCard:
     """The card's facts. fitted: the numbers of training rows, for people. datasets: the hub's names of the data.
 
-    trains_adapter: whether an adapter was trained, or the model's own weights. quantises: whether the base was in 4 bit
-    meanwhile. tags: the hub's, for search.
+    trains_adapter: whether an adapter was trained, or the model's own weights. adapter: its kind, for people.
+    quantises: whether the base was in 4 bit meanwhile. rows_per_step: of all processes together. tags: the hub's, for
+    search.
     """
 
     facts: Provenance
     fitted: str
     datasets: list[str]
     trains_adapter: bool
+    adapter: str
     quantises: bool
+    rows_per_step: int
     tags: list[str]
 
 
@@ -78,5 +82,27 @@ def model_card(facts: Provenance) -> str:
     fitted = ", ".join(f"{split.lengths.rows:,} {name}" for name, split in facts.smoke.fitted.items())
     tuner = tuner_of(facts.training.tuner)
     tags = ["vlmflow", *([tuner.name, "merged"] if tuner.trains_adapter else ["full-fine-tuning"])]
-    card = ModelCard(facts, fitted, hub_datasets(facts.rights), tuner.trains_adapter, tuner.quantises, tags)
+    card = ModelCard(
+        facts,
+        fitted,
+        hub_datasets(facts.rights),
+        tuner.trains_adapter,
+        _kind_of_adapter(facts.training.settings, tuner),
+        tuner.quantises,
+        _rows_per_step(facts.training),
+        tags,
+    )
     return render("card/card.md.jinja", card)
+
+
+def _kind_of_adapter(settings: dict[str, Any], tuner: Tuner) -> str:
+    lora = settings["lora"]
+    kind = {(False, False): "LoRA", (True, False): "rsLoRA", (False, True): "DoRA", (True, True): "DoRA and rsLoRA"}
+    return f"{'Q' if tuner.quantises else ''}{kind[lora['rslora'], lora['dora']]}"
+
+
+def _rows_per_step(training: TrainingReport) -> int:
+    """Return how many rows a step trains; packed rows count as one."""
+    settings = training.settings
+    side_by_side = training.world_size // settings["sequence_parallel"]
+    return int(side_by_side * settings["per_device_batch_size"] * settings["gradient_accumulation_steps"])

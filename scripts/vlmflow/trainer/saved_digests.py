@@ -45,7 +45,7 @@ def changed_since_saved(checkpoint: Path, names: Iterable[str]) -> list[str]:
 
 
 def _save_model(trainer: Any, save: Any, folder: str | None = None, **values: Any) -> None:
-    """Save the model as `save` does, then the digests; the trainer's state, which completes a checkpoint, comes last."""
+    """Save the model as `save` does, then the digests; the trainer's state completes the checkpoint after that."""
     save(folder, **values)
     if trainer.args.should_save and folder is not None:
         files = {file for pattern in PATTERNS for file in Path(folder).glob(pattern)}

@@ -42,7 +42,7 @@ FAULTS = [
     ),
     (
         r"(Target modules .* not found in the base model)",
-        "fix runs.NAME.train.lora.target_modules: the names of the model's layers are those of its weights, such as q_proj",
+        "fix runs.NAME.train.lora.target_modules: a layer's name is part of its weights' names, such as q_proj",
         VlmflowError,
     ),
     (

@@ -74,8 +74,8 @@ def refuse_failed(gate: Gate, what: str) -> None:
     if failed:
         raise VlmflowError(
             f"{what}: the gate is closed: " + "; ".join(failed),
-            "change runs.NAME.train.learning_rate (lower if the loss rises, higher if it hardly moves), or check the data; "
-            "the full training has not begun",
+            "change runs.NAME.train.learning_rate (lower if the loss rises, higher if it hardly moves), or check the "
+            "data; the full training has not begun",
         )
 
 
@@ -161,7 +161,8 @@ def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:
     if not _finite(losses):
         return False, "not all losses are numbers"
     if len(losses) < SINGLE_STEPS and len(eval_losses) > 1:
-        return eval_losses[-1] < (1 - LEAST_FALL) * eval_losses[0], f"validation loss {eval_losses[0]:.3f}, then {eval_losses[-1]:.3f}"
+        first, last = eval_losses[0], eval_losses[-1]
+        return last < (1 - LEAST_FALL) * first, f"validation loss {first:.3f}, then {last:.3f}"
     quarter = max(1, len(losses) // 4)
     first, last = statistics.fmean(losses[:quarter]), statistics.fmean(losses[-quarter:])
     return last < (1 - LEAST_FALL) * first, f"mean of the first {quarter} steps {first:.3f}, of the last {last:.3f}"

@@ -1,13 +1,18 @@
+import json
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from checkpoints import checkpoint
+from vlmflow.config.run_settings import LoraSettings
 from vlmflow.config.strategies import DDP
+from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
+from vlmflow.trainer.saved_digests import DIGESTS, SavedDigests
 from vlmflow.training.checkpoint import Checkpoint, TrainerState, newest_whole_checkpoint, read_checkpoint
-from vlmflow.training.released import release
+from vlmflow.training.released import refuse_other_adapter, release
 
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
 
@@ -99,6 +104,37 @@ def test_a_flipped_bit_in_an_optimizer_state_is_noticed(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     (folder / "optimizer.pt").write_bytes(content)
     assert read_checkpoint(folder, 2, DDP) is None
+
+
+def test_weights_that_changed_since_they_were_saved_are_no_checkpoint(tmp_path: Path) -> None:
+    """Blocks of zeros, as after a crash of the machine: safetensors has no checksum, so they read as weights."""
+    folder = checkpoint(tmp_path, 10)
+    files = {name: sha256_of(folder / name) for name in FILES[:2]}
+    write_account(folder / DIGESTS, SavedDigests(files))
+    assert read_checkpoint(folder, 2, DDP) is not None
+    weights = folder / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    half = len(content) // 2
+    weights.write_bytes(content[:half] + bytes(len(content) - half))
+    assert read_checkpoint(folder, 2, DDP) is None
+    weights.write_bytes(content)
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    assert read_checkpoint(folder, 2, DDP) is None
+    (folder / DIGESTS).write_text("[")
+    assert read_checkpoint(folder, 2, DDP) is None
+
+
+@pytest.mark.parametrize("key", ["r", "lora_alpha", "use_rslora", "use_dora"])
+def test_an_adapter_of_other_settings_is_refused(tmp_path: Path, key: str) -> None:
+    """The merge would scale it otherwise than the training did."""
+    lora = LoraSettings(rank=8, alpha=16)
+    written = {"r": 8, "lora_alpha": 16, "use_rslora": False, "use_dora": False, "peft_type": "LORA"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(written))
+    refuse_other_adapter(tmp_path, lora)
+    other = True if key.startswith("use") else 4
+    (tmp_path / "adapter_config.json").write_text(json.dumps(written | {key: other}))
+    with pytest.raises(VlmflowError, match=f"adapter_config.json: {key} is .*, but the run trained with"):
+        refuse_other_adapter(tmp_path, lora)
 
 
 def test_every_process_leaves_its_random_state(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ def test_few_steps_are_judged_by_the_validation_loss() -> None:
     rising = [12.79, 12.9, 12.9, 13.0]
     assert gate_of(rising, 4).passed
     assert failed(gate_of(rising, 4, eval_losses=[(2, 3.0), (4, 3.1)])) == ["the loss falls"]
+    rounding = [(2, 11.74766554), (4, 11.74766432)]
+    assert failed(gate_of(rising, 4, eval_losses=rounding)) == ["the loss falls"]
 
 
 def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
