@@ -69,7 +69,7 @@ def test_another_count_in_a_page_is_noticed(tmp_path: Path, page: str, text: str
 def test_rows_values_layers_and_missing_files_may_not_differ(tmp_path: Path) -> None:
     one, two = made(tmp_path / "one", 1), made(tmp_path / "two", 2, "q_proj|v_proj")
     facts = json.loads((two / "provenance.json").read_text())
-    facts["training"] |= {"steps": 9, "settings": None, "versions": []}
+    facts["training"] |= {"steps": 9, "layers": None, "versions": []}
     (two / "provenance.json").write_text(json.dumps(facts))
     (two / "README.md").write_text((two / "README.md").read_text() + "More.")
     (two / "rows.jsonl").write_text("{} \n")
@@ -80,7 +80,7 @@ def test_rows_values_layers_and_missing_files_may_not_differ(tmp_path: Path) -> 
         "adapter_config.json target_modules.0: 'k_proj' and 'q_proj'",
         "adapter_config.json target_modules.1: 'q_proj' and 'v_proj'",
         f"more: only in {two}",
-        "provenance.json training.settings: {} and None",
+        "provenance.json training.layers: [] and None",
         "provenance.json training.steps: 8 and 9",
         "provenance.json training.versions: {} and []",
         "rows.jsonl: 3 and 4 bytes",

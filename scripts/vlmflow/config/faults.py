@@ -6,10 +6,8 @@ from typing import Any
 
 import pydantic
 
-from vlmflow.config.shown import shown
+from vlmflow.config.shown import Schema, allowed, shown
 from vlmflow.config.yaml_file import read_yaml
-
-Schema = dict[str, Any]
 
 COMMAND_LINE = "--config"
 """The source of a value, for messages, if none of the files has it."""
@@ -118,32 +116,3 @@ def _schema_at(schema: Schema, path: list[Any]) -> Schema:
         if "$ref" in here:
             here = schema["$defs"][here["$ref"].rsplit("/", 1)[-1]]
     return here
-
-
-TYPES = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "a text",
-    "array": "a list",
-    "object": "a block of keys",
-    "null": "null",
-}
-
-BOUNDS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "more than",
-    "maximum": "at most",
-    "exclusiveMaximum": "less than",
-    "pattern": "of the form",
-}
-
-
-def allowed(schema: Schema) -> str:
-    """Return what a JSON Schema allows, as messages and the reference page put it."""
-    if "anyOf" in schema:
-        return " or ".join(allowed(branch) for branch in schema["anyOf"])
-    if "enum" in schema:
-        return "one of " + ", ".join(map(str, schema["enum"]))
-    bounds = [f"{word} {schema[key]}" for key, word in BOUNDS.items() if key in schema]
-    return " ".join([TYPES.get(schema.get("type", ""), "something else"), *bounds])

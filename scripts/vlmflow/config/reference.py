@@ -4,10 +4,10 @@ import json
 import re
 from typing import Any
 
-from vlmflow.config.faults import allowed
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import table
 from vlmflow.config.settings import MOST
+from vlmflow.config.shown import allowed
 
 KINDS = re.compile(r"(<!-- kinds: .* -->\n).*?(<!-- end of kinds -->)", re.DOTALL)
 """The table of kinds in `docs/data.md`, with the comments around it."""
