@@ -13,6 +13,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from vlmflow.core.printable import printable
+
 TEMPLATES = Path(__file__).with_name("templates")
 """A rule that makes pages names this folder for its code digest (harness/code_digest.py); `publish_merged`, which makes
 the card, names `card` in it."""
@@ -26,7 +28,7 @@ HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def _in_one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else "�" for character in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 def _as_text(text: str) -> str:

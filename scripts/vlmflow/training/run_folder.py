@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import write_json
+from vlmflow.core.printable import printable
 from vlmflow.trainer.orders import PROGRESS
 from vlmflow.training.lease import Lease
 
@@ -71,7 +72,7 @@ class RunFolder:
         """Return what the holder wrote into the lock, without characters that a terminal would obey."""
         with self._lock.open("rb") as lock:
             text = lock.read(HOLDER).decode(errors="replace").strip()
-        return "".join(character if character.isprintable() else "�" for character in text) or "another process"
+        return printable(text) or "another process"
 
     @property
     def _lock(self) -> Path:

@@ -8,6 +8,7 @@ import msgspec
 
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import printable
 from vlmflow.lengths.count import lines_of, read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.trainer.row_log import FOLDER, last_step, rows_of_step
@@ -83,7 +84,7 @@ def trained_rows(run_folder: Path, rows: Path, step: int) -> list[TrainedRow]:
     ]
     lines = lines_of(rows / "train.jsonl", [length for _, _, length in found]).splitlines()
     return [
-        TrainedRow(rank, number, _printable(length.id), length.tokens, **_shown(line))
+        TrainedRow(rank, number, printable(length.id), length.tokens, **_shown(line))
         for (rank, number, length), line in zip(found, lines, strict=True)
     ]
 
@@ -92,8 +93,4 @@ def _shown(line: bytes) -> dict[str, str]:
     """Return a row's source and first words, without characters that a terminal would obey."""
     row: dict[str, Any] = msgspec.json.decode(line)
     words = " ".join(turn["value"] for turn in row["conversations"]).split()
-    return {"source": _printable(str(row.get("source", ""))), "text": _printable(" ".join(words))[:WORDS]}
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "�" for character in text)
+    return {"source": printable(str(row.get("source", ""))), "text": printable(" ".join(words))[:WORDS]}
