@@ -304,6 +304,15 @@ def test_a_missing_source_is_named(tmp_path: Path) -> None:
     assert "nowhere/FIRE-train-100K.json" in done.stdout + done.stderr
 
 
+def test_a_model_without_a_revision_is_named_before_the_first_job(tmp_path: Path) -> None:
+    more = "models={new: {source: 'hf://owner/not-pinned', model_type: qwen3_vl}}"
+    assert call(tmp_path, "--config", more, "-n", "--", "models/new").returncode == 0
+    done = call(tmp_path, "--config", more, "--", "models/new")
+    assert done.returncode != 0
+    assert "models.new.source: hf://owner/not-pinned has no revision in pins.yaml" in done.stdout + done.stderr
+    assert not (tmp_path / "logs").exists()
+
+
 TWO_JOBS = f"""
 import sys
 sys.path.insert(0, "{ROOT}/scripts")
