@@ -91,7 +91,7 @@ board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS
 	@$(BIN)/python scripts/board.py $(if $(PORT),--port $(PORT)) $(ARGS)
 
 rows: .venv/data.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
-	@test -n "$(RUN)" && test -n "$(STEP)" || { echo 'say which: make rows RUN=my-run STEP=1200' >&2; exit 2; }
+	@test -n "$(RUN)" && test -n "$(STEP)" || { echo 'say which: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"' >&2; exit 2; }
 	@$(BIN)/python scripts/rows_of_step.py --run "$(RUN)" --step "$(STEP)" $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review

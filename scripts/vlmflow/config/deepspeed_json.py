@@ -158,6 +158,9 @@ def check_deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
         if device == "cpu" and stage < least:
             raise ValueError(f"zero_optimization.{block}: needs stage {least} or higher; the stage is {stage}")
     _check_values(checked, "")
+    ratio = _value(checked, "zero_optimization.offload_optimizer.ratio")
+    if ratio is not None and ratio < 1 and stage < 3:  # DeepSpeed, runtime/zero/config.py, `offload_ratio_check`
+        raise ValueError(f"zero_optimization.offload_optimizer.ratio: below 1 it needs stage 3; the stage is {stage}")
     return checked
 
 

@@ -104,6 +104,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (zero(2, offload_param={"device": "cpu"}), "offload_param: needs stage 3 or higher; the stage is 2"),
     (zero(0, offload_optimizer={"device": "cpu"}), "offload_optimizer: needs stage 1 or higher; the stage is 0"),
+    (
+        zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}),
+        "zero_optimization.offload_optimizer.ratio: below 1 it needs stage 3; the stage is 2",
+    ),
     (zero(2, offload_optimizer={"device": "disk"}), "offload_optimizer.device: 'disk': DeepSpeed has no such device"),
     (zero(2) | {"tensorboard": {"enabled": True}}, "tensorboard: it would write outside the run folder; remove it"),
     (zero(2) | {"csv_monitor": {}}, "csv_monitor: it would write"),
