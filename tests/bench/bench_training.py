@@ -3,10 +3,10 @@
 Run alone: python tests/bench/bench_training.py
 
 Both trainers get the same model, rows and arguments; a timer within transformers' Trainer, the same for both, notes
-when each step ends. They train at the same time, each on one core of its own, and change cores from round to round: a
-virtual machine's speed varies by a factor of two within minutes, which then slows both alike. The speed is the bare
-trainer's median step time over ours; the steps before WARM_UP do not count, nor those during which the other one did
-not train.
+when each step ends. Both are started, and then train by turns of SLICE seconds: one is stopped (SIGSTOP) while the
+other one has all cores. A virtual machine's speed varies by a factor of two within minutes, but not between turns of
+seconds. The speed is the bare trainer's median step time over ours, in neighbouring turns; the steps before WARM_UP do
+not count, nor those that a stop interrupted.
 """
 
 import json
@@ -18,7 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -39,42 +43,73 @@ from vlmflow.training.train import train
 OURS_ALONE = {"callbacks": CALLBACK, "ddp_backend": "gloo", "ddp_timeout": "1800"}
 """The arguments that a bare trainer does not get: our callback, and those of torchrun, without which it starts."""
 
-ROUNDS = 12
-WARM_UP, STEPS = 20, 140
-STUDENT_T = 2.201
+ROUNDS = 5
+WARM_UP, STEPS = 20, 2_000
+"""Steps before the first turn; and of the whole training, more than are trained in TURNS."""
+
+TURNS, SLICE = 10, 3.0
+"""The turns of each trainer in a round, and the seconds of one."""
+
+STUDENT_T = 2.776
 """The 97.5 % quantile of Student's t with ROUNDS - 1 degrees of freedom: an interval of 95 %."""
 
 TIMER = """
 import os, sys
 if "torch.distributed.run" not in sys.orig_argv and "STEP_TIMES" in os.environ:
     import time, transformers
+
+    spent = 0.0
+
+    def timed(function):
+        def call(*args, **kwargs):
+            global spent
+            begun = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent += time.perf_counter() - begun
+        return call
+
+    handler = transformers.trainer_callback.CallbackHandler
+    handler.call_event = timed(handler.call_event)
+    transformers.Trainer.get_batch_samples = timed(transformers.Trainer.get_batch_samples)
     after_a_step = transformers.Trainer._maybe_log_save_evaluate
 
     def noted(self, *args, **kwargs):
+        global spent
         with open(os.environ["STEP_TIMES"], "a") as file:
-            file.write(f"{time.time()}\\n")
+            file.write(f"{time.time()} {spent}\\n")
+        spent = 0.0
         return after_a_step(self, *args, **kwargs)
 
     transformers.Trainer._maybe_log_save_evaluate = noted
 """
-"""Python runs this file (sitecustomize) before a trainer's code. transformers calls it once more at its end."""
+"""Python runs this file (sitecustomize) before a trainer's code. It notes when each step ends, and the seconds in which
+the step waited for its rows and for callbacks: all that we add to a step is there. transformers calls `noted` once more
+at its end."""
 
 
 def bench_training(folder: Path) -> dict[str, Any]:
     """Measure in an empty folder.
 
     Returns the median step times in ms; our speed relative to the bare trainer's, as the mean of the rounds with its
-    interval of 95 % (goal: lower bound 0.95 at least); the seconds from a trainer's start to its first step, and those
-    of its imports alone; and in the demo, the seconds from the last step to verified weights.
+    interval of 95 % (goal: lower bound 0.95 at least); what we add to a step, in ms, as the range of the rounds, and
+    the speed that this leaves, by the largest; the seconds from a trainer's start to its first step, and those of its
+    imports alone; and in the demo, the seconds from the last step to verified weights.
     """
     (folder / "timer").mkdir()
     (folder / "timer" / "sitecustomize.py").write_text(TIMER)
     snakemake = demo_command(folder)
     quietly([*snakemake, f"fitted/{RUN}"])
     training = job(folder, STEPS)
-    rounds = [side_by_side(training, folder / f"round-{number}", folder / "timer") for number in range(ROUNDS)]
-    ours, bare = ([one[who] for one in rounds] for who in (our_run, bare_run))
-    speeds = [slow / quick for slow, quick in zip(bare, ours, strict=True)]
+    turns = [by_turns(training, folder / f"round-{number}", folder / "timer") for number in range(ROUNDS)]
+    speeds = [statistics.fmean(slow / quick for quick, slow in of_round) for of_round in turns]
+    ours, bare = zip(*chain.from_iterable(turns), strict=True)
+    added = [
+        seconds_around(folder / f"round-{number}" / our_run.__name__)
+        - seconds_around(folder / f"round-{number}" / bare_run.__name__)
+        for number in range(ROUNDS)
+    ]
     mean = statistics.fmean(speeds)
     half = STUDENT_T * statistics.stdev(speeds) / math.sqrt(ROUNDS)
     return {
@@ -82,6 +117,8 @@ def bench_training(folder: Path) -> dict[str, Any]:
         "our_step_ms": round(1000 * statistics.median(ours), 1),
         "speed_relative_to_bare": f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})",
         "lower_bound_of_speed": round(mean - half, 3),
+        "added_to_a_step_ms": f"{1000 * min(added):.2f} to {1000 * max(added):.2f}",
+        "speed_by_what_is_added": round(1 - max(added) / statistics.median(ours), 3),
         "start_to_first_step_seconds": round(seconds_to_first_step(folder), 1),
         "imports_of_a_trainer_seconds": round(min(seconds([sys.executable, "-c", TRAINER])[0] for _ in range(3)), 1),
         "last_step_to_verified_seconds": round(to_verified(snakemake, folder), 1),
@@ -95,7 +132,6 @@ def job(folder: Path, steps: int) -> Training:
         checkpoint_steps=steps,
         evaluation_steps=steps,
         gradient_accumulation_steps=1,
-        gradient_checkpointing=False,
         image_max_tokens=64,
         dataloader_workers=0,
         dtype="float32",
@@ -105,35 +141,77 @@ def job(folder: Path, steps: int) -> Training:
     return Training(data, BaseModel(folder / "tiny-model", "qwen3_vl", "digest"), settings, "cpu", 1, DDP)
 
 
-def side_by_side(training: Training, place: Path, timer: Path) -> dict[Any, float]:
-    """Train both ways at the same time in a new folder; return the median seconds of a step by way.
-
-    The round's number, at the end of the folder's name, says who gets which core.
-    """
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if int(place.name.rpartition("-")[2]) % 2:
-        cores.reverse()
+def by_turns(training: Training, place: Path, timer: Path) -> list[tuple[float, float]]:
+    """Train both ways by turns in a new folder; return our and the bare trainer's seconds of a step in each turn."""
     place.mkdir()
-    ways = {way: place / way.__name__ for way in (our_run, bare_run)}
-    running = [
-        multiprocessing.get_context("fork").Process(target=on_core, args=(core, way, training, folder, timer))
-        for core, (way, folder) in zip(cores, ways.items(), strict=True)
-    ]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join()
-        if process.exitcode:
-            sys.exit(f"a training of {place} failed")
-    ends = {way: ends_of_steps(folder) for way, folder in ways.items()}
-    begun, ended = max(each[WARM_UP] for each in ends.values()), min(each[-1] for each in ends.values())
-    return {way: step_times([end for end in each if begun <= end <= ended]) for way, each in ends.items()}
+    ours, bare = (started(way, training, place / way.__name__, timer) for way in (our_run, bare_run))
+    try:
+        for trainer in (ours, bare):  # both load, then each warms up alone
+            await_steps(trainer, 1)
+            trainer.pause()
+        for trainer in (ours, bare):
+            with trainer.at_work():
+                await_steps(trainer, WARM_UP)
+        return [(turn_of(ours), turn_of(bare)) for _ in range(TURNS)]
+    finally:
+        ours.end()
+        bare.end()
 
 
-def on_core(core: int, way: Any, training: Training, place: Path, timer: Path) -> None:
-    """Train one way, with all its processes on one core."""
-    psutil.Process().cpu_affinity([core])
-    way(training, place, timer)
+@dataclass
+class Trainer:
+    """A training at work in `place`. process: the first of its processes."""
+
+    process: BaseProcess
+    place: Path
+
+    def pause(self) -> None:
+        """Stop all its processes."""
+        for one in self._all():
+            one.suspend()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let a paused trainer go on within the block."""
+        for one in self._all():
+            one.resume()
+        try:
+            yield
+        finally:
+            self.pause()
+
+    def end(self) -> None:
+        """Kill all its processes."""
+        for one in self._all():
+            one.kill()
+        self.process.join()
+
+    def _all(self) -> list[psutil.Process]:
+        first = psutil.Process(self.process.pid)
+        return [first, *first.children(recursive=True)]
+
+
+def started(way: Any, training: Training, place: Path, timer: Path) -> Trainer:
+    """Start a training of one way in its own process."""
+    process = multiprocessing.get_context("fork").Process(target=way, args=(training, place, timer))
+    process.start()
+    return Trainer(process, place)
+
+
+def await_steps(trainer: Trainer, count: int) -> None:
+    """Wait until a trainer has ended that many steps."""
+    while len(ends_of_steps(trainer.place)) < count:
+        if not trainer.process.is_alive():
+            sys.exit(f"the training in {trainer.place} has ended")
+        time.sleep(0.01)
+
+
+def turn_of(trainer: Trainer) -> float:
+    """Let a paused trainer train for SLICE seconds, alone on all cores; return its median seconds of a step."""
+    begun = time.time()
+    with trainer.at_work():
+        time.sleep(SLICE)
+    return step_times([end for end in ends_of_steps(trainer.place) if end >= begun][1:])
 
 
 def our_run(training: Training, place: Path, timer: Path) -> None:
@@ -186,7 +264,19 @@ def timed(place: Path, timer: Path) -> dict[str, str]:
 
 
 def ends_of_steps(place: Path) -> list[float]:
-    return [float(line) for line in (place / "steps").read_text().split()][:STEPS]
+    return [end for end, _ in noted_steps(place)]
+
+
+def seconds_around(place: Path) -> float:
+    """Return the median seconds of a step, after the warm-up, in which it waited for its rows and for callbacks."""
+    return statistics.median(spent for _, spent in noted_steps(place)[WARM_UP:])
+
+
+def noted_steps(place: Path) -> list[tuple[float, float]]:
+    file = place / "steps"
+    if not file.exists():
+        return []
+    return [(float(end), float(spent)) for end, spent in map(str.split, file.read_text().splitlines())]
 
 
 def step_times(ends: list[float]) -> float:
@@ -200,7 +290,7 @@ def to_verified(snakemake: list[str], folder: Path) -> float:
     env = os.environ | timed(folder / "demo", folder / "timer")
     subprocess.run([*snakemake, f"verified/{RUN}"], env=env, check=True, capture_output=True)
     report = json.loads((folder / "checkpoints" / RUN / "full" / "report.json").read_text())
-    stamps = [float(line) for line in (folder / "demo" / "steps").read_text().split()]
+    stamps = ends_of_steps(folder / "demo")
     steps = stamps[-report["world_size"] * (report["steps"] + 1) :]  # those of the full training, of all ranks
     last_step = sorted(steps)[-2 * report["world_size"]]  # transformers' last call is not a step
     return (folder / "verified" / RUN / "proof.json").stat().st_mtime - last_step
