@@ -5,6 +5,7 @@ Planning checks names against this table, because importing ms-swift takes secon
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.swift_args import TABLE
@@ -12,22 +13,22 @@ from vlmflow.core.files import write_json
 
 
 def main(*, table: Path = TABLE) -> None:
-    """Write the arguments of `swift sft`, the architectures (model_type) and the chat templates.
+    """Write the arguments of `swift sft`, the kinds of models (model_type) and the chat templates.
 
     table: the file to write, see vlmflow.config.swift_args.
     """
     write_json(table, installed_names())
 
 
-def installed_names() -> dict[str, list[str]]:
-    """Return the names by kind, sorted: arguments, model_types, templates."""
+def installed_names() -> dict[str, Any]:
+    """Return the names by kind, sorted: arguments, model_types with their architectures (config.json), templates."""
     from swift.arguments import SftArguments
     from swift.model import MODEL_MAPPING
     from swift.template import TEMPLATE_MAPPING
 
     return {
         "arguments": sorted(field.name for field in dataclasses.fields(SftArguments) if field.init),
-        "model_types": sorted(MODEL_MAPPING),
+        "model_types": {name: sorted(MODEL_MAPPING[name].architectures) for name in sorted(MODEL_MAPPING)},
         "templates": sorted(TEMPLATE_MAPPING),
     }
 

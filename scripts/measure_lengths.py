@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
-from vlmflow.fetch.small_files import require_chat_template
+from vlmflow.fetch.small_files import refuse_other_architecture, require_chat_template
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.lengths.measure import in_words, measure_lengths
@@ -41,6 +41,7 @@ def main(
     """
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
     base = BaseModel.without_weights(model_files, settings.model_type)
+    refuse_other_architecture(base.folder, settings.model_type)
     require_chat_template(base.folder)
     entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
     form = ChatForm.of(settings.text_args, data.last_answer_only)

@@ -5,6 +5,7 @@ import functools
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from vlmflow.config import strategies, tuners
 from vlmflow.config.shown import shown
@@ -12,7 +13,8 @@ from vlmflow.config.strategies import DEEPSPEED, FSDP2
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
-"""Names of the locked ms-swift, by kind: arguments, model_types, templates. `scripts/make_swift_names.py` writes it."""
+"""Names of the locked ms-swift, by kind: arguments, model_types with the architectures that each is for, templates.
+`scripts/make_swift_names.py` writes it."""
 
 SET_BY_THE_WORKFLOW = {
     **dict.fromkeys(strategies.argument_names(), "runs.NAME.strategy"),
@@ -192,6 +194,17 @@ def check_model_type(name: str) -> str:
     return name
 
 
+def architectures_of(model_type: str) -> list[str]:
+    """Return the architectures that a model_type is for, as config.json names them; [] if ms-swift does not say."""
+    found: list[str] = names()["model_types"][model_type]
+    return found
+
+
+def model_types_for(architecture: str) -> list[str]:
+    """Return the model_types that are for an architecture."""
+    return [name for name, architectures in names()["model_types"].items() if architecture in architectures]
+
+
 def check_template(name: str) -> None:
     """Raise ValueError with the nearest names for a chat template that ms-swift does not know."""
     if name not in names()["templates"]:
@@ -214,7 +227,7 @@ def _nearest(name: str, kind: str) -> str:
 
 
 @functools.cache
-def names() -> dict[str, list[str]]:
+def names() -> dict[str, Any]:
     """Return the names that ms-swift knows, by kind (TABLE)."""
-    table: dict[str, list[str]] = read_json(TABLE)
+    table: dict[str, Any] = read_json(TABLE)
     return table
