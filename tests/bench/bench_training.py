@@ -85,8 +85,8 @@ if "torch.distributed.run" not in sys.orig_argv and "STEP_TIMES" in os.environ:
     transformers.Trainer._maybe_log_save_evaluate = noted
 """
 """Python runs this file (sitecustomize) before a trainer's code. It notes when each step ends, and the seconds in which
-the step waited for its rows and for callbacks: all that we add to a step is there. transformers calls `noted` once more
-at its end."""
+the step waited for its rows and for callbacks: what we add to a step is there, but for the DDP in which accelerate
+wraps even one process on the CPU if torchrun started it. transformers calls `noted` once more at its end."""
 
 
 def bench_training(folder: Path) -> dict[str, Any]:
