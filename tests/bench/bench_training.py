@@ -187,6 +187,8 @@ class Trainer:
         self.process.join()
 
     def _all(self) -> list[psutil.Process]:
+        if not self.process.is_alive():
+            return []
         first = psutil.Process(self.process.pid)
         return [first, *first.children(recursive=True)]
 

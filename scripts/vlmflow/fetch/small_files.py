@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.config.swift_args import architectures_of, model_types_for
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, sha256_of
@@ -22,7 +21,6 @@ FILES = "files"
 """The folder of the copies, beside the manifest."""
 
 WEIGHTS = ".safetensors"
-CONFIG = "config.json"
 
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TEMPLATE_KEY, WITH_TEMPLATE = "chat_template", ("tokenizer_config.json", "processor_config.json")
@@ -96,22 +94,4 @@ def require_chat_template(folder: Path) -> None:
         f"{folder}: the model has no chat template ({' or '.join(TEMPLATES)}, or the key {TEMPLATE_KEY} in "
         f"{' or '.join(WITH_TEMPLATE)}), without which nobody can talk to the merged weights",
         f"add the {TEMPLATES[0]} that the model's owner publishes to a local copy of the model, and use that",
-    )
-
-
-def refuse_other_architecture(folder: Path, model_type: str) -> None:
-    """Raise VlmflowError if a model's architecture is none of those that its model_type is for.
-
-    ms-swift would load it with another model's code and fail, or train it in another model's chat form.
-    folder: the model's files; weights are not needed.
-    """
-    stated, allowed = read_json(folder / CONFIG).get("architectures"), architectures_of(model_type)
-    found = list(map(str, stated)) if isinstance(stated, list) else []
-    if not found or not allowed or set(found) & set(allowed):
-        return
-    fitting = sorted({name for architecture in found for name in model_types_for(architecture)})
-    raise VlmflowError(
-        f"{folder / CONFIG}: the model is a {', '.join(map(shown, found))}; model_type {model_type} is for "
-        f"{', '.join(allowed)}",
-        f"set models.NAME.model_type: {' or '.join(fitting)}" if fitting else "use a model that ms-swift knows",
     )

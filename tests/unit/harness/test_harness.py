@@ -63,6 +63,19 @@ def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scrip
     assert {name: code_digest.of_scripts(scripts)(name) for name in names} == before
 
 
+def test_a_changed_strategy_or_tuner_fetches_no_model_again(tmp_path: Path) -> None:
+    """All that is made of a model would run again, too."""
+    folder = tmp_path / "scripts"
+    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    names = ["fetch_model", "fetch_model_files", "train_model"]
+    before = {name: code_digest.of_scripts(folder)(name) for name in names}
+    for table in ("strategies.py", "tuners.py"):
+        with (folder / "vlmflow" / "config" / table).open("a") as file:
+            file.write("\n")
+    after = {name: code_digest.of_scripts(folder)(name) for name in names}
+    assert [name for name in names if before[name] != after[name]] == ["train_model"]
+
+
 def test_declared_files_of_a_script_count_as_its_code(scripts: Path) -> None:
     """Hidden files of editors do not count."""
     (scripts / "pack" / "texts").mkdir()
