@@ -27,7 +27,7 @@ rule estimate_page:
     params:
         reads="vlmflow/reports/templates",
         settings=params.run(
-            *("train", "device", "processes", "strategy", "deepspeed", "tuner", "over_long"),
+            *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
             *("gpu", "gpu_hour_price", "estimate"),
         ),
     threads: 1

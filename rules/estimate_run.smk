@@ -22,7 +22,7 @@ rule estimate_run:
         "benchmarks/estimate_run/{run}.tsv"
     params:
         settings=params.run(
-            *("train", "device", "processes", "strategy", "deepspeed", "tuner", "over_long"),
+            *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
             *("gpu", "gpu_hour_price", "estimate"),
         ),
     threads: 1

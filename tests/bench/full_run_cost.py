@@ -74,7 +74,8 @@ def _of_recipe(file: Path) -> Line:
 def case(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> Case:
     """Return the case of a line's run with some rows. changes: of its `train` block."""
     settings = line.settings
-    names = ("device", "processes", "strategy", "deepspeed", "tuner", "over_long", "gpu", "gpu_hour_price", "estimate")
+    names = ("device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long")
+    names += ("gpu", "gpu_hour_price", "estimate")
     block = {name: getattr(settings, name) for name in names}
     training = settings.train.model_copy(update=changes)
     return case_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)

@@ -24,6 +24,7 @@ ROWS = [(60 + 37 * number % 1_900, 256 * (number % 4)) for number in range(400)]
 
 USUAL: dict[str, Any] = {
     "device": "cuda",
+    "nodes": 1,
     "processes": 1,
     "strategy": "ddp",
     "deepspeed": None,

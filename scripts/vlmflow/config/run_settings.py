@@ -82,7 +82,7 @@ class TrainSettings(Settings):
     """Rows per process and forward pass."""
 
     gradient_accumulation_steps: Positive = 8
-    """Forward passes per optimizer step. Rows per step = processes × per_device_batch_size × this."""
+    """Forward passes per optimizer step. Rows per step = nodes × processes × per_device_batch_size × this."""
 
     max_length: Positive = 8192
     """Tokens that a row may have, including picture tokens; over_long decides about longer rows.
@@ -252,8 +252,12 @@ class RunSettings(Settings):
     device: Literal["cuda", "cpu"] = "cuda"
     """The device for training and verification."""
 
+    nodes: Positive = 1
+    """Machines that train together: on a cluster as many pods, each with `processes` trainers and the run's resources.
+    Without a cluster all of them are on this machine, to see what happens."""
+
     processes: Positive = 1
-    """Parallel trainers, one GPU each on cuda."""
+    """Parallel trainers on each node, one GPU each on cuda."""
 
     strategy: Annotated[
         Literal[*STRATEGIES],  # type: ignore[valid-type]  # the names of a table
@@ -343,6 +347,11 @@ class RunSettings(Settings):
                 "train it all the same)"
             )
         return self
+
+    @property
+    def ranks(self) -> int:
+        """All parallel trainers, on all nodes."""
+        return self.nodes * self.processes
 
     @model_validator(mode="after")
     def _parallel_processes_share_rows_evenly(self) -> Self:

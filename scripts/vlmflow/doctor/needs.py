@@ -68,7 +68,7 @@ class Need:
 def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
     """Return what a run of the configuration requests. asks: those of its rules."""
     run = settings.runs[name]
-    weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.processes)
+    weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
     return Need(name, run.processes, weights_mb, tuple(asks))
 
 

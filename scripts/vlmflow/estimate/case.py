@@ -86,13 +86,14 @@ def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: 
     train, val: the lengths of all rows; those that `over_long` leaves out or refuses do not count.
     """
     training, strategy = settings.train, strategy_of(settings.strategy, settings.deepspeed)
+    ranks = settings.nodes * settings.processes
     lora = training.lora
     way = Way(
         tuner=tuner_of(settings.tuner).name,
         trained=frozenset(PARTS) - set(training.freeze),
         adapter=Adapter(lora.rank, lora.dropout, tuple(lora.target_modules), lora.dora),
-        sharding=sharding_of(strategy, settings.processes),
-        processes=settings.processes,
+        sharding=sharding_of(strategy, ranks),
+        processes=ranks,
         half=training.dtype != "float32",
         double_quant=training.quantisation.double,
         gradient_checkpointing=training.gradient_checkpointing,

@@ -3,7 +3,7 @@
 import re
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -62,6 +62,9 @@ NO_CAUSE = re.compile(r"ChildFailedError")
 NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
 """What torchrun says of any failure, and of trainers or of itself that a signal ended."""
 
+FROM_ANOTHER = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|DistNetworkError")
+"""What a trainer says when another one has ended."""
+
 LONGEST_LINE = 2_000
 """Characters of a line of the log that are searched."""
 
@@ -69,24 +72,33 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
-def failure_of(code: int, trainer_log: Path, begin: int, what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
-    """Return why the trainers failed: a full disk, the cause in their log from byte `begin` on, or a signal.
+def failure_of(code: int, logs: Mapping[Path, int], what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
+    """Return why the trainers failed: a full disk, the cause in their logs, or a signal.
 
-    code: torchrun's exit code. what: the stage and run. passed_on: the signals that they got through us. Those end a
-    trainer that is not at work yet, which saves nothing.
+    code: torchrun's exit code. logs: the log of each node, and the byte from which on it counts; the first is this
+    node's. what: the stage and run. passed_on: the signals that they got through us. Those end a trainer that is not at
+    work yet, which saves nothing.
     """
+    trainer_log = next(iter(logs))
     if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
         # Checked first: on a full disk the log has no cause.
         return PassingError(
             f"{what}: no space left on the disk of {trainer_log.parent}",
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
-    text = _lines(trainer_log.read_bytes()[begin:].decode(errors="replace"))
+    texts = {log: _lines(_from(log, begin)) for log, begin in logs.items()}
     no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
     for pattern, next_step, kind in FAULTS:
-        found = [match for match in re.findall(pattern, text) if not no_cause.search(match)]
+        found = [
+            (match.strip(), log)
+            for log, text in texts.items()
+            for match in re.findall(pattern, text)
+            if not no_cause.search(match)
+        ]
         if found:
-            return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
+            first_hand = [one for one in found if not FROM_ANOTHER.search(one[0])]
+            cause, log = (first_hand or found)[-1]
+            return kind(f"{what}: {cause}", f"{next_step} ({log})")
     if passed_on:
         return PassingError(
             f"{what}: {signal.Signals(passed_on[0]).name} ended the trainers before they could save a checkpoint",
@@ -97,6 +109,10 @@ def failure_of(code: int, trainer_log: Path, begin: int, what: str, passed_on: S
         f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
         "the same command resumes from the newest checkpoint",
     )
+
+
+def _from(log: Path, begin: int) -> str:
+    return log.read_bytes()[begin:].decode(errors="replace") if log.is_file() else ""
 
 
 def _lines(log: str) -> str:
