@@ -16,11 +16,13 @@ from vlmflow.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
 
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "never"}, "spec": {"clusterIP": "None"}}
 CALLS: dict[str, Callable[[Namespace], object]] = {
     "list cronjobs": lambda cluster: cluster.pod_templates(""),
     "create jobs": lambda cluster: cluster.create_job(job()),
     "list jobs": lambda cluster: cluster.jobs(""),
     "delete jobs": lambda cluster: cluster.delete_job("absent"),
+    "create services": lambda cluster: cluster.create_service(SERVICE),
     "list pods": lambda cluster: cluster.pods(),
     "delete pods": lambda cluster: cluster.delete_pod("absent"),
     "get pods/log": lambda cluster: cluster._api.log("p", "snakemake"),
@@ -114,6 +116,6 @@ def test_the_rights_are_exactly_those_that_the_executor_uses() -> None:
     methods = {name for name in vars(Namespace) if not name.startswith("_")}
     listing, changing = (
         {"jobs", "pods", "pod_names", "holding_pods", "events", "pod_templates", "nodes"},
-        {"create_job", "delete_job", "delete_pod", "delete_secret"},
+        {"create_job", "create_service", "delete_job", "delete_pod", "delete_secret"},
     )
     assert methods == listing | changing | {"log_end", "now"}

@@ -55,6 +55,7 @@ def install(workflow: Any, settings: Any) -> None:
     if not workflow.is_main_process:
         return
     HardenedExecutor.max_mem_mb = settings.cluster.max_mem_mb
+    HardenedExecutor.gang_timeout = settings.cluster.gang_timeout
     ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
     # Snakemake does not yet know its executor here, only whether it shares a file system with this process.
     if not workflow.storage_settings.shared_fs_usage:
@@ -67,10 +68,12 @@ def install(workflow: Any, settings: Any) -> None:
 class HardenedExecutor(Executor):
     """Runs every job of a rule in its own pod.
 
-    max_mem_mb: the memory limit, in MB, of an attempt after one that was killed for its memory.
+    max_mem_mb: the memory limit, in MB, of an attempt after one that was killed for its memory. gang_timeout: seconds
+    in which all pods of a training must run.
     """
 
     max_mem_mb: int
+    gang_timeout: float
     _ending = _has_secret = False  # here, because Snakemake's polling thread starts before __post_init__
 
     def __post_init__(self) -> None:
@@ -101,7 +104,7 @@ class HardenedExecutor(Executor):
         kept.mkdir(parents=True, exist_ok=True)
         targets = f"{named(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
         self._owner = owner_of(self.run_namespace, kept, targets)
-        self._watch = Watch(self.cluster, self._owner.ours, self._say)
+        self._watch = Watch(self.cluster, self._owner.ours, self._say, gang_timeout=self.gang_timeout)
         self._sight = PatientWatch(self._watch, self.logger.warning)
         self._disruptions = Disruptions(self.cluster, self._watch)
         refuse_strangers(self.cluster, self._owner.strangers)
@@ -222,17 +225,19 @@ class HardenedExecutor(Executor):
             self._say(f"{self._rule_job_of(info.job).words}: {planned.why}")
             self._save_log(info, outcome)
             self._clean_up(info)
-            self._remove_folder_of(outcome.pod)
+            self._remove_folders_of(outcome)
         return planned
 
     def _save_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
-        """Save the end of a failed pod's log; returns the text and its file."""
-        log = self.cluster.log_end(outcome.pod, CONTAINER, LOG_LINES) if outcome.pod else ""
-        kept = self.log_path / f"{info.external_jobid}.log"
-        if log:
-            with suppress(OSError):  # a full disk here must not fail the jobs that still run
-                kept.write_text(log)
-        return log, kept
+        """Save the ends of the logs of a failed Job's pods; returns the text and file of the one that failed."""
+        files = {outcome.pod: self.log_path / f"{info.external_jobid}.log"}
+        files |= {pod: self.log_path / f"{pod}.log" for pod in outcome.others}
+        logs = {pod: self.cluster.log_end(pod, CONTAINER, LOG_LINES) for pod in files if pod}
+        for pod, log in logs.items():
+            if log:
+                with suppress(OSError):  # a full disk here must not fail the jobs that still run
+                    files[pod].write_text(log)
+        return logs.get(outcome.pod or "", ""), files[outcome.pod]
 
     def _rule_job_of(self, job: Any) -> RuleJob:
         rule_job = RuleJob.of(job)
@@ -270,7 +275,7 @@ class HardenedExecutor(Executor):
         self.report_job_error(info, msg=f"{text}\n", aux_logs=[str(kept)] if log else [])
         self._clean_up(info)
         self._disruptions.forget(info.external_jobid)
-        self._remove_folder_of(outcome.pod)
+        self._remove_folders_of(outcome)
 
     def _clean_up(self, info: SubmittedJobInfo) -> None:
         name = info.external_jobid
@@ -279,6 +284,10 @@ class HardenedExecutor(Executor):
 
     def _end(self, selector: str, why: str) -> None:
         for pod in end_all(self.cluster, selector, why, self._say):
+            self._remove_folder_of(pod)
+
+    def _remove_folders_of(self, outcome: Outcome) -> None:
+        for pod in (outcome.pod, *outcome.others):
             self._remove_folder_of(pod)
 
     def _remove_folder_of(self, pod: str | None) -> None:

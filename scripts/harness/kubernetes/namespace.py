@@ -1,8 +1,9 @@
 """The executor's calls to one namespace; objects are plain dicts as the API returns them.
 
-The controller's Role (k8s/base) grants each verb used here: jobs create, list, delete; pods list, delete; pods/log get;
-events list; cronjobs list, and podtemplates list for this release; nodes list only if the cluster's admin grants it.
-Only with targets in S3 are Secrets created and deleted, with the rights of the user who runs Snakemake.
+The controller's Role (k8s/base) grants each verb used here: jobs create, list, delete; services create; pods list,
+delete; pods/log get; events list; cronjobs list, and podtemplates list for this release; nodes list only if the
+cluster's admin grants it. Only with targets in S3 are Secrets created and deleted, with the rights of the user who runs
+Snakemake.
 """
 
 from datetime import datetime
@@ -35,9 +36,9 @@ class Namespace:
         """Return the time of the API server's clock, which also sets its timestamps."""
         return self._api.now()
 
-    def jobs(self, selector: str) -> list[Object]:
-        """List Jobs by their labels."""
-        return self._api.list(JOBS, selector)
+    def jobs(self, selector: str = "", name: str = "") -> list[Object]:
+        """List Jobs by their labels, or the one of a name."""
+        return self._api.list(JOBS, selector, f"metadata.name={name}" if name else "")
 
     def pods(self, selector: str = "") -> list[Object]:
         """List pods by their labels."""
@@ -75,6 +76,10 @@ class Namespace:
     def create_job(self, job: Object) -> None:
         """Create a Job. An existing one of this name is the same Job, created by a try whose answer was lost."""
         self._api.create(JOBS, job)
+
+    def create_service(self, service: Object) -> None:
+        """Create a Service; an existing one of this name is the same."""
+        self._api.create("services", service)
 
     def delete_job(self, name: str, after_its_pods: bool = False) -> None:
         """Delete a Job, if it exists; its running pods get SIGTERM and their grace period.

@@ -43,7 +43,7 @@ class Outcome:
     why: the reason of a failure or end. again: whether another attempt may help. pod: the newest pod's name, if any.
     disrupted: the cluster or a person removed it; the job itself did not fail. ran: seconds that its newest pod was
     seen running. unseen: the pod disappeared between two looks, and its conditions with it; events may still give the
-    reason (taken_by).
+    reason (taken_by). others: the names of a group's other pods. incomplete: a group whose pods did not all get to run.
     """
 
     state: Literal["waiting", "running", "ending", "succeeded", "failed"]
@@ -54,6 +54,8 @@ class Outcome:
     disrupted: bool = False
     ran: float = 0.0
     unseen: bool = False
+    others: tuple[str, ...] = ()
+    incomplete: bool = False
 
 
 def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
@@ -66,11 +68,11 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     """
     pod = newest(pods) or last_seen
     name = pod["metadata"]["name"] if pod else None
-    if is_true(job, "Complete") or (pod and _succeeded(pod)):
+    if is_true(job, "Complete") or (pod and succeeded(pod)):
         return Outcome("succeeded", name)
     alive = [pod for pod in pods if not is_over(pod, now)]
     over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
-    suspended = job is not None and not over and _was_suspended(job, pod)
+    suspended = job is not None and not over and was_suspended(job, pod)
     if not alive and suspended:
         return Outcome("waiting")
     if not alive and (over or pod is not None):
@@ -179,12 +181,13 @@ def is_true(found: Object | None, condition: str) -> bool:
     return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
 
-def _succeeded(pod: Object) -> bool:
+def succeeded(pod: Object) -> bool:
+    """Return whether the pod's rule has ended well."""
     ended = terminated(pod)
     return pod.get("status", {}).get("phase") == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
 
 
-def _was_suspended(job: Object, pod: Object | None) -> bool:
+def was_suspended(job: Object, pod: Object | None) -> bool:
     """Return whether a Job is suspended, or was since its newest pod was created: the suspension removed that pod."""
     if job.get("spec", {}).get("suspend"):
         return True

@@ -1,7 +1,7 @@
 """Shows what runs now: `python -m harness.kubernetes.status NAMESPACE`, or `make status`.
 
 One line for each training of this machine: run and stage, what it does, its age, its process, its progress. One line
-for each Job in the namespace: what it runs, its state, its age, its node, and its progress or why it waits.
+for each Job in the namespace: what it runs, its state, its age, its nodes, and its progress or why it waits.
 """
 
 import argparse
@@ -11,9 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 from harness.kubernetes.clean_end import words_of
+from harness.kubernetes.group_outcome import by_node, judge_pods
 from harness.kubernetes.job_shape import RULE
 from harness.kubernetes.namespace import Namespace
-from harness.kubernetes.outcome import judge, newest, read_time
+from harness.kubernetes.outcome import read_time
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import explain
@@ -98,15 +99,15 @@ def _in_columns(rows: list[list[str]]) -> list[str]:
 
 
 def _row(cluster: Namespace, job: Object, own: list[Object], around: Surroundings, now: datetime) -> list[str]:
-    outcome = judge(job, own, None, now)
-    pod = newest(own) or {}
+    outcome, pods = judge_pods(job, own, {}, now), by_node(own)
     detail = outcome.why
     if outcome.state == "waiting":
         detail = explain(job, own, around).why
     elif outcome.state == "running":
-        detail = newest_progress(cluster.log_end(pod["metadata"]["name"], CONTAINER, LINES))
+        detail = newest_progress(cluster.log_end(pods[0]["metadata"]["name"], CONTAINER, LINES))
     since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())
-    return [words_of(job), outcome.state, since, pod.get("spec", {}).get("nodeName", "-"), detail]
+    where = ",".join(pod.get("spec", {}).get("nodeName", "-") for pod in pods.values()) or "-"
+    return [words_of(job), outcome.state, since, where, detail]
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ class ClusterSettings(Settings):
     max_mem_mb: Positive = 512_000
     """A pod that ran out of memory is retried with 50 % more, up to this many MB: the memory of a large node."""
 
+    gang_timeout: Positive = 600
+    """Seconds in which all pods of a run with several `nodes` must run, once one of them has a node. Otherwise they all
+    end, and others may use the node; they come again after a pause that grows up to ten minutes. Pulling the image
+    counts."""
+
     pods_per_stage: Positive = 1
     """How many pods share the pictures of one raw split in the stages that decode them all (resolve_images,
     hash_pictures). The results are the same bytes for any number. A changed number makes these stages run again."""

@@ -28,6 +28,7 @@ EXECUTOR = (
     Right("batch", "jobs", "create", "starting a job"),
     Right("batch", "jobs", "list", "the state of jobs, also those of an earlier Snakemake"),
     Right("batch", "jobs", "delete", "removing ended or interrupted jobs"),
+    Right("", "services", "create", "the names by which the pods of one training find each other"),
     Right("", "pods", "list", "the state of pods, and why they wait"),
     Right("", "pods", "delete", "removing the pods of a deleted Job"),
     Right("", "pods/log", "get", "progress, and the output of a failed job"),

@@ -1,0 +1,100 @@
+"""Judges the outcome of a Job of several pods: success is that of node 0, and the failure of any pod ends all."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from harness.kubernetes.groups import node_of, nodes_of
+from harness.kubernetes.outcome import (
+    TAKEN,
+    Outcome,
+    failure,
+    has_ended,
+    is_over,
+    is_true,
+    judge,
+    newest,
+    read_time,
+    succeeded,
+    terminated,
+    was_suspended,
+)
+from vlmflow.cluster.api import Object
+
+
+def judge_pods(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
+    """Judge one Job, of one pod or of several.
+
+    job: None if it no longer exists. pods: its existing pods. last_seen: its newest pods as last seen, by number.
+    now: the API server's time.
+    """
+    several = nodes_of(job) > 1 or any(node_of(pod) for pod in [*pods, *last_seen.values()])
+    if not several:
+        return judge(job, pods, last_seen.get(0), now)
+    outcome = _judge_group(job, pods, last_seen, now)
+    names = sorted(pod["metadata"]["name"] for pod in [*pods, *last_seen.values()])
+    return replace(outcome, others=tuple(name for name in dict.fromkeys(names) if name != outcome.pod))
+
+
+def by_node(pods: list[Object]) -> dict[int, Object]:
+    """Return the newest pod of each number."""
+    found: dict[int, list[Object]] = {}
+    for pod in pods:
+        found.setdefault(node_of(pod), []).append(pod)
+    return {node: newest(found[node]) or {} for node in sorted(found)}
+
+
+def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
+    existing = by_node(pods)
+    over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
+    gone = {
+        node: pod
+        for node, pod in last_seen.items()
+        if node not in existing and not has_ended(pod) and (job is None or over or not was_suspended(job, pod))
+    }
+    known = {**last_seen, **existing}
+    first = known.get(0)
+    name = first["metadata"]["name"] if first else None
+    if is_true(job, "Complete") or (first and succeeded(first)):
+        return Outcome("succeeded", name)
+    alive = [pod for pod in pods if not is_over(pod, now)]
+    if job is not None and not over and was_suspended(job, newest(list(existing.values()))):
+        return Outcome("ending", name, "its Job is suspended") if alive else Outcome("waiting")
+    broken = {node: pod for node, pod in existing.items() if _has_failed(pod)} | gone
+    if over or broken:
+        cause = _cause(job, broken, set(gone), now)
+        return replace(cause, state="ending") if alive else cause
+    runs = len(existing) == nodes_of(job) and all(_runs(pod) for pod in existing.values())
+    return Outcome("running" if runs else "waiting", name)
+
+
+def _cause(job: Object | None, broken: Mapping[int, Object], gone: set[int], now: datetime) -> Outcome:
+    """Return the outcome of the pod that ended first: the Job controller then deletes the others."""
+    if not broken:
+        return failure(job, None, now)
+    first = min(broken, key=lambda node: (node in gone, *_end_of(broken[node]), node))
+    pod = broken[first]
+    which = f"pod {first}: "
+    if first in gone:
+        return Outcome("failed", pod["metadata"]["name"], which + TAKEN, disrupted=True, unseen=True)
+    outcome = failure(job, pod, now)
+    return replace(outcome, why=which + outcome.why)
+
+
+def _end_of(pod: Object) -> tuple[datetime, bool]:
+    """Return when a pod ended or began to be deleted, and whether it was deleted; within a second, that comes later."""
+    metadata, ended = pod["metadata"], terminated(pod) or {}
+    if "deletionTimestamp" in metadata:
+        grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+        return read_time(metadata["deletionTimestamp"]) - grace, True
+    at = ended.get("finishedAt") or metadata.get("creationTimestamp") or "1970-01-01T00:00:00Z"
+    return read_time(at), False
+
+
+def _has_failed(pod: Object) -> bool:
+    """Return whether a pod failed, or must end; one that has done its part has not failed."""
+    return not succeeded(pod) and (has_ended(pod) or "deletionTimestamp" in pod["metadata"])
+
+
+def _runs(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" or succeeded(pod)
