@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from harness.kubernetes.groups import named, nodes_of, service_of
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import Namespace, is_refusal
 from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.watch import Watch
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.pod_group import named, nodes_of, service_of
 
 MOST = 20
 """Disruptions in a row after which a Job is recreated; one more fails it: something removes whatever is created."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from harness.kubernetes.groups import node_of, nodes_of
 from harness.kubernetes.outcome import (
     TAKEN,
     Outcome,
@@ -20,6 +19,7 @@ from harness.kubernetes.outcome import (
     was_suspended,
 )
 from vlmflow.cluster.api import Object
+from vlmflow.cluster.pod_group import node_of, nodes_of
 
 
 def judge_pods(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:

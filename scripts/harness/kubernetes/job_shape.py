@@ -88,7 +88,7 @@ class RuleJob:
 def shape(
     job: Object, template: Template, rule_job: RuleJob, owner: Mapping[str, str], env: Mapping[str, str]
 ) -> Object:
-    """Return the final Job, but for what follows from its name (`groups.named`).
+    """Return the final Job, but for what follows from its name (`pod_group.named`).
 
     job: as the plugin built it. owner: labels of its owner (INVOCATION, WORKDIR, TARGETS). env: environment variables
     for the rule.

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from harness.kubernetes.events import message_of, time_of
 from harness.kubernetes.group_outcome import by_node
-from harness.kubernetes.groups import nodes_of
 from harness.kubernetes.outcome import newest
 from harness.kubernetes.surroundings import Surroundings, amount, asks, quantity
 from vlmflow.cluster.api import Object
+from vlmflow.cluster.pod_group import nodes_of
 
 REFUSED_SECONDS = 120.0
 """How long an image or pod may be refused with a permanent-looking message: a registry may fail for some minutes."""

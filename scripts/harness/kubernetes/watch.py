@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from harness.kubernetes.group_outcome import by_node, judge_pods
-from harness.kubernetes.groups import job_of
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import Namespace
 from harness.kubernetes.outcome import Outcome, taken_by
@@ -19,6 +18,7 @@ from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import Waiting, explain
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.pod_group import job_of
 from vlmflow.cluster.pod_templates import CONTAINER
 
 EXPLAINED_AFTER = 30.0

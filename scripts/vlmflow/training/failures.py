@@ -36,6 +36,11 @@ FAULTS = [
         VlmflowError,
     ),
     (
+        r"(not the same GPUs on all nodes: .*)",
+        "select one product in the pod template gpu (docs/kubernetes.md, Several nodes): the slowest would hold up all",
+        VlmflowError,
+    ),
+    (
         r"(strategy \S+ is not at work: .*)",
         "train with another strategy: accelerate did not start this one on the run's device",
         VlmflowError,

@@ -20,18 +20,12 @@ import msgspec
 
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.swift.arguments import Training
-from vlmflow.training import other_node
+from vlmflow.training import attempt, other_node
 from vlmflow.training.agent import ALONE, Place
 from vlmflow.training.launch_file import Launch, Order, Report, read_report, write_launch
 from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
-
-ATTEMPT_VARIABLE, HOST_VARIABLE = "VLMFLOW_ATTEMPT", "VLMFLOW_NODE_0"
-"""The environment variables of a pod of several: the attempt's name, and the host name of node 0."""
-
-PORT = 29500
-"""Where the nodes of a cluster meet: torchrun's own default."""
 
 FOR_END = 60.0
 """Seconds for the other nodes to end their trainers, and for processes of this machine to end after that."""
@@ -45,11 +39,11 @@ class Group:
 
         others: the numbers of the other nodes.
         """
-        self.is_local = HOST_VARIABLE not in os.environ
+        self.is_local = attempt.NODE_0 not in os.environ
         self.threads = max(1, threads // training.nodes) if self.is_local else threads
         self._training = training
         self._folder = folder
-        self._attempt = f"local-{uuid.uuid4().hex[:12]}" if self.is_local else os.environ[ATTEMPT_VARIABLE]
+        self._attempt = f"local-{uuid.uuid4().hex[:12]}" if self.is_local else os.environ[attempt.ATTEMPT]
         self.others = range(1, training.nodes)
         self._launch: Launch | None = None
         self._here: dict[int, subprocess.Popen[bytes]] = {}
@@ -117,7 +111,7 @@ class Group:
 
     def _endpoint(self) -> str:
         if not self.is_local:
-            return f"{os.environ[HOST_VARIABLE]}:{PORT}"
+            return f"{os.environ[attempt.NODE_0]}:{attempt.PORT}"
         with socket.create_server(("127.0.0.1", 0)) as free:
             return f"127.0.0.1:{free.getsockname()[1]}"
 

@@ -5,6 +5,7 @@ step; so if one hangs, soon none gives a sign.
 """
 
 import logging
+import math
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from vlmflow.core.errors import PassingError
+from vlmflow.core.progress import clock
 from vlmflow.trainer.heartbeat import FOLDER, Doing, beats_of, innermost_frames, stacks_of
 from vlmflow.training.agent import end, ranks_of
 from vlmflow.training.group import Group
@@ -28,6 +30,13 @@ LONGER = 60.0
 Both give no sign in between, and read or write whole models. If ranks wait for one another meanwhile, ddp_timeout
 (30 minutes) ends them before; this ends a rank that waits for nobody, as on a storage that does not answer.
 """
+
+AFTER_SIGNAL = 2.0
+"""Minutes without a sign of life after SIGTERM, on several nodes: trainers answer it at their next step, which never
+comes when another node is gone, and the pod's grace period is better used."""
+
+SLOW = 30.0
+"""Seconds without a sign of life after which the progress of several nodes names a rank."""
 
 FOR_STACKS = 5.0
 """Seconds for the ranks to write their stacks; one that the kernel has stopped writes none."""
@@ -51,8 +60,11 @@ class HangWatch:
         self._seen: list[tuple[int, str]] = []
         self._since = self._looked = time.monotonic()
 
-    def silent_for(self) -> float | None:
-        """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second."""
+    def silent_for(self, most: float = math.inf) -> float | None:
+        """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second.
+
+        most: minutes that are too long in any case, in training or evaluation.
+        """
         now = time.monotonic()
         if now - self._looked < 1:
             return None
@@ -62,7 +74,17 @@ class HangWatch:
             self._seen, self._since = signs, now
         usual = all(doing in (Doing.TRAINING, Doing.EVALUATING) for _, doing in signs)
         minutes = (now - self._since) / 60
-        return minutes if minutes > (self._minutes if usual else max(self._minutes, LONGER)) else None
+        allowed = min(self._minutes, most) if usual else max(self._minutes, LONGER)
+        return minutes if minutes > allowed else None
+
+    def in_words(self) -> str:
+        """Return how many ranks are at work, and which of them have been silent for a while."""
+        now, silent = time.time(), []
+        for rank in self._ranks:
+            at, doing = _sign(beats_of(self._folder, rank))
+            if doing in (Doing.TRAINING, Doing.EVALUATING) and now - at / 1e9 > SLOW:
+                silent.append(f"rank {rank} silent for {clock(now - at / 1e9)}")
+        return ", ".join(silent) or f"{len(self._ranks)} ranks"
 
     def where(self, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path) -> str:
         """Return where each rank is, after its stacks were appended to the trainers' log.

@@ -1,6 +1,7 @@
 """Starts the trainers of a training, on all its nodes, and watches them."""
 
 import logging
+import math
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.training.agent import end, let_them_save, log_of, start
 from vlmflow.training.failures import failure_of
 from vlmflow.training.group import Group
-from vlmflow.training.hangs import HangWatch, end_hang
+from vlmflow.training.hangs import AFTER_SIGNAL, HangWatch, end_hang
 from vlmflow.training.newest import Newest, report_line
 from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.resumed import ResumableError
@@ -56,7 +57,7 @@ def launch(
     error: VlmflowError | None = None
     with _signals_passed_on(trainers) as passed_on:
         try:
-            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker)
+            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, passed_on)
             if silent is not None:
                 error = end_hang(hangs, trainers, group, folder.trainer_log, silent, what)
         finally:
@@ -116,11 +117,13 @@ def _watch(
     seen: int,
     what: str,
     onlooker: Onlooker,
+    passed_on: list[int],
 ) -> float | None:
     """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
 
-    They also end, or are ended, after those of another node have failed. Returns the minutes without a sign of life if
-    they hang.
+    passed_on: signals that they got. They also end, or are ended, after those of another node have failed.
+
+    Returns the minutes without a sign of life if they hang.
     """
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
@@ -137,10 +140,12 @@ def _watch(
             line = report_line(newest)
             if line != shown and (ended or time.monotonic() - shown_at >= interval):
                 shown_at, shown = time.monotonic(), line
-                print(f"{what}: {line}", file=sys.stderr, flush=True)
+                ranks = f" · {hangs.in_words()}" if line and group.others else ""
+                print(f"{what}: {line}{ranks}", file=sys.stderr, flush=True)
             if ended:
                 return None
-            if (silent := hangs.silent_for()) is not None:
+            most = AFTER_SIGNAL if passed_on and group.others else math.inf
+            if (silent := hangs.silent_for(most)) is not None:
                 return silent
             if lost := group.lost():
                 lost_since = lost_since or time.monotonic()

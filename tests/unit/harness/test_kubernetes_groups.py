@@ -8,13 +8,13 @@ import yaml
 
 from harness.kubernetes.disruptions import Disruptions, Made
 from harness.kubernetes.group_outcome import judge_pods
-from harness.kubernetes.groups import GROUP, named, node_of, nodes_of, service_of
 from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import read_template
 from harness.kubernetes.waiting import explain
 from harness.kubernetes.watch import Watch
+from vlmflow.cluster.pod_group import GROUP, named, node_of, nodes_of, service_of
 from vlmflow.cluster.pod_templates import template_in
 from vlmflow.core.errors import VlmflowError
 from workflow_runs import ROOT

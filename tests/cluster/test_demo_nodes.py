@@ -1,0 +1,138 @@
+"""A training in two pods, each on its own node: the demo with `nodes: 2`, whose pods are deleted in the middle."""
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.addons import start_dns
+from cluster.cluster_workflow import ClusterWorkflow
+from cluster.shell import wait_for
+from vlmflow.core.files import sha256_of
+from workflow_runs import RUN, copy_folder, snakemake
+
+STEPS = 50
+TRAIN = f"train: {{max_steps: {STEPS}, checkpoint_steps: 5, evaluation_steps: 5}}"
+ONE_NODE = f"runs={{{RUN}: {{nodes: 1, processes: 2, {TRAIN}}}}}"
+TWO_NODES = f"runs={{{RUN}: {{nodes: 2, processes: 1, {TRAIN}}}}}"
+LATE = "snakejob-of-an-earlier-attempt"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What Snakemake said in the controller; the node of each pod at first; what a late pod did."""
+
+    said: str
+    nodes: list[str]
+    late: str
+
+
+def steps(project: ClusterWorkflow) -> list[int]:
+    """Return the steps that the trainers have logged so far."""
+    files = (project.volumes / "outputs" / "runs" / RUN / "full").glob("*/progress.jsonl")
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
+    return [line["step"] for line in lines if line.get("target") == STEPS and "loss" in line]
+
+
+def pods(project: ClusterWorkflow) -> list[dict]:
+    """Return the group's pods, once all of them run and have made some more steps."""
+
+    def all_run() -> list[dict]:
+        found = project.cluster.get("pods", namespace=project.namespace, labels="vlmflow/rule=train_model")["items"]
+        found = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return found if [pod["status"]["phase"] for pod in found] == ["Running"] * 2 else []
+
+    found = wait_for("both pods run", all_run, 240, pause=1)
+    begun = len(steps(project))
+    wait_for("they train", lambda: len(steps(project)) > begun + 3, 240, pause=0.3)
+    return sorted(found, key=lambda pod: pod["metadata"]["name"])
+
+
+def start_late_pod(project: ClusterWorkflow, of: dict) -> None:
+    """Start a pod of another attempt by hand, like one that its node still starts when its group has come to an end."""
+    spec = {key: value for key, value in of["spec"].items() if key not in ("nodeName", "affinity", "hostname")}
+    container = spec["containers"][0]
+    container["env"] = [each for each in container["env"] if each["name"] not in ("VLMFLOW_ATTEMPT", "VLMFLOW_NODE_0")]
+    container["env"] = [each for each in container["env"] if each["name"] != "JOB_COMPLETION_INDEX"]
+    container["env"] += [{"name": "VLMFLOW_ATTEMPT", "value": LATE}, {"name": "JOB_COMPLETION_INDEX", "value": "1"}]
+    container["resources"] = {"requests": {"cpu": "10m", "memory": "200M", "ephemeral-storage": "100M"}}
+    metadata = {"name": LATE, "labels": {"app.kubernetes.io/part-of": "vlmflow", "vlmflow/group": LATE}}
+    project.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, project.namespace)
+
+
+@pytest.fixture(scope="module")
+def here(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same training on this machine, on one node of two processes, without a break."""
+    folder = copy_folder(demo, tmp_path_factory.mktemp("here") / "demo")
+    only = ["--allowed-rules", "train_model", "--forcerun", "train_model"]
+    snakemake(folder, "--config", ONE_NODE, *only, "--", f"checkpoints/{RUN}/full")
+    return folder / "checkpoints" / RUN / "full"
+
+
+@pytest.fixture(scope="module")
+def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """A training in two pods; first pod 1 is deleted, then pod 0."""
+    start_dns(project.cluster)
+    shown = tmp_path_factory.mktemp("shown") / "output"
+    in_namespace = f"--namespace={project.namespace}"
+    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
+    two = ["--config", TWO_NODES]
+    project.run(*files, *two, "--", f"checkpoints/{RUN}/smoke")
+    words = [*files, *two, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full"]
+    with shown.open("wb") as output:
+        asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
+    first = pods(project)
+    start_late_pod(project, first[1])
+    project.cluster.kubectl(in_namespace, "delete", "pod", first[1]["metadata"]["name"])
+    second = pods(project)
+    project.cluster.kubectl(in_namespace, "delete", "pod", second[0]["metadata"]["name"])
+    try:
+        assert asked.wait(600) == 0, shown.read_text()[-8000:]
+        late = project.cluster.kubectl("logs", LATE, in_namespace)
+    finally:
+        project.cluster.kubectl("delete", "pod", LATE, in_namespace)
+    return Training(shown.read_text(), [pod["spec"]["nodeName"] for pod in first], late)
+
+
+def test_each_pod_has_a_node_of_its_own(training: Training, project: ClusterWorkflow) -> None:
+    assert set(training.nodes) == {project.cluster.node.name, project.cluster.second_node.name}
+
+
+def test_the_smoke_run_has_the_same_nodes(training: Training, project: ClusterWorkflow) -> None:
+    gate = json.loads((project.targets / "checkpoints" / RUN / "smoke" / "gate.json").read_text())
+    (together,) = (check for check in gate["checks"] if "train together" in check["check"])
+    assert together == {"check": "2 process(es) train together", "passed": True, "detail": "DISTRIBUTED"}
+    groups = [pod for pod in project.rules()["train_smoke"] if "vlmflow/group" in pod["metadata"]["labels"]]
+    assert len({pod["spec"]["nodeName"] for pod in groups}) == 2
+
+
+def test_the_weights_are_those_of_one_node(training: Training, project: ClusterWorkflow, here: Path) -> None:
+    there = project.targets / "checkpoints" / RUN / "full" / "adapter_model.safetensors"
+    assert sha256_of(there) == sha256_of(here / there.name)
+
+
+def test_a_deleted_pod_costs_no_step_and_no_retry(training: Training, project: ClusterWorkflow) -> None:
+    assert "Error in rule" not in training.said
+    for pod in (1, 0):
+        assert re.search(rf"train_model run={RUN}: pod {pod}: its pod was removed.* this uses no retry", training.said)
+    assert steps(project) == list(range(1, STEPS + 1))
+
+
+def test_a_pod_of_an_earlier_attempt_joins_nothing(training: Training) -> None:
+    assert training.late.strip().splitlines()[-1] == f"node 1: waiting for node 0 of attempt {LATE}"
+
+
+def test_nothing_is_left(training: Training, project: ClusterWorkflow) -> None:
+    left = {"namespace": project.namespace, "labels": "vlmflow/group"}
+
+    def everything() -> list[str]:
+        return [one["metadata"]["name"] for kind in ("pods", "jobs", "services") for one in kinds(kind)]
+
+    def kinds(kind: str) -> list[dict]:
+        return project.cluster.get(kind, **left)["items"]
+
+    wait_for("pods, Jobs and Services go", lambda: everything() == [], 60)
+    assert list((project.volumes / "outputs" / "runs").rglob("launch-*")) == []
