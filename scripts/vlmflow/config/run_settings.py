@@ -370,6 +370,12 @@ class RunSettings(Settings):
             raise ValueError(
                 f"deepspeed: strategy {self.strategy} does not use it; set strategy: {', '.join(taking)}, or remove it"
             )
+        shared = ((self.deepspeed or {}).get("zero_optimization") or {}).get("zero_hpz_partition_size")
+        if isinstance(shared, int) and shared and self.processes % shared:
+            raise ValueError(
+                f"deepspeed.zero_optimization.zero_hpz_partition_size: {shared} does not divide processes: "
+                f"{self.processes}, so a copy of the weights would be on two nodes"
+            )
         return self
 
 

@@ -34,13 +34,14 @@ PAUSE = 0.5
 
 
 def main() -> None:
-    """Serve until the attempt is over. Ends with code 1 if the launch file is wrong."""
+    """Serve until the attempt is over. Ends with code 1 if the launch file is wrong, or SIGTERM came before."""
     runs, attempt, node, threads = sys.argv[1:]
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"node {node}: %(message)s")
     if not ATTEMPT.fullmatch(attempt):
         sys.exit(f"{attempt!r:.80} is not the name of an attempt")
     try:
-        OtherNode(Path(runs), attempt, int(node), int(threads)).serve()
+        if not OtherNode(Path(runs), attempt, int(node), int(threads)).serve():
+            sys.exit(f"node {node}: ended by SIGTERM")
     except VlmflowError as error:
         sys.exit(f"node {node}: {error}")
 
@@ -59,8 +60,11 @@ class OtherNode:
         self._reported = Report(0, False, None)
         self._ends = False
 
-    def serve(self) -> None:
-        """Follow the launch file until it is removed, or SIGTERM came. Raises VlmflowError if it is wrong."""
+    def serve(self) -> bool:
+        """Follow the launch file until it is removed, or SIGTERM came; returns whether it was removed.
+
+        Raises VlmflowError if it is wrong.
+        """
         signal.signal(signal.SIGTERM, self._on_sigterm)
         log.info(f"waiting for node 0 of attempt {self._attempt}")
         file = self._found()
@@ -71,11 +75,13 @@ class OtherNode:
             self._report(file.parent)
             time.sleep(PAUSE)
         self._end_trainers()
-        if file and file.exists():
-            self._report(file.parent)
-        elif file:
-            report_file(file.parent, self._attempt, self._node).unlink(missing_ok=True)
+        if file is None or file.exists():
+            if file:
+                self._report(file.parent)
+            return False
+        report_file(file.parent, self._attempt, self._node).unlink(missing_ok=True)
         log.info(f"attempt {self._attempt} is over")
+        return True
 
     def _found(self) -> Path | None:
         """Return the launch file, once it exists; None after SIGTERM."""
