@@ -47,6 +47,8 @@ class Group:
         self.others = range(1, training.nodes)
         self._launch: Launch | None = None
         self._here: dict[int, subprocess.Popen[bytes]] = {}
+        self._lost: list[int] = []
+        self._looked = 0.0
 
     def begin(self, resume: Path | None) -> Place:
         """Let the others start their trainers; returns the place of this node among them.
@@ -55,6 +57,7 @@ class Group:
         """
         if not self.others:
             return ALONE
+        self._lost = []
         session = self._launch.session + 1 if self._launch else 1
         launch = Launch.of(self._training, self._attempt, session, self._endpoint(), resume)
         self._launch = launch
@@ -65,8 +68,11 @@ class Group:
         return Place(0, launch.endpoint, launch.meeting)
 
     def lost(self) -> list[int]:
-        """Return the nodes whose trainers have failed in this session."""
-        return [node for node in self.others if self._failed(node)]
+        """Return the nodes whose trainers have failed in this session. It looks once a second."""
+        if time.monotonic() - self._looked >= 1:
+            self._looked = time.monotonic()
+            self._lost = [node for node in self.others if self._failed(node)]
+        return self._lost
 
     def ask_for_stacks(self) -> None:
         """Let the other nodes' trainers write where they are."""
