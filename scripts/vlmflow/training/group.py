@@ -27,8 +27,15 @@ from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
 
+AGENTS_END = 30.0
+"""Seconds in which trainers end that answer, or are killed."""
+
 FOR_END = 60.0
-"""Seconds for the other nodes to end their trainers, and for processes of this machine to end after that."""
+"""Seconds for other nodes on this machine to end their trainers, and to end themselves."""
+
+FOR_ANSWER = 300.0
+"""The same for nodes of a cluster. One that does not answer is probably lost: the cluster notices that after a minute
+or more, and ends this pod as well. Its training is then disrupted, and has not failed."""
 
 
 class Group:
@@ -81,9 +88,15 @@ class Group:
     def stop(self) -> None:
         """End the other nodes' trainers, and wait until they have ended: they must write nothing any more."""
         self._write("stop")
-        give_up = time.monotonic() + FOR_END
-        while any(map(self._may_run, self.others)) and time.monotonic() < give_up:
-            time.sleep(0.1)
+        begun, said = time.monotonic(), False
+        while silent := [node for node in self.others if self._may_run(node)]:
+            waited = time.monotonic() - begun
+            if waited > (FOR_END if self.is_local else FOR_ANSWER):
+                return
+            if waited > AGENTS_END and not said:
+                said = True
+                log.warning(f"waiting for an answer of node(s) {', '.join(map(str, silent))}, which may be lost")
+            time.sleep(0.2)
 
     def end(self) -> None:
         """End the other nodes."""
