@@ -10,10 +10,11 @@ from vlmflow.core.account import read_account
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one GPU, at the worst moment of a training step.
 
-    weights: of the base. adapter, gradients, optimizer: of what is trained. gathered: buffers for weights that other
-    GPUs hold, and for exchanging gradients. activations: what the backward pass needs of all layers. layer: to compute
-    one layer again, and its gradients. logits: logits and loss; not at the same time as `layer`. pictures: pixels and
-    picture tower. context: CUDA and communication, an assumption. host: main memory for each process, with offload.
+    weights: of the base, and a second copy of all weights with hpZ. adapter, gradients, optimizer: of what is trained.
+    gathered: buffers for weights that other GPUs hold, and for exchanging gradients. activations: what the backward pass
+    needs of all layers. layer: to compute one layer again, and its gradients. logits: logits and loss; not at the same
+    time as `layer`. pictures: pixels and picture tower. context: CUDA and communication, an assumption. host: main
+    memory for each process, with offload.
     """
 
     weights: int

@@ -75,6 +75,7 @@ def sharding_of(strategy: Strategy, processes: int) -> Sharding:
         weights=processes if "weights" in strategy.shards else 1,
         gradients=processes if "gradients" in strategy.shards else 1,
         optimizer=processes if "optimizer" in strategy.shards else 1,
+        second_copy=strategy.second_copy,
         optimizer_on_host="optimizer" in strategy.offloads,
         weights_on_host="weights" in strategy.offloads,
     )
@@ -94,6 +95,8 @@ def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: 
         adapter=Adapter(lora.rank, lora.dropout, tuple(lora.target_modules), lora.dora),
         sharding=sharding_of(strategy, ranks),
         processes=ranks,
+        nodes=settings.nodes,
+        network=settings.network_gbit * 1e9 / 8,
         half=training.dtype != "float32",
         double_quant=training.quantisation.double,
         gradient_checkpointing=training.gradient_checkpointing,

@@ -18,7 +18,7 @@ from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape
-from vlmflow.estimate.states import states, trained_of
+from vlmflow.estimate.states import base_bytes, states, trained_of
 from vlmflow.estimate.times import HIGH, LOW, amount, times
 from vlmflow.estimate.verdict import parts_of
 from vlmflow.estimate.way import Sharding
@@ -171,6 +171,67 @@ def test_sharded_weights_come_over_the_link() -> None:
     extra = times(shared, fast_link, LOW).batch_seconds - times(alone, fast_link, LOW).batch_seconds
     assert extra == pytest.approx(2 * 0.5 * 2 * 8.767e9 / fast_link.link, rel=0.01)
     assert times(shared, slow_link, LOW).batch_seconds > times(shared, fast_link, LOW).batch_seconds
+
+
+def test_between_nodes_the_network_decides() -> None:
+    """Weights and gradients cross it as often as the link of one node; 100 Gbit are 12.5 GB."""
+    gpu = GPUS["h100"]
+    (one, fast), (two, slow) = (
+        (case, times(case, gpu, LOW))
+        for case in (some_case(processes=16 // nodes, nodes=nodes, strategy="zero3") for nodes in (1, 2))
+    )
+    assert (one.way.processes, two.way.processes) == (16, 16)
+    longer = 1 / 12.5e9 - 1 / gpu.link
+    gathered = 2 * 15 / 16 * base_bytes(SHAPE, two.way)
+    assert slow.batch_seconds - fast.batch_seconds == pytest.approx(gathered * longer)
+    exchanged = 9 * 15 / 16 * 2 * trained_of(SHAPE, two.way)
+    assert slow.step_seconds - fast.step_seconds == pytest.approx(exchanged * longer)
+
+
+def test_a_network_that_is_faster_than_the_link_does_not_help() -> None:
+    slow_link = GPUS["rtx-4090"]
+    seconds = [
+        times(some_case(nodes=nodes, processes=4 // nodes, strategy="zero3", network_gbit=800), slow_link, LOW).seconds
+        for nodes in (1, 2)
+    ]
+    assert seconds[0] == seconds[1]
+
+
+def with_hpz(size: int, **zero: Any) -> dict[str, Any]:
+    """Give the settings of 16 GPUs on two nodes, with a second copy of the weights that `size` of them share."""
+    stage = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, "zero_hpz_partition_size": size, **zero}
+    deepspeed = {"zero_optimization": stage}
+    return {"strategy": "deepspeed", "nodes": 2, "processes": 8, "tuner": "full", "deepspeed": deepspeed}
+
+
+def test_a_second_copy_of_the_weights_takes_memory() -> None:
+    """DeepSpeed's hpZ: each GPU has one more share, of those of its group."""
+    alone, shared = (states(SHAPE, some_case(**with_hpz(size)).way) for size in (1, 8))
+    assert shared.weights - alone.weights == base_bytes(SHAPE, some_case(**with_hpz(8)).way) / 8
+    assert replace(shared, weights=alone.weights) == alone
+    needed_more = needed(some_case(**with_hpz(8))) - needed(some_case(**with_hpz(1)))
+    assert needed_more == shared.weights - alone.weights
+    lora = states(SHAPE, some_case(**with_hpz(8) | {"tuner": "lora"}).way)
+    bare = states(SHAPE, some_case(**with_hpz(1) | {"tuner": "lora"}).way)
+    assert lora.weights - bare.weights > shared.weights - alone.weights
+    on_host = with_hpz(8, offload_param={"device": "cpu"})
+    assert states(SHAPE, some_case(**on_host).way).weights == 0
+    assert states(SHAPE, some_case(**on_host).way).host == shared.weights
+
+
+def test_a_second_copy_needs_stage_3_and_a_number() -> None:
+    for size, zero in ((8, {"stage": 2}), ("auto", {}), (1, {}), (None, {})):
+        assert some_case(**with_hpz(size, **zero)).way.sharding.second_copy == 0
+
+
+def test_weights_with_a_second_copy_do_not_cross_the_network_in_each_batch() -> None:
+    """They come over the link from the other GPUs of the node; gradients still cross the network."""
+    gpu = GPUS["h100"]
+    alone, shared = (times(some_case(**with_hpz(size)), gpu, LOW) for size in (1, 8))
+    every = base_bytes(SHAPE, some_case(**with_hpz(8)).way)
+    less = 2 * every * (15 / 16 / 12.5e9 - 7 / 8 / gpu.link)
+    assert alone.batch_seconds - shared.batch_seconds == pytest.approx(less)
+    assert alone.step_seconds == shared.step_seconds
 
 
 def test_evaluations_have_their_share() -> None:
