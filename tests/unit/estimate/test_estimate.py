@@ -247,6 +247,8 @@ def test_price_is_that_of_all_gpus() -> None:
     assert on.slow_price == pytest.approx(4 * 2.5 * on.slow.hours)
     assert on.fast_price == pytest.approx(4 * 2.5 * on.fast.hours)
     assert found.on("a100-80gb").slow_price is None
+    spread = estimate(some_case(processes=2, nodes=2, strategy="zero3"), "h100", 2.5).on("h100")
+    assert spread.slow_price == pytest.approx(4 * 2.5 * spread.slow.hours)
     assert estimate(some_case(), None, None).on(None) is None
 
 
@@ -305,6 +307,42 @@ def test_offload_is_proposed_for_one_gpu_with_the_main_memory_that_it_needs() ->
 def test_more_gpus_train_the_same_rows_in_a_step() -> None:
     (more,) = (one for one in changes(some_case(tuner="full"), SMALL_CARD) if one.what.startswith("processes: "))
     assert more.what == "processes: 8, strategy: zero3, train.gradient_accumulation_steps: 1"
+
+
+def test_more_gpus_of_each_node_are_proposed_by_the_key_that_they_change() -> None:
+    """`processes` are those of a node: 2 × 4 GPUs train what one node of 8 does."""
+    found = changes(some_case(tuner="full", nodes=2, processes=1), GPUS["a100-40gb"])
+    (more,) = (one for one in found if one.what.startswith("processes: "))
+    assert more.what == "processes: 4, strategy: zero3, train.gradient_accumulation_steps: 2"
+    assert more.memory == needed(some_case(tuner="full", nodes=2, processes=4, strategy="zero3"))
+    of_all = some_case({"gradient_accumulation_steps": 2}, tuner="full", nodes=2, processes=4, strategy="zero3")
+    assert more.gpu_hours == pytest.approx(8 * times(of_all, GPUS["a100-40gb"], LOW).hours)
+
+
+LARGE = ModelShape(msgspec.structs.replace(TEXT, hidden_size=8_192, num_hidden_layers=64), None, tied=False)
+"""27 billion weights: full fine-tuning with zero3 takes 67 GB of each of 8 GPUs, 40 GB of 16 and 27 GB of 32."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "processes", "gpu", "expected"),
+    [
+        (1, 8, "a40", "nodes: 2, processes: 8, strategy: zero3, train.gradient_accumulation_steps: 4"),
+        (1, 1, "a100-40gb", "nodes: 4, processes: 8, strategy: zero3"),
+        (2, 8, "a100-40gb", "nodes: 4, processes: 8, strategy: zero3, train.gradient_accumulation_steps: 4"),
+        (1, 1, "a100-80gb", None),
+        (1, 8, "rtx-3090", None),
+    ],
+)
+def test_more_machines_are_proposed_where_one_is_not_enough(
+    nodes: int, processes: int, gpu: str, expected: str | None
+) -> None:
+    run: dict[str, Any] = {"tuner": "full", "shape": LARGE, "nodes": nodes, "processes": processes}
+    found = [one.what for one in changes(some_case(**run), GPUS[gpu])]
+    more = [what for what in found if what.startswith("nodes: ")]
+    assert more == ([expected] if expected else [])
+    if expected:
+        after = found[found.index(expected) + 1 :]
+        assert all(what.startswith("gpu: ") for what in after)
 
 
 def test_changes_are_computed_with_the_same_estimate() -> None:
