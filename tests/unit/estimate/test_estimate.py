@@ -310,13 +310,13 @@ def test_more_gpus_train_the_same_rows_in_a_step() -> None:
 
 
 def test_more_gpus_of_each_node_are_proposed_by_the_key_that_they_change() -> None:
-    """`processes` are those of a node: 2 × 4 GPUs train what one node of 8 does."""
-    found = changes(some_case(tuner="full", nodes=2, processes=1), GPUS["a100-40gb"])
+    """`processes` are those of a node."""
+    found = changes(some_case(tuner="full", nodes=2, processes=1), GPUS["a40"])
     (more,) = (one for one in found if one.what.startswith("processes: "))
-    assert more.what == "processes: 4, strategy: zero3, train.gradient_accumulation_steps: 2"
-    assert more.memory == needed(some_case(tuner="full", nodes=2, processes=4, strategy="zero3"))
-    of_all = some_case({"gradient_accumulation_steps": 2}, tuner="full", nodes=2, processes=4, strategy="zero3")
-    assert more.gpu_hours == pytest.approx(8 * times(of_all, GPUS["a100-40gb"], LOW).hours)
+    assert more.what == "processes: 2, strategy: zero3, train.gradient_accumulation_steps: 4"
+    of_all = some_case({"gradient_accumulation_steps": 4}, tuner="full", nodes=2, processes=2, strategy="zero3")
+    assert more.memory == needed(of_all)
+    assert more.gpu_hours == pytest.approx(4 * times(of_all, GPUS["a40"], LOW).hours)
 
 
 LARGE = ModelShape(msgspec.structs.replace(TEXT, hidden_size=8_192, num_hidden_layers=64), None, tied=False)
@@ -337,12 +337,19 @@ def test_more_machines_are_proposed_where_one_is_not_enough(
     nodes: int, processes: int, gpu: str, expected: str | None
 ) -> None:
     run: dict[str, Any] = {"tuner": "full", "shape": LARGE, "nodes": nodes, "processes": processes}
-    found = [one.what for one in changes(some_case(**run), GPUS[gpu])]
-    more = [what for what in found if what.startswith("nodes: ")]
+    more = [one.what for one in changes(some_case(**run), GPUS[gpu]) if one.what.startswith("nodes: ")]
     assert more == ([expected] if expected else [])
-    if expected:
-        after = found[found.index(expected) + 1 :]
-        assert all(what.startswith("gpu: ") for what in after)
+
+
+def test_more_machines_come_before_another_product_with_the_hours_over_their_network() -> None:
+    run: dict[str, Any] = {"tuner": "full", "shape": LARGE, "processes": 8, "strategy": "zero3"}
+    gpu = GPUS["a40"]
+    more, product = (one for one in changes(some_case(**run), gpu) if one.what.startswith(("nodes: ", "gpu: ")))
+    spread = some_case({"gradient_accumulation_steps": 4}, **run, nodes=2)
+    assert more.what.startswith("nodes: 2, processes: 8")
+    assert more.memory == needed(spread)
+    assert more.gpu_hours == pytest.approx(16 * times(spread, gpu, LOW).hours)
+    assert product.what == "gpu: a100-80gb"
 
 
 def test_changes_are_computed_with_the_same_estimate() -> None:
