@@ -329,6 +329,7 @@ LARGE = ModelShape(msgspec.structs.replace(TEXT, hidden_size=8_192, num_hidden_l
         (1, 8, "a40", "nodes: 2, processes: 8, strategy: zero3, train.gradient_accumulation_steps: 4"),
         (1, 1, "a100-40gb", "nodes: 4, processes: 8, strategy: zero3"),
         (2, 8, "a100-40gb", "nodes: 4, processes: 8, strategy: zero3, train.gradient_accumulation_steps: 4"),
+        (1, 16, "a100-40gb", "nodes: 2, processes: 16, strategy: zero3, train.gradient_accumulation_steps: 4"),
         (1, 1, "a100-80gb", None),
         (1, 8, "rtx-3090", None),
     ],
@@ -339,6 +340,13 @@ def test_more_machines_are_proposed_where_one_is_not_enough(
     run: dict[str, Any] = {"tuner": "full", "shape": LARGE, "nodes": nodes, "processes": processes}
     more = [one.what for one in changes(some_case(**run), GPUS[gpu]) if one.what.startswith("nodes: ")]
     assert more == ([expected] if expected else [])
+
+
+def test_machines_are_not_proposed_whose_gpus_cannot_share_rows_evenly() -> None:
+    """A run refuses 8 processes with sequence_parallel: 3."""
+    rows_of_three = {"sequence_parallel": 3, "attention": "flash_attention_2"}
+    found = changes(some_case(rows_of_three, tuner="full", shape=LARGE, processes=3), GPUS["a40"])
+    assert not any(one.what.startswith("nodes: ") for one in found)
 
 
 def test_more_machines_come_before_another_product_with_the_hours_over_their_network() -> None:
