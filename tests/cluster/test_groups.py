@@ -17,6 +17,9 @@ from cluster.images import project_image
 from cluster.kubectl import a_namespace
 from cluster.policies import End, allowed
 from cluster.shell import wait_for
+from harness.kubernetes.job_shape import RuleJob, shape
+from harness.kubernetes.templates import read_template
+from vlmflow.cluster.pod_group import named, service_of
 from vlmflow.cluster.pod_templates import template_in
 
 NAMESPACE, GROUP, PORT = "vlmflow-groups", "attempt-1", 29500
@@ -140,3 +143,25 @@ def test_the_groups_of_two_instances_do_not_reach_each_other(overlay: str, tmp_p
     nobodys, anns = (pods_of(objects)["gpu"] | LABELS for objects in both)
     assert not allowed(policies, nobodys, anns, PORT)
     assert not allowed(policies, anns, nobodys, PORT)
+
+
+def test_a_group_in_a_queue_is_one_that_the_api_server_takes(cluster: Cluster) -> None:
+    """With the label of Kueue, which suspends it; Kueue itself has not run. Unknown fields would be refused."""
+    gpu = next(one for one in rendered(K8S / "overlays" / "local") if one["metadata"]["name"] == "gpu")
+    template = template_in(gpu)
+    template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "my-queue"
+    container = {
+        "name": "snakemake",
+        "image": "none:1",
+        "args": ["-c", "python -m snakemake --deploy-sources s 0af1 &&"],
+    }
+    plugins = {"metadata": {}, "spec": {"template": {"spec": {"containers": [container]}}}}
+    rule_job = RuleJob("train_model", {"run": "r"}, gpus=8, mem_mb=1_000, nodes=4, runs="/outputs/runs/r")
+    job = named(shape(plugins, read_template(template), rule_job, {}, {}), "queued")
+    job |= {"apiVersion": "batch/v1", "kind": "Job"}
+    job["spec"]["suspend"] = True
+    service = service_of({**job, "metadata": {**job["metadata"], "uid": "0"}})
+    with cluster.having(a_namespace(NAMESPACE)):
+        for one in (job, service):
+            words = ("apply", "--dry-run=server", "--validate=strict", f"--namespace={NAMESPACE}", "--filename=-")
+            cluster.kubectl(*words, input=json.dumps(one))

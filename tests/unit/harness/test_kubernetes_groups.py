@@ -25,11 +25,15 @@ RULE = f"pip install x && {DEPLOY} && python -m snakemake --snakefile Snakefile"
 NO_GPU = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 
 
-def shaped(nodes: int, command: str = RULE) -> dict:
-    """Return the Job of a training, with the template `gpu`, without a name."""
+def gpu_template() -> dict:
+    return template_in(yaml.safe_load((ROOT / "k8s/templates/gpu.yaml").read_text()))
+
+
+def shaped(nodes: int, command: str = RULE, gpu: dict | None = None) -> dict:
+    """Return the Job of a training, with the template `gpu` or a changed one, without a name."""
     container = {"name": "snakemake", "image": "i:1", "args": ["-c", command]}
     plugins = {"metadata": {}, "spec": {"template": {"spec": {"containers": [container]}}}}
-    template = read_template(template_in(yaml.safe_load((ROOT / "k8s/templates/gpu.yaml").read_text())))
+    template = read_template(gpu or gpu_template())
     rule_job = RuleJob("train_model", {"run": "a"}, threads=4, gpus=2, nodes=nodes, runs="/outputs/runs/a b")
     return shape(plugins, template, rule_job, {"vlmflow/invocation": "x"}, {})
 
@@ -101,6 +105,21 @@ def test_what_a_template_says_of_other_labels_stays() -> None:
         mine["labelSelector"],
     ]
     assert pod["topologySpreadConstraints"] == [mine | {"labelSelector": narrowed}, mine]
+
+
+def test_a_cluster_s_network_and_queue_are_set_in_the_template() -> None:
+    """As docs/kubernetes.md says; no test has run them."""
+    gpu = gpu_template()
+    gpu["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "my-queue"
+    container = gpu["template"]["spec"]["containers"][0]
+    container["env"].append({"name": "NCCL_SOCKET_IFNAME", "value": "eth0"})
+    container["resources"] = {"limits": {"rdma/hca": "1"}, "requests": {"rdma/hca": "1"}}
+    job = named(shaped(2, gpu=gpu), "j")
+    made = spec_of(job)["containers"][0]
+    assert {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"} in made["env"]
+    assert made["resources"]["limits"]["rdma/hca"] == made["resources"]["requests"]["rdma/hca"] == "1"
+    assert made["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "my-queue"
 
 
 def job(nodes: int = 2, **conditions: str) -> dict:
