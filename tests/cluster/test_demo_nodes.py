@@ -2,22 +2,17 @@
 
 import json
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from cluster.addons import start_dns
 from cluster.cluster_workflow import ClusterWorkflow
+from cluster.nodes_workflow import ONE_NODE, STEPS, begin, pods, steps
 from cluster.shell import wait_for
 from vlmflow.core.files import sha256_of
 from workflow_runs import RUN, copy_folder, snakemake
 
-STEPS = 50
-TRAIN = f"train: {{max_steps: {STEPS}, checkpoint_steps: 5, evaluation_steps: 5}}"
-ONE_NODE = f"runs={{{RUN}: {{nodes: 1, processes: 2, {TRAIN}}}}}"
-TWO_NODES = f"runs={{{RUN}: {{nodes: 2, processes: 1, {TRAIN}}}}}"
 LATE = "snakejob-of-an-earlier-attempt"
 
 
@@ -28,27 +23,6 @@ class Training:
     said: str
     nodes: list[str]
     late: str
-
-
-def steps(project: ClusterWorkflow) -> list[int]:
-    """Return the steps that the trainers have logged so far."""
-    files = (project.volumes / "outputs" / "runs" / RUN / "full").glob("*/progress.jsonl")
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
-    return [line["step"] for line in lines if line.get("target") == STEPS and "loss" in line]
-
-
-def pods(project: ClusterWorkflow) -> list[dict]:
-    """Return the group's pods, once all of them run and have made some more steps."""
-
-    def all_run() -> list[dict]:
-        found = project.cluster.get("pods", namespace=project.namespace, labels="vlmflow/rule=train_model")["items"]
-        found = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-        return found if [pod["status"]["phase"] for pod in found] == ["Running"] * 2 else []
-
-    found = wait_for("both pods run", all_run, 240, pause=1)
-    begun = len(steps(project))
-    wait_for("they train", lambda: len(steps(project)) > begun + 3, 240, pause=0.3)
-    return sorted(found, key=lambda pod: pod["metadata"]["name"])
 
 
 def start_late_pod(project: ClusterWorkflow, of: dict) -> None:
@@ -75,15 +49,9 @@ def here(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A training in two pods; first pod 1 is deleted, then pod 0."""
-    start_dns(project.cluster)
     shown = tmp_path_factory.mktemp("shown") / "output"
     in_namespace = f"--namespace={project.namespace}"
-    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
-    two = ["--config", TWO_NODES]
-    project.run(*files, *two, "--", f"checkpoints/{RUN}/smoke")
-    words = [*files, *two, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full"]
-    with shown.open("wb") as output:
-        asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
+    asked = begin(project, shown)
     first = pods(project)
     start_late_pod(project, first[1])
     project.cluster.kubectl(in_namespace, "delete", "pod", first[1]["metadata"]["name"])

@@ -32,6 +32,7 @@ USUAL: dict[str, Any] = {
     "over_long": "leave_out",
     "gpu": None,
     "gpu_hour_price": None,
+    "network_gbit": 100,
     "estimate": "check",
 }
 

@@ -41,4 +41,5 @@ class EstimateBlock(Settings):
     over_long: str
     gpu: str | None
     gpu_hour_price: float | None
+    network_gbit: float
     estimate: str

@@ -286,6 +286,11 @@ class RunSettings(Settings):
     gpu_hour_price: Annotated[Number, Field(ge=0, le=10**8)] | None = None
     """What one such GPU costs for an hour, in any currency; the estimate then shows the price of the run."""
 
+    network_gbit: Annotated[Number, Field(gt=0, le=10**6)] = 100
+    """What a node sends to the others at most, in Gbit per second, over all of its network cards: for the estimate of a
+    run on several nodes. 100 is an assumption, one card of a common kind. `make doctor` measures what one GPU of each
+    node reaches, in GB per second; times 8 that is Gbit."""
+
     estimate: Literal["check", "ignore"] = "check"
     """What follows from the estimate of the memory on `gpu`, before a GPU is requested. check: a warning above 90 % of
     the GPU's memory, and the run stops above 110 %. ignore: it starts in any case."""

@@ -27,8 +27,15 @@ from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
 
+AGENTS_END = 30.0
+"""Seconds in which trainers end that answer, or are killed."""
+
 FOR_END = 60.0
-"""Seconds for the other nodes to end their trainers, and for processes of this machine to end after that."""
+"""Seconds for other nodes on this machine to end their trainers, and to end themselves."""
+
+FOR_ANSWER = 300.0
+"""The same for nodes of a cluster. One that does not answer is probably lost: the cluster notices that after a minute
+or more, and ends this pod as well. Its training is then disrupted, and has not failed."""
 
 
 class Group:
@@ -47,6 +54,8 @@ class Group:
         self.others = range(1, training.nodes)
         self._launch: Launch | None = None
         self._here: dict[int, subprocess.Popen[bytes]] = {}
+        self._lost: list[int] = []
+        self._looked = 0.0
 
     def begin(self, resume: Path | None) -> Place:
         """Let the others start their trainers; returns the place of this node among them.
@@ -55,6 +64,7 @@ class Group:
         """
         if not self.others:
             return ALONE
+        self._lost = []
         session = self._launch.session + 1 if self._launch else 1
         launch = Launch.of(self._training, self._attempt, session, self._endpoint(), resume)
         self._launch = launch
@@ -65,8 +75,11 @@ class Group:
         return Place(0, launch.endpoint, launch.meeting)
 
     def lost(self) -> list[int]:
-        """Return the nodes whose trainers have failed in this session."""
-        return [node for node in self.others if self._failed(node)]
+        """Return the nodes whose trainers have failed in this session. It looks once a second."""
+        if time.monotonic() - self._looked >= 1:
+            self._looked = time.monotonic()
+            self._lost = [node for node in self.others if self._failed(node)]
+        return self._lost
 
     def ask_for_stacks(self) -> None:
         """Let the other nodes' trainers write where they are."""
@@ -75,9 +88,15 @@ class Group:
     def stop(self) -> None:
         """End the other nodes' trainers, and wait until they have ended: they must write nothing any more."""
         self._write("stop")
-        give_up = time.monotonic() + FOR_END
-        while any(map(self._may_run, self.others)) and time.monotonic() < give_up:
-            time.sleep(0.1)
+        begun, said = time.monotonic(), False
+        while silent := [node for node in self.others if self._may_run(node)]:
+            waited = time.monotonic() - begun
+            if waited > (FOR_END if self.is_local else FOR_ANSWER):
+                return
+            if waited > AGENTS_END and not said:
+                said = True
+                log.warning(f"waiting for an answer of node(s) {', '.join(map(str, silent))}, which may be lost")
+            time.sleep(0.2)
 
     def end(self) -> None:
         """End the other nodes."""

@@ -68,7 +68,7 @@ class OtherNode:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         log.info(f"waiting for node 0 of attempt {self._attempt}")
         file = self._found()
-        while file and (found := read_launch(file)) is not None:
+        while file and (found := self._read(file)) is not None:
             if self._ends and (self._torchrun is None or self._torchrun.poll() is not None):
                 break
             self._obey(*found, RunFolder(file.parent))
@@ -91,6 +91,15 @@ class OtherNode:
                 return found
             time.sleep(PAUSE)
         return None
+
+    def _read(self, file: Path) -> tuple[Launch, Training] | None:
+        """Return what the launch file says; None if it was removed. Raises VlmflowError if it is wrong."""
+        while True:
+            try:
+                return read_launch(file)
+            except OSError as error:  # on a network volume, for instance ESTALE as it is replaced
+                log.info(f"{file}: {error}; looking again")
+                time.sleep(PAUSE)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         self._ends = True

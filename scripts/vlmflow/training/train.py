@@ -13,7 +13,7 @@ from vlmflow.training.group import Group, group_of
 from vlmflow.training.launch import launch
 from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.released import refuse_other_adapter
-from vlmflow.training.resumed import ResumableError, resume_once
+from vlmflow.training.resumed import ResumableError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
 
@@ -51,7 +51,9 @@ def train(
         last = _newest(training, folder)
         if last is None or not last.ended(patience):
             if last is not None:
-                log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder})")
+                lost = max(0, last_step(folder.progress) - last.step)
+                again = f"; {lost} step(s) since then were lost, and are trained again" if lost else ""
+                log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
             _launch(training, folder, last, lock, group, what, resumes, onlooker)
             refuse_bad_step(folder, training.data.train, what)
             last = _newest(training, folder)
