@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cluster.cluster_workflow import ClusterWorkflow
-from cluster.nodes_workflow import ONE_NODE, STEPS, begin, pods, steps
+from cluster.nodes_workflow import STEPS, begin, pods, steps
 from cluster.shell import wait_for
 from vlmflow.core.files import sha256_of
-from workflow_runs import RUN, copy_folder, snakemake
+from workflow_runs import RUN
 
 LATE = "snakejob-of-an-earlier-attempt"
 
@@ -35,15 +35,6 @@ def start_late_pod(project: ClusterWorkflow, of: dict) -> None:
     container["resources"] = {"requests": {"cpu": "10m", "memory": "200M", "ephemeral-storage": "100M"}}
     metadata = {"name": LATE, "labels": {"app.kubernetes.io/part-of": "vlmflow", "vlmflow/group": LATE}}
     project.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, project.namespace)
-
-
-@pytest.fixture(scope="module")
-def here(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same training on this machine, on one node of two processes, without a break."""
-    folder = copy_folder(demo, tmp_path_factory.mktemp("here") / "demo")
-    only = ["--allowed-rules", "train_model", "--forcerun", "train_model"]
-    snakemake(folder, "--config", ONE_NODE, *only, "--", f"checkpoints/{RUN}/full")
-    return folder / "checkpoints" / RUN / "full"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ nodes that it has. A Job that a queue suspends needs neither: it stays and waits
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from harness.kubernetes.job_shape import RuleJob
@@ -16,7 +15,7 @@ from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.watch import Watch
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
-from vlmflow.cluster.pod_group import named, nodes_of, service_of
+from vlmflow.cluster.pod_group import named
 
 MOST = 20
 """Disruptions in a row after which a Job is recreated; one more fails it: something removes whatever is created."""
@@ -26,6 +25,10 @@ WORKED = 3600.0
 
 FIRST_PAUSE, LONGEST_PAUSE = 4.0, 600.0
 """Seconds until a Job is recreated, doubled for each in a row."""
+
+LONGEST_NAME = 40
+"""Characters of the first name that are kept in later ones: JobSet refuses a name if those of its pods would have more
+than 63 (`NAME-node-0-15-abcde`). A name is a uuid, so 40 still tell one Job from others."""
 
 JITTER, GROUP_JITTER = 0.2, 0.8
 """The share by which a pause is shorter or longer, so that many do not coincide. Two groups that keep nodes from each
@@ -79,7 +82,7 @@ class Disruptions:
         if job.due is None or self._clock() < job.due:
             return name
         job.due, job.not_made, job.made = None, "", job.made + 1
-        new_name = f"{job.first_name}-{job.made}"
+        new_name = f"{job.first_name[:LONGEST_NAME]}-{job.made}"
         del self._jobs[name]
         self._put(new_name, job)
         return new_name
@@ -108,27 +111,14 @@ class Disruptions:
         self._jobs.pop(name or "", None)
 
     def _put(self, name: str, job: Made) -> None:
-        body = named(job.body, name)
         try:
-            self._cluster.create_job(body)
-            if nodes_of(body) > 1:
-                self._create_service(name)
+            self._cluster.create_job(named(job.body, name))
         except Refused as error:
             if is_refusal(error):
                 raise
             job.not_made = f"its Job could not be created: {error}"
         self._watch.follow(name, job.rule_job, job.pending_limit)
         self._jobs[name] = job
-
-    def _create_service(self, name: str) -> None:
-        """Create the Service of a group; without it the Job is deleted again, because its pods would not meet."""
-        try:
-            for created in self._cluster.jobs(name=name):
-                self._cluster.create_service(service_of(created))
-        except Refused:
-            with suppress(Refused):
-                self._cluster.delete_job(name)
-            raise
 
 
 def _pause(times: int, jitter: float) -> float:

@@ -44,6 +44,31 @@ def by_node(pods: list[Object]) -> dict[int, Object]:
     return {node: newest(found[node]) or {} for node in sorted(found)}
 
 
+def newest_seen(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object]) -> dict[int, Object]:
+    """Return the newest pods seen, by number; one that was made again stays, as the next look must know it, too."""
+    existing = by_node(pods)
+    return {**last_seen, **existing, **_made_again(job, existing, last_seen)}
+
+
+def _made_again(
+    job: Object | None, existing: Mapping[int, Object], last_seen: Mapping[int, Object]
+) -> dict[int, Object]:
+    """Return the last seen pods of a group in whose places others are, though no queue suspended the group.
+
+    The Training Operator makes a deleted pod again that did not run; but then the others train with one that is lost.
+    """
+    several = nodes_of(job) > 1 or any(last_seen)
+    return {
+        node: pod
+        for node, pod in last_seen.items()
+        if several
+        and node in existing
+        and pod["metadata"].get("uid") != existing[node]["metadata"].get("uid")
+        and not succeeded(pod)
+        and (job is None or not was_suspended(job, pod))
+    }
+
+
 def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
     existing = by_node(pods)
     over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
@@ -60,10 +85,11 @@ def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int,
     alive = [pod for pod in pods if not is_over(pod, now)]
     if job is not None and not over and was_suspended(job, newest(list(existing.values()))):
         return Outcome("ending", name, "its Job is suspended") if alive else Outcome("waiting")
-    broken = {node: pod for node, pod in existing.items() if _has_failed(pod)} | gone
+    again = _made_again(job, existing, last_seen)
+    broken = again or {node: pod for node, pod in existing.items() if _has_failed(pod)} | gone
     if over or broken:
-        cause = _cause(job, broken, set(gone), now)
-        return replace(cause, state="ending") if alive else cause
+        cause = _cause(job, broken, {*gone, *again}, now)
+        return replace(cause, state="ending", runs_on=bool(again)) if alive else cause
     runs = len(existing) == nodes_of(job) and all(_runs(pod) for pod in existing.values())
     return Outcome("running" if runs else "waiting", name)
 

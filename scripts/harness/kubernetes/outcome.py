@@ -9,7 +9,7 @@ from harness.kubernetes.events import by_object, message_of, newest_of
 from harness.stage import NOT_AGAIN
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
-from vlmflow.cluster.pod_templates import CONTAINER
+from vlmflow.cluster.pod_group import rule_container
 
 LOST_SECONDS = 30.0
 """How long after its grace period a pod that remains counts as lost with its node."""
@@ -44,6 +44,7 @@ class Outcome:
     disrupted: the cluster or a person removed it; the job itself did not fail. ran: seconds that its newest pod was
     seen running. unseen: the pod disappeared between two looks, and its conditions with it; events may still give the
     reason (taken_by). others: the names of a group's other pods. incomplete: a group whose pods did not all get to run.
+    runs_on: a group that has failed, but that its operator does not end.
     """
 
     state: Literal["waiting", "running", "ending", "succeeded", "failed"]
@@ -56,6 +57,7 @@ class Outcome:
     unseen: bool = False
     others: tuple[str, ...] = ()
     incomplete: bool = False
+    runs_on: bool = False
 
 
 def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
@@ -152,8 +154,9 @@ def newest(pods: list[Object]) -> Object | None:
 
 def terminated(pod: Object) -> Object | None:
     """Return the terminated state of the rule's container, or None if it has not ended."""
+    name = rule_container(pod)
     for container in pod.get("status", {}).get("containerStatuses") or []:
-        if container["name"] == CONTAINER:
+        if container["name"] == name:
             ended: Object | None = container.get("state", {}).get("terminated")
             return ended
     return None

@@ -20,8 +20,9 @@ from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused, connect
+from vlmflow.cluster.group_kinds import KINDS, IndexedJob
 from vlmflow.cluster.instance import selector
-from vlmflow.cluster.pod_templates import CONTAINER
+from vlmflow.cluster.pod_group import job_of, nodes_of
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
@@ -51,7 +52,7 @@ def main() -> None:
         sys.exit(str(error))
     store = given.directory / settings.stores.runs
     print("\n".join(of_this_machine(store)) or f"this machine trains nothing in {store.absolute()}", flush=True)
-    print(_of_cluster(given.namespace))
+    print(_of_cluster(given.namespace, KINDS[settings.cluster.multi_node]))
 
 
 def of_this_machine(store: Path) -> list[str]:
@@ -64,10 +65,10 @@ def of_this_machine(store: Path) -> list[str]:
     )
 
 
-def _of_cluster(namespace: str) -> str:
+def _of_cluster(namespace: str, groups: IndexedJob) -> str:
     """Return the table of the namespace's Jobs, or why there is none; a machine without a cluster is no error."""
     try:
-        lines = table(Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE)))
+        lines = table(Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE), groups))
     except VlmflowError as error:
         return error.cause
     except Refused as error:
@@ -84,7 +85,7 @@ def table(cluster: Namespace) -> list[str]:
         return []
     pods: dict[str, list[Object]] = {}
     for pod in cluster.pods(f"{selector()},{RULE}"):
-        pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
+        pods.setdefault(job_of(pod), []).append(pod)
     around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
     rows = [_row(cluster, job, pods.get(job["metadata"]["name"], []), around, cluster.now()) for job in jobs]
     return _in_columns(rows)
@@ -104,7 +105,7 @@ def _row(cluster: Namespace, job: Object, own: list[Object], around: Surrounding
     if outcome.state == "waiting":
         detail = explain(job, own, around).why
     elif outcome.state == "running":
-        detail = newest_progress(cluster.log_end(pods[0]["metadata"]["name"], CONTAINER, LINES))
+        detail = newest_progress(cluster.log_end(pods[0]["metadata"]["name"], LINES, nodes_of(job)))
     since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())
     where = ",".join(pod.get("spec", {}).get("nodeName", "-") for pod in pods.values()) or "-"
     return [words_of(job), outcome.state, since, where, detail]

@@ -1,7 +1,8 @@
 """Follows all Jobs of one invocation together: the outcome of each, why it waits, its progress.
 
-One look costs two API calls, however many Jobs there are. All waiting Jobs together add three every half minute, each
-running one adds a read of its log every half minute, and vanished pods add one call together.
+One look costs two API calls, or three where groups are no Jobs, however many Jobs there are. All waiting Jobs together
+add three every half minute, each running one adds a read of its log every half minute, and vanished pods add one call
+together.
 """
 
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from harness.kubernetes.group_outcome import by_node, judge_pods
+from harness.kubernetes.group_outcome import judge_pods, newest_seen
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import Namespace
 from harness.kubernetes.outcome import Outcome, taken_by
@@ -19,7 +20,6 @@ from harness.kubernetes.waiting import Waiting, explain
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
 from vlmflow.cluster.pod_group import job_of
-from vlmflow.cluster.pod_templates import CONTAINER
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before the reason is printed."""
@@ -96,7 +96,7 @@ class Watch:
         for name, each in followed.items():
             own = pods.get(name, [])
             outcome = judge_pods(jobs.get(name), own, each.seen, self._cluster.now())
-            each.seen |= by_node(own)
+            each.seen = newest_seen(jobs.get(name), own, each.seen)
             outcomes[name] = replace(self._tell(each, jobs.get(name), own, outcome), ran=self._ran(each, outcome))
         self._say_who_took(outcomes)
         for name, outcome in outcomes.items():
@@ -168,7 +168,7 @@ class Watch:
         now = self._clock()
         if outcome.pod and now - each.log_read >= PROGRESS_EVERY:
             each.log_read = now
-            line = newest_progress(self._cluster.log_end(outcome.pod, CONTAINER, LINES))
+            line = newest_progress(self._cluster.log_end(outcome.pod, LINES, each.rule_job.nodes))
             if line and line != each.progress:
                 each.progress = line
                 self._say(line)

@@ -1,5 +1,7 @@
 """Several pods that belong together: an Indexed Job, whose pods find each other by a headless Service.
 
+`vlmflow.cluster.group_kinds` makes objects of other kinds of such a Job.
+
 A group has the name of its attempt, and a Job that is created again has another name; so a pod of an earlier attempt
 finds neither the Service nor the files of this one.
 """
@@ -20,6 +22,12 @@ NODE = "JOB_COMPLETION_INDEX"
 
 NODE_LABEL = "batch.kubernetes.io/job-completion-index"
 """The label with a pod's number, or in clusters before 1.28 the annotation."""
+
+REPLICA_LABEL = "training.kubeflow.org/replica-index"
+"""The same in a PyTorchJob."""
+
+RULE_CONTAINERS = {"training.kubeflow.org/job-name": "pytorch", "jobset.sigs.k8s.io/jobset-name": "node"}
+"""The container that runs the rule, by a label that the pods of another kind of group have."""
 
 
 def with_pods(job: Object, nodes: int) -> Object:
@@ -80,15 +88,22 @@ def nodes_of(job: Object | None) -> int:
 
 def node_of(pod: Object) -> int:
     """Return the number of a pod in its group; 0 in a Job of one pod."""
-    metadata = pod["metadata"]
-    said = (metadata.get("labels") or {}).get(NODE_LABEL) or (metadata.get("annotations") or {}).get(NODE_LABEL) or "0"
+    labels, annotations = (pod["metadata"].get(key) or {} for key in ("labels", "annotations"))
+    said = labels.get(NODE_LABEL) or annotations.get(NODE_LABEL) or labels.get(REPLICA_LABEL) or "0"
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 
 
 def job_of(pod: Object) -> str:
-    """Return the name of a pod's Job."""
-    name: str = pod["metadata"]["labels"].get("job-name", "")
+    """Return the name of a pod's Job; of a group's pod that of the attempt, also where an operator made another Job."""
+    labels = pod["metadata"]["labels"]
+    name: str = labels.get(GROUP) or labels.get("job-name", "")
     return name
+
+
+def rule_container(pod: Object) -> str:
+    """Return the name of the container of a pod that runs the rule."""
+    labels = pod["metadata"].get("labels") or {}
+    return next((name for label, name in RULE_CONTAINERS.items() if label in labels), CONTAINER)
 
 
 def main_container(job: Object) -> Any:

@@ -80,7 +80,7 @@ def test_both_forms_of_pod_templates_are_requested(cluster: Namespace, server: B
 def test_a_missing_log_is_not_a_failure(cluster: Namespace, server: BadMinutes) -> None:
     for code in (400, 500):
         server.answers = [refusal(code, "BadRequest"), (200, {}, {})]
-        assert cluster.log_end("p", "snakemake", 5) == ""
+        assert cluster.log_end("p", 5) == ""
         server.answers.clear()
     assert len(server.asked) == 2
 

@@ -256,11 +256,11 @@ class Pods:
         self.calls.append("pods")
         return self.found
 
-    def jobs(self, selector: str = "", name: str = "") -> list[dict]:
+    def jobs(self, selector: str = "") -> list[dict]:
         self.calls.append("jobs")
         return [job(max(2, len(self.found)))]
 
-    def log_end(self, pod: str, container: str, lines: int) -> str:
+    def log_end(self, pod: str, lines: int, nodes: int = 1) -> str:
         self.calls.append(f"log {pod}")
         return "r: step 1/2 · 0:01 left"
 
