@@ -108,8 +108,15 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
                 on_nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
                 sys.exit(
                     f"runs.{job.wildcards.run}.processes: {run.ranks} trainers{on_nodes} on device cpu, this machine "
-                    f"has {cores} core(s)\n  what to do: set it to {max(1, cores // run.nodes)} or less"
+                    f"has {cores} core(s)\n  what to do: set {_less(job.wildcards.run, run.nodes, cores)}"
                 )
+
+
+def _less(run: str, nodes: int, cores: int) -> str:
+    """Return what to set so that a run's trainers fit on so many cores."""
+    if nodes > cores:
+        return f"runs.{run}.nodes to {cores} or less, and processes to 1"
+    return f"it to {cores // nodes} or less"
 
 
 def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config) -> None:

@@ -33,9 +33,9 @@ RANDOM = (32768, 60999)
 """The first and last port that Linux chooses for a program that names none (net.ipv4.ip_local_port_range)."""
 
 CONNECTIONS = [
-    (1, 0, PORT, "TCP"),  # torchrun's rendezvous
-    *((1, 0, port, "TCP") for port in RANDOM),  # the store that torchrun opens for the ranks, and gloo
-    *((0, 1, port, "TCP") for port in RANDOM),  # gloo
+    (1, 0, PORT, "TCP"),  # torchrun's rendezvous, and the store of the ranks
+    *((1, 0, port, "TCP") for port in RANDOM),  # gloo
+    *((0, 1, port, "TCP") for port in RANDOM),
     *((rank, DNS, 53, protocol) for rank in (0, 1) for protocol in ("UDP", "TCP")),
 ]
 """All connections that two ranks, each a pod, need to sum up once: from, to, port, protocol."""
@@ -51,7 +51,7 @@ def group() -> dict:
     """Return the Job of the group's pods: each on another node, each with its own torchrun and one rank."""
     torchrun = (
         f"exec python -m torch.distributed.run --nnodes={PODS} --nproc-per-node=1 --node-rank=$JOB_COMPLETION_INDEX "
-        f"--rdzv-backend=c10d --rdzv-id={GROUP} --rdzv-endpoint={GROUP}-0.{GROUP}:{PORT} --no-python "
+        f"--rdzv-backend=static --rdzv-id={GROUP} --rdzv-endpoint={GROUP}-0.{GROUP}:{PORT} --no-python "
         'python -c "$WORKER"'
     )
     apart = {"labelSelector": {"matchLabels": LABELS}, "topologyKey": "kubernetes.io/hostname"}

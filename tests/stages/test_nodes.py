@@ -103,7 +103,9 @@ def test_a_node_of_another_attempt_joins_nothing(two: Training, tmp_path: Path) 
     folder = RunFolder(runs_in(tmp_path) / two.digest())
     folder.path.mkdir(parents=True)
     words = ["-m", "vlmflow.training.other_node", str(tmp_path / "r"), "an-earlier-attempt", "1", "1"]
-    late = subprocess.Popen([sys.executable, *words], env={"PYTHONPATH": str(ROOT / "scripts")})
+    env = {"PYTHONPATH": str(ROOT / "scripts")}
+    late = subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True)
+    assert "waiting for node 0 of attempt an-earlier-attempt" in late.stderr.readline()
     with group_of(two, folder, 2) as group:
         group.begin(None)
         time.sleep(3)

@@ -185,7 +185,9 @@ def test_more_trainers_than_cores_are_not_planned(tmp_path: Path) -> None:
     assert call(tmp_path, "-n", *more, "--", "fitted/qwen3vl-fire").returncode == 0
     file.write_text("runs: {qwen3vl-fire: {device: cpu, strategy: ddp, nodes: 999, processes: 9}}")
     nodes = call(tmp_path, "-n", *more, "--", "merged/qwen3vl-fire")
-    assert "processes: 8991 trainers on 999 nodes on device cpu, this machine has" in nodes.stdout + nodes.stderr
+    said = nodes.stdout + nodes.stderr
+    assert "processes: 8991 trainers on 999 nodes on device cpu, this machine has" in said
+    assert "what to do: set runs.qwen3vl-fire.nodes to " in said
 
 
 def test_nodes_without_a_volume_of_their_own_are_not_planned(tmp_path: Path) -> None:

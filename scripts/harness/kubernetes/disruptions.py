@@ -40,7 +40,7 @@ class Made:
     """A Job as it was created.
 
     made: how often it was created. times: disruptions in a row. incomplete: tries in a row in which not all pods of a
-    group got to run. due: when to recreate it, in monotonic seconds.
+    group got to run; waiting_since: when the first of them began. due: when to recreate it. Both in monotonic seconds.
     not_made: why it is unknown whether its creation succeeded; the next look at the Jobs shows it.
     """
 
@@ -51,6 +51,7 @@ class Made:
     made: int = 1
     times: int = 0
     incomplete: int = 0
+    waiting_since: float | None = None
     due: float | None = None
     not_made: str = ""
 
@@ -92,6 +93,7 @@ class Disruptions:
         job = self._jobs[name]
         why = outcome.why if outcome.pod else job.not_made or outcome.why
         job.incomplete = job.incomplete + 1 if outcome.incomplete else 0
+        job.waiting_since = job.waiting_since if outcome.incomplete else None
         if outcome.incomplete:
             pause = _pause(job.incomplete, GROUP_JITTER)
             job.due = self._clock() + pause
@@ -111,13 +113,14 @@ class Disruptions:
         self._jobs.pop(name or "", None)
 
     def _put(self, name: str, job: Made) -> None:
+        job.waiting_since = self._clock() if job.waiting_since is None else job.waiting_since
         try:
             self._cluster.create_job(named(job.body, name))
         except Refused as error:
             if is_refusal(error):
                 raise
             job.not_made = f"its Job could not be created: {error}"
-        self._watch.follow(name, job.rule_job, job.pending_limit)
+        self._watch.follow(name, job.rule_job, job.pending_limit, job.waiting_since)
         self._jobs[name] = job
 
 

@@ -129,8 +129,10 @@ class HardenedExecutor(Executor):
             refuse_strangers(cluster, self._owner.strangers)
             self._end(cluster, self._owner.earlier, "An earlier run left Jobs.")
         except Refused as refused:
-            if kind in (self.groups, INDEXED_JOB) or refused.status not in (403, 404):
+            if kind in (self.groups, INDEXED_JOB):
                 raise
+            if refused.status not in (403, 404):
+                self.logger.warning(f"{kind.kind}s of an earlier run, if there are any, remain: {refused}")
 
     def unregister_secret(self) -> None:
         """Delete the Secret with the storage's keys, if it exists."""

@@ -17,6 +17,7 @@ from harness.kubernetes.outcome import (
     succeeded,
     terminated,
     was_suspended,
+    why_taken,
 )
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.pod_group import node_of, nodes_of
@@ -88,21 +89,30 @@ def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int,
     again = _made_again(job, existing, last_seen)
     broken = again or {node: pod for node, pod in existing.items() if _has_failed(pod)} | gone
     if over or broken:
-        cause = _cause(job, broken, {*gone, *again}, now)
+        cause = _cause(job, pods, broken, {*gone, *again}, now)
         return replace(cause, state="ending", runs_on=bool(again)) if alive else cause
     runs = len(existing) == nodes_of(job) and all(_runs(pod) for pod in existing.values())
     return Outcome("running" if runs else "waiting", name)
 
 
-def _cause(job: Object | None, broken: Mapping[int, Object], gone: set[int], now: datetime) -> Outcome:
-    """Return the outcome of the pod that ended first: the Job controller then deletes the others."""
+def _cause(
+    job: Object | None, pods: list[Object], broken: Mapping[int, Object], gone: set[int], now: datetime
+) -> Outcome:
+    """Return the outcome of the pod that ended first, as far as clocks agree: the Job controller deletes the others."""
     if not broken:
-        return failure(job, None, now)
-    first = min(broken, key=lambda node: (node in gone, *_end_of(broken[node]), node))
+        return failure(job, newest(pods), now)
+
+    def order(node: int) -> tuple[object, ...]:
+        """A pod that vanished without a sign comes last: of it nothing is known but that it is not there."""
+        unseen = node in gone and "deletionTimestamp" not in broken[node]["metadata"]
+        return unseen, *_end_of(broken[node]), node
+
+    first = min(broken, key=order)
     pod = broken[first]
     which = f"pod {first}: "
     if first in gone:
-        return Outcome("failed", pod["metadata"]["name"], which + TAKEN, disrupted=True, unseen=True)
+        why = why_taken(pod)
+        return Outcome("failed", pod["metadata"]["name"], which + (why or TAKEN), disrupted=True, unseen=not why)
     outcome = failure(job, pod, now)
     return replace(outcome, why=which + outcome.why)
 

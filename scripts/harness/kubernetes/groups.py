@@ -36,6 +36,6 @@ def _command(rule: str, runs: str, threads: int) -> str:
             "remove shared-fs-usage: sources and job-deploy-sources from the profile, or set nodes: 1",
         )
     words = ["-m", OTHER_NODE, shlex.quote(runs), f'"${ATTEMPT}"', f'"${NODE}"', str(threads)]
-    python = 'PYTHONPATH="scripts:$PYTHONPATH" exec python'
+    python = 'PYTHONPATH="$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" exec python'
     other = f"{rule[: sources.end()].rstrip()} && {python} {' '.join(words)}"
     return f'if [ "${NODE}" = 0 ]; then {rule}; else {other}; fi'

@@ -79,11 +79,11 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
         return Outcome("waiting")
     if not alive and (over or pod is not None):
         if job is not None and pod is not None and not pods and not is_over(pod, now):
-            why = _why_taken(pod)
+            why = why_taken(pod)
             return Outcome("failed", name, why or TAKEN, disrupted=True, unseen=not why)
         return failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
-        return Outcome("ending", name, _why_taken(alive[0]) or ("its Job is suspended" if suspended else "deleted"))
+        return Outcome("ending", name, why_taken(alive[0]) or ("its Job is suspended" if suspended else "deleted"))
     if pod and pod.get("status", {}).get("phase") == "Running":
         return Outcome("running", name)
     return Outcome("waiting", name)
@@ -109,7 +109,7 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
         return Outcome("failed", name, f"evicted: {message.strip()}{hint}", again=not own, disrupted=not own)
     if status.get("reason") == "DeadlineExceeded":
         return Outcome("failed", name, "stopped: it exceeded its runtime (the rule's resource runtime, in minutes)")
-    taken = _why_taken(pod)
+    taken = why_taken(pod)
     if taken:
         return Outcome("failed", name, taken, disrupted=True)
     # A deleted pod fails as it ends: the result must not depend on whether a look still finds it.
@@ -210,7 +210,8 @@ def _says_not_again(ended: Object) -> bool:
         return False
 
 
-def _why_taken(pod: Object) -> str:
+def why_taken(pod: Object) -> str:
+    """Return why the cluster removed a pod, from its conditions; "" if they do not say it."""
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             reason = condition.get("reason", "")

@@ -76,9 +76,12 @@ class Watch:
         self._around = Surroundings()
         self._read = float("-inf")
 
-    def follow(self, name: str, rule_job: RuleJob, pending_limit: float | None) -> None:
-        """Follow a Job from now on."""
-        self._followed[name] = Followed(rule_job, pending_limit, self._clock())
+    def follow(
+        self, name: str, rule_job: RuleJob, pending_limit: float | None, waiting_since: float | None = None
+    ) -> None:
+        """Follow a Job from now on. waiting_since: in monotonic seconds, when it began to wait if that was before."""
+        since = self._clock() if waiting_since is None else waiting_since
+        self._followed[name] = Followed(rule_job, pending_limit, since)
 
     def look(self, names: Iterable[str]) -> dict[str, Outcome]:
         """Return the state of these Jobs; those that have ended are no longer followed.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
@@ -70,7 +70,7 @@ class ClusterSettings(Settings):
     max_mem_mb: Positive = 512_000
     """A pod that ran out of memory is retried with 50 % more, up to this many MB: the memory of a large node."""
 
-    gang_timeout: Positive = 600
+    gang_timeout: Annotated[int, Field(ge=1, le=3000)] = 600
     """Seconds in which all pods of a run with several `nodes` must run, once one of them has a node. Otherwise they all
     end, and others may use the node; they come again after a pause that grows up to ten minutes. Pulling the image
     counts."""

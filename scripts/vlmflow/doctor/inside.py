@@ -114,9 +114,9 @@ def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gp
 
     gpus: the most GPUs on one node of the cluster; with 0 it trains on the CPU, over gloo.
     """
-    wanted = max((need.gpus for need in needs), default=0)
-    processes = min(wanted, gpus) or max((need.processes for need in needs), default=2)
-    nodes = max((need.nodes for need in needs), default=1)
+    largest = max(needs, key=lambda need: need.nodes * need.processes, default=None)
+    wanted, nodes = (largest.gpus, largest.nodes) if largest else (0, 1)
+    processes = min(wanted, gpus) or (largest.processes if largest else 2)
     resources = {"cpu": "500m", "memory": f"{1 + processes}Gi", "ephemeral-storage": "1Gi"}
     template = templates["gpu" if wanted and gpus else "train"]
     if wanted and gpus:

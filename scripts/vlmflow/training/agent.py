@@ -18,8 +18,9 @@ from vlmflow.trainer.orders import Orders
 from vlmflow.training.compiler import search_path
 from vlmflow.training.run_folder import RunFolder
 
-JOIN_SECONDS = 900
-"""How long a node waits for the others, which may still pull the image or see new files late on a network volume."""
+JOIN_SECONDS = 7200
+"""How long a node waits for the others, which may still pull the image. Before that the executor ends a group whose
+pods do not all run, and the watch for hangs one in which nothing happens."""
 
 GRACE = 10.0
 """Seconds for trainers to save and end, between SIGTERM and SIGKILL: one that was only slow may do so."""

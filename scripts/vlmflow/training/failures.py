@@ -3,7 +3,7 @@
 import re
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -77,21 +77,41 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
-def failure_of(code: int, logs: Mapping[Path, int], what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
+class Said:
+    """The part of a trainers' log that counts: from its end now, to `end_here`."""
+
+    def __init__(self, log: Path, begin: int | None = None) -> None:
+        """begin: the first byte that counts, if it is another."""
+        self.log = log
+        self._begin = self._size() if begin is None else begin
+        self._end: int | None = None
+
+    def end_here(self) -> None:
+        """Count nothing that is written from now on: trainers that we end say so, and it is no cause."""
+        self._end = self._end or self._size()
+
+    def text(self) -> str:
+        """Return the part; a missing log has none."""
+        return self.log.read_bytes()[self._begin : self._end].decode(errors="replace") if self.log.is_file() else ""
+
+    def _size(self) -> int:
+        return self.log.stat().st_size if self.log.is_file() else 0
+
+
+def failure_of(code: int, logs: Sequence[Said], what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
     """Return why the trainers failed: a full disk, the cause in their logs, or a signal.
 
-    code: torchrun's exit code. logs: the log of each node, and the byte from which on it counts; the first is this
-    node's. what: the stage and run. passed_on: the signals that they got through us. Those end a trainer that is not at
-    work yet, which saves nothing.
+    code: torchrun's exit code. logs: those of all nodes, this node's first. what: the stage and run. passed_on: the
+    signals that they got through us. Those end a trainer that is not at work yet, which saves nothing.
     """
-    trainer_log = next(iter(logs))
+    trainer_log = logs[0].log
     if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
         # Checked first: on a full disk the log has no cause.
         return PassingError(
             f"{what}: no space left on the disk of {trainer_log.parent}",
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
-    texts = {log: _lines(_from(log, begin)) for log, begin in logs.items()}
+    texts = {said.log: _lines(said.text()) for said in logs}
     no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
     for pattern, next_step, kind in FAULTS:
         found = [
@@ -114,10 +134,6 @@ def failure_of(code: int, logs: Mapping[Path, int], what: str, passed_on: Sequen
         f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
         "the same command resumes from the newest checkpoint",
     )
-
-
-def _from(log: Path, begin: int) -> str:
-    return log.read_bytes()[begin:].decode(errors="replace") if log.is_file() else ""
 
 
 def _lines(log: str) -> str:

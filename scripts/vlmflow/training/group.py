@@ -20,6 +20,7 @@ import msgspec
 
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.swift.arguments import Training
+from vlmflow.swift.child_process import import_path
 from vlmflow.training import attempt, other_node
 from vlmflow.training.agent import ALONE, Place
 from vlmflow.training.launch_file import Launch, Order, Report, read_report, write_launch
@@ -27,8 +28,8 @@ from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
 
-AGENTS_END = 30.0
-"""Seconds in which trainers end that answer, or are killed."""
+SETTLE = 10.0
+"""Seconds in which the trainers of other nodes end by themselves when these have failed: most notice it at once."""
 
 FOR_END = 60.0
 """Seconds for other nodes on this machine to end their trainers, and to end themselves."""
@@ -36,6 +37,9 @@ FOR_END = 60.0
 FOR_ANSWER = 300.0
 """The same for nodes of a cluster. One that does not answer is probably lost: the cluster notices that after a minute
 or more, and ends this pod as well. Its training is then disrupted, and has not failed."""
+
+FOR_ANSWER_AFTER_SIGNAL = 30.0
+"""The same when this pod must end anyway."""
 
 
 class Group:
@@ -85,15 +89,26 @@ class Group:
         """Let the other nodes' trainers write where they are."""
         self._write("stacks")
 
-    def stop(self) -> None:
-        """End the other nodes' trainers, and wait until they have ended: they must write nothing any more."""
+    def still_running(self) -> list[int]:
+        """Return the nodes whose trainers still run some seconds after those of this node have failed."""
+        give_up = time.monotonic() + SETTLE
+        while (running := list(filter(self._may_run, self.others))) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        return running
+
+    def stop(self, signalled: bool) -> None:
+        """End the other nodes' trainers, and wait until they have ended: they must write nothing any more.
+
+        signalled: whether this process must end, too.
+        """
         self._write("stop")
         begun, said = time.monotonic(), False
-        while silent := [node for node in self.others if self._may_run(node)]:
+        on_cluster = FOR_ANSWER_AFTER_SIGNAL if signalled else FOR_ANSWER
+        while silent := list(filter(self._may_run, self.others)):
             waited = time.monotonic() - begun
-            if waited > (FOR_END if self.is_local else FOR_ANSWER):
+            if waited > (FOR_END if self.is_local else on_cluster):
                 return
-            if waited > AGENTS_END and not said:
+            if waited > FOR_ANSWER_AFTER_SIGNAL and not said:
                 said = True
                 log.warning(f"waiting for an answer of node(s) {', '.join(map(str, silent))}, which may be lost")
             time.sleep(0.2)
@@ -108,9 +123,15 @@ class Group:
                 process.kill()
 
     def _write(self, order: Order) -> None:
+        """Write an order. One to stop must not hide why the trainers failed: an error of the volume is only logged."""
         if self._launch is not None:
             self._launch = msgspec.structs.replace(self._launch, order=order)
-            write_launch(self._folder.path, self._launch)
+            try:
+                write_launch(self._folder.path, self._launch)
+            except OSError as error:
+                if order == "train":
+                    raise
+                log.warning(f"the other nodes do not learn that they are to {order}: {error}")
 
     def _failed(self, node: int) -> bool:
         report = self._report(node)
@@ -143,7 +164,7 @@ class Group:
         return subprocess.Popen(
             [sys.executable, "-m", other_node.__name__, *words],
             env=os.environ
-            | {"PYTHONPATH": _import_path()}
+            | {"PYTHONPATH": import_path(), "PYTHONSAFEPATH": "1"}
             | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             start_new_session=True,  # as for the trainers: Ctrl-C reaches them through us
             preexec_fn=bound_to_this_process(signal.SIGTERM),
@@ -176,7 +197,3 @@ def _gpus() -> list[str]:
 
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(number) for number in range(torch.cuda.device_count())]
-
-
-def _import_path() -> str:
-    return os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])

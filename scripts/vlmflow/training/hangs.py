@@ -109,14 +109,14 @@ class HangWatch:
 
 def end_hang(
     watch: HangWatch, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path, minutes: float, what: str
-) -> HangError:
-    """End trainers that hang, on all nodes; returns the error, with where each rank was.
+) -> HangError | PassingError:
+    """End trainers of this node that hang; returns the error, with where each rank was.
 
-    Raises PassingError if the kernel does not end them.
+    It is a PassingError if the kernel does not end them.
     """
     where = watch.where(trainers, group, trainer_log)
     if not end(trainers):
-        raise PassingError(
+        return PassingError(
             f"{what}: the trainers hang, and do not end when they are killed",
             "they wait for a disk or a GPU that does not answer: restart this machine, or run the same command on "
             "another one",

@@ -17,7 +17,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Model, new_events
 from vlmflow.trainer.model_layers import what_is_trained
 from vlmflow.training.agent import end, let_them_save, log_of, start
-from vlmflow.training.failures import failure_of
+from vlmflow.training.failures import Said, failure_of
 from vlmflow.training.group import Group
 from vlmflow.training.hangs import AFTER_SIGNAL, HangWatch, end_hang
 from vlmflow.training.newest import Newest, report_line
@@ -52,28 +52,26 @@ def launch(
     folder.output.mkdir(exist_ok=True)
     hangs = HangWatch(folder.path, training.ranks, training.settings.hang_minutes)
     seen = end_of_whole_lines(folder.progress)
-    logs = {log: _size(log) for log in (log_of(folder, node) for node in range(training.nodes))}
+    logs = [Said(log_of(folder, node)) for node in range(training.nodes)]
     trainers = start(training, folder, resume, group.threads, group.begin(resume), lock)
     error: VlmflowError | None = None
     with _signals_passed_on(trainers) as passed_on:
         try:
-            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, passed_on)
+            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, passed_on, logs[0])
             if silent is not None:
                 error = end_hang(hangs, trainers, group, folder.trainer_log, silent, what)
         finally:
             onlooker(folder, False)
     if trainers.returncode:
-        group.stop()
+        for node in group.still_running():
+            logs[node].end_here()  # they end because we end them
+        group.stop(bool(passed_on))
     if error is None and trainers.returncode:
         error = failure_of(trainers.returncode, logs, what, passed_on)
     if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
         error = PassingError(error.cause, error.next_step)
     if error is not None:
         raise error
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.is_file() else 0
 
 
 def end_of_whole_lines(progress: Path) -> int:
@@ -118,16 +116,19 @@ def _watch(
     what: str,
     onlooker: Onlooker,
     passed_on: list[int],
+    said: Said,
 ) -> float | None:
     """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
 
-    passed_on: signals that they got. They also end, or are ended, after those of another node have failed.
+    passed_on: signals that they got. said: their output. They also end, or are ended, after those of another node have
+    failed.
 
     Returns the minutes without a sign of life if they hang.
     """
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
     lost_since: float | None = None
+    asked_at: float | None = None
     newest = Newest()
     with folder.progress.open("rb") as lines:
         lines.seek(seen)
@@ -144,13 +145,16 @@ def _watch(
                 print(f"{what}: {line}{ranks}", file=sys.stderr, flush=True)
             if ended:
                 return None
-            most = AFTER_SIGNAL if passed_on and group.others else math.inf
+            asked_at = asked_at or (time.monotonic() if passed_on else None)
+            long_ago = asked_at is not None and time.monotonic() - asked_at > AFTER_SIGNAL * 60
+            most = AFTER_SIGNAL if long_ago and group.others else math.inf
             if (silent := hangs.silent_for(most)) is not None:
                 return silent
             if lost := group.lost():
                 lost_since = lost_since or time.monotonic()
                 if time.monotonic() - lost_since > ALONE_SECONDS:
                     log.warning(f"{what}: the trainers of node {lost[0]} have failed; ending the others")
+                    said.end_here()
                     end(trainers)
             onlooker(folder, True)
             time.sleep(0.2)

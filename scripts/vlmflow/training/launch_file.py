@@ -5,7 +5,9 @@ them. Both files are in the run folder, which every node sees, and carry the att
 earlier attempt finds nothing.
 """
 
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -30,6 +32,9 @@ CHECKPOINT = re.compile(r"checkpoint-[0-9]{1,18}")
 
 MOST_BYTES = 1_000_000
 """A launch file with the largest settings of DeepSpeed that a configuration may have takes less."""
+
+MOST = 100_000
+"""Of nodes, processes and sessions: beyond them a file is not ours."""
 
 Order = Literal["train", "stacks", "stop"]
 """What the nodes are to do. stacks: let every trainer write where it is. stop: end the trainers."""
@@ -154,6 +159,8 @@ def read_launch(file: Path) -> tuple[Launch, Training] | None:
             raise ValueError(f"endpoint: {launch.endpoint!r:.80}")
         if launch.resume is not None and not CHECKPOINT.fullmatch(launch.resume):
             raise ValueError(f"resume: {launch.resume!r:.80}")
+        if not all(1 <= number <= MOST for number in (launch.nodes, launch.processes, launch.session)):
+            raise ValueError("nodes, processes and session must be 1 or more")
         training = launch.training()
         if training.digest() != file.parent.name:
             raise ValueError("its training has another digest than this folder's name")
@@ -176,7 +183,9 @@ def read_report(run_folder: Path, attempt: str, node: int) -> Report | None:
 
 
 def _limited(file: Path) -> bytes:
-    with file.open("rb") as opened:
+    with open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError("it is not a file")
         content = opened.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES:,} bytes")

@@ -25,6 +25,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.swift.arguments import Training
 from vlmflow.training.agent import Place, end, let_them_save, ranks_of, start
 from vlmflow.training.launch_file import ATTEMPT, Launch, Order, Report, launch_file, read_launch, report_file
+from vlmflow.training.lease import Sign, newest
 from vlmflow.training.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
@@ -59,6 +60,7 @@ class OtherNode:
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._reported = Report(0, False, None)
         self._ends = False
+        self._said = ""
 
     def serve(self) -> bool:
         """Follow the launch file until it is removed, or SIGTERM came; returns whether it was removed.
@@ -84,11 +86,20 @@ class OtherNode:
         return True
 
     def _found(self) -> Path | None:
-        """Return the launch file, once it exists; None after SIGTERM."""
+        """Return the launch file, once it exists and node 0 lives; None after SIGTERM.
+
+        A killed node 0 leaves its launch file. If a queue suspends its Job and lets it go on, the next one has the same
+        attempt; so only a file counts beside which the lease of the run folder goes on. Node 0 gets that first, and
+        then removes old launch files.
+        """
         pattern = f"*/*/{launch_file(Path(), self._attempt).name}"
+        seen: dict[Path, Sign | None] = {}
         while not self._ends:
-            if found := next(self._runs.glob(pattern), None):
-                return found
+            for file in self._runs.glob(pattern):
+                with suppress(OSError):
+                    sign = newest(file.parent)
+                    if sign and not sign.released and sign != seen.setdefault(file, sign) and file.exists():
+                        return file
             time.sleep(PAUSE)
         return None
 
@@ -98,7 +109,11 @@ class OtherNode:
             try:
                 return read_launch(file)
             except OSError as error:  # on a network volume, for instance ESTALE as it is replaced
-                log.info(f"{file}: {error}; looking again")
+                if self._ends:
+                    raise VlmflowError(f"{file}: {error}", "run the same command again") from None
+                if str(error) != self._said:
+                    self._said = str(error)
+                    log.info(f"{file}: {error}; looking again")
                 time.sleep(PAUSE)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
@@ -107,7 +122,7 @@ class OtherNode:
             let_them_save(self._torchrun)
 
     def _obey(self, launch: Launch, training: Training, folder: RunFolder) -> None:
-        if self._ends or self._obeyed == (launch.session, launch.order):
+        if self._obeyed == (launch.session, launch.order) or (self._ends and launch.order == "train"):
             return
         self._obeyed = launch.session, launch.order
         if launch.order == "stacks":
@@ -134,10 +149,14 @@ class OtherNode:
         code = self._torchrun.poll() if self._torchrun else None
         report = Report(self._obeyed[0], self._torchrun is not None and code is None, code)
         if report != self._reported:
+            try:
+                write_account(report_file(run_folder, self._attempt, self._node), report)
+            except OSError as error:  # a network volume may fail for a moment; the next look writes it
+                log.info(f"node 0 does not learn the state of this node yet: {error}")
+                return
             self._reported = report
             if code is not None:
                 log.info(f"the trainers of session {report.session} ended with code {code}")
-            write_account(report_file(run_folder, self._attempt, self._node), report)
 
 
 if __name__ == "__main__":

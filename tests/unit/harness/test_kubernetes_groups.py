@@ -47,7 +47,7 @@ def test_only_node_0_runs_the_rule_and_all_unpack_the_same_sources() -> None:
     assert (job["spec"]["completions"], job["spec"]["parallelism"], nodes_of(job)) == (2, 2, 2)
     private = f"{DEPLOY} --local-storage-prefix /workdir/.sources"
     rule = RULE.replace(DEPLOY, private)
-    python = 'PYTHONPATH="scripts:$PYTHONPATH" exec python -m vlmflow.training.other_node'
+    python = 'PYTHONPATH="$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" exec python -m vlmflow.training.other_node'
     words = '\'/outputs/runs/a b\' "$VLMFLOW_ATTEMPT" "$JOB_COMPLETION_INDEX" 4'
     other = f"trap : TERM; pip install x && {private} && {python} {words}"
     assert spec_of(job)["containers"][0]["args"] == [
@@ -208,6 +208,20 @@ def test_a_pod_that_vanished_disrupts_the_group() -> None:
     assert (ending.state, ending.pod) == ("ending", "p-0")
     outcome = judged(FAILED, [], seen)
     assert (outcome.state, outcome.disrupted, outcome.unseen) == ("failed", True, True)
+
+
+def test_a_pod_that_was_seen_being_evicted_is_the_cause_after_it_is_gone() -> None:
+    """Pod 0, which the Job controller deleted then, or which failed without it, still exists."""
+    seen = {0: pod(0), 1: deleted(pod(1), 9, reason="EvictionByEvictionAPI")}
+    for left in (deleted(pod(0, "Failed", 1, ended_ago=3), 8), pod(0, "Failed", 1, ended_ago=3)):
+        outcome = judged(FAILED, [left], seen)
+        assert (outcome.disrupted, outcome.unseen) == (True, False)
+        assert outcome.why == "pod 1: evicted (a drained node, or by hand): m"
+
+
+def test_a_deleted_job_whose_pods_still_run() -> None:
+    ending = judged(None, [pod(0), pod(1)])
+    assert (ending.state, ending.why) == ("ending", "its Job was deleted")
 
 
 def test_a_lost_node_disrupts_the_group() -> None:

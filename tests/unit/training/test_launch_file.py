@@ -1,6 +1,7 @@
 """The launch file, which tells the other nodes of a training what to train, and is checked as data."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def test_an_attempt_that_is_over_has_no_launch_file(tmp_path: Path) -> None:
         ({"strategy": "deepspeed", "deepspeed": {"zero_optimization": {"stage": 2}, "x": 1}}, "x: a run may not set"),
         ({"strategy": "none"}, "strategy 'none': unknown"),
         ({"processes": "4"}, "Expected `int`"),
+        ({"processes": 0}, "nodes, processes and session must be 1 or more"),
     ],
 )
 def test_what_is_not_a_launch_file_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -93,3 +95,10 @@ def test_a_file_that_is_too_large_or_nested_too_deeply_is_refused(tmp_path: Path
         file.write_bytes(content)
         with pytest.raises(VlmflowError, match="not a launch file"):
             read_launch(file)
+
+
+def test_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+    file = launch_file(tmp_path, "job-1")
+    os.mkfifo(file)
+    with pytest.raises(VlmflowError, match="it is not a file"):
+        read_launch(file)
