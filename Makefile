@@ -139,15 +139,16 @@ check: .venv/dev.stamp lint ## lint and unit tests: run it while you work
 test: .venv/dev.stamp lint ## lint, and all tests except those on a cluster and the slow ones
 	$(BIN)/python -m pytest --ignore tests/cluster -m "not slow" $(WORKERS) --durations 40
 
-test-slow: .venv/dev.stamp ## before a release: every kill, every order of writers, more examples for each property; all mutations; bench
+test-slow: .venv/dev.stamp ## before a release: every kill, every order of writers, more examples for each property; operators on a cluster; all mutations; bench
 	$(BIN)/python -m pytest --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep $(WORKERS) --durations 40
+	$(BIN)/python -m pytest tests/cluster -m slow --durations 25
 	$(MAKE) --no-print-directory mutations bench
 
 mutations: .venv/dev.stamp ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
 	$(BIN)/python tests/mutations/run.py $(NAMES)
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: their own (Debian, root), or that of KUBECONFIG
-	$(BIN)/python -m pytest tests/cluster --durations 25
+	$(BIN)/python -m pytest tests/cluster -m "not slow" --durations 25
 
 test-all: test test-cluster ## the tests on a cluster too
 

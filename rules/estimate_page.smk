@@ -27,8 +27,8 @@ rule estimate_page:
     params:
         reads="vlmflow/reports/templates",
         settings=params.run(
-            *("train", "device", "processes", "strategy", "deepspeed", "tuner", "over_long"),
-            *("gpu", "gpu_hour_price", "estimate"),
+            *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
+            *("gpu", "gpu_hour_price", "network_gbit", "estimate"),
         ),
     threads: 1
     resources:

@@ -22,8 +22,8 @@ rule estimate_run:
         "benchmarks/estimate_run/{run}.tsv"
     params:
         settings=params.run(
-            *("train", "device", "processes", "strategy", "deepspeed", "tuner", "over_long"),
-            *("gpu", "gpu_hour_price", "estimate"),
+            *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
+            *("gpu", "gpu_hour_price", "network_gbit", "estimate"),
         ),
     threads: 1
     resources:

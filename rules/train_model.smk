@@ -1,4 +1,4 @@
-# The full training, with the run's tuner and strategy: its processes are started with torchrun.
+# The full training, with the run's tuner and strategy: its processes are started with torchrun, on all its nodes.
 #
 # Needs: an open gate, rows that fit max_length, their pictures in the store, the base model; with cached_dataset, the
 #        cached data set.
@@ -32,11 +32,14 @@ rule train_model:
     benchmark:
         "benchmarks/train_model/{run}.tsv"
     params:
-        settings=params.run("train", "device", "processes", "strategy", "deepspeed", "tuner", "model.model_type"),
+        settings=params.run(
+            "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "model.model_type"
+        ),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads
     resources:
+        nodes=resources.train_nodes,
         gpu=resources.train_gpus,
         gpu_manufacturer="nvidia",
         scale=0,

@@ -29,12 +29,13 @@ rule train_smoke:
         "benchmarks/train_smoke/{run}.tsv"
     params:
         settings=params.run(
-            "train", "device", "processes", "strategy", "deepspeed", "tuner", "model.model_type", "smoke"
+            "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "model.model_type", "smoke"
         ),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads
     resources:
+        nodes=resources.train_nodes,
         gpu=resources.train_gpus,
         gpu_manufacturer="nvidia",
         scale=0,

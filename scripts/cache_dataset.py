@@ -42,6 +42,7 @@ def main(
     block = TrainBlock(
         train=train,
         device="cpu",
+        nodes=1,
         processes=1,
         tuner=LORA.name,
         strategy=DDP.name,

@@ -46,6 +46,7 @@ def install(workflow: Any, settings: Config) -> None:
         build_dag()
         look_at_code()
         _refuse_trainers_without_cores(workflow, settings)
+        _refuse_nodes_without_a_shared_volume(workflow, settings)
         _refuse_trainers_without_packages(workflow, settings)
         _refuse_missing_roots(workflow, settings)
         if workflow.dryrun:
@@ -103,11 +104,37 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
     for job in workflow.dag.needrun_jobs():
         if job.rule.name in TRAINING:
             run = settings.runs[job.wildcards.run]
-            if run.device == "cpu" and run.processes > cores:
+            if run.device == "cpu" and run.ranks > cores:
+                on_nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
                 sys.exit(
-                    f"runs.{job.wildcards.run}.processes: {run.processes} trainers on device cpu, this machine has "
-                    f"{cores} core(s)\n  what to do: set it to {cores} or less"
+                    f"runs.{job.wildcards.run}.processes: {run.ranks} trainers{on_nodes} on device cpu, this machine "
+                    f"has {cores} core(s)\n  what to do: set {_less(job.wildcards.run, run.nodes, cores)}"
                 )
+
+
+def _less(run: str, nodes: int, cores: int) -> str:
+    """Return what to set so that a run's trainers fit on so many cores."""
+    if nodes > cores:
+        return f"runs.{run}.nodes to {cores} or less, and processes to 1"
+    return f"it to {cores // nodes} or less"
+
+
+def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config) -> None:
+    """Refuse a planned training on several nodes whose pods have no folder in common for its rows and its run."""
+    if workflow.storage_registry.default_storage_provider is None:
+        return  # all nodes are this machine
+    places = {
+        "remote-job-local-storage-prefix": workflow.storage_settings.remote_job_local_storage_prefix,
+        "stores.runs": settings.stores.runs,
+    }
+    alone = [f"{key} is {place}" for key, place in places.items() if not Path(place or "").is_absolute()]
+    for job in workflow.dag.needrun_jobs() if alone else ():
+        if job.rule.name in TRAINING and (nodes := settings.runs[job.wildcards.run].nodes) > 1:
+            sys.exit(
+                f"runs.{job.wildcards.run}.nodes: {nodes} nodes need a volume that all of them see: "
+                f"{', '.join(alone)}, which is in each pod alone\n  what to do: use the profile profiles/kubernetes "
+                "or profiles/kubernetes-s3 with profiles/kubernetes/stores.yaml, or set nodes: 1"
+            )
 
 
 def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:

@@ -58,4 +58,5 @@ def _ask(job: Any) -> Ask:
         int(amounts.get("disk_mb") or 0),
         int(amounts.get("gpu") or 0),
         str(amounts.get("pod_template") or "default"),
+        int(amounts.get("nodes") or 1),
     )

@@ -21,17 +21,25 @@ class RuleResources:
 
     def __init__(self, workflow: Any, settings: Config) -> None:
         self._runs: dict[str, RunSettings] = settings.runs
-        self._in_objects = workflow.storage_settings.default_storage_provider == "s3"
+        storage = workflow.storage_settings.default_storage_provider
+        self._in_objects, self._in_pods = storage == "s3", storage is not None
+
+    def train_nodes(self, wildcards: Any) -> int:
+        """The pods of a training, each with the rule's other resources; on one machine there is one of it."""
+        return self._runs[wildcards.run].nodes if self._in_pods else 1
 
     def train_threads(self, wildcards: Any) -> int:
         """The trainers, and the processes that load rows for each of them."""
-        run = self._runs[wildcards.run]
-        return run.processes * (1 + run.train.dataloader_workers)
+        return self._trainers(wildcards) * (1 + self._runs[wildcards.run].train.dataloader_workers)
 
     def train_gpus(self, wildcards: Any) -> int:
         """One GPU per trainer; 0 if the run trains on the CPU."""
+        return self._trainers(wildcards) if self._runs[wildcards.run].device == "cuda" else 0
+
+    def _trainers(self, wildcards: Any) -> int:
+        """The trainers of a pod, or all of them on one machine."""
         run = self._runs[wildcards.run]
-        return run.processes if run.device == "cuda" else 0
+        return run.processes if self._in_pods else run.ranks
 
     def train_template(self, wildcards: Any) -> str:
         """The pod template of a training."""
@@ -39,7 +47,8 @@ class RuleResources:
 
     def verify_gpus(self, wildcards: Any) -> int:
         """The GPUs for comparing logits; 0 if only the tensors are checked."""
-        return self.train_gpus(wildcards) if self._runs[wildcards.run].verify.logits else 0
+        run = self._runs[wildcards.run]
+        return run.processes if run.device == "cuda" and run.verify.logits else 0
 
     def verify_template(self, wildcards: Any) -> str:
         """The pod template of the verification."""

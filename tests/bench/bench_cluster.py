@@ -19,6 +19,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers"), str(ROOT / "scripts")]
 
+import bench_nodes  # noqa: E402
 import bench_waits  # noqa: E402
 
 from cluster.binaries import binary  # noqa: E402
@@ -195,6 +196,7 @@ def main() -> None:
             costs = pod_costs(bench, say)
             extra = copied_bytes(bench)
         waits = bench_waits.measure(cluster)
+        nodes = bench_nodes.measure(cluster)
     finally:
         if not ran_before:
             cluster.down()
@@ -211,6 +213,7 @@ def main() -> None:
     share = (extra[MUCH] - extra[LITTLE]) / (2 * (MUCH - LITTLE))
     print(f"\nBytes copied per byte of input and output (0.01 allowed): {share:.5f}")
     print(f"\n{bench_waits.report(waits)}")
+    print(f"\n{bench_nodes.report(nodes)}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ INSTEAD = "h100"
 """Another product for the hours of runs that need 80 GB."""
 
 MACHINE = 8
-"""GPUs of one machine; what a link between machines costs is not known here."""
+"""GPUs of one machine."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Line:
 
 
 def lines() -> list[Line]:
-    """Return the runs of the recipes, those of small models first, and full fine-tuning of the 32B on two machines."""
+    """Return the runs of the recipes, those of small models first, and full fine-tuning of the 32B on two nodes."""
     found = [_of_recipe(file) for file in sorted(RECIPES.glob("*.yaml"))]
     methods = ("qlora", "lora", "full")
     found.sort(key=lambda line: ("32B" in line.model, methods.index(line.settings.tuner)))
     (largest,) = (line for line in found if line.settings.tuner == "full")
-    both = {"strategy": "zero3", "processes": 2 * MACHINE}
+    both = {"strategy": "zero3", "nodes": 2, "processes": MACHINE}
     return [*found, Line("Qwen3-VL-32B-Instruct", largest.settings.model_copy(update=both))]
 
 
@@ -74,7 +74,8 @@ def _of_recipe(file: Path) -> Line:
 def case(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> Case:
     """Return the case of a line's run with some rows. changes: of its `train` block."""
     settings = line.settings
-    names = ("device", "processes", "strategy", "deepspeed", "tuner", "over_long", "gpu", "gpu_hour_price", "estimate")
+    names = ("device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long")
+    names += ("gpu", "gpu_hour_price", "network_gbit", "estimate")
     block = {name: getattr(settings, name) for name in names}
     training = settings.train.model_copy(update=changes)
     return case_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)
@@ -109,15 +110,15 @@ def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
     rows = full_rows(line, settings.train.max_length)
     full, run = case(line, rows, rows), case(line, train, val)
     method = {"lora": "LoRA", "qlora": "QLoRA", "full": "full"}[settings.tuner]
-    count = settings.processes
+    nodes = f"{settings.nodes} × " if settings.nodes > 1 else ""
     other = INSTEAD if GPUS[INSTEAD].memory == gpu.memory else None
     cells = [
         line.model.removesuffix("-Instruct"),
         method if settings.strategy == "ddp" else f"{method}, {settings.strategy}",
-        f"{count if count <= MACHINE else f'{count // MACHINE} × {MACHINE}'} × {gpu.title}",
+        f"{nodes}{settings.processes} × {gpu.title}",
         f"{memory(full).total / 1e9:.0f} GB ({share(full, gpu):.0%})",
         f"{longest(line):,} tokens",
-        *(_hours(run, name) if name and count <= MACHINE else "" for name in (gpu.name, other)),
+        *(_hours(run, name) if name else "" for name in (gpu.name, other)),
     ]
     return f"| {' | '.join(cells)} |"
 

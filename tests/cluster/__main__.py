@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 
-from cluster import addons, images
+from cluster import addons, images, operators
 from cluster.cluster import Cluster
 from cluster.paths import KUBECONFIG
 from vlmflow.core.errors import VlmflowError
@@ -18,6 +18,8 @@ def up(asked: argparse.Namespace) -> None:
     steps.append(("DNS", asked.dns, lambda: addons.start_dns(cluster)))
     steps.append(("S3", asked.s3, lambda: addons.start_s3(cluster)))
     steps.append(("fake nodes' kubelets", asked.fake_nodes, lambda: addons.start_fake_nodes(cluster)))
+    for name in asked.operator:
+        steps.append((name, True, lambda name=name: operators.STARTS[name](cluster)))
     for target in asked.image:
         steps.append((f"image {target}", True, lambda target=target: cluster.carry_in(images.project_image(target))))
     for name, wanted, step in steps:
@@ -42,6 +44,9 @@ def main() -> None:
     start.add_argument("--dns", action="store_true", help="let pods look up services' names")
     start.add_argument("--s3", action="store_true", help="an S3 server; its address and keys in state/s3.json")
     start.add_argument("--fake-nodes", action="store_true", help="let kwok play the kubelets of fake nodes")
+    start.add_argument(
+        "--operator", nargs="+", default=[], choices=operators.STARTS, help="Kubeflow's, for groups of pods"
+    )
     start.add_argument("--image", nargs="+", default=[], choices=images.TARGETS, help="the project's, on every node")
     start.set_defaults(run=up)
     commands.add_parser("down", help="end every process of it and leave the machine as it was").set_defaults(

@@ -5,6 +5,7 @@ Each folder of go/ is a module of its own with its go.sum: `kubernetes` links ev
 """
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -19,6 +20,12 @@ TOOLS = {
     "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     "versitygw": "github.com/versity/versitygw/cmd/versitygw",
 }
+OPERATORS = {
+    "jobset": "sigs.k8s.io/jobset",
+    "trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
+    "training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1",
+}
+"""Tools that only slow tests need: PROGRAMS leaves them out, so that no other call builds them."""
 COMPONENTS = (
     "etcd",
     "kube-apiserver",
@@ -34,7 +41,7 @@ PROGRAMS = (*COMPONENTS, "coredns", "pause", *TOOLS)
 def binary(name: str) -> Path:
     """Return the path of a program; build it if the cache has none for its sources.
 
-    name: one of PROGRAMS.
+    name: one of PROGRAMS or OPERATORS.
     """
     module = "kubernetes" if name in COMPONENTS else name
     source = SOURCES / "go" / module
@@ -44,6 +51,13 @@ def binary(name: str) -> Path:
             if not folder.exists():
                 _build(module, source, folder)
     return folder / name
+
+
+def upstream(name: str) -> Path:
+    """Return the folder with the sources and manifests of one of OPERATORS, compared with go.sum."""
+    module = OPERATORS[name].partition("/cmd/")[0]
+    said = run(_go(), "mod", "download", "-json", module, cwd=SOURCES / "go" / name, env=_go_environment())
+    return Path(json.loads(said)["Dir"])
 
 
 def _key(source: Path) -> str:
@@ -68,7 +82,7 @@ def _build(module: str, source: Path, folder: Path) -> None:
     making = folder.with_name(f"{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
-    package = TOOLS.get(module, ".")
+    package = (TOOLS | OPERATORS).get(module, ".")
     log = CACHE / "binaries" / f"{module}.log"
     log.unlink(missing_ok=True)
     command = ["build", "-trimpath", "-mod=readonly", "-ldflags", _stamps(), "-o", making / module, package]

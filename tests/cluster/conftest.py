@@ -11,6 +11,7 @@ from cluster.cluster import Cluster
 from cluster.cluster_workflow import THREADS, ClusterWorkflow
 from cluster.deployment import deployed_on_first_node
 from cluster.kubectl import Kubectl
+from cluster.nodes_workflow import ONE_NODE
 from cluster.paths import KUBECONFIG, STATE
 from workflow_runs import RUN, checkout, copy_folder, make_demo_folder, snakemake
 
@@ -59,6 +60,15 @@ def demo(fresh_demo: Path) -> Path:
     folder = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
     snakemake(folder, *THREADS, "--", f"merged/{RUN}")  # the number of threads changes the last bits of a sum
     return folder
+
+
+@pytest.fixture(scope="session")
+def here(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the full checkpoint of nodes_workflow's training on this machine: one node, two processes, no break."""
+    folder = copy_folder(demo, tmp_path_factory.mktemp("here") / "demo")
+    only = ["--allowed-rules", "train_model", "--forcerun", "train_model"]
+    snakemake(folder, "--config", ONE_NODE, *only, "--", f"checkpoints/{RUN}/full")
+    return folder / "checkpoints" / RUN / "full"
 
 
 @pytest.fixture(scope="session")

@@ -172,6 +172,7 @@ def _quick(template: dict) -> dict:
     spec = _pod_of(template)
     spec["terminationGracePeriodSeconds"] = 8
     spec["containers"][0]["image"] = image_name("data")
+    spec["containers"][0]["env"].append({"name": "PYTHONPATH", "value": f"{PLACE}/scripts"})
     return template
 
 
@@ -187,8 +188,8 @@ def _rather_on(template: dict, node: Node) -> dict:
     """Make the scheduler use a node while the block runs."""
     there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node.name]}
     preferred = [{"weight": 100, "preference": {"matchExpressions": [there]}}]
-    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-    _pod_of(template)["affinity"] = affinity
+    affinity = _pod_of(template).setdefault("affinity", {})
+    affinity["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
     return template
 
 

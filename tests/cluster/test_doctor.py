@@ -11,12 +11,16 @@ import pytest
 import yaml
 
 from cluster import images
+from cluster.addons import start_dns
 from cluster.cluster import Cluster
 from cluster.deployment import deployed, having_given
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, client_of
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.cluster.pod_templates import template_in
+from vlmflow.cluster.api import Api
+from vlmflow.cluster.pod_templates import pod_templates, template_in
+from vlmflow.doctor import inside
+from vlmflow.doctor.needs import Ask, Need
 from vlmflow.doctor.rbac import EXECUTOR
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +99,20 @@ def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volum
     assert list((volumes / "outputs").glob(".doctor*")) == []
     left = ready.get("jobs", namespace=NAMESPACE, labels="app.kubernetes.io/component=doctor")["items"]
     assert [job for job in left if "deletionTimestamp" not in job["metadata"]] == []
+
+
+def test_the_trial_runs_on_as_many_nodes_as_a_run(cluster: Cluster, ready: Kubectl) -> None:
+    start_dns(cluster)
+    cluster.add_node()
+    cluster.carry_in(images.project_image("train"))
+    api = Api(client_of(cluster.kubeconfig), NAMESPACE)
+    found = pod_templates(lambda kind: api.list(kind))
+    templates = {template["metadata"]["name"]: template for template in found.templates}
+    need = Need("r", 1, 0, (Ask("train_model", 1, 2000, 1000, 0, "train", 2),), 2)
+    check = inside.check_training(inside.train_together(api, templates, [need], 0).answer(180))
+    assert check.state == "ok", check
+    assert check.found.startswith("2 nodes, 2 processes on CPU over gloo: ")
+    assert check.found.endswith(" GB/s between nodes")
 
 
 def test_a_namespace_administrator_is_ready_too(

@@ -169,6 +169,22 @@ def test_progress_is_shown(storm: Call) -> None:
     assert "healthy: step 1/2 · loss 1.000" in storm.said
 
 
+def test_two_groups_with_room_for_one_both_end(workflow: FaultWorkflow) -> None:
+    """At first each has one of the first node's GPUs, and waits for one of the second node, which has none."""
+    nodes = workflow.cluster.node, workflow.cluster.second_node
+    for node, gpus in zip(nodes, ("2", "0"), strict=True):
+        workflow.cluster.set_capacity(node.name, {"nvidia.com/gpu": gpus})
+    call = workflow.call("groups", "group-a.txt", "group-b.txt")
+    gave_up = r"^group run=(a|b): not all of its pods run after 8 s .cluster.gang_timeout.: pod 1 of 0 to 1: "
+    wait_for("both give up", lambda: set(re.findall(gave_up, call.said, re.MULTILINE)) == {"a", "b"}, 120, pause=0.5)
+    workflow.cluster.set_capacity(nodes[1].name, {"nvidia.com/gpu": "1"})
+    assert call.end(300) == 0, call.said[-4000:]
+    assert "Error in rule" not in call.said
+    wait_for("nothing is left", lambda: not workflow.left(), 60)
+    services = workflow.cluster.get("services", namespace=NAMESPACE, labels="vlmflow/group")["items"]
+    assert services == []
+
+
 def test_a_pod_killed_in_the_middle_of_its_store_leaves_no_half_target(workflow: FaultWorkflow) -> None:
     """Its local folder is on another disk than the targets, so that storing takes time."""
     target = workflow.targets / "bulky"

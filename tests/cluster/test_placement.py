@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,14 @@ from harness.kubernetes.job_shape import RuleJob, shape
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.templates import Template, read_template
 from harness.kubernetes.waiting import explain
+from vlmflow.cluster.pod_group import GROUP, named
 from vlmflow.cluster.pod_templates import pod_templates
 
 NAMESPACE = "vlmflow-placement"
-A100 = "nvidia.com/a100"
+A100, RACK = "nvidia.com/a100", "topology.kubernetes.io/rack"
 GPUS_PER_NODE, GPUS_PER_JOB = 8, 4
+NODES = 4
+"""Of a training on several nodes."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
         taint = {"key": key, "value": about.reserved_for, "effect": "NoSchedule"}
         for number in range(about.count):
             name = f"{kind}-{number}"
-            labels = {"nvidia.com/gpu.product": about.product}
+            labels = {"nvidia.com/gpu.product": about.product, RACK: kind}
             gpus = {about.resource: str(GPUS_PER_NODE)}
             cluster.apply(fake_node(name, gpus, labels, [taint] if about.reserved_for else []))
             made[name] = kind
@@ -91,9 +95,27 @@ def gpu_pod(name: str, template: Template) -> dict:
         "spec": {"template": {"spec": {"containers": [container]}}},
     }
     rule_job = RuleJob("train_model", {"run": name}, threads=8, mem_mb=200_000, gpus=GPUS_PER_JOB)
-    pod = shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {})["spec"]["template"]
-    pod["metadata"] |= {"name": name, "labels": pod["metadata"]["labels"] | {"job-name": name}}
+    job = named(shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {}), name)
+    return pod_of(job, name)
+
+
+def pod_of(job: dict, name: str) -> dict:
+    """Return a pod of a Job, under a name."""
+    pod = deepcopy(job["spec"]["template"])
+    pod["metadata"] |= {"name": name, "labels": pod["metadata"]["labels"] | {"job-name": job["metadata"]["name"]}}
     return {"apiVersion": "v1", "kind": "Pod", **pod}
+
+
+def group_pods(name: str, template: Template) -> list[dict]:
+    """Return the pods of a training on NODES nodes, each with all GPUs of one."""
+    deploy = "python -m snakemake --deploy-sources s 0af1 && true"
+    container = {"name": "snakemake", "image": "none", "command": ["/bin/sh"], "args": ["-c", deploy]}
+    plugins = {"metadata": {}, "spec": {"template": {"spec": {"containers": [container]}}}}
+    rule_job = RuleJob(
+        "train_model", {"run": name}, 8, 200_000, gpus=GPUS_PER_NODE, nodes=NODES, runs="/outputs/runs/r"
+    )
+    job = named(shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {}), name)
+    return [pod_of(job, f"{name}-{number}") for number in range(NODES)]
 
 
 def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
@@ -120,3 +142,24 @@ def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
     job = {"metadata": {"name": waiting[0]["metadata"]["name"]}, "spec": {}}
     said = explain(job, waiting[:1], Surroundings(pods, [], cluster.get("nodes")["items"])).why
     assert f"{A100}: {GPUS_PER_JOB} asked" in said
+
+
+def test_the_pods_of_a_training_have_nodes_of_their_own_in_one_rack(
+    cluster: Cluster, nodes: dict[str, str], template: Template
+) -> None:
+    """With the template of the overlay, and the term for a rack that docs/kubernetes.md shows."""
+    in_a_rack = {"topologyKey": RACK, "labelSelector": {"matchExpressions": [{"key": GROUP, "operator": "Exists"}]}}
+    affinity = template.spec["affinity"] | {
+        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [in_a_rack]}
+    }
+    there = replace(template, spec=template.spec | {"affinity": affinity})
+    cluster.apply(group_pods("group", there), NAMESPACE)
+
+    def placed() -> list[dict]:
+        pods = cluster.get("pods", namespace=NAMESPACE)["items"]
+        return pods if all(pod["spec"].get("nodeName") for pod in pods) and len(pods) == NODES else []
+
+    pods = wait_for("all pods are placed", placed, 120)
+    used = [pod["spec"]["nodeName"] for pod in pods]
+    assert len(set(used)) == NODES, "each pod has a node of its own"
+    assert len({nodes[node] for node in used}) == 1, "all nodes are in one rack"

@@ -1,26 +1,30 @@
 """Least rights: the controller's account with its Role, with each verb removed, and jobs' account without any."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import kubernetes
 import pytest
 
-from cluster.deployment import K8S, rendered
+from cluster.deployment import K8S, rendered, with_component
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
 from harness.kubernetes.namespace import Namespace
 from vlmflow.cluster.api import Api
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
 from vlmflow.doctor import rbac
 from vlmflow.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
 
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "never"}, "spec": {"clusterIP": "None"}}
 CALLS: dict[str, Callable[[Namespace], object]] = {
     "list cronjobs": lambda cluster: cluster.pod_templates(""),
     "create jobs": lambda cluster: cluster.create_job(job()),
     "list jobs": lambda cluster: cluster.jobs(""),
     "delete jobs": lambda cluster: cluster.delete_job("absent"),
+    "create services": lambda cluster: cluster.create_service(SERVICE),
     "list pods": lambda cluster: cluster.pods(),
     "delete pods": lambda cluster: cluster.delete_pod("absent"),
     "get pods/log": lambda cluster: cluster._api.log("p", "snakemake"),
@@ -86,6 +90,19 @@ def test_the_controller_has_no_right_to_secrets(any_cluster: Kubectl, account: l
     assert [str(right) for right in rbac.missing(Api(client, NAMESPACE), STORAGE_KEYS)] == list(CALLS_WITH_S3)
 
 
+@pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("overlay", ["local", "nautilus"])
+def test_a_component_adds_the_rights_to_a_kind_of_group(kind: IndexedJob, overlay: str, tmp_path: Path) -> None:
+    """Of an account with these rights tests/unit/harness shows that they are enough: the operators are not here."""
+    objects = rendered(with_component(tmp_path / "k8s", overlay, kind.component))
+    role = next(one for one in objects if one["kind"] == "Role")
+    before = next(one for one in rendered(K8S / "overlays" / overlay) if one["kind"] == "Role")
+    (added,) = [rule for rule in role["rules"] if rule not in before["rules"]]
+    granted = {(added["apiGroups"][0], name, verb) for name in added["resources"] for verb in added["verbs"]}
+    assert granted == {(right.group, right.resource, right.verb) for right in rbac.GROUPS[kind.name]}
+    assert len(role["rules"]) == len(before["rules"]) + 1
+
+
 @pytest.mark.parametrize("right", EXECUTOR, ids=str)
 def test_each_removed_verb_is_missed(any_cluster: Kubectl, account: list[dict], right: Right) -> None:
     role = next(one for one in account if one["kind"] == "Role")
@@ -114,6 +131,6 @@ def test_the_rights_are_exactly_those_that_the_executor_uses() -> None:
     methods = {name for name in vars(Namespace) if not name.startswith("_")}
     listing, changing = (
         {"jobs", "pods", "pod_names", "holding_pods", "events", "pod_templates", "nodes"},
-        {"create_job", "delete_job", "delete_pod", "delete_secret"},
+        {"create_job", "create_service", "delete_job", "delete_rest", "delete_pod", "delete_secret"},
     )
-    assert methods == listing | changing | {"log_end", "now"}
+    assert methods == listing | changing | {"log_end", "now", "kinds"}

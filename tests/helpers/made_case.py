@@ -24,6 +24,7 @@ ROWS = [(60 + 37 * number % 1_900, 256 * (number % 4)) for number in range(400)]
 
 USUAL: dict[str, Any] = {
     "device": "cuda",
+    "nodes": 1,
     "processes": 1,
     "strategy": "ddp",
     "deepspeed": None,
@@ -31,6 +32,7 @@ USUAL: dict[str, Any] = {
     "over_long": "leave_out",
     "gpu": None,
     "gpu_hour_price": None,
+    "network_gbit": 100,
     "estimate": "check",
 }
 

@@ -26,7 +26,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.trainer.bad_step import ACCOUNT
 from vlmflow.trainer.events import Log, read_events
 from vlmflow.trainer.row_log import rows_of_step
-from vlmflow.training import hangs
+from vlmflow.training import agent, hangs
 from vlmflow.training.report import report
 from vlmflow.training.train import Trained, train
 
@@ -67,7 +67,7 @@ class Hung:
 def hung(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     folder, training, said = tmp_path_factory.mktemp("hung"), short(tiny), Said()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hangs, "GRACE", 1.0)
+        patch.setattr(agent, "GRACE", 1.0)
         make_fault(patch, folder, "hang", "step", 4, rank=1)
         logging.getLogger("vlmflow").addHandler(said)
         trained = train(training, folder / "runs", 2, "train_model r")
@@ -187,7 +187,7 @@ def test_an_interrupted_training_resumes_and_has_the_losses_of_an_unbroken_one(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hangs, "GRACE", 1.0)
+    monkeypatch.setattr(agent, "GRACE", 1.0)
 
 
 @pytest.mark.slow

@@ -68,6 +68,8 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.smoke.steps": (30, {"train_smoke"}),
     "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *TRAINED}),
     "runs.fire.processes": (3, {*ESTIMATED, *TRAINED}),
+    "runs.fire.nodes": (3, {*ESTIMATED, *TRAINED}),
+    "runs.fire.network_gbit": (400, ESTIMATED),
     "runs.fire.strategy": ("zero2", {*ESTIMATED, *TRAINED}),
     "runs.fire.tuner": ("full", {*ESTIMATED, *TRAINED}),
     "runs.fire.train.freeze": (["aligner"], {*ESTIMATED, *TRAINED}),

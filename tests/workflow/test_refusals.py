@@ -183,6 +183,27 @@ def test_more_trainers_than_cores_are_not_planned(tmp_path: Path) -> None:
     assert "runs.qwen3vl-fire.processes: 9999 trainers on device cpu, this machine has" in output
     assert "Traceback" not in output
     assert call(tmp_path, "-n", *more, "--", "fitted/qwen3vl-fire").returncode == 0
+    file.write_text("runs: {qwen3vl-fire: {device: cpu, strategy: ddp, nodes: 999, processes: 9}}")
+    nodes = call(tmp_path, "-n", *more, "--", "merged/qwen3vl-fire")
+    said = nodes.stdout + nodes.stderr
+    assert "processes: 8991 trainers on 999 nodes on device cpu, this machine has" in said
+    assert "what to do: set runs.qwen3vl-fire.nodes to " in said
+
+
+def test_nodes_without_a_volume_of_their_own_are_not_planned(tmp_path: Path) -> None:
+    """The pods would have no place for the launch file; with the profile of a cluster they have."""
+    storage = ["--default-storage-provider", "fs", "--default-storage-prefix", str(tmp_path / "targets")]
+    files = ["--configfile", str(ROOT / "profiles/kubernetes/stores.yaml")]
+    target = ["--config", "runs={qwen3vl-fire: {nodes: 2}}", "--", "merged/qwen3vl-fire"]
+    done = call(tmp_path, "-n", *storage, *files, *target)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "runs.qwen3vl-fire.nodes: 2 nodes need a volume that all of them see" in output
+    assert "remote-job-local-storage-prefix is " in output
+    assert "Traceback" not in output
+    here = ["--remote-job-local-storage-prefix", "/outputs/.pods/x"]
+    planned = call(tmp_path, "-n", *storage, *here, *files, *target)
+    assert planned.returncode == 0, planned.stdout + planned.stderr
 
 
 def test_offloading_without_a_compiler_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def run(stage: str, **changed: Any) -> None:
     length = {"image_max_tokens": 64, "model_type": "qwen3_vl", "text_args": {}}
     rows = {"rows": f"fitted/{RUN}", "model": "models/tiny"}
     trained = {"full": f"checkpoints/{RUN}/full", "smoke": f"checkpoints/{RUN}/smoke"}
-    how = {"device": "cpu", "processes": 1, "strategy": "ddp", "deepspeed": None, "tuner": "lora"}
+    how = {"device": "cpu", "nodes": 1, "processes": 1, "strategy": "ddp", "deepspeed": None, "tuner": "lora"}
     how |= {"model_type": "qwen3_vl", "train": SETTINGS}
     runs = {"run_store": "out/runs"}
     lengths = {f"{name}_lengths": f"lengths/{RUN}/{name}.jsonl" for name in ("train", "val")}

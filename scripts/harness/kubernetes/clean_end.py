@@ -23,7 +23,7 @@ def refuse_strangers(cluster: Namespace, selector: str) -> None:
         names = ", ".join(map(words_of, working))
         raise VlmflowError(
             f"{len(working)} Job(s) of another working directory make the same targets: {names}",
-            f"wait until they end, or delete them: kubectl -n {cluster.name} delete jobs -l '{selector}'",
+            f"wait until they end, or delete them: kubectl -n {cluster.name} delete {cluster.kinds} -l '{selector}'",
         )
 
 
@@ -36,6 +36,12 @@ def end_all(cluster: Namespace, selector: str, why: str, say: Callable[[str], No
 
     Returns the names of the pods that existed and do not run any more, as far as is known.
     """
+    ended = _end_jobs(cluster, selector, why, say)
+    cluster.delete_rest(selector)
+    return ended
+
+
+def _end_jobs(cluster: Namespace, selector: str, why: str, say: Callable[[str], None]) -> set[str]:
     jobs, pods = cluster.jobs(selector), cluster.pods(selector)
     idle_since, ended = time.monotonic(), set()
     if jobs:

@@ -1,9 +1,9 @@
 """Recreates Jobs that the cluster removed, within the same attempt of Snakemake: its retries are for failures.
 
-Each Job has a budget and a backoff. A Job that a queue suspends needs neither: it stays and waits.
+Each Job has a budget and a backoff. A group whose pods do not all find a node has only the backoff: others need the
+nodes that it has. A Job that a queue suspends needs neither: it stays and waits.
 """
 
-import copy
 import random
 import time
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from harness.kubernetes.outcome import Outcome
 from harness.kubernetes.watch import Watch
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.pod_group import named
 
 MOST = 20
 """Disruptions in a row after which a Job is recreated; one more fails it: something removes whatever is created."""
@@ -23,14 +24,23 @@ WORKED = 3600.0
 """Seconds of running after which the next disruption counts as the first in a row."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 4.0, 600.0
-"""Seconds until a Job is recreated, doubled for each in a row, with 20 % jitter so that many do not coincide."""
+"""Seconds until a Job is recreated, doubled for each in a row."""
+
+LONGEST_NAME = 40
+"""Characters of the first name that are kept in later ones: JobSet refuses a name if those of its pods would have more
+than 63 (`NAME-node-0-15-abcde`). A name is a uuid, so 40 still tell one Job from others."""
+
+JITTER, GROUP_JITTER = 0.2, 0.8
+"""The share by which a pause is shorter or longer, so that many do not coincide. Two groups that keep nodes from each
+other must come back at different times, so that one finds room for all of its pods."""
 
 
 @dataclass
 class Made:
     """A Job as it was created.
 
-    made: how often it was created. times: disruptions in a row. due: when to recreate it, in monotonic seconds.
+    made: how often it was created. times: disruptions in a row. incomplete: tries in a row in which not all pods of a
+    group got to run; waiting_since: when the first of them began. due: when to recreate it. Both in monotonic seconds.
     not_made: why it is unknown whether its creation succeeded; the next look at the Jobs shows it.
     """
 
@@ -40,6 +50,8 @@ class Made:
     first_name: str
     made: int = 1
     times: int = 0
+    incomplete: int = 0
+    waiting_since: float | None = None
     due: float | None = None
     not_made: str = ""
 
@@ -70,9 +82,8 @@ class Disruptions:
         job = self._jobs[name]
         if job.due is None or self._clock() < job.due:
             return name
-        job.due, job.not_made, job.made, job.body = None, "", job.made + 1, copy.deepcopy(job.body)
-        new_name = f"{job.first_name}-{job.made}"
-        job.body["metadata"]["name"] = new_name
+        job.due, job.not_made, job.made = None, "", job.made + 1
+        new_name = f"{job.first_name[:LONGEST_NAME]}-{job.made}"
         del self._jobs[name]
         self._put(new_name, job)
         return new_name
@@ -81,11 +92,18 @@ class Disruptions:
         """Plan to recreate a Job that was removed; returns its outcome as waiting, or as failed without budget."""
         job = self._jobs[name]
         why = outcome.why if outcome.pod else job.not_made or outcome.why
+        job.incomplete = job.incomplete + 1 if outcome.incomplete else 0
+        job.waiting_since = job.waiting_since if outcome.incomplete else None
+        if outcome.incomplete:
+            pause = _pause(job.incomplete, GROUP_JITTER)
+            job.due = self._clock() + pause
+            said = f"All of them end, so that others may use their nodes; next try in {pause:.0f} s; this uses no retry"
+            return replace(outcome, state="waiting", why=f"{why}. {said}.")
         job.times = 1 if outcome.ran >= WORKED else job.times + 1
         if job.times > MOST:
             why = f"{why}\nThis was disruption {job.times} in a row; at most {MOST} are tolerated."
             return replace(outcome, why=why, again=False)
-        pause = min(FIRST_PAUSE * 2 ** (job.times - 1), LONGEST_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311
+        pause = _pause(job.times, JITTER)
         job.due = self._clock() + pause
         count = f"disruption {job.times} of at most {MOST} in a row; this uses no retry"
         return replace(outcome, state="waiting", why=f"{why}. Its Job is recreated in {pause:.0f} s ({count}).")
@@ -95,11 +113,18 @@ class Disruptions:
         self._jobs.pop(name or "", None)
 
     def _put(self, name: str, job: Made) -> None:
+        job.waiting_since = self._clock() if job.waiting_since is None else job.waiting_since
         try:
-            self._cluster.create_job(job.body)
+            self._cluster.create_job(named(job.body, name))
         except Refused as error:
             if is_refusal(error):
                 raise
             job.not_made = f"its Job could not be created: {error}"
-        self._watch.follow(name, job.rule_job, job.pending_limit)
+        self._watch.follow(name, job.rule_job, job.pending_limit, job.waiting_since)
         self._jobs[name] = job
+
+
+def _pause(times: int, jitter: float) -> float:
+    """Return the seconds until the next try, after so many in a row."""
+    pause: float = min(FIRST_PAUSE * 2 ** min(times - 1, 20), LONGEST_PAUSE)
+    return pause * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311

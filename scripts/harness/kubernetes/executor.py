@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,9 +32,10 @@ from harness.kubernetes.patient_watch import PatientWatch
 from harness.kubernetes.stage_log import cause
 from harness.kubernetes.watch import Watch
 from harness.storage import pod_folder
+from vlmflow.cluster.api import Api
 from vlmflow.cluster.client import Refused, connect
+from vlmflow.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
 from vlmflow.cluster.instance import named
-from vlmflow.cluster.pod_templates import CONTAINER
 from vlmflow.core.errors import VlmflowError
 
 POLL_SECONDS = 2
@@ -55,6 +57,8 @@ def install(workflow: Any, settings: Any) -> None:
     if not workflow.is_main_process:
         return
     HardenedExecutor.max_mem_mb = settings.cluster.max_mem_mb
+    HardenedExecutor.gang_timeout = settings.cluster.gang_timeout
+    HardenedExecutor.groups = KINDS[settings.cluster.multi_node]
     ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
     # Snakemake does not yet know its executor here, only whether it shares a file system with this process.
     if not workflow.storage_settings.shared_fs_usage:
@@ -67,10 +71,13 @@ def install(workflow: Any, settings: Any) -> None:
 class HardenedExecutor(Executor):
     """Runs every job of a rule in its own pod.
 
-    max_mem_mb: the memory limit, in MB, of an attempt after one that was killed for its memory.
+    max_mem_mb: the memory limit, in MB, of an attempt after one that was killed for its memory. gang_timeout: seconds
+    in which all pods of a training must run. groups: what kind of object they are.
     """
 
     max_mem_mb: int
+    gang_timeout: float
+    groups: IndexedJob
     _ending = _has_secret = False  # here, because Snakemake's polling thread starts before __post_init__
 
     def __post_init__(self) -> None:
@@ -96,20 +103,36 @@ class HardenedExecutor(Executor):
         """Set up the API clients and end earlier work: upstream's first API call is in this method."""
         self.kubeapi = CoreV1Api(self._api)
         self.batchapi = SimpleNamespace(create_namespaced_job=self._create)
-        self.cluster = Namespace(self.namespace, self._api)
+        self.cluster = Namespace(self.namespace, self._api, self.groups)
+        check_served(Api(self._api, self.namespace), self.groups)
         kept = self.workflow.persistence.aux_path
         kept.mkdir(parents=True, exist_ok=True)
         targets = f"{named(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
         self._owner = owner_of(self.run_namespace, kept, targets)
-        self._watch = Watch(self.cluster, self._owner.ours, self._say)
+        self._watch = Watch(self.cluster, self._owner.ours, self._say, gang_timeout=self.gang_timeout)
         self._sight = PatientWatch(self._watch, self.logger.warning)
         self._disruptions = Disruptions(self.cluster, self._watch)
-        refuse_strangers(self.cluster, self._owner.strangers)
-        self._end(self._owner.earlier, "An earlier run left Jobs.")
+        for kind in (PYTORCHJOB, TRAINJOB, INDEXED_JOB):
+            self._end_earlier(kind)
         prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
         pod_folder.sweep(prefix, self.cluster.pod_names, self._say)
         self._secret_record = kept / "kubernetes-secret"
         self.unregister_secret()  # that of an earlier, killed invocation
+
+    def _end_earlier(self, kind: IndexedJob) -> None:
+        """End what earlier invocations left, also as another kind of groups, if the cluster shows that kind.
+
+        Before Jobs and their pods: the Training Operator may make a pod again whose PyTorchJob exists.
+        """
+        cluster = Namespace(self.namespace, self._api, kind)
+        try:
+            refuse_strangers(cluster, self._owner.strangers)
+            self._end(cluster, self._owner.earlier, "An earlier run left Jobs.")
+        except Refused as refused:
+            if kind in (self.groups, INDEXED_JOB):
+                raise
+            if refused.status not in (403, 404):
+                self.logger.warning(f"{kind.kind}s of an earlier run, if there are any, remain: {refused}")
 
     def unregister_secret(self) -> None:
         """Delete the Secret with the storage's keys, if it exists."""
@@ -162,6 +185,8 @@ class HardenedExecutor(Executor):
             raise WorkflowError(str(error)) from None
         for info in active:
             outcome = outcomes.get(info.external_jobid)
+            if outcome and outcome.runs_on:
+                self._try(partial(self.cluster.delete_job, info.external_jobid), "A group that failed runs on")
             if outcome and outcome.disrupted:
                 outcome = self._plan_again(info, outcome)
             if outcome is None or outcome.state not in ("succeeded", "failed"):
@@ -181,13 +206,13 @@ class HardenedExecutor(Executor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """End all Jobs of this invocation, also one whose creation was interrupted and that no list here has."""
         self._ending = True
-        self._try(lambda: self._end(self._owner.ours, "Stopping."), "Jobs may still run")
+        self._try(lambda: self._end(self.cluster, self._owner.ours, "Stopping."), "Jobs may still run")
 
     def shutdown(self) -> None:
         """Remove the Secret and all Jobs; --kubernetes-omit-job-cleanup keeps the Jobs."""
         self._ending = True
         if not self.workflow.executor_settings.omit_job_cleanup:
-            self._try(lambda: self._end(self._owner.ours, "Stopping."), "Jobs may still run")
+            self._try(lambda: self._end(self.cluster, self._owner.ours, "Stopping."), "Jobs may still run")
         super().shutdown()
 
     def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
@@ -222,17 +247,20 @@ class HardenedExecutor(Executor):
             self._say(f"{self._rule_job_of(info.job).words}: {planned.why}")
             self._save_log(info, outcome)
             self._clean_up(info)
-            self._remove_folder_of(outcome.pod)
+            self._remove_folders_of(outcome)
         return planned
 
     def _save_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
-        """Save the end of a failed pod's log; returns the text and its file."""
-        log = self.cluster.log_end(outcome.pod, CONTAINER, LOG_LINES) if outcome.pod else ""
-        kept = self.log_path / f"{info.external_jobid}.log"
-        if log:
-            with suppress(OSError):  # a full disk here must not fail the jobs that still run
-                kept.write_text(log)
-        return log, kept
+        """Save the ends of the logs of a failed Job's pods; returns the text and file of the one that failed."""
+        files = {outcome.pod: self.log_path / f"{info.external_jobid}.log"}
+        files |= {pod: self.log_path / f"{pod}.log" for pod in outcome.others}
+        nodes = self._rule_job_of(info.job).nodes
+        logs = {pod: self.cluster.log_end(pod, LOG_LINES, nodes) for pod in files if pod}
+        for pod, log in logs.items():
+            if log:
+                with suppress(OSError):  # a full disk here must not fail the jobs that still run
+                    files[pod].write_text(log)
+        return logs.get(outcome.pod or "", ""), files[outcome.pod]
 
     def _rule_job_of(self, job: Any) -> RuleJob:
         rule_job = RuleJob.of(job)
@@ -270,15 +298,19 @@ class HardenedExecutor(Executor):
         self.report_job_error(info, msg=f"{text}\n", aux_logs=[str(kept)] if log else [])
         self._clean_up(info)
         self._disruptions.forget(info.external_jobid)
-        self._remove_folder_of(outcome.pod)
+        self._remove_folders_of(outcome)
 
     def _clean_up(self, info: SubmittedJobInfo) -> None:
         name = info.external_jobid
         if name and not self.workflow.executor_settings.omit_job_cleanup:
             self._try(lambda: self.cluster.delete_job(name), f"Job {name} remains until its ttlSecondsAfterFinished")
 
-    def _end(self, selector: str, why: str) -> None:
-        for pod in end_all(self.cluster, selector, why, self._say):
+    def _end(self, cluster: Namespace, selector: str, why: str) -> None:
+        for pod in end_all(cluster, selector, why, self._say):
+            self._remove_folder_of(pod)
+
+    def _remove_folders_of(self, outcome: Outcome) -> None:
+        for pod in (outcome.pod, *outcome.others):
             self._remove_folder_of(pod)
 
     def _remove_folder_of(self, pod: str | None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from harness.kubernetes.apart import refuse_reach, with_private_sources
+from harness.kubernetes.groups import on_nodes
 from harness.kubernetes.strategic_merge import merge
 from harness.kubernetes.templates import Template
 from harness.stage import VERDICT
@@ -45,7 +46,8 @@ class RuleJob:
     """One job and the resources that its rule declares.
 
     mem_mb, disk_mb: MB (10⁶ bytes), 0 if not declared. runtime: minutes, 0 for no limit.
-    template: the name of its pod template, None for the default one.
+    template: the name of its pod template, None for the default one. nodes: its pods, each with these resources. runs:
+    with several, the folder with the run folders of its run.
     """
 
     rule: str
@@ -56,20 +58,25 @@ class RuleJob:
     runtime: int = 0
     gpus: int = 0
     template: str | None = None
+    nodes: int = 1
+    runs: str = ""
 
     @classmethod
     def of(cls, job: Any) -> Self:
         """Read these from a job of Snakemake."""
         resources = dict(job.resources)
+        wildcards, nodes = dict(getattr(job, "wildcards_dict", {})), int(resources.get("nodes") or 1)
         return cls(
             rule="+".join(job.rules),
-            wildcards=dict(getattr(job, "wildcards_dict", {})),
+            wildcards=wildcards,
             threads=job.threads,
             mem_mb=int(resources.get("mem_mb") or 0),
             disk_mb=int(resources.get("disk_mb") or 0),
             runtime=int(resources.get("runtime") or 0),
             gpus=int(resources.get("gpu") or 0),
             template=resources.get("pod_template"),
+            nodes=nodes,
+            runs=f"{job.params.run_store}/{wildcards['run']}" if nodes > 1 else "",
         )
 
     @property
@@ -81,7 +88,7 @@ class RuleJob:
 def shape(
     job: Object, template: Template, rule_job: RuleJob, owner: Mapping[str, str], env: Mapping[str, str]
 ) -> Object:
-    """Return the final Job.
+    """Return the final Job, but for what follows from its name (`pod_group.named`).
 
     job: as the plugin built it. owner: labels of its owner (INVOCATION, WORKDIR, TARGETS). env: environment variables
     for the rule.
@@ -117,7 +124,7 @@ def shape(
             "spec": pod,
         },
     }
-    return job
+    return on_nodes(job, rule_job.nodes, rule_job.runs, rule_job.threads) if rule_job.nodes > 1 else job
 
 
 def _resources(found: Object, gpu_resource: str, rule_job: RuleJob) -> Object:

@@ -1,10 +1,13 @@
 """The executor's calls to one namespace; objects are plain dicts as the API returns them.
 
-The controller's Role (k8s/base) grants each verb used here: jobs create, list, delete; pods list, delete; pods/log get;
-events list; cronjobs list, and podtemplates list for this release; nodes list only if the cluster's admin grants it.
-Only with targets in S3 are Secrets created and deleted, with the rights of the user who runs Snakemake.
+The controller's Role (k8s/base) grants each verb used here: jobs create, list, delete; services create; pods list,
+delete; pods/log get; events list; cronjobs list, and podtemplates list for this release; nodes list only if the
+cluster's admin grants it. With `cluster.multi_node` other than indexed_job, a component adds the same verbs for that
+kind as for Jobs. Only with targets in S3 are Secrets created and deleted, with the rights of the user who runs
+Snakemake.
 """
 
+from contextlib import suppress
 from datetime import datetime
 
 from kubernetes.client import ApiClient
@@ -13,8 +16,12 @@ from harness.kubernetes import answers
 from vlmflow.cluster import pod_templates
 from vlmflow.cluster.api import Api, Object
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.group_kinds import INDEXED_JOB, JOBS, IndexedJob
+from vlmflow.cluster.pod_group import nodes_of, service_of
+from vlmflow.cluster.pod_templates import CONTAINER
 
-JOBS = "batch/v1/jobs"
+PASSING = ("exceeded quota", "specified trainingRuntime must be created before the TrainJob is created")
+"""Words of refusals that may pass: Trainer can refuse a TrainJob before it has seen the runtime that was made first."""
 
 HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of pods that use resources of a node."""
@@ -24,10 +31,14 @@ UNTOLD = ("Scheduled", "SuccessfulCreate", "SuccessfulDelete", "Completed")
 
 
 class Namespace:
-    """One namespace of a cluster. Every method but `log_end` raises Refused if the API server refuses or fails."""
+    """One namespace of a cluster. Every method but `log_end` raises Refused if the API server refuses or fails.
 
-    def __init__(self, name: str, client: ApiClient) -> None:
+    groups: the kind of object that several pods are. All methods name, list and delete such objects as Jobs.
+    """
+
+    def __init__(self, name: str, client: ApiClient, groups: IndexedJob = INDEXED_JOB) -> None:
         self.name = name
+        self.groups = groups
         self._api = Api(client, name)
         self._may_see_nodes = True
 
@@ -35,9 +46,18 @@ class Namespace:
         """Return the time of the API server's clock, which also sets its timestamps."""
         return self._api.now()
 
-    def jobs(self, selector: str) -> list[Object]:
+    @property
+    def kinds(self) -> str:
+        """The kinds of objects that `jobs` lists, as kubectl takes them."""
+        groups = [".".join([plural, self.groups.api.partition("/")[0]]) for plural in self.groups.plurals[-1:]]
+        return ",".join(["jobs", *groups])
+
+    def jobs(self, selector: str = "") -> list[Object]:
         """List Jobs by their labels."""
-        return self._api.list(JOBS, selector)
+        jobs = self._api.list(JOBS, selector)
+        for path in self.groups.paths[-1:]:
+            jobs += map(self.groups.as_job, self._api.list(path, selector))
+        return jobs
 
     def pods(self, selector: str = "") -> list[Object]:
         """List pods by their labels."""
@@ -73,15 +93,43 @@ class Namespace:
         return None
 
     def create_job(self, job: Object) -> None:
-        """Create a Job. An existing one of this name is the same Job, created by a try whose answer was lost."""
-        self._api.create(JOBS, job)
+        """Create a Job; one of several pods as its kind, all of it or nothing: its pods would not meet.
+
+        An existing one of this name is the same Job, created by a try whose answer was lost.
+        """
+        if nodes_of(job) == 1:
+            self._api.create(JOBS, job)
+            return
+        name = job["metadata"]["name"]
+        try:
+            for path, one in self.groups.objects(job):
+                self._api.create(path, one)
+            for created in self._api.list(JOBS, fields=f"metadata.name={name}") if not self.groups.paths else ():
+                self.create_service(service_of(created))
+        except Refused:
+            with suppress(Refused):
+                self.delete_job(name)
+            raise
+
+    def create_service(self, service: Object) -> None:
+        """Create a Service; an existing one of this name is the same."""
+        self._api.create("services", service)
 
     def delete_job(self, name: str, after_its_pods: bool = False) -> None:
         """Delete a Job, if it exists; its running pods get SIGTERM and their grace period.
 
-        after_its_pods: the Job is removed last, so that its absence means that its pods are gone.
+        after_its_pods: the Job is removed last, so that its absence means that its pods are gone, where the kind allows
+        it.
         """
         self._api.delete(JOBS, name, "Foreground" if after_its_pods else "Background")
+        for path in reversed(self.groups.paths):
+            self._api.delete(path, name, "Foreground" if after_its_pods and self.groups.foreground else "Background")
+
+    def delete_rest(self, selector: str) -> None:
+        """Delete what is left of groups with these labels, where a kind has objects that do not end with a group."""
+        for path in self.groups.paths[:-1]:
+            for left in self._api.list(path, selector):
+                self._api.delete(path, left["metadata"]["name"])
 
     def delete_pod(self, name: str) -> None:
         """Delete a pod, if it exists; if it runs, it gets SIGTERM and its grace period."""
@@ -91,14 +139,17 @@ class Namespace:
         """Delete a Secret, if it exists."""
         self._api.delete("secrets", name)
 
-    def log_end(self, pod: str, container: str, lines: int) -> str:
-        """Return the last lines of a pod's log, within the limit of `Api.log`; "" if the API gives none."""
+    def log_end(self, pod: str, lines: int, nodes: int = 1) -> str:
+        """Return the last lines of what a rule's container says, within the limit of `Api.log`; "" if there are none.
+
+        nodes: how many pods the pod's Job has.
+        """
         try:
-            return self._api.log(pod, container, lines)
+            return self._api.log(pod, self.groups.container if nodes > 1 else CONTAINER, lines)
         except Refused:
             return ""
 
 
 def is_refusal(refused: Refused) -> bool:
     """Return whether a create was refused permanently; after any other failure it may have succeeded."""
-    return refused.status > 0 and not refused.for_now and "exceeded quota" not in refused.why
+    return refused.status > 0 and not refused.for_now and not any(words in refused.why for words in PASSING)

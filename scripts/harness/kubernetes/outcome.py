@@ -9,7 +9,7 @@ from harness.kubernetes.events import by_object, message_of, newest_of
 from harness.stage import NOT_AGAIN
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
-from vlmflow.cluster.pod_templates import CONTAINER
+from vlmflow.cluster.pod_group import rule_container
 
 LOST_SECONDS = 30.0
 """How long after its grace period a pod that remains counts as lost with its node."""
@@ -43,7 +43,8 @@ class Outcome:
     why: the reason of a failure or end. again: whether another attempt may help. pod: the newest pod's name, if any.
     disrupted: the cluster or a person removed it; the job itself did not fail. ran: seconds that its newest pod was
     seen running. unseen: the pod disappeared between two looks, and its conditions with it; events may still give the
-    reason (taken_by).
+    reason (taken_by). others: the names of a group's other pods. incomplete: a group whose pods did not all get to run.
+    runs_on: a group that has failed, but that its operator does not end.
     """
 
     state: Literal["waiting", "running", "ending", "succeeded", "failed"]
@@ -54,6 +55,9 @@ class Outcome:
     disrupted: bool = False
     ran: float = 0.0
     unseen: bool = False
+    others: tuple[str, ...] = ()
+    incomplete: bool = False
+    runs_on: bool = False
 
 
 def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
@@ -66,20 +70,20 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     """
     pod = newest(pods) or last_seen
     name = pod["metadata"]["name"] if pod else None
-    if is_true(job, "Complete") or (pod and _succeeded(pod)):
+    if is_true(job, "Complete") or (pod and succeeded(pod)):
         return Outcome("succeeded", name)
     alive = [pod for pod in pods if not is_over(pod, now)]
     over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
-    suspended = job is not None and not over and _was_suspended(job, pod)
+    suspended = job is not None and not over and was_suspended(job, pod)
     if not alive and suspended:
         return Outcome("waiting")
     if not alive and (over or pod is not None):
         if job is not None and pod is not None and not pods and not is_over(pod, now):
-            why = _why_taken(pod)
+            why = why_taken(pod)
             return Outcome("failed", name, why or TAKEN, disrupted=True, unseen=not why)
         return failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
-        return Outcome("ending", name, _why_taken(alive[0]) or ("its Job is suspended" if suspended else "deleted"))
+        return Outcome("ending", name, why_taken(alive[0]) or ("its Job is suspended" if suspended else "deleted"))
     if pod and pod.get("status", {}).get("phase") == "Running":
         return Outcome("running", name)
     return Outcome("waiting", name)
@@ -105,7 +109,7 @@ def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
         return Outcome("failed", name, f"evicted: {message.strip()}{hint}", again=not own, disrupted=not own)
     if status.get("reason") == "DeadlineExceeded":
         return Outcome("failed", name, "stopped: it exceeded its runtime (the rule's resource runtime, in minutes)")
-    taken = _why_taken(pod)
+    taken = why_taken(pod)
     if taken:
         return Outcome("failed", name, taken, disrupted=True)
     # A deleted pod fails as it ends: the result must not depend on whether a look still finds it.
@@ -150,8 +154,9 @@ def newest(pods: list[Object]) -> Object | None:
 
 def terminated(pod: Object) -> Object | None:
     """Return the terminated state of the rule's container, or None if it has not ended."""
+    name = rule_container(pod)
     for container in pod.get("status", {}).get("containerStatuses") or []:
-        if container["name"] == CONTAINER:
+        if container["name"] == name:
             ended: Object | None = container.get("state", {}).get("terminated")
             return ended
     return None
@@ -179,12 +184,13 @@ def is_true(found: Object | None, condition: str) -> bool:
     return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
 
-def _succeeded(pod: Object) -> bool:
+def succeeded(pod: Object) -> bool:
+    """Return whether the pod's rule has ended well."""
     ended = terminated(pod)
     return pod.get("status", {}).get("phase") == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
 
 
-def _was_suspended(job: Object, pod: Object | None) -> bool:
+def was_suspended(job: Object, pod: Object | None) -> bool:
     """Return whether a Job is suspended, or was since its newest pod was created: the suspension removed that pod."""
     if job.get("spec", {}).get("suspend"):
         return True
@@ -204,7 +210,8 @@ def _says_not_again(ended: Object) -> bool:
         return False
 
 
-def _why_taken(pod: Object) -> str:
+def why_taken(pod: Object) -> str:
+    """Return why the cluster removed a pod, from its conditions; "" if they do not say it."""
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             reason = condition.get("reason", "")

@@ -1,7 +1,7 @@
 """Shows what runs now: `python -m harness.kubernetes.status NAMESPACE`, or `make status`.
 
 One line for each training of this machine: run and stage, what it does, its age, its process, its progress. One line
-for each Job in the namespace: what it runs, its state, its age, its node, and its progress or why it waits.
+for each Job in the namespace: what it runs, its state, its age, its nodes, and its progress or why it waits.
 """
 
 import argparse
@@ -11,16 +11,18 @@ from datetime import datetime
 from pathlib import Path
 
 from harness.kubernetes.clean_end import words_of
+from harness.kubernetes.group_outcome import by_node, judge_pods
 from harness.kubernetes.job_shape import RULE
 from harness.kubernetes.namespace import Namespace
-from harness.kubernetes.outcome import judge, newest, read_time
+from harness.kubernetes.outcome import read_time
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import explain
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused, connect
+from vlmflow.cluster.group_kinds import KINDS, IndexedJob
 from vlmflow.cluster.instance import selector
-from vlmflow.cluster.pod_templates import CONTAINER
+from vlmflow.cluster.pod_group import job_of, nodes_of
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
@@ -50,7 +52,7 @@ def main() -> None:
         sys.exit(str(error))
     store = given.directory / settings.stores.runs
     print("\n".join(of_this_machine(store)) or f"this machine trains nothing in {store.absolute()}", flush=True)
-    print(_of_cluster(given.namespace))
+    print(_of_cluster(given.namespace, KINDS[settings.cluster.multi_node]))
 
 
 def of_this_machine(store: Path) -> list[str]:
@@ -63,10 +65,10 @@ def of_this_machine(store: Path) -> list[str]:
     )
 
 
-def _of_cluster(namespace: str) -> str:
+def _of_cluster(namespace: str, groups: IndexedJob) -> str:
     """Return the table of the namespace's Jobs, or why there is none; a machine without a cluster is no error."""
     try:
-        lines = table(Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE)))
+        lines = table(Namespace(namespace, connect(lambda text: print(text, file=sys.stderr), PATIENCE), groups))
     except VlmflowError as error:
         return error.cause
     except Refused as error:
@@ -83,7 +85,7 @@ def table(cluster: Namespace) -> list[str]:
         return []
     pods: dict[str, list[Object]] = {}
     for pod in cluster.pods(f"{selector()},{RULE}"):
-        pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
+        pods.setdefault(job_of(pod), []).append(pod)
     around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
     rows = [_row(cluster, job, pods.get(job["metadata"]["name"], []), around, cluster.now()) for job in jobs]
     return _in_columns(rows)
@@ -98,15 +100,15 @@ def _in_columns(rows: list[list[str]]) -> list[str]:
 
 
 def _row(cluster: Namespace, job: Object, own: list[Object], around: Surroundings, now: datetime) -> list[str]:
-    outcome = judge(job, own, None, now)
-    pod = newest(own) or {}
+    outcome, pods = judge_pods(job, own, {}, now), by_node(own)
     detail = outcome.why
     if outcome.state == "waiting":
         detail = explain(job, own, around).why
     elif outcome.state == "running":
-        detail = newest_progress(cluster.log_end(pod["metadata"]["name"], CONTAINER, LINES))
+        detail = newest_progress(cluster.log_end(pods[0]["metadata"]["name"], LINES, nodes_of(job)))
     since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())
-    return [words_of(job), outcome.state, since, pod.get("spec", {}).get("nodeName", "-"), detail]
+    where = ",".join(pod.get("spec", {}).get("nodeName", "-") for pod in pods.values()) or "-"
+    return [words_of(job), outcome.state, since, where, detail]
 
 
 if __name__ == "__main__":

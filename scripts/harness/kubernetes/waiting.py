@@ -1,12 +1,15 @@
 """Explains why a Job's pod does not run yet, from the messages of the scheduler, the kubelet and the controllers."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.kubernetes.events import message_of, time_of
+from harness.kubernetes.group_outcome import by_node
 from harness.kubernetes.outcome import newest
 from harness.kubernetes.surroundings import Surroundings, amount, asks, quantity
 from vlmflow.cluster.api import Object
+from vlmflow.cluster.group_kinds import kind_of
+from vlmflow.cluster.pod_group import nodes_of
 
 REFUSED_SECONDS = 120.0
 """How long an image or pod may be refused with a permanent-looking message: a registry may fail for some minutes."""
@@ -49,14 +52,24 @@ class Waiting:
 
 
 def explain(job: Object, own: list[Object], around: Surroundings) -> Waiting:
-    """Return why a Job waits. own: its pods."""
-    name = job["metadata"]["name"]
-    pod = newest(own)
+    """Return why a Job waits; of several pods, why the first one waits that does not run. own: its pods."""
+    nodes = nodes_of(job)
     if job["spec"].get("suspend"):
         queue = (job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
         return Waiting(f"its Job is suspended, until queue {queue} admits it" if queue else "its Job is suspended")
-    if pod is None:
-        return _no_pod(name, around)
+    if nodes == 1:
+        pod = newest(own)
+        return _pod(pod, around) if pod else _no_pod(job, around)
+    pods = by_node(own)
+    late = [node for node, pod in pods.items() if pod.get("status", {}).get("phase") not in ("Running", "Succeeded")]
+    # A pod without a node says more than one that starts.
+    late.sort(key=lambda node: bool(pods[node]["spec"].get("nodeName")))
+    found = _pod(pods[late[0]], around) if late else _no_pod(job, around)
+    which = f"pod {late[0]} of 0 to {nodes - 1}" if late else f"{len(pods)} of its {nodes} pods exist"
+    return replace(found, why=f"{which}: {found.why}")
+
+
+def _pod(pod: Object, around: Surroundings) -> Waiting:
     refused = _container(pod, around)
     if refused:
         return refused
@@ -68,10 +81,13 @@ def explain(job: Object, own: list[Object], around: Surroundings) -> Waiting:
     return Waiting(_starting(pod, around))
 
 
-def _no_pod(job: str, around: Surroundings) -> Waiting:
-    said = message_of(around.latest("Job", job, {"FailedCreate"}))
+def _no_pod(job: Object, around: Surroundings) -> Waiting:
+    kind = kind_of(job)
+    places = kind.refused_at(job["metadata"]["name"])
+    refusals = [around.latest(place, name, {reason}) for place, name, reason in places]
+    said = message_of(max(filter(None, refusals), key=time_of, default=None))
     if not said:
-        return Waiting("its pod is not created yet")
+        return Waiting("its pod is not created yet" + (f" by {kind.operator}" if kind.operator else ""))
     message = said.partition(": ")[2] if said.startswith("Error creating") else said
     quota = re.search(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)", message)
     if quota:

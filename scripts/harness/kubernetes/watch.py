@@ -1,7 +1,8 @@
 """Follows all Jobs of one invocation together: the outcome of each, why it waits, its progress.
 
-One look costs two API calls, however many Jobs there are. All waiting Jobs together add three every half minute, each
-running one adds a read of its log every half minute, and vanished pods add one call together.
+One look costs two API calls, or three where groups are no Jobs, however many Jobs there are. All waiting Jobs together
+add three every half minute, each running one adds a read of its log every half minute, and vanished pods add one call
+together.
 """
 
 import time
@@ -9,15 +10,16 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from harness.kubernetes.group_outcome import judge_pods, newest_seen
 from harness.kubernetes.job_shape import RuleJob
 from harness.kubernetes.namespace import Namespace
-from harness.kubernetes.outcome import Outcome, judge, newest, taken_by
+from harness.kubernetes.outcome import Outcome, taken_by
 from harness.kubernetes.stage_log import LINES, newest_progress
 from harness.kubernetes.surroundings import Surroundings
 from harness.kubernetes.waiting import Waiting, explain
 from vlmflow.cluster.api import Object
 from vlmflow.cluster.client import Refused
-from vlmflow.cluster.pod_templates import CONTAINER
+from vlmflow.cluster.pod_group import job_of
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before the reason is printed."""
@@ -34,13 +36,15 @@ class Followed:
     """One Job and what was printed about it; times are monotonic seconds.
 
     hopeless_since: by Waiting.hopeless_after: time without the registry does not count for a missing image.
+    seen: the newest pods as last seen, by number. placed_since: since when a pod of a waiting group has a node.
     """
 
     rule_job: RuleJob
     pending_limit: float | None
     waiting_since: float
     ran_since: float | None = None
-    pod: Object | None = None
+    seen: dict[int, Object] = field(default_factory=dict)
+    placed_since: float | None = None
     told: str = ""
     told_at: float = 0.0
     hopeless_since: dict[float, float] = field(default_factory=dict)
@@ -60,7 +64,10 @@ class Watch:
         selector: str,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        gang_timeout: float = 600.0,
     ) -> None:
+        """gang_timeout: seconds until all pods of a group must run, from the moment when one of them has a node."""
+        self._gang_timeout = gang_timeout
         self._cluster = cluster
         self._selector = selector
         self._say = say
@@ -69,9 +76,12 @@ class Watch:
         self._around = Surroundings()
         self._read = float("-inf")
 
-    def follow(self, name: str, rule_job: RuleJob, pending_limit: float | None) -> None:
-        """Follow a Job from now on."""
-        self._followed[name] = Followed(rule_job, pending_limit, self._clock())
+    def follow(
+        self, name: str, rule_job: RuleJob, pending_limit: float | None, waiting_since: float | None = None
+    ) -> None:
+        """Follow a Job from now on. waiting_since: in monotonic seconds, when it began to wait if that was before."""
+        since = self._clock() if waiting_since is None else waiting_since
+        self._followed[name] = Followed(rule_job, pending_limit, since)
 
     def look(self, names: Iterable[str]) -> dict[str, Outcome]:
         """Return the state of these Jobs; those that have ended are no longer followed.
@@ -81,15 +91,15 @@ class Watch:
         followed = {name: self._followed[name] for name in names}
         pods: dict[str, list[Object]] = {}
         for pod in self._cluster.pods(self._selector):
-            pods.setdefault(pod["metadata"]["labels"].get("job-name", ""), []).append(pod)
+            pods.setdefault(job_of(pod), []).append(pod)
         # After the pods: if a suspension removed a pod, the Job already shows it.
         jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
         self._look_around(followed.values())
         outcomes = {}
         for name, each in followed.items():
             own = pods.get(name, [])
-            outcome = judge(jobs.get(name), own, each.pod, self._cluster.now())
-            each.pod = newest(own) or each.pod
+            outcome = judge_pods(jobs.get(name), own, each.seen, self._cluster.now())
+            each.seen = newest_seen(jobs.get(name), own, each.seen)
             outcomes[name] = replace(self._tell(each, jobs.get(name), own, outcome), ran=self._ran(each, outcome))
         self._say_who_took(outcomes)
         for name, outcome in outcomes.items():
@@ -118,18 +128,26 @@ class Watch:
 
     def _tell(self, each: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
         if outcome.state == "waiting" and job is not None:
-            return self._tell_waiting(each, explain(job, own, self._around), outcome)
+            return self._tell_waiting(each, explain(job, own, self._around), outcome, own)
         if outcome.state == "running":
             if each.told:
                 self._say(f"{each.rule_job.words} is running.")
-            each.told, each.hopeless_since = "", {}
+            each.told, each.hopeless_since, each.placed_since = "", {}, None
             self._tell_progress(each, outcome)
         if outcome.state == "ending" and each.told != outcome.why:
             each.told = outcome.why
             self._say(f"{each.rule_job.words} is ending: {outcome.why}. Its pod still saves its work.")
         return outcome
 
-    def _tell_waiting(self, each: Followed, waiting: Waiting, outcome: Outcome) -> Outcome:
+    def _holds_others_up(self, each: Followed, own: list[Object]) -> bool:
+        """Return whether a group that waits for its last pods has kept nodes from others for too long."""
+        if each.rule_job.nodes == 1 or not any(pod["spec"].get("nodeName") for pod in own):
+            each.placed_since = None
+            return False
+        each.placed_since = each.placed_since or self._clock()
+        return self._clock() - each.placed_since >= self._gang_timeout
+
+    def _tell_waiting(self, each: Followed, waiting: Waiting, outcome: Outcome, own: list[Object]) -> Outcome:
         now = self._clock()
         waited = now - each.waiting_since
         if waiting.hopeless_after is None:
@@ -138,6 +156,9 @@ class Watch:
             since = each.hopeless_since.setdefault(waiting.hopeless_after, now)
             if now - since >= waiting.hopeless_after and not waiting.trying:
                 return replace(outcome, state="failed", why=waiting.why, again=waiting.again)
+        if self._holds_others_up(each, own):
+            why = f"not all of its pods run after {self._gang_timeout:.0f} s (cluster.gang_timeout): {waiting.why}"
+            return replace(outcome, state="failed", why=why, disrupted=True, incomplete=True)
         if waited >= EXPLAINED_AFTER and waiting.reason != each.told and now - each.told_at >= EXPLAINED_AFTER:
             each.told, each.told_at = waiting.reason, now
             self._say(f"{each.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
@@ -150,7 +171,7 @@ class Watch:
         now = self._clock()
         if outcome.pod and now - each.log_read >= PROGRESS_EVERY:
             each.log_read = now
-            line = newest_progress(self._cluster.log_end(outcome.pod, CONTAINER, LINES))
+            line = newest_progress(self._cluster.log_end(outcome.pod, LINES, each.rule_job.nodes))
             if line and line != each.progress:
                 each.progress = line
                 self._say(line)
@@ -158,7 +179,8 @@ class Watch:
     def _look_around(self, followed: Iterable[Followed]) -> None:
         now = self._clock()
         due = any(
-            each.pod is None or each.pod.get("status", {}).get("phase") == "Pending"
+            len(each.seen) < each.rule_job.nodes
+            or any(pod.get("status", {}).get("phase") == "Pending" for pod in each.seen.values())
             for each in followed
             if now - each.waiting_since >= EXPLAINED_AFTER - READ_BEFORE
         )

@@ -24,6 +24,9 @@ PATIENCE = 600.0
 CREATE_PATIENCE = 60.0
 """The same for the creation of a Job: during the retries the other Jobs are not watched."""
 
+CREATED = ("/jobs", "/pytorchjobs", "/trainjobs", "/trainingruntimes")
+"""The ends of the addresses for that; an operator whose webhook is away refuses for a while, too."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 """Seconds between two tries, doubled each time, unless the server sets them."""
 
@@ -137,7 +140,7 @@ class PatientRest(RESTClientObject):
         options["_request_timeout"] = options.get("_request_timeout") or TIMEOUT
         # The log of a lost node gives 500 as long as the node is lost, and no decision depends on a log.
         patience = 0.0 if url.endswith("/log") else self._patience
-        if method == "POST" and url.endswith("/jobs"):  # the next look finds the Job, or it is created again
+        if method == "POST" and url.endswith(CREATED):  # the next look finds the Job, or it is created again
             patience = min(patience, CREATE_PATIENCE)
         begun, pause, failures = time.monotonic(), FIRST_PAUSE, 0
         while True:

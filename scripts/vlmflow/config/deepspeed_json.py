@@ -183,6 +183,12 @@ def filled(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def sharing_second_copy(settings: Mapping[str, Any]) -> int:
+    """Return how many processes share a second copy of the weights (hpZ), by checked settings; 0 without one."""
+    shared = settings["zero_optimization"].get("zero_hpz_partition_size")
+    return shared if isinstance(shared, int) and shared > 1 and stage_of(settings) == 3 else 0  # it may be "auto"
+
+
 def offloaded(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return what checked settings move to the machine's memory: "optimizer", "weights"."""
     zero = settings["zero_optimization"]

@@ -1,10 +1,10 @@
 """The configuration as one model: the keys, their meaning and their defaults."""
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
@@ -69,6 +69,16 @@ class ClusterSettings(Settings):
 
     max_mem_mb: Positive = 512_000
     """A pod that ran out of memory is retried with 50 % more, up to this many MB: the memory of a large node."""
+
+    gang_timeout: Annotated[int, Field(ge=1, le=3000)] = 600
+    """Seconds in which all pods of a run with several `nodes` must run, once one of them has a node. Otherwise they all
+    end, and others may use the node; they come again after a pause that grows up to ten minutes. Pulling the image
+    counts."""
+
+    multi_node: Literal["indexed_job", "pytorchjob", "trainjob"] = "indexed_job"
+    """The object that a run with several `nodes` becomes. indexed_job: a Job and a Service, which every cluster has.
+    pytorchjob: one of Kubeflow's Training Operator 1.9. trainjob: one of Kubeflow's Trainer 2.1. The last two need the
+    operator, and a component in the overlay (docs/kubernetes.md). A changed value makes nothing run again."""
 
     pods_per_stage: Positive = 1
     """How many pods share the pictures of one raw split in the stages that decode them all (resolve_images,

@@ -21,6 +21,7 @@ class TrainBlock(Settings):
     model_type: str
     train: TrainSettings
     device: str
+    nodes: int
     processes: int
     strategy: str
     deepspeed: dict[str, Any] | None
@@ -32,6 +33,7 @@ class EstimateBlock(Settings):
 
     train: TrainSettings
     device: str
+    nodes: int
     processes: int
     strategy: str
     deepspeed: dict[str, Any] | None
@@ -39,4 +41,5 @@ class EstimateBlock(Settings):
     over_long: str
     gpu: str | None
     gpu_hour_price: float | None
+    network_gbit: float
     estimate: str

@@ -82,7 +82,7 @@ class TrainSettings(Settings):
     """Rows per process and forward pass."""
 
     gradient_accumulation_steps: Positive = 8
-    """Forward passes per optimizer step. Rows per step = processes × per_device_batch_size × this."""
+    """Forward passes per optimizer step. Rows per step = nodes × processes × per_device_batch_size × this."""
 
     max_length: Positive = 8192
     """Tokens that a row may have, including picture tokens; over_long decides about longer rows.
@@ -252,8 +252,12 @@ class RunSettings(Settings):
     device: Literal["cuda", "cpu"] = "cuda"
     """The device for training and verification."""
 
+    nodes: Positive = 1
+    """Machines that train together: on a cluster as many pods, each with `processes` trainers and the run's resources.
+    Without a cluster all of them are on this machine, to see what happens."""
+
     processes: Positive = 1
-    """Parallel trainers, one GPU each on cuda."""
+    """Parallel trainers on each node, one GPU each on cuda."""
 
     strategy: Annotated[
         Literal[*STRATEGIES],  # type: ignore[valid-type]  # the names of a table
@@ -281,6 +285,11 @@ class RunSettings(Settings):
 
     gpu_hour_price: Annotated[Number, Field(ge=0, le=10**8)] | None = None
     """What one such GPU costs for an hour, in any currency; the estimate then shows the price of the run."""
+
+    network_gbit: Annotated[Number, Field(gt=0, le=10**6)] = 100
+    """What a node sends to the others at most, in Gbit per second, over all of its network cards: for the estimate of a
+    run on several nodes. 100 is an assumption, one card of a common kind. `make doctor` measures what one GPU of each
+    node reaches, in GB per second; times 8 that is Gbit."""
 
     estimate: Literal["check", "ignore"] = "check"
     """What follows from the estimate of the memory on `gpu`, before a GPU is requested. check: a warning above 90 % of
@@ -344,6 +353,11 @@ class RunSettings(Settings):
             )
         return self
 
+    @property
+    def ranks(self) -> int:
+        """All parallel trainers, on all nodes."""
+        return self.nodes * self.processes
+
     @model_validator(mode="after")
     def _parallel_processes_share_rows_evenly(self) -> Self:
         if self.processes % self.train.sequence_parallel:
@@ -360,6 +374,12 @@ class RunSettings(Settings):
         if self.deepspeed is not None and self.strategy not in taking:
             raise ValueError(
                 f"deepspeed: strategy {self.strategy} does not use it; set strategy: {', '.join(taking)}, or remove it"
+            )
+        shared = ((self.deepspeed or {}).get("zero_optimization") or {}).get("zero_hpz_partition_size")
+        if isinstance(shared, int) and shared and self.processes % shared:
+            raise ValueError(
+                f"deepspeed.zero_optimization.zero_hpz_partition_size: {shared} does not divide processes: "
+                f"{self.processes}, so a copy of the weights would be on two nodes"
             )
         return self
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vlmflow.config.deepspeed_json import filled, offloaded, stage_of
+from vlmflow.config.deepspeed_json import filled, offloaded, sharing_second_copy, stage_of
 
 Value = str | int | float | bool
 
@@ -53,6 +53,8 @@ class Strategy:
     engine: what the trainers must wrap the model in; they refuse to train in another.
     compares_ranks: every process holds all trained weights, and these copies are compared before each checkpoint.
     shards: what the processes share in equal parts; each holds all of the rest.
+    second_copy: how many processes share a second copy of the weights, and gather them without the others (DeepSpeed's
+    hpZ, arXiv:2306.10209); 0 without one.
     offloads: what is in the machine's memory instead of the GPU's, except while it is used.
     keeps_masters: with weights of 16 bit it trains copies of them in float32 of its own. Without such copies, updates
     that are smaller than a step of the type would be rounded away.
@@ -69,6 +71,7 @@ class Strategy:
     engine: Literal["ddp", "deepspeed", "fsdp2"] = "ddp"
     compares_ranks: bool = False
     shards: frozenset[Part] = frozenset()
+    second_copy: int = 0
     offloads: frozenset[Part] = frozenset()
     keeps_masters: bool = True
     needs_compiler: bool = False
@@ -87,6 +90,8 @@ class Strategy:
         while a layer computes; that is not counted here.
         """
         share = -(-amount // processes) if part in self.shards else amount
+        if part == "weights" and self.second_copy:
+            share += -(-amount // self.second_copy)
         return (0, share) if part in self.offloads else (share, 0)
 
     def weights_of_each(self, weights_mb: int, processes: int) -> int:
@@ -232,6 +237,7 @@ def strategy_of(name: str, deepspeed: Mapping[str, Any] | None = None) -> Strate
         name=strategy.name,
         meaning=strategy.meaning,
         arguments={**like.arguments, "deepspeed": json.dumps(settings, sort_keys=True)},
+        second_copy=sharing_second_copy(deepspeed),
         offloads=(ALL_BUT_WEIGHTS if "optimizer" in moved else NOTHING) | (WEIGHTS if "weights" in moved else NOTHING),
         needs_compiler="optimizer" in moved and settings.get("zero_force_ds_cpu_optimizer", True),
         takes_json=True,

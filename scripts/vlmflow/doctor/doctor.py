@@ -10,9 +10,11 @@ import kubernetes
 
 from vlmflow.cluster.api import Api, Object
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.group_kinds import KINDS, check_served
 from vlmflow.cluster.instance import named, selector
 from vlmflow.cluster.pod_templates import NAMES, pod_templates
 from vlmflow.config.model import Config
+from vlmflow.core.errors import VlmflowError
 from vlmflow.doctor import inside, needs, objects, rbac
 from vlmflow.doctor.findings import Finding
 from vlmflow.doctor.probe import Answer, Probe
@@ -42,6 +44,7 @@ class Doctor:
         self._client = client
         self._api = Api(client(), namespace)
         self._needs = needs_of_runs
+        self._groups = settings.cluster.multi_node
         self._hub = needs.hub_sources(settings, [need.run for need in needs_of_runs])
         self._locks = locks
         self._patience = patience
@@ -60,7 +63,8 @@ class Doctor:
         yield from present
         if any(check.state == "fail" for check in present):
             return
-        executor = (*rbac.EXECUTOR, *rbac.STORAGE_KEYS)
+        yield from self._try("several nodes", self._several_nodes)
+        executor = (*rbac.EXECUTOR, *rbac.GROUPS[self._groups], *rbac.STORAGE_KEYS)
         yield from self._try("rights", lambda: rbac.check_rights(self._api, "yours", executor))
         yield from self._try("rights of accounts", self._rights_of_service_accounts)
         for claim in inside.FOLDERS:
@@ -88,10 +92,19 @@ class Doctor:
             namespace = None
         return [objects.check_namespace(namespace, self._api.namespace)]
 
+    def _several_nodes(self) -> list[Finding]:
+        kind = KINDS[self._groups]
+        try:
+            check_served(self._api, kind)
+        except VlmflowError as error:
+            return [Finding("several nodes", "fail", error.cause, error.next_step)]
+        return [Finding("several nodes", "ok", f"the cluster serves {kind.name}")] if kind.plurals else []
+
     def _rights_of_service_accounts(self) -> list[Finding]:
         checks = []
         if self._api.get("serviceaccounts", named("vlmflow-controller")):
-            checks += rbac.check_rights(self._as("vlmflow-controller"), "controller", rbac.EXECUTOR)
+            executor = (*rbac.EXECUTOR, *rbac.GROUPS[self._groups])
+            checks += rbac.check_rights(self._as("vlmflow-controller"), "controller", executor)
         return [*checks, rbac.check_job_service_account(self._as("vlmflow-job"))]
 
     def _as(self, name: str) -> Api:

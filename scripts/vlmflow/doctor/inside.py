@@ -6,10 +6,12 @@ from typing import Any, Literal
 import msgspec
 
 from vlmflow.cluster.api import Api, Object
+from vlmflow.cluster.pod_group import NODE
 from vlmflow.doctor.findings import Finding
 from vlmflow.doctor.image_packages import check_image
 from vlmflow.doctor.needs import Need, gpu_resource
 from vlmflow.doctor.probe import Answer, Probe
+from vlmflow.training.attempt import NODE_0, PORT
 
 IN_POD, DDP_TRIAL = (Path(__file__).with_name(name).read_text() for name in ("in_pod.py", "ddp_trial.py"))
 """Programs that a pod's Python gets as text, because its image has none of our files."""
@@ -38,8 +40,8 @@ class Surroundings(msgspec.Struct, frozen=True):
 class TrialTraining(msgspec.Struct, frozen=True):
     """What `ddp_trial.py` prints. wrong: why the training failed; then the other fields are empty.
 
-    processes: the number of processes. gigabytes_per_second: the bandwidth between them.
-    shared_memory_mb: the size of /dev/shm.
+    processes: their number, on all nodes. gigabytes_per_second: the bandwidth among all of them. within_node: among
+    those of a node. between_nodes: among one of each node. shared_memory_mb: the size of /dev/shm.
     """
 
     wrong: str = ""
@@ -48,6 +50,9 @@ class TrialTraining(msgspec.Struct, frozen=True):
     device: str = ""
     gigabytes_per_second: float = 0.0
     shared_memory_mb: int = 0
+    nodes: int = 1
+    within_node: float = 0.0
+    between_nodes: float = 0.0
 
 
 SMALL = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
@@ -105,19 +110,23 @@ def _in_pod(*words: str) -> list[str]:
 
 
 def train_together(api: Api, templates: dict[str, Object], needs: list[Need], gpus: int) -> Probe[TrialTraining]:
-    """Start a few seconds of training with as many processes as the largest run has.
+    """Start a few seconds of training with as many nodes and processes as the largest run has.
 
     gpus: the most GPUs on one node of the cluster; with 0 it trains on the CPU, over gloo.
     """
-    wanted = max((need.gpus for need in needs), default=0)
-    processes = min(wanted, gpus) or max((need.processes for need in needs), default=2)
+    largest = max(needs, key=lambda need: need.nodes * need.processes, default=None)
+    wanted, nodes = (largest.gpus, largest.nodes) if largest else (0, 1)
+    processes = min(wanted, gpus) or (largest.processes if largest else 2)
     resources = {"cpu": "500m", "memory": f"{1 + processes}Gi", "ephemeral-storage": "1Gi"}
     template = templates["gpu" if wanted and gpus else "train"]
     if wanted and gpus:
         resources[gpu_resource(templates["gpu"])] = str(processes)
-    command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--no-python"]
+    # Kubernetes fills in $(…) from the container's own variables.
+    meeting = [f"--nnodes={nodes}", f"--node-rank=$({NODE})", f"--master-addr=$({NODE_0})", f"--master-port={PORT}"]
+    torchrun = ["torch.distributed.run", *(meeting if nodes > 1 else ["--standalone"])]
+    command = ["python", "-m", *torchrun, f"--nproc-per-node={processes}", "--no-python", "python", "-c", DDP_TRIAL]
     device = ["cuda"] if wanted and gpus else []
-    return Probe(api, template, [*command, "python", "-c", DDP_TRIAL, *device], resources, TrialTraining)
+    return Probe(api, template, [*command, *device], resources, TrialTraining, nodes=nodes)
 
 
 def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Finding]:
@@ -185,4 +194,7 @@ def check_training(answer: Answer[TrialTraining]) -> Finding:
         f"{said.processes} processes on {said.device} over {said.backend}: "
         f"{said.gigabytes_per_second:.1f} GB/s between them, /dev/shm of {said.shared_memory_mb:,} MB"
     )
+    if said.nodes > 1:
+        within = f"{said.within_node:.1f} GB/s within a node, " if said.within_node else ""
+        found = f"{said.nodes} nodes, {found}; {within}{said.between_nodes:.1f} GB/s between nodes"
     return Finding("training together", "ok", found)

@@ -19,7 +19,7 @@ MB = 1_000_000
 ASKED_BY = {
     **dict.fromkeys(
         ("train_smoke", "train_model"),
-        "runs.{run}.processes, device, train.dataloader_workers and resources",
+        "runs.{run}.nodes, processes, device, train.dataloader_workers and resources",
     ),
     "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
 }
@@ -31,7 +31,8 @@ OTHERS_ASK = "the rule's own threads and resources, and runs.{run}.resources,"
 class Ask:
     """What the pod of one rule requests.
 
-    threads: cores. mem_mb, disk_mb: MB (10⁶ bytes). gpus: GPUs. pod_template: the template's name.
+    threads: cores. mem_mb, disk_mb: MB (10⁶ bytes). gpus: GPUs. pod_template: the template's name. nodes: so many such
+    pods at the same time, each on a node of its own.
     """
 
     rule: str
@@ -40,6 +41,7 @@ class Ask:
     disk_mb: int
     gpus: int
     pod_template: str
+    nodes: int = 1
 
     def amounts(self, gpu_resource: str) -> dict[str, int]:
         """Return what the pod requests, by Kubernetes' names, in cores and bytes."""
@@ -51,13 +53,15 @@ class Ask:
 class Need:
     """What one run requests.
 
-    processes: parallel trainers. weights_mb: the weights on each GPU, in MB. asks: those of all its rules.
+    processes: parallel trainers on each node. weights_mb: the weights on each GPU, in MB. asks: those of all its rules.
+    nodes: those that train together.
     """
 
     run: str
     processes: int
     weights_mb: int
     asks: tuple[Ask, ...]
+    nodes: int = 1
 
     @property
     def gpus(self) -> int:
@@ -68,8 +72,8 @@ class Need:
 def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
     """Return what a run of the configuration requests. asks: those of its rules."""
     run = settings.runs[name]
-    weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.processes)
-    return Need(name, run.processes, weights_mb, tuple(asks))
+    weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
+    return Need(name, run.processes, weights_mb, tuple(asks), run.nodes)
 
 
 def hub_sources(settings: Config, runs: list[str]) -> list[str]:
@@ -99,10 +103,11 @@ def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[N
     resource = gpu_resource(templates["gpu"])
     checks = [Finding("GPUs", "ok", _inventory(nodes, resource))]
     for need in needs:
-        unfit = [(ask, faults) for ask in need.asks if None not in (faults := _faults(nodes, templates, need, ask))]
+        looked_at = [(ask, _faults(nodes, templates, need, ask)) for ask in need.asks]
+        unfit = [(ask, faults) for ask, faults in looked_at if faults.count(None) < ask.nodes]
         checks += [_no_node(need, ask, faults, resource) for ask, faults in unfit]
         if not unfit:
-            largest = max(need.asks, key=lambda ask: (ask.gpus, ask.mem_mb))
+            largest = max(need.asks, key=lambda ask: (ask.gpus, ask.mem_mb, ask.nodes))
             fitting = _faults(nodes, templates, need, largest).count(None)
             rules = f"each of its {len({ask.rule for ask in need.asks})} rules fits on a node"
             words = _in_words(largest, resource)
@@ -126,7 +131,10 @@ def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> F
         '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
         f"the overlay's template {ask.pod_template} selects the nodes; --run NAME checks another run alone"
     )
-    found = f"{_in_words(ask, resource)} on one node: it fits on no node. {why}"
+    where = "on one node: it fits on no node"
+    if ask.nodes > 1:
+        where = f"on each of {ask.nodes} nodes: it fits on {faults.count(None)}"
+    found = f"{_in_words(ask, resource)} {where}. {why}"
     return Finding(f"rule {ask.rule}, run {need.run}", "fail", found, step)
 
 
@@ -224,10 +232,10 @@ def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Findi
     """Check that the namespace's quotas leave enough for the largest run. resource: the resource name of GPUs."""
     all_asks = [ask for need in needs for ask in need.asks]
     asks = {
-        "requests.memory": (max((ask.mem_mb * MB for ask in all_asks), default=0), "memory"),
-        "requests.cpu": (max((ask.threads for ask in all_asks), default=0), "cores"),
-        f"requests.{resource}": (max((ask.gpus for ask in all_asks), default=0), "GPUs"),
-        "pods": (1, "pods"),
+        "requests.memory": (max((ask.nodes * ask.mem_mb * MB for ask in all_asks), default=0), "memory"),
+        "requests.cpu": (max((ask.nodes * ask.threads for ask in all_asks), default=0), "cores"),
+        f"requests.{resource}": (max((ask.nodes * ask.gpus for ask in all_asks), default=0), "GPUs"),
+        "pods": (max((ask.nodes for ask in all_asks), default=1), "pods"),
         "count/jobs.batch": (1, "Jobs"),
     }
     asks |= {key.removeprefix("requests."): asks[key] for key in ("requests.memory", "requests.cpu")}

@@ -12,6 +12,7 @@ import msgspec
 
 from vlmflow.cluster.api import Api, Object
 from vlmflow.cluster.client import Refused
+from vlmflow.cluster.pod_group import named, node_of, service_of, with_pods
 from vlmflow.cluster.pod_templates import CONTAINER, container_of
 
 JOBS = "batch/v1/jobs"
@@ -58,6 +59,7 @@ class Probe(Generic[Said]):
         resources: dict[str, str],
         form: type[Said],
         elsewhere_than: str = "",
+        nodes: int = 1,
     ) -> None:
         """Create the Job. form: of the line of JSON that the command prints; the others are those of `job`."""
         self._api = api
@@ -67,7 +69,9 @@ class Probe(Generic[Said]):
         self._fault = ""
         self._made = None
         try:
-            api.create(JOBS, job(self._name, template, command, resources, elsewhere_than))
+            api.create(JOBS, job(self._name, template, command, resources, elsewhere_than, nodes))
+            for created in api.list(JOBS, fields=f"metadata.name={self._name}") if nodes > 1 else ():
+                api.create("services", service_of(created))
             self._made = api.now()
         except Refused as refused:
             self._fault = f"the Job was refused: {refused}"
@@ -92,7 +96,7 @@ class Probe(Generic[Said]):
         pod: Object = {}
         while True:
             pods = self._api.list("pods", f"job-name={self._name}")
-            pod = pods[0] if pods else {}
+            pod = min(pods, key=_decides, default={})
             phase = pod.get("status", {}).get("phase")
             if phase in ("Succeeded", "Failed"):
                 break
@@ -123,10 +127,17 @@ def _main_container(template: Object) -> Object:
     return found
 
 
-def job(name: str, template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = "") -> Object:
+def job(
+    name: str,
+    template: Object,
+    command: list[str],
+    resources: dict[str, str],
+    elsewhere_than: str = "",
+    nodes: int = 1,
+) -> Object:
     """Return the Job of a probe: the template's pod with another command and other resources.
 
-    resources: its requests and limits. elsewhere_than: a node on which it must not run.
+    resources: its requests and limits. elsewhere_than: a node on which it must not run. nodes: so many pods.
     """
     metadata, pod = copy.deepcopy(template["metadata"]), copy.deepcopy(template["template"])
     container = _main_container({"template": pod})
@@ -142,13 +153,20 @@ def job(name: str, template: Object, command: list[str], resources: dict[str, st
     labels = {"app.kubernetes.io/part-of": "vlmflow", "app.kubernetes.io/component": "doctor"}
     own = pod.get("metadata") or {}
     pod["metadata"] = {"labels": (own.get("labels") or {}) | labels, "annotations": own.get("annotations") or {}}
-    return {
+    made = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         # The Job carries a queue's label, like those of a run: a cluster may suspend or refuse Jobs without one.
-        "metadata": {"name": name, "labels": (metadata.get("labels") or {}) | labels},
+        "metadata": {"labels": (metadata.get("labels") or {}) | labels},
         "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": LIFETIME, "template": pod},
     }
+    return named(with_pods(made, nodes) if nodes > 1 else made, name)
+
+
+def _decides(pod: Object) -> tuple[bool, bool, int]:
+    """Return a key by which the pod comes first that decides about a probe: a failed one, one that waits, or pod 0."""
+    phase = pod.get("status", {}).get("phase")
+    return phase != "Failed", phase != "Pending", node_of(pod)
 
 
 def _keep_off(spec: Object, node: str) -> None:

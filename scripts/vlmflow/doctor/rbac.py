@@ -28,6 +28,7 @@ EXECUTOR = (
     Right("batch", "jobs", "create", "starting a job"),
     Right("batch", "jobs", "list", "the state of jobs, also those of an earlier Snakemake"),
     Right("batch", "jobs", "delete", "removing ended or interrupted jobs"),
+    Right("", "services", "create", "the names by which the pods of one training find each other"),
     Right("", "pods", "list", "the state of pods, and why they wait"),
     Right("", "pods", "delete", "removing the pods of a deleted Job"),
     Right("", "pods/log", "get", "progress, and the output of a failed job"),
@@ -39,6 +40,25 @@ STORAGE_KEYS = (
     Right("", "secrets", "delete", "removing them afterwards"),
 )
 """What the executor also needs with targets in S3: never in the controller, whose targets are on a volume."""
+
+GROUPS = {
+    "indexed_job": (),
+    "pytorchjob": (
+        Right("kubeflow.org", "pytorchjobs", "create", "starting a training on several nodes"),
+        Right("kubeflow.org", "pytorchjobs", "list", "its state"),
+        Right("kubeflow.org", "pytorchjobs", "delete", "removing it"),
+    ),
+    "trainjob": tuple(
+        Right("trainer.kubeflow.org", resource, verb, purpose)
+        for resource in ("trainjobs", "trainingruntimes")
+        for verb, purpose in (
+            ("create", "starting a training on several nodes"),
+            ("list", "its state, and what an earlier Snakemake left"),
+            ("delete", "removing it"),
+        )
+    ),
+}
+"""What the executor also needs, by `cluster.multi_node`."""
 
 NODES = Right("", "nodes", "list", "which node lacks what; cluster-wide")
 
@@ -55,7 +75,8 @@ def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Finding]
     if lacking:
         words = ", ".join(f"{right} ({right.purpose})" for right in lacking)
         step = (
-            "controller: kubectl apply -k k8s/overlays/NAME makes its Role; others: ask the namespace's administrator"
+            "controller: kubectl apply -k k8s/overlays/NAME makes its Role, with a component for cluster.multi_node "
+            "(docs/kubernetes.md, Which object); others: ask the namespace's administrator"
         )
         return [Finding(f"rights, {who}", "fail", f"missing: {words}", step)]
     if missing(api, (NODES,)):
@@ -65,7 +86,8 @@ def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Finding]
 
 def check_job_service_account(api: Api) -> Finding:
     """Check that jobs' pods have none of the rights. api: calls with their account."""
-    present = [right for right in (*EXECUTOR, *STORAGE_KEYS, POD_TEMPLATES) if _may(api, right)]
+    groups = [right for rights in GROUPS.values() for right in rights]
+    present = [right for right in (*EXECUTOR, *STORAGE_KEYS, *groups, POD_TEMPLATES) if _may(api, right)]
     if present:
         return Finding(
             "rights, job pods",

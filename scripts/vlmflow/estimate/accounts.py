@@ -10,10 +10,11 @@ from vlmflow.core.account import read_account
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one GPU, at the worst moment of a training step.
 
-    weights: of the base. adapter, gradients, optimizer: of what is trained. gathered: buffers for weights that other
-    GPUs hold, and for exchanging gradients. activations: what the backward pass needs of all layers. layer: to compute
-    one layer again, and its gradients. logits: logits and loss; not at the same time as `layer`. pictures: pixels and
-    picture tower. context: CUDA and communication, an assumption. host: main memory for each process, with offload.
+    weights: of the base, and a second copy of all weights with hpZ. adapter, gradients, optimizer: of what is trained.
+    gathered: buffers for weights that other GPUs hold, and for exchanging gradients. activations: what the backward
+    pass needs of all layers. layer: to compute one layer again, and its gradients. logits: logits and loss; not at the
+    same time as `layer`. pictures: pixels and picture tower. context: CUDA and communication, an assumption. host: main
+    memory for each process, with offload.
     """
 
     weights: int
@@ -100,10 +101,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="estimate"):
     """The estimate of a run.
 
-    gpu: the run's own product, null if it names none. processes: GPUs. weights, trained: numbers, of the base and of
-    what is trained. steps, rows, tokens: of the whole training. flops: operations of training and evaluations.
-    longest: tokens of the longest row that fits. memory: of one GPU. changes: what would make it fit `gpu`, the
-    cheapest first; [] if it fits.
+    gpu: the run's own product, null if it names none. processes: GPUs, on all nodes together. weights, trained:
+    numbers, of the base and of what is trained. steps, rows, tokens: of the whole training. flops: operations of
+    training and evaluations. longest: tokens of the longest row that fits. memory: of one GPU. changes: what would make
+    it fit `gpu`, the cheapest first; [] if it fits. nodes: machines; an account of before has none, and means one.
     """
 
     gpu: str | None
@@ -119,6 +120,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     products: list[OnProduct]
     disk: Disk
     changes: list[Change]
+    nodes: int = 1
 
     def on(self, gpu: str | None) -> OnProduct | None:
         """Return the run on a product; None for no product."""

@@ -63,9 +63,15 @@ class Case:
             rows = rows.with_pictures_of(settings.image_max_tokens)
         return rows.fitted(settings.max_length, shorten=self.shortened)
 
-    def with_sharding(self, sharding: Sharding, processes: int | None = None) -> Self:
-        """Return the same run with another strategy, and perhaps another number of processes."""
-        return replace(self, way=replace(self.way, sharding=sharding, processes=processes or self.way.processes))
+    def with_sharding(self, sharding: Sharding) -> Self:
+        """Return the same run with another strategy."""
+        return replace(self, way=replace(self.way, sharding=sharding))
+
+    def on_gpus(self, nodes: int, processes: int, strategy: Strategy) -> Self:
+        """Return the same run on other GPUs, with another strategy. processes: of each node, as in a run's settings."""
+        ranks = nodes * processes
+        way = replace(self.way, nodes=nodes, processes=ranks, sharding=sharding_of(strategy, ranks))
+        return replace(self, way=way)
 
 
 def sharding_of(strategy: Strategy, processes: int) -> Sharding:
@@ -75,6 +81,7 @@ def sharding_of(strategy: Strategy, processes: int) -> Sharding:
         weights=processes if "weights" in strategy.shards else 1,
         gradients=processes if "gradients" in strategy.shards else 1,
         optimizer=processes if "optimizer" in strategy.shards else 1,
+        second_copy=strategy.second_copy,
         optimizer_on_host="optimizer" in strategy.offloads,
         weights_on_host="weights" in strategy.offloads,
     )
@@ -86,13 +93,16 @@ def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: 
     train, val: the lengths of all rows; those that `over_long` leaves out or refuses do not count.
     """
     training, strategy = settings.train, strategy_of(settings.strategy, settings.deepspeed)
+    ranks = settings.nodes * settings.processes
     lora = training.lora
     way = Way(
         tuner=tuner_of(settings.tuner).name,
         trained=frozenset(PARTS) - set(training.freeze),
         adapter=Adapter(lora.rank, lora.dropout, tuple(lora.target_modules), lora.dora),
-        sharding=sharding_of(strategy, settings.processes),
-        processes=settings.processes,
+        sharding=sharding_of(strategy, ranks),
+        processes=ranks,
+        nodes=settings.nodes,
+        network=settings.network_gbit * 1e9 / 8,
         half=training.dtype != "float32",
         double_quant=training.quantisation.double,
         gradient_checkpointing=training.gradient_checkpointing,

@@ -1,7 +1,8 @@
 """Changes of a run that need less memory, each tried with the same estimate; the cheapest first.
 
 The order: what changes nothing but speed, what lets GPUs share, what rounds the base; two of these together, if no
-single one is enough; then what gives up data, and at last other hardware.
+single one is enough; then what gives up data, and at last other hardware: more GPUs of a machine, more machines, and
+another product.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,9 @@ PAIRS = 3
 
 MACHINE = 8
 """GPUs of the largest common machine."""
+
+MACHINES = 4
+"""Machines that are proposed, at most."""
 
 SMALLEST_PICTURE = 64
 """The lowest image_max_tokens that is proposed: 256 × 256 pixels for Qwen3-VL."""
@@ -189,21 +193,39 @@ def longest_that_fits(case: Case, gpu: Gpu) -> int:
 
 
 def _more_gpus(case: Case, gpu: Gpu) -> Idea | None:
-    processes = case.way.processes
+    nodes, processes = case.way.nodes, case.way.processes // case.way.nodes
     if ZERO3.name not in _supported(case):
         return None
     while (processes := processes * 2) <= MACHINE:
-        changed = case.with_sharding(sharding_of(ZERO3, processes), processes)
-        passes = case.settings.gradient_accumulation_steps * case.way.processes / processes
-        if passes == int(passes) and passes >= 1:  # the same rows in a step
-            changed = changed.with_settings(gradient_accumulation_steps=int(passes))
-            what = f", train.gradient_accumulation_steps: {int(passes)}"
-        else:
-            what = ""
+        changed = case.on_gpus(nodes, processes, ZERO3)
         if share(changed, gpu) <= FITS or processes * 2 > MACHINE:
-            costs = "more GPUs at a time" + ("" if what else ", more rows in a step")
-            return Idea(f"processes: {processes}, strategy: {ZERO3.name}{what}", costs, changed, gpu)
+            return _same_rows(case, changed, gpu, f"processes: {processes}", "more GPUs at a time")
     return None
+
+
+def _more_nodes(case: Case, gpu: Gpu) -> Idea | None:
+    """Return the run on more whole machines, where all GPUs of those that it has are not enough."""
+    nodes, processes = case.way.nodes, max(MACHINE, case.way.processes // case.way.nodes)
+    if ZERO3.name not in _supported(case) or processes % case.settings.sequence_parallel:
+        return None
+    if share(case.on_gpus(nodes, processes, ZERO3), gpu) <= FITS:
+        return None
+    while (nodes := nodes * 2) <= MACHINES:
+        changed = case.on_gpus(nodes, processes, ZERO3)
+        if share(changed, gpu) <= FITS:
+            costs = "more machines of a cluster; weights cross the network between them for each pass"
+            return _same_rows(case, changed, gpu, f"nodes: {nodes}, processes: {processes}", costs)
+    return None
+
+
+def _same_rows(case: Case, changed: Case, gpu: Gpu, what: str, costs: str) -> Idea:
+    """Return the idea of training on more GPUs with zero3, with the same rows in a step if these can be divided."""
+    what = f"{what}, strategy: {ZERO3.name}"
+    passes = case.settings.gradient_accumulation_steps * case.way.processes / changed.way.processes
+    if passes != int(passes) or passes < 1:
+        return Idea(what, f"{costs}, more rows in a step", changed, gpu)
+    changed = changed.with_settings(gradient_accumulation_steps=int(passes))
+    return Idea(f"{what}, train.gradient_accumulation_steps: {int(passes)}", costs, changed, gpu)
 
 
 def _other_product(case: Case, gpu: Gpu) -> Idea | None:
@@ -217,12 +239,12 @@ TRAINING: tuple[Try, ...] = (
     _one_row,
     _checkpointing,
     _strategy("zero2", "gradients and optimizer are shared"),
-    _strategy("fsdp2", "weights come over the link for each pass"),
-    _strategy("zero3", "weights come over the link for each pass, while nothing is computed"),
+    _strategy("fsdp2", "weights come from the other GPUs for each pass"),
+    _strategy("zero3", "weights come from the other GPUs for each pass, while nothing is computed"),
     _four_bits,
     _strategy("zero2_offload", "the optimizer works on the CPU"),
     _strategy("zero3_offload", "slow: the weights come from main memory, and the optimizer works on the CPU"),
 )
 DATA: tuple[Try, ...] = (_smaller_pictures, _shorter_rows)
-HARDWARE: tuple[Try, ...] = (_more_gpus, _other_product)
+HARDWARE: tuple[Try, ...] = (_more_gpus, _more_nodes, _other_product)
 """All changes, the cheapest first: of the training, of the data, of the GPUs."""

@@ -21,6 +21,7 @@ def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
     tokens = case.train.tokens
     return Estimate(
         gpu=gpu,
+        nodes=case.way.nodes,
         processes=case.way.processes,
         weights=weights_of(case.shape),
         trained=trained_of(case.shape, case.way),

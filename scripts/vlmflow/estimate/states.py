@@ -33,7 +33,8 @@ PREFETCHED_LAYERS = 2
 class States:
     """Bytes on one GPU. host: bytes in the main memory of the machine for each process, with offload.
 
-    gathered: buffers for weights that others hold, and for reducing gradients.
+    weights: of the base, and with hpZ a second copy of all weights. gathered: buffers for weights that others hold, and
+    for reducing gradients.
     """
 
     weights: int
@@ -70,8 +71,11 @@ def states(shape: ModelShape, way: Way) -> States:
     """Return what each GPU holds between two steps."""
     sharding = way.sharding
     trained = trained_of(shape, way)
-    base = math.ceil(base_bytes(shape, way) / sharding.weights)
-    adapter = 0 if way.is_full else math.ceil(trained * way.trained_bytes / sharding.weights)
+    base_of_all, adapter_of_all = base_bytes(shape, way), 0 if way.is_full else trained * way.trained_bytes
+    base = math.ceil(base_of_all / sharding.weights)
+    if sharding.second_copy:  # DeepSpeed, runtime/zero/partition_parameters.py, `_partition_param_sec`
+        base += math.ceil((base_of_all + adapter_of_all) / sharding.second_copy)
+    adapter = math.ceil(adapter_of_all / sharding.weights)
     optimizer = math.ceil(trained * way.optimizer_bytes / sharding.optimizer)
     weights_here = 0 if sharding.weights_on_host else 1
     optimizer_here = 0 if sharding.optimizer_on_host else 1

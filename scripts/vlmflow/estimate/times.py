@@ -2,7 +2,8 @@
 
 A batch takes a + b · tokens. b: its operations at a share of the GPU's peak. a: what does not depend on its tokens: the
 kernels that are started one by one, or reading all weights, whichever takes longer; and the weights that other GPUs
-hold, which come over the link between them for each forward and each backward pass (`overlap_comm: false`).
+hold, which come over the link between them, or over the network between nodes, for each forward and each backward pass
+(`overlap_comm: false`).
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from vlmflow.config.gpus import Gpu
 from vlmflow.estimate.accounts import Times
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
+from vlmflow.estimate.way import Way
 from vlmflow.estimate.work import forward, training
 from vlmflow.training.steps import Steps, samples_of, side_by_side
 
@@ -92,10 +94,28 @@ def _fixed(case: Case, gpu: Gpu, passes: int) -> float:
 
 
 def _gathering(case: Case, gpu: Gpu) -> float:
-    """Return the seconds in which a GPU receives the weights that others, or the main memory, hold."""
+    """Return the seconds in which a GPU receives the weights that others, or the main memory, hold.
+
+    With hpZ (arXiv:2306.10209) they come from the GPUs of its node that share a second copy. DeepSpeed makes this copy
+    when it first releases a weight, and drops it after each optimizer step if the weight is trained (stage3.py,
+    `invalidate_secondary_tensor`). So weights come from all GPUs once a step, which `_step` counts; frozen ones once.
+    """
     sharding = case.way.sharding
-    missing = 1.0 if sharding.weights_on_host else 1 - 1 / sharding.weights
-    return missing * base_bytes(case.shape, case.way) / gpu.link
+    within = sharding.second_copy
+    missing = 1.0 if sharding.weights_on_host else 1 - 1 / (within or sharding.weights)
+    rate = gpu.link if within else _exchange_rate(case.way, gpu)
+    return missing * base_bytes(case.shape, case.way) / rate
+
+
+def _exchange_rate(way: Way, gpu: Gpu) -> float:
+    """Return the bytes per second at which all processes gather, or add up, what they share.
+
+    A ring of n processes sends (n - 1) / n of all bytes over each of its links to gather them, and as many to add them
+    up (nccl-tests, doc/PERFORMANCE.md). It enters and leaves each node once, so the network of a node carries as many
+    as a link within it, and the slower one decides. Several network cards share them, each with a ring of its own.
+    NCCL may choose a tree to add up, which sends up to half as much between two nodes: the estimate is then too long.
+    """
+    return gpu.link if way.nodes == 1 else min(gpu.link, way.network)
 
 
 def _step(case: Case, gpu: Gpu) -> float:
@@ -107,5 +127,5 @@ def _step(case: Case, gpu: Gpu) -> float:
     way, kept = case.way, states(case.shape, case.way)
     in_each_batch = way.sharding.engine == "deepspeed" and way.sharding.gradients > 1
     exchanges = 1 + (case.settings.gradient_accumulation_steps if in_each_batch else 1)
-    exchanged = exchanges * trained_of(case.shape, way) * way.gradient_bytes * (1 - 1 / way.processes) / gpu.link
-    return exchanged + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth
+    exchanged = exchanges * trained_of(case.shape, way) * way.gradient_bytes * (1 - 1 / way.processes)
+    return exchanged / _exchange_rate(way, gpu) + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth

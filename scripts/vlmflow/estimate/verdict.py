@@ -36,11 +36,19 @@ def parts_of(memory: Memory) -> list[tuple[str, int]]:
     return sorted(((name, size) for name, size in parts if size), key=lambda part: -part[1])
 
 
+def spread_of(estimate: Estimate) -> str:
+    """Return how the processes of a run are spread, to follow their number: " (2 nodes × 8 processes)"; "" on one."""
+    if estimate.nodes == 1:
+        return ""
+    return f" ({estimate.nodes} nodes × {estimate.processes // estimate.nodes} processes)"
+
+
 def in_words(estimate: Estimate, run: str, *, on_gpu: bool) -> str:
     """Return what a run needs of each GPU, in one line; of each process, if it trains on the CPU."""
+    needed, spread = f"{run}: {estimate.memory.total / GB:.1f} GB", spread_of(estimate)
     if not on_gpu:
-        return f"{run}: {estimate.memory.total / GB:.1f} GB of main memory for each of {estimate.processes} process(es)"
-    needed = f"{run}: {estimate.memory.total / GB:.1f} GB on each of {estimate.processes} GPU(s) by the estimate"
+        return f"{needed} of main memory for each of {estimate.processes} process(es){spread}"
+    needed += f" on each of {estimate.processes} GPU(s){spread} by the estimate"
     on = estimate.on(estimate.gpu)
     if on is None:
         return f"{needed}; runs.NAME.gpu names no product to compare it with"

@@ -21,13 +21,15 @@ class Sharding:
     """What the processes share, and who trains.
 
     engine: the library that distributes. weights, gradients, optimizer: into how many parts each is cut; 1 means that
-    every GPU holds all of it. optimizer_on_host, weights_on_host: kept in main memory instead.
+    every GPU holds all of it. second_copy: how many GPUs of a node share a second copy of the weights; 0 without one.
+    optimizer_on_host, weights_on_host: kept in main memory instead.
     """
 
     engine: Engine = "ddp"
     weights: int = 1
     gradients: int = 1
     optimizer: int = 1
+    second_copy: int = 0
     optimizer_on_host: bool = False
     weights_on_host: bool = False
 
@@ -48,7 +50,8 @@ class Way:
 
     tuner: its name in `config.tuners`. trained: the parts that are not frozen (`parameters.PARTS`). half: matrix
     products are in 16 bits, as in every training but one with dtype float32. double_quant: of QLoRA's scales.
-    eager: attention without a fused kernel. liger: logits are computed in pieces.
+    eager: attention without a fused kernel. liger: logits are computed in pieces. processes: those of all nodes.
+    nodes: machines, each with as many processes. network: bytes per second that a node sends to the others, at most.
     """
 
     tuner: str = "lora"
@@ -56,6 +59,8 @@ class Way:
     adapter: Adapter = Adapter()
     sharding: Sharding = Sharding()
     processes: int = 1
+    nodes: int = 1
+    network: float = 100e9 / 8
     half: bool = True
     double_quant: bool = True
     gradient_checkpointing: bool = True

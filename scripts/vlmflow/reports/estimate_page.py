@@ -7,7 +7,7 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, REFUSED
 from vlmflow.estimate.times import HIGH, LOW
-from vlmflow.estimate.verdict import GB, parts_of
+from vlmflow.estimate.verdict import GB, parts_of, spread_of
 from vlmflow.reports.page import Tile, render
 
 
@@ -77,11 +77,12 @@ def estimate_page(run: str, found: Result, settings: EstimateBlock) -> str:
 
 def _page(run: str, found: Estimate, settings: EstimateBlock) -> EstimatePage:
     state, verdict = _verdict(found, settings)
-    host = found.memory.host
+    host, network = found.memory.host, f", at {settings.network_gbit:g} Gbit/s between nodes" if found.nodes > 1 else ""
     return EstimatePage(
         f"{run}: what it needs",
         f"{found.weights / 1e9:.3g} billion weights; {found.trained / 1e6:,.1f} million are trained, with "
-        f"strategy {settings.strategy} and {found.processes} process(es). Arithmetic before the run, not measured.",
+        f"strategy {settings.strategy} and {found.processes} process(es){spread_of(found)}{network}. "
+        "Arithmetic before the run, not measured.",
         verdict,
         state,
         _tiles(found),
@@ -141,8 +142,9 @@ def _state(share: float) -> tuple[str, str]:
 def _product(one: OnProduct, found: Estimate) -> Product:
     state, verdict = _state(one.memory_share)
     gpu = GPUS[one.gpu]
+    nodes = f"{found.nodes} × " if found.nodes > 1 else ""
     return Product(
-        title=f"{found.processes} × {gpu.title}",
+        title=f"{nodes}{found.processes // found.nodes} × {gpu.title}",
         memory=_gb(gpu.memory),
         share=one.memory_share,
         state=state,

@@ -48,7 +48,7 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Training:
-    """A complete training. processes: the number of parallel trainers; device: "cuda" or "cpu".
+    """A complete training. device: "cuda" or "cpu". nodes: machines; processes: the trainers on each.
 
     cached: the folder of `cached_dataset.cache_dataset` to read the data from. It has the same rows in the same order,
     so it is not part of the digest.
@@ -62,14 +62,23 @@ class Training:
     strategy: Strategy
     tuner: Tuner = LORA
     cached: Path | None = None
+    nodes: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All trainers, on all nodes."""
+        return self.nodes * self.processes
 
     def digest(self) -> str:
-        """Return 16 hexadecimal digits that change with the data, the model and every setting, but not with paths."""
+        """Return 16 hexadecimal digits that change with the data, the model and every setting, but not with paths.
+
+        It does not change with the nodes either: a training resumes when its trainers are on other machines.
+        """
         meaning = {
             "data": self.data.digest,
             "model": self.model.digest,
             "arguments": self.arguments(),
-            "processes": self.processes,
+            "processes": self.ranks,
             "device": self.device,
             "image_max_tokens": self.settings.image_max_tokens,
             "early_stop_after": self.settings.early_stop_after,
@@ -81,6 +90,7 @@ class Training:
         return {
             "data": {"digest": self.data.digest, "train": str(self.data.train), "val": str(self.data.val)},
             "model": asdict(self.model) | {"folder": str(self.model.folder)},
+            "nodes": self.nodes,
             "processes": self.processes,
             "device": self.device,
             "tuner": self.tuner.name,

@@ -25,7 +25,9 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
     threads: cores that one process may use.
     """
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": import_path(),
+        # Without it, Python would import from the working directory first: a run folder, which other pods can write.
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "USE_HF": "1",  # otherwise ms-swift uses ModelScope
@@ -39,6 +41,12 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
         "HF_DATASETS_CACHE": str((cache / "datasets").absolute()),
         "MPLCONFIGDIR": str((cache / "matplotlib").absolute()),
     }
+
+
+def import_path() -> str:
+    """Return PYTHONPATH for a process of ours in another working directory: our modules, and no relative folder."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(os.path.isabs, given)])
 
 
 def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, what: str) -> None:

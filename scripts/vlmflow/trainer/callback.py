@@ -11,6 +11,7 @@ It
 
 import dataclasses
 import json
+import os
 import signal
 import time
 from contextlib import suppress
@@ -101,10 +102,12 @@ class Watch(TrainerCallback):
         mode, processes = args.parallel_mode.name, self.orders.processes
         if args.world_size != processes or (processes > 1 and mode != "DISTRIBUTED"):
             raise RuntimeError(f"not really distributed: world size {args.world_size} of {processes}, mode {mode}")
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        if processes > int(os.environ["LOCAL_WORLD_SIZE"]) and len(products := set(gather(device))) > 1:
+            raise RuntimeError(f"not the same GPUs on all nodes: {', '.join(sorted(products))}")
         engine.begin(self.strategy, self.trainer)
         args.report_to = []  # TensorBoard's callback is at work; ms-swift would draw its curves as pictures too
         self.begun = time.monotonic()
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         tokens = int(state.num_input_tokens_seen)
         self._write(Begin(state.global_step, state.max_steps, tokens, args.world_size, mode, device))
         keep_their_form(self.trainer.model)

@@ -36,6 +36,11 @@ FAULTS = [
         VlmflowError,
     ),
     (
+        r"(not the same GPUs on all nodes: .*)",
+        "select one product in the pod template gpu (docs/kubernetes.md, Several nodes): the slowest would hold up all",
+        VlmflowError,
+    ),
+    (
         r"(strategy \S+ is not at work: .*)",
         "train with another strategy: accelerate did not start this one on the run's device",
         VlmflowError,
@@ -62,6 +67,9 @@ NO_CAUSE = re.compile(r"ChildFailedError")
 NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
 """What torchrun says of any failure, and of trainers or of itself that a signal ended."""
 
+FROM_ANOTHER = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|DistNetworkError")
+"""What a trainer says when another one has ended."""
+
 LONGEST_LINE = 2_000
 """Characters of a line of the log that are searched."""
 
@@ -69,24 +77,53 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
-def failure_of(code: int, trainer_log: Path, begin: int, what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
-    """Return why the trainers failed: a full disk, the cause in their log from byte `begin` on, or a signal.
+class Said:
+    """The part of a trainers' log that counts: from its end now, to `end_here`."""
 
-    code: torchrun's exit code. what: the stage and run. passed_on: the signals that they got through us. Those end a
-    trainer that is not at work yet, which saves nothing.
+    def __init__(self, log: Path, begin: int | None = None) -> None:
+        """begin: the first byte that counts, if it is another."""
+        self.log = log
+        self._begin = self._size() if begin is None else begin
+        self._end: int | None = None
+
+    def end_here(self) -> None:
+        """Count nothing that is written from now on: trainers that we end say so, and it is no cause."""
+        self._end = self._end or self._size()
+
+    def text(self) -> str:
+        """Return the part; a missing log has none."""
+        return self.log.read_bytes()[self._begin : self._end].decode(errors="replace") if self.log.is_file() else ""
+
+    def _size(self) -> int:
+        return self.log.stat().st_size if self.log.is_file() else 0
+
+
+def failure_of(code: int, logs: Sequence[Said], what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
+    """Return why the trainers failed: a full disk, the cause in their logs, or a signal.
+
+    code: torchrun's exit code. logs: those of all nodes, this node's first. what: the stage and run. passed_on: the
+    signals that they got through us. Those end a trainer that is not at work yet, which saves nothing.
     """
+    trainer_log = logs[0].log
     if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
         # Checked first: on a full disk the log has no cause.
         return PassingError(
             f"{what}: no space left on the disk of {trainer_log.parent}",
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
-    text = _lines(trainer_log.read_bytes()[begin:].decode(errors="replace"))
+    texts = {said.log: _lines(said.text()) for said in logs}
     no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
     for pattern, next_step, kind in FAULTS:
-        found = [match for match in re.findall(pattern, text) if not no_cause.search(match)]
+        found = [
+            (match.strip(), log)
+            for log, text in texts.items()
+            for match in re.findall(pattern, text)
+            if not no_cause.search(match)
+        ]
         if found:
-            return kind(f"{what}: {found[-1].strip()}", f"{next_step} ({trainer_log})")
+            first_hand = [one for one in found if not FROM_ANOTHER.search(one[0])]
+            cause, log = (first_hand or found)[-1]
+            return kind(f"{what}: {cause}", f"{next_step} ({log})")
     if passed_on:
         return PassingError(
             f"{what}: {signal.Signals(passed_on[0]).name} ended the trainers before they could save a checkpoint",

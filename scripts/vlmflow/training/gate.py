@@ -45,14 +45,14 @@ def judge(
     report, events: those of the smoke run, which trained and evaluated the rows `chosen`.
     train, val: the lengths of all rows. full: the full run. fitted, merge: see `Gate`.
     """
-    processes = full.processes
+    ranks = full.ranks
     losses = [loss for _, loss in report.losses or []]
     checks = [
         Check("every loss is a finite number", _finite(losses), _span(losses)),
         Check("the loss falls", *_falls(losses, [loss for _, loss in report.eval_losses])),
         Check("every tensor of the best checkpoint can be read", True, f"step {report.best.step}"),
         Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
-        Check(f"{processes} process(es) train together", report.world_size == processes, report.parallel_mode),
+        Check(f"{ranks} process(es) train together", report.world_size == ranks, report.parallel_mode),
         Check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
         *_checks_of_layers(report.layers, full),
     ]
@@ -62,7 +62,7 @@ def judge(
         peak_memory=report.peak_memory,
         tokens_per_second=report.tokens_per_second,
         lengths=LengthAccount.of(train).describe(),
-        full_run=estimate(train, val, full.settings, processes, pace_of(report, events, chosen.val, full)),
+        full_run=estimate(train, val, full.settings, ranks, pace_of(report, events, chosen.val, full)),
         fitted=fitted,
         merge=merge,
     )
@@ -85,7 +85,7 @@ def pace_of(report: TrainingReport, events: Sequence[Event], val: Sequence[RowLe
     val: the rows of each evaluation. Without a step that counts, time is in proportion to tokens.
     """
     pace = fit(timed_steps(events)) or Pace(0.0, report.seconds / max(report.tokens, 1), 0)
-    as_trained = _seconds_of_batches(val, pace, full.settings, full.processes)
+    as_trained = _seconds_of_batches(val, pace, full.settings, full.ranks)
     seconds = list(evaluation_seconds(events))
     if not seconds or not as_trained:
         return pace

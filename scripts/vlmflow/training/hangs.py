@@ -5,6 +5,7 @@ step; so if one hangs, soon none gives a sign.
 """
 
 import logging
+import math
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,10 @@ from pathlib import Path
 import psutil
 
 from vlmflow.core.errors import PassingError
+from vlmflow.core.progress import clock
 from vlmflow.trainer.heartbeat import FOLDER, Doing, beats_of, innermost_frames, stacks_of
+from vlmflow.training.agent import end, ranks_of
+from vlmflow.training.group import Group
 from vlmflow.training.resumed import HangError
 
 log = logging.getLogger("vlmflow")
@@ -27,14 +31,18 @@ Both give no sign in between, and read or write whole models. If ranks wait for 
 (30 minutes) ends them before; this ends a rank that waits for nobody, as on a storage that does not answer.
 """
 
-GRACE = 10.0
-"""Seconds for the ranks to save and end, between SIGTERM and SIGKILL: one that was only slow may do so."""
+AFTER_SIGNAL = 2.0
+"""Minutes without a sign of life after SIGTERM, on several nodes: trainers answer it at their next step, which never
+comes when another node is gone, and the pod's grace period is better used."""
+
+SLOW = 30.0
+"""Seconds without a sign of life after which the progress of several nodes names a rank."""
 
 FOR_STACKS = 5.0
-"""Seconds for a rank to write its stacks; one that the kernel has stopped writes none."""
+"""Seconds for the ranks to write their stacks; one that the kernel has stopped writes none."""
 
-FOR_END = 60.0
-"""Seconds for killed processes to end; one that waits for a dead disk or GPU does not."""
+FOR_STACKS_OF_OTHERS = 30.0
+"""The same with other nodes, which may see a new order late on a network volume."""
 
 FRAMES = 3
 """How many of a rank's innermost frames the message has."""
@@ -52,8 +60,11 @@ class HangWatch:
         self._seen: list[tuple[int, str]] = []
         self._since = self._looked = time.monotonic()
 
-    def silent_for(self) -> float | None:
-        """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second."""
+    def silent_for(self, most: float = math.inf) -> float | None:
+        """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second.
+
+        most: minutes that are too long in any case, in training or evaluation.
+        """
         now = time.monotonic()
         if now - self._looked < 1:
             return None
@@ -63,16 +74,31 @@ class HangWatch:
             self._seen, self._since = signs, now
         usual = all(doing in (Doing.TRAINING, Doing.EVALUATING) for _, doing in signs)
         minutes = (now - self._since) / 60
-        return minutes if minutes > (self._minutes if usual else max(self._minutes, LONGER)) else None
+        allowed = min(self._minutes, most) if usual else max(self._minutes, LONGER)
+        return minutes if minutes > allowed else None
 
-    def where(self, trainers: subprocess.Popen[bytes], trainer_log: Path) -> str:
+    def in_words(self) -> str:
+        """Return how many ranks are at work, and which of them have been silent for a while."""
+        now, silent = time.time(), []
+        for rank in self._ranks:
+            at, doing = _sign(beats_of(self._folder, rank))
+            if doing in (Doing.TRAINING, Doing.EVALUATING) and now - at / 1e9 > SLOW:
+                silent.append(f"rank {rank} silent for {clock(now - at / 1e9)}")
+        return ", ".join(silent) or f"{len(self._ranks)} ranks"
+
+    def where(self, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path) -> str:
         """Return where each rank is, after its stacks were appended to the trainers' log.
 
-        trainers: torchrun, whose children are the ranks.
+        trainers: torchrun, whose children are the ranks of this node. group: the other nodes.
         """
+        group.ask_for_stacks()
+        for process in ranks_of(trainers).values():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR1)
+        give_up = time.monotonic() + (FOR_STACKS_OF_OTHERS if group.others else FOR_STACKS)
         places = []
-        for rank, process in sorted(_ranks(trainers).items()):
-            stacks = _ask_for_stacks(process, stacks_of(self._folder, rank))
+        for rank in self._ranks:
+            stacks = _stacks_in(stacks_of(self._folder, rank), give_up)
             with trainer_log.open("a") as file:
                 file.write(f"\nrank {rank} hangs; its stacks:\n{stacks or 'it does not answer'}\n")
             frames = ", from ".join(innermost_frames(stacks, FRAMES))
@@ -82,14 +108,19 @@ class HangWatch:
 
 
 def end_hang(
-    watch: HangWatch, trainers: subprocess.Popen[bytes], trainer_log: Path, minutes: float, what: str
-) -> HangError:
-    """End trainers that hang; returns the error, with where each rank was.
+    watch: HangWatch, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path, minutes: float, what: str
+) -> HangError | PassingError:
+    """End trainers of this node that hang; returns the error, with where each rank was.
 
-    Raises PassingError if the kernel does not end them.
+    It is a PassingError if the kernel does not end them.
     """
-    where = watch.where(trainers, trainer_log)
-    _end(trainers, what)
+    where = watch.where(trainers, group, trainer_log)
+    if not end(trainers):
+        return PassingError(
+            f"{what}: the trainers hang, and do not end when they are killed",
+            "they wait for a disk or a GPU that does not answer: restart this machine, or run the same command on "
+            "another one",
+        )
     return HangError(
         f"{what}: no sign of life for {minutes:.2g} minutes; {where}",
         f"the stacks are in {trainer_log}: most ranks wait in a collective operation for the one that is elsewhere",
@@ -104,19 +135,9 @@ def _sign(file: Path) -> tuple[int, str]:
         return 0, Doing.STARTING
 
 
-def _ranks(trainers: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
-    found = {}
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(trainers.pid).children():
-            with suppress(psutil.Error, KeyError):
-                found[int(child.environ()["RANK"])] = child
-    return found
-
-
-def _ask_for_stacks(rank: psutil.Process, file: Path) -> str:
-    with suppress(psutil.NoSuchProcess):
-        rank.send_signal(signal.SIGUSR1)
-    give_up, size = time.monotonic() + FOR_STACKS, 0
+def _stacks_in(file: Path, give_up: float) -> str:
+    """Return what a rank has written, once that no longer grows; "" if there is nothing by then (monotonic seconds)."""
+    size = 0
     while time.monotonic() < give_up:
         time.sleep(0.2)
         now = file.stat().st_size if file.is_file() else 0
@@ -124,23 +145,3 @@ def _ask_for_stacks(rank: psutil.Process, file: Path) -> str:
             break
         size = now
     return file.read_text(errors="replace") if file.is_file() else ""
-
-
-def _end(trainers: subprocess.Popen[bytes], what: str) -> None:
-    """Let the ranks save and end, then kill them and their own children. torchrun ends with its ranks."""
-    everybody = [] if trainers.poll() is not None else psutil.Process(trainers.pid).children(recursive=True)
-    for process in _ranks(trainers).values():
-        with suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(everybody, timeout=GRACE)
-    for process in alive:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    try:
-        trainers.wait(FOR_END)
-    except subprocess.TimeoutExpired:
-        raise PassingError(
-            f"{what}: the trainers hang, and do not end when they are killed",
-            "they wait for a disk or a GPU that does not answer: restart this machine, or run the same command on "
-            "another one",
-        ) from None

@@ -34,4 +34,5 @@ def plan_training(
     base = BaseModel.read(model, settings.model_type)
     strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)
     refuse_missing_compiler(strategy)
-    return Training(data, base, settings.train, settings.device, settings.processes, strategy, tuner, cached)
+    processes, nodes = settings.processes, settings.nodes
+    return Training(data, base, settings.train, settings.device, processes, strategy, tuner, cached, nodes)

@@ -33,7 +33,7 @@ def capped(smoke: SmokeSettings, full: Training, samples: int) -> SmokeSettings:
 
     It keeps FEWEST_STEPS: fewer do not show whether the loss falls. samples: those of the full run (`samples_of`).
     """
-    steps = max(FEWEST_STEPS, Steps.of(samples, full.settings, full.processes).total)
+    steps = max(FEWEST_STEPS, Steps.of(samples, full.settings, full.ranks).total)
     if steps >= smoke.steps:
         return smoke
     longest = min(smoke.longest, steps * rows_per_step(full))
@@ -42,9 +42,9 @@ def capped(smoke: SmokeSettings, full: Training, samples: int) -> SmokeSettings:
 
 
 def rows_per_step(training: Training) -> int:
-    """Return the samples of one optimizer step, over all processes: with packing at least so many rows."""
+    """Return the samples of one optimizer step, over all ranks: with packing at least so many rows."""
     settings = training.settings
-    side = side_by_side(settings, training.processes)
+    side = side_by_side(settings, training.ranks)
     return side * settings.per_device_batch_size * settings.gradient_accumulation_steps
 
 

@@ -9,10 +9,11 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.swift.arguments import Training
 from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.group import Group, group_of
 from vlmflow.training.launch import launch
 from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.released import refuse_other_adapter
-from vlmflow.training.resumed import ResumableError, resume_once
+from vlmflow.training.resumed import ResumableError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
 
@@ -36,22 +37,24 @@ def train(
     A run folder with complete checkpoints of the same data and settings is resumed from the newest; a finished one is
     used as it is.
 
-    what: the stage and run, for messages. threads: cores for all processes together. resumes: whether a training that
-    runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
+    what: the stage and run, for messages. threads: cores for all processes of this machine together. resumes: whether a
+    training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
 
     Raises VlmflowError if the trainers fail, or end before their target, or a step has spoiled the training.
     """
     refuse_slow_torch(importlib.metadata.version("torch"))
-    refuse_small_shared_memory(training.settings, training.processes)
     folder = RunFolder(runs / training.digest())
-    with folder.held(training.describe()) as lock:
+    with folder.held(training.describe()) as lock, group_of(training, folder, threads) as group:
+        refuse_small_shared_memory(training.settings, training.ranks if group.is_local else training.processes)
         patience = training.settings.early_stop_after
         refuse_bad_step(folder, training.data.train, what)
         last = _newest(training, folder)
         if last is None or not last.ended(patience):
             if last is not None:
-                log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder})")
-            _launch(training, folder, last, lock, threads, what, resumes, onlooker)
+                lost = max(0, last_step(folder.progress) - last.step)
+                again = f"; {lost} step(s) since then were lost, and are trained again" if lost else ""
+                log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
+            _launch(training, folder, last, lock, group, what, resumes, onlooker)
             refuse_bad_step(folder, training.data.train, what)
             last = _newest(training, folder)
         else:
@@ -77,7 +80,7 @@ def train(
                 f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
                 f"validation loss than step {_step_of(last.best)}'s (early_stop_after)"
             )
-        best = read_checkpoint(last.best, training.processes, training.strategy, training.tuner)
+        best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
         if best is None:
             raise VlmflowError(
                 f"{last.best}: the best checkpoint can no longer be read",
@@ -93,7 +96,7 @@ def _launch(
     folder: RunFolder,
     last: Checkpoint | None,
     lock: int,
-    threads: int,
+    group: Group,
     what: str,
     resumes: bool,
     onlooker: Onlooker,
@@ -101,7 +104,7 @@ def _launch(
     """Start the trainers; if a GPU runs out of memory, or they hang, start them once more from each checkpoint."""
     while True:
         try:
-            return launch(training, folder, last.folder if last else None, lock, threads, what, onlooker)
+            return launch(training, folder, last.folder if last else None, lock, group, what, onlooker)
         except ResumableError as error:
             last = _newest(training, folder) if resumes else None
             begin = 0 if resumes and error.begins_again else None
@@ -110,7 +113,7 @@ def _launch(
 
 
 def _newest(training: Training, folder: RunFolder) -> Checkpoint | None:
-    return newest_whole_checkpoint(folder.output, training.processes, training.strategy, training.tuner)
+    return newest_whole_checkpoint(folder.output, training.ranks, training.strategy, training.tuner)
 
 
 def _step_of(checkpoint: Path) -> int:

@@ -18,7 +18,7 @@ from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape
-from vlmflow.estimate.states import states, trained_of
+from vlmflow.estimate.states import base_bytes, states, trained_of
 from vlmflow.estimate.times import HIGH, LOW, amount, times
 from vlmflow.estimate.verdict import parts_of
 from vlmflow.estimate.way import Sharding
@@ -173,6 +173,67 @@ def test_sharded_weights_come_over_the_link() -> None:
     assert times(shared, slow_link, LOW).batch_seconds > times(shared, fast_link, LOW).batch_seconds
 
 
+def test_between_nodes_the_network_decides() -> None:
+    """Weights and gradients cross it as often as the link of one node; 100 Gbit are 12.5 GB."""
+    gpu = GPUS["h100"]
+    (one, fast), (two, slow) = (
+        (case, times(case, gpu, LOW))
+        for case in (some_case(processes=16 // nodes, nodes=nodes, strategy="zero3") for nodes in (1, 2))
+    )
+    assert (one.way.processes, two.way.processes) == (16, 16)
+    longer = 1 / 12.5e9 - 1 / gpu.link
+    gathered = 2 * 15 / 16 * base_bytes(SHAPE, two.way)
+    assert slow.batch_seconds - fast.batch_seconds == pytest.approx(gathered * longer)
+    exchanged = 9 * 15 / 16 * 2 * trained_of(SHAPE, two.way)
+    assert slow.step_seconds - fast.step_seconds == pytest.approx(exchanged * longer)
+
+
+def test_a_network_that_is_faster_than_the_link_does_not_help() -> None:
+    slow_link = GPUS["rtx-4090"]
+    seconds = [
+        times(some_case(nodes=nodes, processes=4 // nodes, strategy="zero3", network_gbit=800), slow_link, LOW).seconds
+        for nodes in (1, 2)
+    ]
+    assert seconds[0] == seconds[1]
+
+
+def with_hpz(size: int, **zero: Any) -> dict[str, Any]:
+    """Give the settings of 16 GPUs on two nodes, with a second copy of the weights that `size` of them share."""
+    stage = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, "zero_hpz_partition_size": size, **zero}
+    deepspeed = {"zero_optimization": stage}
+    return {"strategy": "deepspeed", "nodes": 2, "processes": 8, "tuner": "full", "deepspeed": deepspeed}
+
+
+def test_a_second_copy_of_the_weights_takes_memory() -> None:
+    """DeepSpeed's hpZ: each GPU has one more share, of those of its group."""
+    alone, shared = (states(SHAPE, some_case(**with_hpz(size)).way) for size in (1, 8))
+    assert shared.weights - alone.weights == base_bytes(SHAPE, some_case(**with_hpz(8)).way) / 8
+    assert replace(shared, weights=alone.weights) == alone
+    needed_more = needed(some_case(**with_hpz(8))) - needed(some_case(**with_hpz(1)))
+    assert needed_more == shared.weights - alone.weights
+    lora = states(SHAPE, some_case(**with_hpz(8) | {"tuner": "lora"}).way)
+    bare = states(SHAPE, some_case(**with_hpz(1) | {"tuner": "lora"}).way)
+    assert lora.weights - bare.weights > shared.weights - alone.weights
+    on_host = with_hpz(8, offload_param={"device": "cpu"})
+    assert states(SHAPE, some_case(**on_host).way).weights == 0
+    assert states(SHAPE, some_case(**on_host).way).host == shared.weights
+
+
+def test_a_second_copy_needs_stage_3_and_a_number() -> None:
+    for size, zero in ((8, {"stage": 2}), ("auto", {}), (1, {}), (None, {})):
+        assert some_case(**with_hpz(size, **zero)).way.sharding.second_copy == 0
+
+
+def test_weights_with_a_second_copy_do_not_cross_the_network_in_each_batch() -> None:
+    """They come over the link from the other GPUs of the node; gradients still cross the network."""
+    gpu = GPUS["h100"]
+    alone, shared = (times(some_case(**with_hpz(size)), gpu, LOW) for size in (1, 8))
+    every = base_bytes(SHAPE, some_case(**with_hpz(8)).way)
+    less = 2 * every * (15 / 16 / 12.5e9 - 7 / 8 / gpu.link)
+    assert alone.batch_seconds - shared.batch_seconds == pytest.approx(less)
+    assert alone.step_seconds == shared.step_seconds
+
+
 def test_evaluations_have_their_share() -> None:
     often, seldom = (some_case({"evaluation_steps": steps, "checkpoint_steps": 1}) for steps in (1, 1_000))
     assert times(often, LARGE_CARD, LOW).evaluation_share > times(seldom, LARGE_CARD, LOW).evaluation_share > 0
@@ -186,6 +247,8 @@ def test_price_is_that_of_all_gpus() -> None:
     assert on.slow_price == pytest.approx(4 * 2.5 * on.slow.hours)
     assert on.fast_price == pytest.approx(4 * 2.5 * on.fast.hours)
     assert found.on("a100-80gb").slow_price is None
+    spread = estimate(some_case(processes=2, nodes=2, strategy="zero3"), "h100", 2.5).on("h100")
+    assert spread.slow_price == pytest.approx(4 * 2.5 * spread.slow.hours)
     assert estimate(some_case(), None, None).on(None) is None
 
 
@@ -244,6 +307,57 @@ def test_offload_is_proposed_for_one_gpu_with_the_main_memory_that_it_needs() ->
 def test_more_gpus_train_the_same_rows_in_a_step() -> None:
     (more,) = (one for one in changes(some_case(tuner="full"), SMALL_CARD) if one.what.startswith("processes: "))
     assert more.what == "processes: 8, strategy: zero3, train.gradient_accumulation_steps: 1"
+
+
+def test_more_gpus_of_each_node_are_proposed_by_the_key_that_they_change() -> None:
+    """`processes` are those of a node."""
+    found = changes(some_case(tuner="full", nodes=2, processes=1), GPUS["a40"])
+    (more,) = (one for one in found if one.what.startswith("processes: "))
+    assert more.what == "processes: 2, strategy: zero3, train.gradient_accumulation_steps: 4"
+    of_all = some_case({"gradient_accumulation_steps": 4}, tuner="full", nodes=2, processes=2, strategy="zero3")
+    assert more.memory == needed(of_all)
+    assert more.gpu_hours == pytest.approx(4 * times(of_all, GPUS["a40"], LOW).hours)
+
+
+LARGE = ModelShape(msgspec.structs.replace(TEXT, hidden_size=8_192, num_hidden_layers=64), None, tied=False)
+"""27 billion weights: full fine-tuning with zero3 takes 67 GB of each of 8 GPUs, 40 GB of 16 and 27 GB of 32."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "processes", "gpu", "expected"),
+    [
+        (1, 8, "a40", "nodes: 2, processes: 8, strategy: zero3, train.gradient_accumulation_steps: 4"),
+        (1, 1, "a100-40gb", "nodes: 4, processes: 8, strategy: zero3"),
+        (2, 8, "a100-40gb", "nodes: 4, processes: 8, strategy: zero3, train.gradient_accumulation_steps: 4"),
+        (1, 16, "a100-40gb", "nodes: 2, processes: 16, strategy: zero3, train.gradient_accumulation_steps: 4"),
+        (1, 1, "a100-80gb", None),
+        (1, 8, "rtx-3090", None),
+    ],
+)
+def test_more_machines_are_proposed_where_one_is_not_enough(
+    nodes: int, processes: int, gpu: str, expected: str | None
+) -> None:
+    run: dict[str, Any] = {"tuner": "full", "shape": LARGE, "nodes": nodes, "processes": processes}
+    more = [one.what for one in changes(some_case(**run), GPUS[gpu]) if one.what.startswith("nodes: ")]
+    assert more == ([expected] if expected else [])
+
+
+def test_machines_are_not_proposed_whose_gpus_cannot_share_rows_evenly() -> None:
+    """A run refuses 8 processes with sequence_parallel: 3."""
+    rows_of_three = {"sequence_parallel": 3, "attention": "flash_attention_2"}
+    found = changes(some_case(rows_of_three, tuner="full", shape=LARGE, processes=3), GPUS["a40"])
+    assert not any(one.what.startswith("nodes: ") for one in found)
+
+
+def test_more_machines_come_before_another_product_with_the_hours_over_their_network() -> None:
+    run: dict[str, Any] = {"tuner": "full", "shape": LARGE, "processes": 8, "strategy": "zero3"}
+    gpu = GPUS["a40"]
+    more, product = (one for one in changes(some_case(**run), gpu) if one.what.startswith(("nodes: ", "gpu: ")))
+    spread = some_case({"gradient_accumulation_steps": 4}, **run, nodes=2)
+    assert more.what.startswith("nodes: 2, processes: 8")
+    assert more.memory == needed(spread)
+    assert more.gpu_hours == pytest.approx(16 * times(spread, gpu, LOW).hours)
+    assert product.what == "gpu: a100-80gb"
 
 
 def test_changes_are_computed_with_the_same_estimate() -> None:

@@ -1,6 +1,7 @@
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
 from made_accounts import some_report
@@ -9,7 +10,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.accounts import Estimate
 from vlmflow.estimate.compare import Compared, compare
 from vlmflow.estimate.estimate import estimate
-from vlmflow.estimate.verdict import judge
+from vlmflow.estimate.verdict import in_words, judge
 
 GB = 10**9
 
@@ -29,6 +30,19 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would_make_it_fit() -> Non
     pair = "train.per_device_batch_size: 1, train.gradient_accumulation_steps: 32; tuner: qlora"
     assert error.next_step.startswith(f"cheapest first: {pair} (")
     assert "runs.NAME.estimate: ignore" in error.next_step
+
+
+def test_several_nodes_are_named_with_the_processes_of_each() -> None:
+    found = of("a40", tuner="full", nodes=2, processes=2)
+    assert "on each of 4 GPU(s) (2 nodes × 2 processes) by the estimate" in in_words(found, "mine", on_gpu=True)
+    assert "each of 4 process(es) (2 nodes × 2 processes)" in in_words(found, "mine", on_gpu=False)
+
+
+def test_an_account_without_nodes_is_of_one() -> None:
+    """As estimates were written before there were several."""
+    content = msgspec.to_builtins(of("h100", nodes=2))
+    assert msgspec.convert(content, Estimate).nodes == content.pop("nodes") == 2
+    assert msgspec.convert(content, Estimate).nodes == 1
 
 
 def test_estimate_ignore_lets_it_start_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -80,7 +80,7 @@ def test_both_forms_of_pod_templates_are_requested(cluster: Namespace, server: B
 def test_a_missing_log_is_not_a_failure(cluster: Namespace, server: BadMinutes) -> None:
     for code in (400, 500):
         server.answers = [refusal(code, "BadRequest"), (200, {}, {})]
-        assert cluster.log_end("p", "snakemake", 5) == ""
+        assert cluster.log_end("p", 5) == ""
         server.answers.clear()
     assert len(server.asked) == 2
 
@@ -95,6 +95,7 @@ def test_a_check_before_the_executor_is_ready_finds_nothing() -> None:
     assert asyncio.run(look()) == []
 
 
+JOB = {"metadata": {"name": "j"}, "spec": {"template": {"spec": {"containers": []}}}}
 TAKEN = Outcome("failed", "p", "preempted", disrupted=True)
 
 
@@ -102,7 +103,7 @@ TAKEN = Outcome("failed", "p", "preempted", disrupted=True)
 def disruptions(cluster: Namespace, said: list[str]) -> Disruptions:
     """Return the budget of one created Job, whose pauses end at once."""
     disruptions = Disruptions(cluster, Watch(cluster, "", said.append), clock=lambda: 0.0)
-    disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_model", {}), None)
+    disruptions.create(JOB, RuleJob("train_model", {}), None)
     return disruptions
 
 
@@ -146,7 +147,7 @@ def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinut
     watch = Watch(cluster, "", said.append)
     disruptions = Disruptions(cluster, watch)
     server.answers = [(None, {}, {})]
-    disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_model", {}), None)
+    disruptions.create(JOB, RuleJob("train_model", {}), None)
     there = {"metadata": {"name": "j"}, "spec": {}}
     server.answers = [(200, {"items": []}, {}), (200, {"items": [there]}, {})]
     assert watch.look(["j"])["j"].state == "waiting"
@@ -177,7 +178,7 @@ def test_only_permanent_refusals_of_a_creation_are_raised(
     server.answers = [refusal(*answer)] * 2
     with pytest.raises(Refused) if refused else nullcontext():
         disruptions = Disruptions(cluster, Watch(cluster, "", said.append))
-        disruptions.create({"metadata": {"name": "j"}}, RuleJob("train_model", {}), None)
+        disruptions.create(JOB, RuleJob("train_model", {}), None)
 
 
 def test_a_connection_that_broke_off_refuses_nothing() -> None:

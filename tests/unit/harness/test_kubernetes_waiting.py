@@ -211,7 +211,7 @@ class OnePod:
         self.nodes_read += 1
         return [node("a", gpu="2")]
 
-    def log_end(self, name: str, container: str, lines: int) -> str:
+    def log_end(self, name: str, lines: int, nodes: int = 1) -> str:
         return self.log
 
 

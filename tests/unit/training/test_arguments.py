@@ -13,7 +13,8 @@ from vlmflow.config.tuners import TUNERS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.launch import command, end_of_whole_lines, environment
+from vlmflow.training.agent import command, environment
+from vlmflow.training.launch import end_of_whole_lines
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory, shared_memory_needed
 from vlmflow.training.train import refuse_slow_torch

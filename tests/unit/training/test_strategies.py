@@ -130,6 +130,13 @@ def test_what_is_on_the_gpu_and_in_main_memory() -> None:
     assert DDP.held("gradients", 10, 4) == (10, 0)
 
 
+def test_a_second_copy_of_the_weights_counts_on_each_gpu() -> None:
+    zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, "zero_hpz_partition_size": 4}
+    strategy = strategy_of("deepspeed", {"zero_optimization": zero})
+    assert strategy.weights_of_each(80_000, 8) == 10_000 + 20_000
+    assert strategy.held("gradients", 8, 8) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("stage", "saved"),
     [(0, ["latest", "global_step20/mp_rank_00_model_states.pt"]), (1, SAVED["zero2"]), (3, SAVED["zero3"])],

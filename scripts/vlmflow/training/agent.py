@@ -1,0 +1,171 @@
+"""The trainers of one node: torchrun starts them, one process each, and they are its children."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from vlmflow.core.process import bound_to_this_process
+from vlmflow.swift import child_process
+from vlmflow.swift.arguments import Training
+from vlmflow.trainer import process as trainer
+from vlmflow.trainer.orders import Orders
+from vlmflow.training.compiler import search_path
+from vlmflow.training.run_folder import RunFolder
+
+JOIN_SECONDS = 7200
+"""How long a node waits for the others, which may still pull the image. Before that the executor ends a group whose
+pods do not all run, and the watch for hangs one in which nothing happens."""
+
+GRACE = 10.0
+"""Seconds for trainers to save and end, between SIGTERM and SIGKILL: one that was only slow may do so."""
+
+FOR_END = 60.0
+"""Seconds for killed processes to end; one that waits for a dead disk or GPU does not."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's place in a training of several.
+
+    node: its number, from 0. endpoint: host and port of node 0, where the nodes meet. meeting: the name of this
+    meeting; a node that comes with another name meets nobody.
+    """
+
+    node: int
+    endpoint: str
+    meeting: str
+
+
+ALONE = Place(0, "", "")
+"""The place of a single node."""
+
+
+def start(
+    training: Training,
+    folder: RunFolder,
+    resume: Path | None,
+    threads: int,
+    place: Place = ALONE,
+    lock: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start the trainers of one node; returns torchrun. Their output is appended to the node's log.
+
+    resume: the checkpoint to resume from. threads: cores for all processes of this node together. lock: the run
+    folder's lock, which the trainers hold as long as they run.
+    """
+    with log_of(folder, place.node).open("ab") as output:
+        return subprocess.Popen(
+            command(training, folder, resume, place),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(training, folder, threads, place.node),
+            cwd=folder.path,  # ms-swift searches for a picture in the working directory first
+            pass_fds=[lock] if lock is not None else [],
+            start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
+            preexec_fn=bound_to_this_process(signal.SIGTERM),
+        )
+
+
+def log_of(folder: RunFolder, node: int) -> Path:
+    """Return the file with the output of a node's trainers: each node has its own, because NFS cannot append twice."""
+    log = folder.trainer_log
+    return log.with_stem(f"{log.stem}-{node}") if node else log
+
+
+def command(training: Training, folder: RunFolder, resume: Path | None, place: Place = ALONE) -> list[str]:
+    """Return the torchrun command line of a node."""
+    torchrun = ["-m", "torch.distributed.run", *_meeting(training, place), f"--nproc_per_node={training.processes}"]
+    orders = Orders(
+        folder=str(folder.path.absolute()),
+        processes=training.ranks,
+        tuner=training.tuner.name,
+        strategy=training.strategy.name,
+        early_stop_after=training.settings.early_stop_after,
+    )
+    worker = ["-m", trainer.__name__, orders.as_word()]
+    rows = {"dataset": training.data.train, "val_dataset": training.data.val}
+    if training.cached:
+        rows = {"cached_dataset": training.cached / "train", "cached_val_dataset": training.cached / "val"}
+    paths = {
+        "model": training.model.folder,
+        **rows,
+        "output_dir": folder.output,
+        **({"resume_from_checkpoint": resume} if resume else {}),
+    }
+    places = [word for name, path in paths.items() for word in (f"--{name}", str(path.absolute()))]
+    return [sys.executable, *torchrun, *worker, *places, *training.arguments()]
+
+
+def _meeting(training: Training, place: Place) -> list[str]:
+    """Return how nodes meet. Only the static way gives each node the ranks of its own number."""
+    if training.nodes == 1:
+        return ["--standalone"]
+    return [
+        f"--nnodes={training.nodes}",
+        f"--node_rank={place.node}",
+        "--rdzv_backend=static",
+        f"--rdzv_endpoint={place.endpoint}",
+        f"--rdzv_id={place.meeting}",
+        f"--rdzv_conf=timeout={JOIN_SECONDS}",
+    ]
+
+
+def environment(training: Training, folder: RunFolder, threads: int, node: int = 0) -> dict[str, str]:
+    """Return the trainers' environment: ms-swift's, with its caches in the run folder and an equal share of cores."""
+    cores = max(1, threads // training.processes)
+    pictures, image_max_tokens = training.data.pictures, training.settings.image_max_tokens
+    # Rows of all lengths leave gaps in the GPU's memory that segments of fixed size cannot use.
+    allocator = {"PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}
+    ours = allocator | {"PATH": search_path()}
+    cache = folder.path / (f"cache-{node}" if node else "cache")  # locks of other nodes may not be seen
+    return child_process.environment(pictures, image_max_tokens, cache, cores) | ours
+
+
+def ranks_of(torchrun: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
+    """Return the trainers that run, by rank."""
+    found = {}
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(torchrun.pid).children():
+            with suppress(psutil.Error, KeyError):
+                found[int(child.environ()["RANK"])] = child
+    return found
+
+
+def let_them_save(torchrun: subprocess.Popen[bytes]) -> int:
+    """Ask the trainers to save a checkpoint and end; those that still load end at once. Returns how many there are.
+
+    torchrun itself would kill them after 30 seconds.
+    """
+    workers: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):  # they have just ended
+        workers = psutil.Process(torchrun.pid).children()
+        for process in workers:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGTERM)
+        if not workers:  # there is nothing to save; while it waits for other nodes it answers no other signal
+            torchrun.kill()
+    return len(workers)
+
+
+def end(torchrun: subprocess.Popen[bytes]) -> bool:
+    """Let the trainers save and end, then kill them and their own children; torchrun ends with them.
+
+    Returns whether it ended: the kernel may not end a process that waits for a device.
+    """
+    everybody = [] if torchrun.poll() is not None else psutil.Process(torchrun.pid).children(recursive=True)
+    let_them_save(torchrun)
+    _, alive = psutil.wait_procs(everybody, timeout=GRACE)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    try:
+        torchrun.wait(FOR_END)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
