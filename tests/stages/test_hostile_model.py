@@ -15,7 +15,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training import launch
+from vlmflow.training import agent
 from vlmflow.training.train import train
 from workflow_runs import ROOT
 
@@ -49,7 +49,7 @@ def test_stages_see_only_links_to_a_models_files(text_run: Path) -> None:
 
 def test_the_trainer_never_trusts_remote_code(text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ms-swift passes true to each of these calls; transformers gets false."""
-    monkeypatch.setattr(launch, "trainer", SimpleNamespace(__name__="recording_worker"))
+    monkeypatch.setattr(agent, "trainer", SimpleNamespace(__name__="recording_worker"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
     monkeypatch.setenv("RECORD", str(tmp_path / "record"))
     settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})
