@@ -121,7 +121,7 @@ def test_a_deleted_pod_disrupts_the_group(cluster: Cluster, namespace: Namespace
     watch.look([NAME])
     namespace.delete_pod(next(pod["metadata"]["name"] for pod in namespace.pods(OURS) if node_of(pod) == 1))
     if resources != SMALL and namespace.groups is PYTORCHJOB:
-        assert look_for(watch, "ending").runs_on
+        wait_for("the new pod is seen", lambda: watch.look([NAME])[NAME].runs_on)
         namespace.delete_job(NAME)  # as the executor does
     outcome = look_for(watch, "failed")
     assert outcome.disrupted
