@@ -62,7 +62,7 @@ def launch(
                 error = end_hang(hangs, trainers, group, folder.trainer_log, silent, what)
         finally:
             onlooker(folder, False)
-    if trainers.returncode:
+    if error is not None or trainers.returncode:  # also if the kernel does not end those of this node
         for node in group.still_running():
             logs[node].end_here()  # they end because we end them
         group.stop(bool(passed_on))
