@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from harness.kubernetes.outcome import (
     TAKEN,
     Outcome,
+    condition_time,
     failure,
     has_ended,
     is_over,
@@ -103,9 +104,11 @@ def _cause(
         return failure(job, newest(pods), now)
 
     def order(node: int) -> tuple[object, ...]:
-        """A pod that vanished without a sign comes last: of it nothing is known but that it is not there."""
-        unseen = node in gone and "deletionTimestamp" not in broken[node]["metadata"]
-        return unseen, *_end_of(broken[node]), node
+        """Of a pod that vanished without a sign only that is known; but what the Job controller deletes ended later."""
+        pod = broken[node]
+        unseen = node in gone and "deletionTimestamp" not in pod["metadata"]
+        rank = 2 if _ended_by_its_job(job, pod) else 1 if unseen else 0
+        return rank, *_end_of(pod), node
 
     first = min(broken, key=order)
     pod = broken[first]
@@ -115,6 +118,13 @@ def _cause(
         return Outcome("failed", pod["metadata"]["name"], which + (why or TAKEN), disrupted=True, unseen=not why)
     outcome = failure(job, pod, now)
     return replace(outcome, why=which + outcome.why)
+
+
+def _ended_by_its_job(job: Object | None, pod: Object) -> bool:
+    """Return whether a pod was deleted only when its Job had already failed."""
+    since = condition_time(job, "FailureTarget") or condition_time(job, "Failed")
+    at, was_deleted = _end_of(pod)
+    return was_deleted and since is not None and at >= since
 
 
 def _end_of(pod: Object) -> tuple[datetime, bool]:

@@ -184,6 +184,15 @@ def is_true(found: Object | None, condition: str) -> bool:
     return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
 
+def condition_time(found: Object | None, condition: str) -> datetime | None:
+    """Return since when a condition of a Job or pod is true; None if it is not, or if nobody said it."""
+    conditions = (found or {}).get("status", {}).get("conditions") or []
+    since = [
+        each.get("lastTransitionTime") for each in conditions if (each["type"], each["status"]) == (condition, "True")
+    ]
+    return read_time(since[0]) if since and since[0] else None
+
+
 def succeeded(pod: Object) -> bool:
     """Return whether the pod's rule has ended well."""
     ended = terminated(pod)

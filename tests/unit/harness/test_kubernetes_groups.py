@@ -210,6 +210,20 @@ def test_a_pod_that_vanished_disrupts_the_group() -> None:
     assert (outcome.state, outcome.disrupted, outcome.unseen) == ("failed", True, True)
 
 
+def test_a_pod_that_vanished_is_the_cause_although_its_job_deletes_the_other() -> None:
+    """A pod that exits within a second of its deletion is gone before the next look; its Job has failed by then."""
+    failed = job(FailureTarget="BackoffLimitExceeded")
+    failed["status"]["conditions"][0]["lastTransitionTime"] = at(3)
+    seen = {0: pod(0), 1: pod(1)}
+    by_its_job = [deleted(pod(0), 3), deleted(pod(0, "Failed", 143, ended_ago=1), 2)]
+    for left, state in zip(by_its_job, ("ending", "failed"), strict=True):
+        outcome = judged(failed, [left], seen)
+        assert (outcome.state, outcome.pod, outcome.disrupted) == (state, "p-1", True)
+        assert outcome.why == "pod 1: its pod was removed: evicted, or deleted by hand"
+    before = judged(failed, [deleted(pod(0), 4)], seen)
+    assert before.pod == "p-0", "it was deleted while its Job was well"
+
+
 def test_a_pod_that_was_seen_being_evicted_is_the_cause_after_it_is_gone() -> None:
     """Pod 0, which the Job controller deleted then, or which failed without it, still exists."""
     seen = {0: pod(0), 1: deleted(pod(1), 9, reason="EvictionByEvictionAPI")}
