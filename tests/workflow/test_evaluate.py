@@ -152,18 +152,18 @@ def test_a_killed_evaluation_measures_no_row_again(evaluated: Path, tmp_path: Pa
 
 
 def test_another_run_does_not_measure_the_base_again(evaluated: Path, tmp_path: Path) -> None:
-    """The demo's own store has the base's losses; these were measured with the same settings."""
+    """The folder's store has the losses of both models, and fewer rows are among those of before."""
     folder = evaluated / "data" / "fire"
     evaluate(
         verified=evaluated / "verified" / RUN,
         model=evaluated / "models" / "tiny",
-        rows=folder / "val.jsonl",
+        rows=folder / "test.jsonl",
         stats=folder / "stats.json",
         evaluated=tmp_path / "other" / "val",
-        settings=RunBlock(**SETTINGS | {"rows": 3}),
+        settings=RunBlock(**SETTINGS | {"rows": 5}),
         picture_store=evaluated / "stores" / "pictures",
         evaluation_store=evaluated / "stores" / "evaluations",
-        pictures=[evaluated / "images" / "fire" / "train.jsonl"],
+        pictures=[evaluated / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
     )
     other = read_account(tmp_path / "other" / "val" / "report.json", EvaluationReport)
     assert (other.base.computed, other.tuned.computed) == (0, 0)
