@@ -35,8 +35,6 @@ def main(name: str, folder: Path, port: int, gpus: int, with_adapter: bool) -> N
     Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
     """
     run = finished_run(folder, name)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
     with tempfile.TemporaryDirectory(prefix="vlmflow-serve-") as made:
         scratch, log = Path(made), (folder / "logs" / "serve" / f"{name}.log").absolute()
         if run.device == "cpu":
@@ -92,6 +90,8 @@ if __name__ == "__main__":
     )
     parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     given = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
     try:
         main(given.run, given.directory, given.port, given.gpus, given.adapter)
     except KeyboardInterrupt:

@@ -44,9 +44,8 @@ def picture(tmp_path: Path) -> Path:
 def served(folder: Path, *words: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
     """Start scripts/serve.py; yield the server's address, its model's name, and the script's process."""
     script = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--run", RUN, "--directory", str(folder), *words]
-    process = subprocess.Popen(
-        script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "HF_TOKEN": "secret"}
-    )
+    given = {**os.environ, "HF_TOKEN": "secret", "TMPDIR": str(folder)}
+    process = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=given)
     try:
         assert process.stdout
         first, second = process.stdout.readline(), process.stdout.readline()
@@ -77,7 +76,7 @@ def test_the_served_weights_answer_as_in_this_process_and_end_with_the_caller(
         messages = messages_of(asked.turns, [picture_part(picture)])
         with Client(url, model) as client:
             answer = client.answer(messages, TOKENS)
-        with Client(url, "another") as client, pytest.raises(VlmflowError, match="HTTP 400: .*requested 'another'"):
+        with Client(url, "another") as client, pytest.raises(VlmflowError, match=r"HTTP 400: .*requested 'another'"):
             client.answer(messages, TOKENS)
         listed = httpx.get(f"{url}/models", trust_env=False)
         assert listed.status_code == 200
