@@ -56,9 +56,7 @@ def test_an_instances_server_is_nobody_elses(overlay: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("components", [["serve"], ["serve", "serve-vllm"]])
 def test_the_api_server_and_pod_security_accept_it(any_cluster: Kubectl, tmp_path: Path, components: list[str]) -> None:
-    for component in components:
-        shutil.rmtree(tmp_path / "k8s", ignore_errors=True) if component == "serve" else None
-        folder = with_component(tmp_path / "k8s", "local", component)
+    folder = with_component(tmp_path / "k8s", "local", *components)
     objects = own(rendered(folder))
     labels = next(one for one in rendered(K8S / "base") if one["kind"] == "Namespace")["metadata"]["labels"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "serve"}}

@@ -40,7 +40,7 @@ def test_one_model_at_a_time_is_in_memory_and_is_asked_once_it_answers() -> None
 
 
 def test_only_pods_with_the_label_reach_it_and_it_reaches_nothing() -> None:
-    base = [each for each in yaml.safe_load_all((ROOT / "k8s/base/network.yaml").read_text())]
+    base = list(yaml.safe_load_all((ROOT / "k8s/base/network.yaml").read_text()))
     policies, server = [*base, OBJECTS["NetworkPolicy"]], POD["metadata"]["labels"]
     asking = {"vlmflow/asks-serve": "yes"}
     assert allowed(policies, asking, server, 8000)
