@@ -109,7 +109,7 @@ try: .venv/train.stamp ## base and tuned side by side, then your feedback: make 
 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
 	@$(BIN)/python scripts/serve.py --run "$(RUN)" $(if $(PORT),--port $(PORT)) $(if $(GPUS),--gpus $(GPUS)) \
-	  $(if $(ADAPTER),--adapter) $(ARGS)
+	  $(if $(ADAPTER),--what adapter) $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py

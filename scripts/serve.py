@@ -2,6 +2,7 @@
 
 make serve RUN=qwen3vl-fire ARGS="--directory runs/demo"     a run of another working directory
 make serve RUN=my-run ADAPTER=1                              base + adapter, without the merge
+make serve RUN=my-run ARGS="--what base"                     its base alone, with the run's picture limits
 make serve RUN=my-run PORT=8000 GPUS=2
 
 transformers serves a run that was trained on the CPU; vLLM, if this environment has it, one that was trained on GPUs
@@ -17,6 +18,7 @@ import time
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.serving.finished_run import FinishedRun, finished_run
@@ -25,12 +27,15 @@ from vlmflow.serving.served_folder import link_served
 from vlmflow.serving.server import Server, environment, free_port, running, serve_with_transformers
 from vlmflow.serving.vllm import vllm_words
 
+What = Literal["merged", "adapter", "base"]
+"""Which weights of a run are served; adapter: the base with the adapter upon it."""
 
-def main(name: str, folder: Path, port: int, gpus: int, with_adapter: bool) -> None:
+
+def main(name: str, folder: Path, port: int, gpus: int, what: What = "merged") -> None:
     """Serve until Ctrl-C or SIGTERM.
 
     name: the run. folder: the working directory. port: on the loopback address; 0: a free one. gpus: those that share
-    the model; 0: as many as trained it. with_adapter: the base with the adapter upon it, not the merged weights.
+    the model; 0: as many as trained it. what: the merged weights, the base with the adapter upon it, or the base alone.
 
     Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
     """
@@ -38,9 +43,9 @@ def main(name: str, folder: Path, port: int, gpus: int, with_adapter: bool) -> N
     with tempfile.TemporaryDirectory(prefix="vlmflow-serve-") as made:
         scratch, log = Path(made), (folder / "logs" / "serve" / f"{name}.log").absolute()
         if run.device == "cpu":
-            serving = _with_transformers(run, scratch, log, port, with_adapter)
+            serving = _with_transformers(run, scratch, log, port, what)
         else:
-            serving = _with_vllm(run, scratch, log, port, gpus or run.ranks, with_adapter)
+            serving = _with_vllm(run, scratch, log, port, gpus or run.ranks, what)
         with serving as server:
             print(f"serving {name} at {server.url} (Ctrl-C ends it); its output: {log}")
             print(f"  the model's name in requests: {server.model}", flush=True)
@@ -49,22 +54,29 @@ def main(name: str, folder: Path, port: int, gpus: int, with_adapter: bool) -> N
         raise VlmflowError(f"the server ended with code {server.process.returncode}", f"read its output: {log}")
 
 
+def _parts(run: FinishedRun, what: What) -> tuple[Path, Path | None]:
+    """Return the folder of the model, and that of the adapter if one is put upon it."""
+    if what == "merged":
+        return run.merged, None
+    return run.base(), run.adapter() if what == "adapter" else None
+
+
 def _with_transformers(
-    run: FinishedRun, scratch: Path, log: Path, port: int, with_adapter: bool
+    run: FinishedRun, scratch: Path, log: Path, port: int, what: What
 ) -> AbstractContextManager[Server]:
-    model, adapter = (run.base(), run.adapter()) if with_adapter else (run.merged, None)
+    model, adapter = _parts(run, what)
     link_served(model, scratch / run.name, run.settings.image_max_tokens, adapter)
     return serve_with_transformers(scratch / run.name, scratch / "cache", log, dtype=run.settings.dtype, port=port)
 
 
 def _with_vllm(
-    run: FinishedRun, scratch: Path, log: Path, port: int, gpus: int, with_adapter: bool
+    run: FinishedRun, scratch: Path, log: Path, port: int, gpus: int, what: What
 ) -> AbstractContextManager[Server]:
     """Print vLLM's command, and run it if vLLM is installed.
 
     vLLM takes the picture limits from the command, so that it needs no folder of ours and can be copied elsewhere.
     """
-    model, adapter = (run.base(), run.adapter()) if with_adapter else (run.merged, None)
+    model, adapter = _parts(run, what)
     limited = limited_processor(model, run.settings.image_max_tokens)
     at, length = port or free_port(), run.settings.max_length
     words = vllm_words(model, run.name, gpus, length, limited[2] if limited else None, at, adapter)
@@ -83,7 +95,8 @@ def _with_vllm(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True, help="its name under runs")
-    parser.add_argument("--adapter", action="store_true", help="serve base + adapter instead of the merged weights")
+    kinds = ", ".join(get_args(What))
+    parser.add_argument("--what", choices=get_args(What), default="merged", help=f"which weights: {kinds}")
     parser.add_argument("--port", type=int, default=0, help="a port of this machine; without it a free one")
     parser.add_argument(
         "--gpus", type=int, default=0, help="GPUs that share the model; without it as many as trained it"
@@ -93,7 +106,7 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
     try:
-        main(given.run, given.directory, given.port, given.gpus, given.adapter)
+        main(given.run, given.directory, given.port, given.gpus, given.what)
     except KeyboardInterrupt:
         print()
     except VlmflowError as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cluster import images
@@ -19,6 +20,7 @@ from cluster.paths import STATE
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part
 from vlmflow.serving.dialogue import messages_of
+from vlmflow.serving.picture_limits import FEWEST_TOKENS
 from workflow_runs import RUN
 
 NAMESPACE = "vlmflow-serve"
@@ -104,6 +106,12 @@ def forwarded(cluster: Cluster) -> Iterator[str]:
         process.wait()
 
 
+def prompt_tokens(url: str, messages: list[dict]) -> int:
+    body = {"model": f"/models/{RUN}", "messages": messages, "max_tokens": 1}
+    reply = httpx.post(f"{url}/chat/completions", json=body, timeout=60, trust_env=False)
+    return reply.raise_for_status().json()["usage"]["prompt_tokens"]
+
+
 def test_it_answers_about_a_picture(cluster: Cluster, pod: str, demo: Path) -> None:
     asked = asked_in_val(demo / "fitted" / RUN, demo / "stores" / "pictures")
     messages = messages_of(asked.turns, [picture_part(file) for file in asked.pictures])
@@ -111,8 +119,9 @@ def test_it_answers_about_a_picture(cluster: Cluster, pod: str, demo: Path) -> N
         answer = client.answer(messages, 12)
         assert answer.text.strip()
         assert client.answer(messages, 12) == answer, "greedy"
-        without = client.answer([{"role": "user", "content": messages[0]["content"][-1]["text"]}], 12)
-    assert without.text
+        asked_again = [messages, [{"role": "user", "content": messages[0]["content"][-1]["text"]}]]
+        with_picture, without = (prompt_tokens(url, each) for each in asked_again)
+    assert with_picture >= without + FEWEST_TOKENS, "the model saw the picture"
 
 
 def test_its_pod_can_write_nothing_and_has_no_token(cluster: Cluster, pod: str) -> None:

@@ -152,7 +152,7 @@ def test_what_cannot_be_tried_or_served_is_refused(
     provenance = folder / "merged" / RUN / "provenance.json"
     provenance.write_text(provenance.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     with pytest.raises(VlmflowError, match="not run here: vllm is not installed in "):
-        serve(RUN, folder, 8000, 2, False)
+        serve(RUN, folder, 8000, 2)
     command = capfd.readouterr().out
     assert f"vllm serve {folder}/merged/{RUN} --host 127.0.0.1 --port 8000 --tensor-parallel-size 2" in command
     assert '"longest_edge": 65536' in command
