@@ -139,6 +139,18 @@ def _tuned(demo_run: Path, tmp_path: Path) -> LoadedModel:
     return LoadedModel(tmp_path / "served", "cpu", "float32")
 
 
+def test_a_text_run_is_tried_and_has_no_adapter(
+    text_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    try_run("text", [], text_run, ask="Say 7.", feedback="Say 8.", most_tokens=4)
+    shown = capsys.readouterr().out
+    assert "question: Say 7." in shown
+    assert shown.index("─" * 90) < shown.index("feedback: Say 8.") < shown.rindex("─" * 90)
+    with pytest.raises(VlmflowError, match="tuner full trains the weights themselves, so there is no adapter"):
+        serve("text", text_run, 0, 1, "adapter")
+
+
 def test_what_cannot_be_tried_or_served_is_refused(
     demo_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
