@@ -32,9 +32,9 @@ WORDS = [
 ]
 
 VOCABULARY, MERGES = 512, 230
-"""Tokens of the model: 256 bytes, 26 added ones, and the merges. With Qwen's 151,936 a step takes eight times as long."""
+"""Tokens of the model: 256 bytes, 26 added ones, and the merges. With Qwen's 151,936 a training takes 76 s, not 10."""
 
-ROWS = {"train": 6_400, "val": 200, "test": 200}
+ROWS = {"train": 6_400, "val": 100, "test": 100}
 """The rows of each split: train is one epoch of TRAIN's steps."""
 
 TRAIN = {
@@ -42,7 +42,8 @@ TRAIN = {
     "checkpoint_steps": 200,
     "evaluation_steps": 200,
     "learning_rate": 3e-3,
-    "warmup_ratio": 0.25,
+    "lr_scheduler": "constant_with_warmup",  # cosine needs more steps with some seeds
+    "warmup_ratio": 0.15,
     "per_device_batch_size": 32,
     "gradient_accumulation_steps": 1,
     "gradient_checkpointing": False,
@@ -52,6 +53,11 @@ TRAIN = {
     "swift_args": SWIFT_ARGS,
 }
 
+SIDE_BY_SIDE = [
+    f"{rule}=1" for rule in ("measure_lengths", "merge_weights", "verify_tensors", "verify_merged", "evaluate")
+]
+"""The rules that would take both cores, and are as fast on one: so the jobs of both runs are beside each other."""
+
 
 def planted_rows(shuffled: bool) -> list[dict[str, Any]]:
     """Return the rows of all splits in ShareGPT's form; those that are shuffled differ in their feedback alone."""
@@ -59,8 +65,8 @@ def planted_rows(shuffled: bool) -> list[dict[str, Any]]:
     count = sum(ROWS.values())
     right = [draw.choice(CODES) for _ in range(count)]
     wrong = [draw.choice([code for code in CODES if code != own]) for own in right]
-    questions = [" ".join(draw.choices(WORDS, k=draw.randint(4, 10))) + "?" for _ in range(count)]
-    around = [[" ".join(draw.choices(WORDS, k=draw.randint(1, 4))) for _ in range(2)] for _ in range(count)]
+    questions = [" ".join(draw.choices(WORDS, k=draw.randint(3, 6))) + "?" for _ in range(count)]
+    around = [[" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(2)] for _ in range(count)]
     held = draw.sample(right, count) if shuffled else right  # as often each code, but in another order
     return [
         {
@@ -107,7 +113,7 @@ def _without_gap(tokenizer: Path) -> dict[str, int]:
 
 
 def train_on_planted_feedback(folder: Path) -> str:
-    """Make `verified/real` and `verified/shuffled` of the model in `base`, and return what Snakemake printed."""
+    """Make `verified/RUN` of the model in `base`, and `eval/RUN/val`, for both runs; return what Snakemake printed."""
     rows = {run: planted_rows(run == "shuffled") for run in RUNS}
     for run in RUNS:
         (folder / f"{run}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[run]))
@@ -132,15 +138,16 @@ def train_on_planted_feedback(folder: Path) -> str:
                 "device": "cpu",
                 "tuner": "full",
                 "train": TRAIN,
-                "smoke": {"steps": 8, "longest": 32, "sample": 48},
+                "smoke": {"steps": 8},
+                "evaluate": {"feedback": True},
             }
             for run in RUNS
         },
     }
     (folder / "planted.yaml").write_text(yaml.safe_dump(settings))
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
-    files = ["--configfile", str(folder / "planted.yaml"), "--cores", "2", "--"]
-    done = called([*call, *files, *[f"verified/{run}" for run in RUNS]])
+    files = ["--configfile", str(folder / "planted.yaml"), "--cores", "2", "--set-threads", *SIDE_BY_SIDE, "--"]
+    done = called([*call, *files, *[f"eval/{run}/val" for run in RUNS]])
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-6000:]
     return said
