@@ -31,10 +31,8 @@ class Overlap(msgspec.Struct, frozen=True):
     cider: float | None
 
 
-def overlap(texts: Sequence[str], references: Sequence[str]) -> Overlap | None:
-    """Compare whole texts with their references; None if there are none."""
-    if not texts:
-        return None
+def overlap(texts: Sequence[str], references: Sequence[str]) -> Overlap:
+    """Compare whole texts, at least one, with their references."""
     given, right = ([words_of(text) for text in some] for some in (texts, references))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of n-grams that no text shares; the value is then 0

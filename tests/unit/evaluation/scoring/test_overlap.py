@@ -27,7 +27,6 @@ CIDER = 2.939145914
 
 def test_the_values_of_the_authors_code() -> None:
     found = overlap(TEXTS, REFERENCES)
-    assert found is not None
     assert found.answers == 4
     assert found.bleu == pytest.approx(BLEU, abs=1e-6)
     assert found.cider == pytest.approx(CIDER, abs=1e-6)
@@ -35,7 +34,6 @@ def test_the_values_of_the_authors_code() -> None:
 
 def test_equal_texts_have_the_highest_values() -> None:
     found = overlap(REFERENCES[:2] + REFERENCES[3:], REFERENCES[:2] + REFERENCES[3:])
-    assert found is not None
     assert found.bleu == [1.0] * 4
     assert found.cider == pytest.approx(10.0)
 
@@ -48,10 +46,8 @@ def test_the_idf_comes_from_the_set_at_hand() -> None:
     assert cider([TEXTS[0].split()], [REFERENCES[0].split()]) is None
 
 
-def test_nothing_to_compare() -> None:
-    assert overlap([], []) is None
+def test_nothing_in_common() -> None:
     found = overlap(["", ""], ["a red car", "a blue car"])
-    assert found is not None
     assert (found.bleu, found.cider) == ([0.0] * 4, 0.0)
 
 
@@ -64,10 +60,7 @@ def test_order_and_range(pairs: list[tuple[str, str]], shuffle: random.Random) -
     found = overlap([text for text, _ in pairs], [reference for _, reference in pairs])
     shuffle.shuffle(pairs)
     again = overlap([text for text, _ in pairs], [reference for _, reference in pairs])
-    assert found is not None
-    assert again is not None
     assert all(0 <= value <= 1 for value in found.bleu)
-    assert found.cider is not None
-    assert 0 <= found.cider <= 10
+    assert 0 <= (found.cider or 0) <= 10
     assert again.cider == pytest.approx(found.cider, abs=1e-5)
     assert again.bleu == pytest.approx(found.bleu, abs=1e-5)
