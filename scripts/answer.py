@@ -2,32 +2,23 @@
 
 import logging
 import os
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.answer_settings import AnswerSettings
-from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.settings import Settings
-from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.evaluation.answering.accounts import AnswerReport
+from vlmflow.evaluation.answering.lengths import fitting_cases
 from vlmflow.evaluation.answering.models import Model, ModelAtUrl, OwnModel, versions
-from vlmflow.evaluation.answering.report import Asking, ask_both, figures, sentence_of, too_long
-from vlmflow.evaluation.evaluate import choose_rows, counts_of, tokenizer_of, write_lines
+from vlmflow.evaluation.answering.report import Asking, ask_both, figures, sentence_of
+from vlmflow.evaluation.chosen_split import choose_from_split, refuse_none
+from vlmflow.evaluation.evaluate import counts_of, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
-from vlmflow.lengths.chat_form import ChatForm
-from vlmflow.lengths.count import TokenCounter
 from vlmflow.merging.proof import proven_digest, read_proof
-from vlmflow.pictures.image_manifest import name_and_digest, read_picture_manifest
-from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.data_rows import Row, lines_of
-from vlmflow.rows.stats import Stats
-from vlmflow.rows.training_data import entries_named, pictures_in
 from vlmflow.serving.picture_limits import FEWEST_TOKENS, limited_processor
 
 KEY = "VLMFLOW_ANSWER_KEY"
@@ -74,38 +65,28 @@ def main(
     pictures: the image manifests of the data set; none if rows have no pictures.
     """
     run, split = answered.parent.name, answered.name
-    proof, base, account = read_proof(verified), read_model_manifest(model), read_account(stats, Stats)
-    refuse_other_rows(stats, [rows])
-    store = picture_store / account.dataset
-    entries = entries_named(pictures_in(rows), pictures or [])
-    refuse_changed_pictures(store, entries.values())
-    feedback = has_feedback(account.kind) if settings.feedback is None else settings.feedback
-    last_answer_only = account.form == "timestep"
-    chosen, out = choose_rows(
-        lines_of(rows, Row),
-        dict(map(name_and_digest, entries.values())),
-        tokenizer_of(base.folder),
-        feedback=feedback,
-        last_answer_only=last_answer_only,
+    proof, base = read_proof(verified), read_model_manifest(model)
+    chosen = choose_from_split(
+        *(rows, stats, base.folder, picture_store, pictures or []),
+        feedback=settings.feedback,
         count=settings.answer.rows,
         seed=settings.seed,
     )
-    all_pictures = chain.from_iterable(map(read_picture_manifest, pictures or []))
-    form = ChatForm.of(settings.text_args, last_answer_only)
-    counter = TokenCounter(base.folder, all_pictures, settings.image_max_tokens, form)
-    cases, long = too_long([each.case for each in chosen], counter, settings.max_length)
-    out += long
-    if not cases:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in counts_of(out).items()) or "it has none"
-        raise VlmflowError(
-            f"{rows}: no row can be asked: {reasons}",
-            "docs/evaluation.md describes which rows can be; take more val or test rows (datasets.NAME.val_share, "
-            "test, test_share), or set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
-        )
+    length = settings.image_max_tokens, settings.text_args, settings.max_length
+    cases, too_long = fitting_cases(chosen, base.folder, pictures or [], *length)
+    out = chosen.out + too_long
+    refuse_none(cases, rows, out)
     if settings.text_args:
         log.warning(f"a server does not apply these arguments of the training: {', '.join(sorted(settings.text_args))}")
-    tuned_digest, rows_digest = proven_digest(proof), account.digests[rows.name]
-    how = Asking(settings.answer.rounds, settings.answer.max_tokens, feedback, store, evaluation_store, settings.seed)
+    how = Asking(
+        rounds=settings.answer.rounds,
+        max_tokens=settings.answer.max_tokens,
+        feedback=chosen.feedback,
+        pictures=chosen.pictures,
+        store=evaluation_store,
+        seed=settings.seed,
+    )
+    tuned_digest = proven_digest(proof)
     found, of_base, of_tuned = ask_both(
         cases,
         _model("the base", base.digest, base.folder, settings.answer.url_base, settings, threads),
@@ -114,15 +95,15 @@ def main(
     )
     looks = None
     if split == "test":
-        looks = record_look(evaluation_store, "answer", run, account.dataset, rows_digest, tuned_digest)
+        looks = record_look(evaluation_store, "answer", run, chosen.dataset, chosen.rows_digest, tuned_digest)
     report = AnswerReport(
         run=run,
-        dataset=account.dataset,
+        dataset=chosen.dataset,
         split=split,
         left_out=counts_of(out),
-        feedback=feedback,
+        feedback=chosen.feedback,
         looks=looks,
-        rows_digest=rows_digest,
+        rows_digest=chosen.rows_digest,
         base=of_base,
         tuned=of_tuned,
         not_applied=sorted(settings.text_args),

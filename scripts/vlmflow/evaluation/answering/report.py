@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.answering.accounts import AfterRounds, AnsweredRow, AskedModel
 from vlmflow.evaluation.answering.asking import answers_to
 from vlmflow.evaluation.answering.dialogues import questions_of
@@ -15,8 +14,6 @@ from vlmflow.evaluation.answering.figures import figures_after_rounds, figures_b
 from vlmflow.evaluation.answering.models import Model
 from vlmflow.evaluation.answering.rows import answered_row, overlap_of
 from vlmflow.evaluation.choice import Case
-from vlmflow.lengths.count import TokenCounter
-from vlmflow.rows.sharegpt import ShareGptRow
 
 
 @dataclass(frozen=True)
@@ -32,18 +29,6 @@ class Asking:
     pictures: Path
     store: Path
     seed: int
-
-
-def too_long(cases: Sequence[Case], counter: TokenCounter, max_length: int) -> tuple[list[Case], list[LeftOut]]:
-    """Return the rows of at most `max_length` tokens, as training counts them, and the others as left out."""
-    counts = [sum(each) for each in counter.count([_whole(case) for case in cases])]
-    fit = [case for case, tokens in zip(cases, counts, strict=True) if tokens <= max_length]
-    out = [
-        LeftOut(case.row.id, "over_long", f"{tokens} tokens, more than train.max_length")
-        for case, tokens in zip(cases, counts, strict=True)
-        if tokens > max_length
-    ]
-    return fit, out
 
 
 def ask_both(
@@ -96,8 +81,3 @@ def sentence_of(after: Sequence[AfterRounds]) -> str:
 
 def _rounds(count: int) -> str:
     return "at first" if not count else f"after {count} round{'s' if count > 1 else ''}"
-
-
-def _whole(case: Case) -> ShareGptRow:
-    row = case.row
-    return ShareGptRow(row.id, row.source, row.images, [1], [], row.conversations)
