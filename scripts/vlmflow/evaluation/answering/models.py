@@ -64,7 +64,7 @@ class OwnModel:
                 folder, caches, log, device=device, dtype=self.dtype, threads=self.threads
             )
             with serving as server, Client(server.url, server.model) as client:
-                yield lambda messages, most: _ask(self.name, server, client, messages, most)
+                yield lambda messages, most: ask_own(self.name, server, client, messages, most)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,11 @@ def versions() -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
-def _ask(name: str, server: Server, client: Client, messages: list[dict[str, Any]], most: int) -> Answer:
-    """Ask our own server; if it has ended, say how."""
+def ask_own(name: str, server: Server, client: Client, messages: list[dict[str, Any]], most: int) -> Answer:
+    """Ask a server that this stage runs.
+
+    Raises an error of the same class with the end of its output if it has ended.
+    """
     try:
         return client.answer(messages, most)
     except VlmflowError as error:
