@@ -119,8 +119,9 @@ cluster-push: .venv/data.stamp ## replace the controller's checkout by this one
 cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/qwen3vl-fire ARGS="--configfile …"
 	@$(CLUSTER) run -- $(ARGS) -- $(TARGET)
 
-cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER
-	@$(CLUSTER) get -- "$(TARGET)" "$(or $(TO),$(TARGET))"
+cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER [FROM=s3://BUCKET]
+	@$(if $(FROM),PYTHONPATH=scripts $(BIN)/python -m harness.storage.s3_get "$(FROM:/=)/$(TARGET)",$(CLUSTER) get -- "$(TARGET)") \
+	  "$(or $(TO),$(TARGET))"
 
 cluster-put: .venv/data.stamp ## copy files to the cluster: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine
 	@$(CLUSTER) put -- "$(FROM)" "$(TO)"
