@@ -54,6 +54,7 @@ include: "rules/run_page.smk"
 include: "rules/merge_weights.smk"
 include: "rules/verify_tensors.smk"
 include: "rules/verify_merged.smk"
+include: "rules/evaluate.smk"
 include: "rules/publish_merged.smk"
 
 

@@ -1,11 +1,12 @@
 # Proven weights under their own name, with the model card and their provenance.
 #
 # Needs: the proven folder, the reports of training and data, and the licences of the data from the configuration and
-#        picture_sources.yaml.
+#        picture_sources.yaml; with an `evaluate:` block in the run, its evaluations.
 # Makes: merged/{run}/, with hard links to the proven folder's files, provenance.json (digests from the raw file to the
 #        weights) and README.md, a model card that lists sources and licences. It takes seconds: a new licence or card
 #        text merges and proves nothing again.
-# Holds: merged/{run} has the files of verified/{run}, and only these two besides.
+# Holds: merged/{run} has the files of verified/{run}, and only these two besides. Where `evaluate.require` is set, it
+#        exists only if the evaluation on val shows as much.
 
 
 rule publish_merged:
@@ -17,6 +18,7 @@ rule publish_merged:
         model=inputs.model,
         rows="fitted/{run}",
         stats=inputs.data("stats.json"),
+        evaluations=inputs.evaluations,
     output:
         published=directory("merged/{run}"),
     log:
@@ -25,7 +27,7 @@ rule publish_merged:
         "benchmarks/publish_merged/{run}.tsv"
     params:
         reads="vlmflow/reports/templates/card",
-        settings=params.run("dataset.all_addresses", "dataset.licence", "dataset.source_licences"),
+        settings=params.run("dataset.all_addresses", "dataset.licence", "dataset.source_licences", "evaluation.require"),
         picture_licences=params.picture_licences,
     threads: 1
     resources:

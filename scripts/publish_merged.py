@@ -7,6 +7,7 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import FOLDER_MARK, read_json, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.merging.proof import PROOF, read_proof, take_over
@@ -15,14 +16,17 @@ from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.rows.stats import Stats
 
 
-class DatasetBlock(Settings):
-    """The settings of the run's data set that this stage uses; see docs/config.md."""
+class RunBlock(Settings):
+    """The settings of the run and of its data set that this stage uses; see docs/config.md."""
 
     all_addresses: list[str]
     """Its sources."""
 
     licence: str | None
     source_licences: dict[str, str]
+
+    require: str | None
+    """What the evaluation on val must show."""
 
 
 def main(
@@ -34,19 +38,22 @@ def main(
     rows: Path,
     stats: Path,
     published: Path,
-    settings: DatasetBlock,
+    settings: RunBlock,
     picture_licences: dict[str, str],
+    evaluations: list[Path] | None = None,
 ) -> None:
     """Publish one run's proven weights.
 
     verified: the proven folder (verified/RUN), whose files `published` (merged/RUN) shares by hard links.
     full, smoke: the training's folders. model: folder with the base model's manifest.
     rows: the run's rows that fit (fitted/RUN). stats: the data set's account.
-    settings: those of the data set.
+    settings: those of the run. evaluations: the folders eval/RUN/SPLIT of an evaluated run.
     picture_licences: the licences of picture sources, by the beginnings of the pictures' paths.
     """
     refuse_other_rows(rows / ACCOUNT)
     base, proof = read_model_manifest(model), read_proof(verified)
+    evaluated = read_evaluations(evaluations or [], proof)
+    refuse_unless_shown(evaluated, settings.require)
     dataset = read_account(stats, Stats).dataset
     addresses, licence, of_sources = settings.all_addresses, settings.licence, settings.source_licences
     stated = stated_licences(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
@@ -55,7 +62,7 @@ def main(
         for ours in (PROOF, FOLDER_MARK, "README.md"):  # the base's README is not this model's card
             remove(folder / ours)
         sees_pictures = "vision_config" in read_json(folder / "config.json")
-        facts = provenance(published.name, stats, base, smoke, full, proof, stated, sees_pictures)
+        facts = provenance(published.name, stats, base, smoke, full, proof, stated, sees_pictures, evaluated)
         write_account(folder / "provenance.json", facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
 

@@ -155,6 +155,24 @@ class RuleInputs:
 
         return file
 
+    def split_rows(self, wildcards: Any) -> str:
+        """The rows of wildcard `split` in the data set of wildcard `run`, as `data`."""
+        return str(self.data(f"{wildcards.split}.jsonl")(wildcards))
+
+    def run_pictures(self, wildcards: Any) -> list[str]:
+        """The image manifests of all raw splits of the data set of wildcard `run`; none if it has no pictures."""
+        dataset = self._settings.runs[wildcards.run].dataset
+        if not self._settings.datasets[dataset].has_manifests:
+            return []
+        return [f"images/{dataset}/{split}.jsonl" for split in splits_of(self._settings, dataset)]
+
+    def evaluations(self, wildcards: Any) -> list[str]:
+        """The evaluations that the card of wildcard `run` shows: of val, and of the splits that it names."""
+        settings = self._settings.runs[wildcards.run].evaluate
+        if settings is None:
+            return []
+        return [f"eval/{wildcards.run}/{split}" for split in settings.splits]
+
     def train_pictures(self, wildcards: Any) -> list[str]:
         """The image manifest of the raw train split of wildcard `run`; none if it has no pictures."""
         dataset = self._settings.runs[wildcards.run].dataset

@@ -108,7 +108,11 @@ class RuleParams:
 
     def _run_with_what_it_names(self, name: str) -> SimpleNamespace:
         run = self._settings.runs[name]
-        named = {"dataset": self._settings.datasets[run.dataset], "model": self._settings.models[run.model]}
+        named = {
+            "dataset": self._settings.datasets[run.dataset],
+            "model": self._settings.models[run.model],
+            "evaluation": run.evaluation,
+        }
         return SimpleNamespace(**(dict(run) | named))
 
 

@@ -45,10 +45,18 @@ class RuleResources:
         """The pod template of a training."""
         return _template(self.train_gpus(wildcards))
 
+    def node_gpus(self, wildcards: Any) -> int:
+        """The GPUs of one node of the run, for a stage on one node; 0 if the run is on the CPU."""
+        run = self._runs[wildcards.run]
+        return run.processes if run.device == "cuda" else 0
+
+    def node_template(self, wildcards: Any) -> str:
+        """The pod template of a stage on one node."""
+        return _template(self.node_gpus(wildcards))
+
     def verify_gpus(self, wildcards: Any) -> int:
         """The GPUs for comparing logits; 0 if only the tensors are checked."""
-        run = self._runs[wildcards.run]
-        return run.processes if run.device == "cuda" and run.verify.logits else 0
+        return self.node_gpus(wildcards) if self._runs[wildcards.run].verify.logits else 0
 
     def verify_template(self, wildcards: Any) -> str:
         """The pod template of the verification."""

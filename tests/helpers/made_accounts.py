@@ -5,6 +5,7 @@ from typing import Any
 
 from made_stats import some_stats
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Figures, Interval
 from vlmflow.lengths.accounts import FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
@@ -94,3 +95,51 @@ def some_provenance(**fields: Any) -> Provenance:
         "versions": {},
     }
     return Provenance(**(usual | fields))
+
+
+def some_figures(**fields: Any) -> Figures:
+    """Return the figures of 400 rows whose run learned to use feedback; fields: those that differ."""
+    usual: dict[str, Any] = {
+        "rows": 400,
+        "groups": 300,
+        "base": {"history": 2.0, "question": 2.5, "placebo": 2.1, "first": 1.5},
+        "tuned": {"history": 1.0, "question": 2.0, "placebo": 1.6, "first": 1.4},
+        "difference": {
+            "history": Interval(-1.0, -1.1, -0.9),
+            "question": Interval(-0.5, -0.6, -0.4),
+            "placebo": Interval(-0.5, -0.6, -0.4),
+            "first": Interval(-0.1, -0.2, 0.1),
+        },
+        "base_uses": Interval(-0.1, -0.2, 0.1),
+        "tuned_uses": Interval(-0.6, -0.7, -0.5),
+        "learned": Interval(-0.5, -0.6, -0.4),
+    }
+    return Figures(**(usual | fields))
+
+
+def some_evaluation(**fields: Any) -> EvaluationReport:
+    """Return the report of an evaluation on val; fields: those that differ."""
+    usual: dict[str, Any] = {
+        "run": "mine",
+        "dataset": "fire",
+        "split": "val",
+        "verdict": "learned",
+        "sentence": "The tuned model uses feedback, and learned to.",
+        "rows": 400,
+        "groups": 300,
+        "left_out": {"no_feedback": 2},
+        "feedback": True,
+        "all": some_figures(),
+        "sources": {"gqa": some_figures()},
+        "looks": None,
+        "rows_digest": "rows",
+        "base": EvaluatedModel("base", 0),
+        "tuned": EvaluatedModel("tuned", 400),
+        "seed": 42,
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "image_max_tokens": 1024,
+        "max_length": 8192,
+        "versions": {},
+    }
+    return EvaluationReport(**(usual | fields))

@@ -37,6 +37,8 @@ class RawForm:
     settings: the settings of a data set that this form has, but not every form.
     fixed: rows are as their one owner publishes them: all have a picture, and no key has another name in a file.
     one_prompt: all rows have the same prompt, the setting `prompt`.
+    feedback: the kinds in which the human's later turns are feedback on the answer before, and the last answer is
+    right.
     """
 
     kinds: tuple[str, ...]
@@ -50,6 +52,7 @@ class RawForm:
     settings: tuple[str, ...] = ("ignore_keys",)
     fixed: bool = False
     one_prompt: bool = False
+    feedback: tuple[str, ...] = ()
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -110,6 +113,11 @@ def form_of(kind: str) -> RawForm:
     """Return the form of a kind."""
     form: RawForm = _modules()[kind].FORM
     return form
+
+
+def has_feedback(kind: str) -> bool:
+    """Return whether the later turns of the human are feedback in rows of a kind."""
+    return kind in form_of(kind).feedback
 
 
 def module_of(kind: str) -> str:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config import gpus, tuners
 from vlmflow.config.deepspeed_json import check_deepspeed
+from vlmflow.config.evaluate_settings import EvaluateSettings
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
@@ -310,6 +311,10 @@ class RunSettings(Settings):
     verify: VerifySettings = VerifySettings()
     resources: ResourceSettings = ResourceSettings()
 
+    evaluate: EvaluateSettings | None = None
+    """Compare the tuned model with its base before `merged/NAME` is made, and show the result in its model card. null:
+    `merged/NAME` says "not evaluated"; `eval/NAME/val` can be made all the same."""
+
     @model_validator(mode="after")
     def _price_is_of_a_product(self) -> Self:
         if self.gpu_hour_price is not None and self.gpu is None:
@@ -352,6 +357,11 @@ class RunSettings(Settings):
                 "train it all the same)"
             )
         return self
+
+    @property
+    def evaluation(self) -> EvaluateSettings:
+        """How the run is evaluated, with or without a block of its own."""
+        return self.evaluate or EvaluateSettings()
 
     @property
     def ranks(self) -> int:

@@ -1,6 +1,6 @@
 """The base of the configuration's model: strict keys, and the types of numbers and names."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +28,8 @@ class Settings(BaseModel):
     def _truth_is_nothing_else(cls, value: Any, field: ValidationInfo) -> Any:
         """Refuse true and false in fields of other types; Python would accept them as the numbers 1 and 0."""
         assert field.field_name is not None
-        other = isinstance(value, bool) and cls.model_fields[field.field_name].annotation is not bool
+        allowed = cls.model_fields[field.field_name].annotation
+        other = isinstance(value, bool) and allowed is not bool and bool not in get_args(allowed)
         return _OF_NO_TYPE if other else value
 
 

@@ -15,6 +15,7 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK
 from vlmflow.core.integrity import read_files, refuse_changed, remember
+from vlmflow.fetch.model_folder import FileRecord, digest_of
 
 PROOF = "proof.json"
 
@@ -197,6 +198,11 @@ def read_proof(folder: Path) -> Proof:
     again = f"remove {folder} and run the same command again: the workflow merges and proves it again"
     refuse_other_files(folder, proof.files, folder.name, again)
     return proof
+
+
+def proven_digest(proof: Proof) -> str:
+    """Return one SHA-256 over the files of a proven folder, as `fetch.model_folder.digest_of` gives it for a model."""
+    return digest_of({name: FileRecord(file.size, file.sha256) for name, file in proof.files.items()})
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.merging.proof import Checks
 from vlmflow.reports.licences import StatedLicences
 from vlmflow.rows.stats import Stats
@@ -24,7 +25,7 @@ class Provenance(msgspec.Struct, frozen=True):
     data, smoke, verification: the complete accounts of these stages. training: the report of the full run, without the
     losses of every step. sees_pictures: whether the merged model has a processor for pictures. merged: the SHA-256 of
     the published files by name, without those about the model. git_commit: that of the code; null without a checkout.
-    versions: of Python and of packages, by name.
+    versions: of Python and of packages, by name. evaluations: by split; {} if the run was not evaluated.
     """
 
     run: str
@@ -38,3 +39,4 @@ class Provenance(msgspec.Struct, frozen=True):
     merged: dict[str, str]
     git_commit: str | None
     versions: dict[str, str]
+    evaluations: dict[str, EvaluationReport] = {}

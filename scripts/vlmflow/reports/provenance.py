@@ -8,6 +8,7 @@ import msgspec
 
 from vlmflow.config.tuners import Tuner, tuner_of
 from vlmflow.core.account import read_account
+from vlmflow.evaluation.accounts import ANSWER, FIRST, HISTORY, QUESTION, EvaluationReport, Interval
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
@@ -26,11 +27,12 @@ def provenance(
     proof: Proof,
     stated: StatedLicences,
     sees_pictures: bool,
+    evaluations: dict[str, EvaluationReport],
 ) -> Provenance:
     """Collect the provenance from the stages' accounts.
 
     stats: the data set's account. manifest: that of the base model. smoke, full: the training's folders.
-    sees_pictures: whether the merged model has a processor for pictures.
+    sees_pictures: whether the merged model has a processor for pictures. evaluations: by split.
     """
     report = read_account(full / "report.json", TrainingReport)
     return Provenance(
@@ -55,6 +57,7 @@ def provenance(
         },
         git_commit=proof.git_commit,
         versions=proof.versions,
+        evaluations=evaluations,
     )
 
 
@@ -64,7 +67,8 @@ class ModelCard:
 
     trains_adapter: whether an adapter was trained, or the model's own weights. adapter: its kind, for people.
     quantises: whether the base was in 4 bit meanwhile. rows_per_step: of all processes together. tags: the hub's, for
-    search.
+    search. results: those of the evaluations, as the hub's metadata has them (`model-index`). shown: the figures
+    of the evaluations by split.
     """
 
     facts: Provenance
@@ -75,6 +79,8 @@ class ModelCard:
     quantises: bool
     rows_per_step: int
     tags: list[str]
+    results: list[dict[str, Any]]
+    shown: dict[str, list[tuple[str, Interval]]]
 
 
 def model_card(facts: Provenance) -> str:
@@ -91,8 +97,48 @@ def model_card(facts: Provenance) -> str:
         tuner.quantises,
         _rows_per_step(facts.training),
         tags,
+        hub_results(facts),
+        {split: shown_figures(report) for split, report in facts.evaluations.items()},
     )
     return render("card/card.md.jinja", card)
+
+
+def hub_results(facts: Provenance) -> list[dict[str, Any]]:
+    """Return the evaluations in the form of the hub's model cards (`model-index`, huggingface.co/docs/hub/model-cards).
+
+    A metric is a mean in nats per token. The hub shows no intervals; the card's own table has them.
+    """
+    hub_names = hub_datasets(facts.rights)
+    task = "image-text-to-text" if facts.sees_pictures else "text-generation"
+    return [
+        {
+            "task": {"type": task},
+            "dataset": {
+                "name": report.dataset,
+                "type": hub_names[0] if hub_names else report.dataset,
+                "split": {"val": "validation"}.get(split, split),
+            },
+            "metrics": [
+                {"type": "loss", "name": name, "value": round(value.mean, 6)} for name, value in shown_figures(report)
+            ],
+        }
+        for split, report in facts.evaluations.items()
+    ]
+
+
+def shown_figures(report: EvaluationReport) -> list[tuple[str, Interval]]:
+    """Return the figures of an evaluation that pages show, with their names: differences in nats per token."""
+    figures = report.all
+    if figures.tuned_uses is None or figures.base_uses is None or figures.learned is None:
+        return [("loss of the answers, tuned minus base", figures.difference[ANSWER])]
+    return [
+        ("own minus another row's feedback, tuned", figures.tuned_uses),
+        ("own minus another row's feedback, base", figures.base_uses),
+        ("difference of these two", figures.learned),
+        ("loss of the first answer, tuned minus base", figures.difference[FIRST]),
+        ("loss of the last answer with its history, tuned minus base", figures.difference[HISTORY]),
+        ("loss of the last answer to the question alone, tuned minus base", figures.difference[QUESTION]),
+    ]
 
 
 def _kind_of_adapter(settings: dict[str, Any], tuner: Tuner) -> str:

@@ -71,10 +71,15 @@ def run_module(module: str, words: list[str], folder: Path, env: dict[str, str],
                 if line := progress_line(said.read().decode(errors="replace")):
                     print(f"{what}: {line}", file=sys.stderr, flush=True)
     if process.returncode:
-        text = log.read_text(errors="replace")
-        faults = FAULT.findall(text)
-        cause = faults[-1].strip() if faults else f"ms-swift ended with code {process.returncode}"
-        raise VlmflowError(f"{what}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
+        raise failed(what, log, process.returncode)
+
+
+def failed(what: str, log: Path, code: int) -> VlmflowError:
+    """Return the error for a process that ended with an exit code other than 0: the last error in its log."""
+    text = log.read_text(errors="replace")
+    faults = FAULT.findall(text)
+    cause = faults[-1].strip() if faults else f"ms-swift ended with code {code}"
+    return VlmflowError(f"{what}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
 
 
 def progress_line(output: str) -> str | None:

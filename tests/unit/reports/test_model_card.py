@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 from msgspec import structs
 
-from made_accounts import LENGTHS, some_checks, some_gate, some_provenance, some_report
+from made_accounts import LENGTHS, some_checks, some_evaluation, some_figures, some_gate, some_provenance, some_report
 from made_stats import some_stats
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.merging.proof import LogitProof
@@ -130,3 +131,27 @@ def test_no_text_from_outside_acts_in_the_card() -> None:
     assert re.search(r"(?<!\\)[\[\]]", inert) is None
     rows = [line for line in card.splitlines() if line.startswith(("| data set", "| questions", "| pictures"))]
     assert [len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows] == [4, 4, 4]
+
+
+def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
+    few = structs.replace(some_figures().difference["first"], low=None, high=None)
+    figures = some_figures(difference=some_figures().difference | {"first": few})
+    evaluations = {"val": some_evaluation(), "test": some_evaluation(split="test", looks=3, all=figures)}
+    card = model_card(some_provenance(evaluations=evaluations))
+    assert "Not evaluated" not in card
+    section = card.partition("## Evaluation\n")[2].partition("\n## Use")[0]
+    assert "**val: learned.** The tuned model uses feedback, and learned to." in section
+    assert "| own minus another row's feedback, tuned | -0.600 | -0.700 to -0.500 |" in section
+    assert "| loss of the first answer, tuned minus base | -0.100 | too few rows |" in section
+    assert "The test split of `fire` has been looked at 3 time(s) so far." in section
+    results = ModelCard(card).data.eval_results
+    assert results is not None
+    val, test = (result for result in results if result.metric_name == "difference of these two")
+    assert (val.dataset_split, test.dataset_split, val.metric_value) == ("validation", "test", -0.5)
+    assert val.task_type in ("image-text-to-text", "text-generation")
+
+
+def test_a_run_without_an_evaluation_says_so() -> None:
+    card = model_card(some_provenance())
+    assert "Not evaluated: nothing here says whether the model is better than its base." in card
+    assert "model-index" not in card

@@ -41,4 +41,5 @@ FORM = RawForm(
     turns="conversations",
     speakers=SPEAKERS,
     sound={"conversations": list[Turn]},
+    feedback=("volcano",),
 )

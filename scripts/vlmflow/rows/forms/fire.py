@@ -82,6 +82,7 @@ FORM = RawForm(
     meanings={},
     settings=("form", "max_history_rounds"),
     fixed=True,
+    feedback=("fire",),
 )
 
 ROW = msgspec.json.Decoder(RawRow)

@@ -1,0 +1,54 @@
+# Whether the tuned model is better than its base: losses of both on rows that the run was not trained on.
+#
+# Needs: the proven weights, the base model, a split of the data set with its pictures.
+# Makes: eval/{run}/{split}/: report.json (verdict, figures with intervals, per source and in all), rows.jsonl (both
+#        models' losses of every row), left_out.jsonl (every other row of the split, with the reason). Measured losses are
+#        kept in stores.evaluations, so that a killed evaluation resumes, and the base is measured once for all runs.
+# Holds: both models got the same tokens; the scored answer is the same in all passes of a row. Every making of
+#        eval/{run}/test is a line of stores.evaluations/looks.jsonl.
+
+
+rule evaluate:
+    """Compare a run's proven weights with their base on val or test."""
+    input:
+        verified="verified/{run}",
+        model=inputs.model,
+        rows=inputs.split_rows,
+        stats=inputs.data("stats.json"),
+        pictures=inputs.run_pictures,
+    output:
+        evaluated=directory("eval/{run}/{split}"),
+    log:
+        "logs/evaluate/{run}.{split}.log",
+    benchmark:
+        "benchmarks/evaluate/{run}.{split}.tsv"
+    wildcard_constraints:
+        split="val|test",
+    params:
+        settings=params.run(
+            "evaluation.rows",
+            "evaluation.feedback",
+            "train.seed",
+            "model.model_type",
+            "train.text_args",
+            "train.image_max_tokens",
+            "train.max_length",
+            "train.dtype",
+            "device",
+            "processes",
+        ),
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        evaluation_store=lookup(dpath="stores/evaluations", within=config),
+    threads: 8
+    resources:
+        gpu=resources.node_gpus,
+        gpu_manufacturer="nvidia",
+        scale=0,
+        mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
+        disk_mb=resources.weights_disk,
+        runtime=720,
+        pod_template=resources.node_template,
+    message:
+        "Evaluating {wildcards.run} on {wildcards.split}"
+    script:
+        "../scripts/evaluate.py"

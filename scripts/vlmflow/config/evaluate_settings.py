@@ -1,0 +1,27 @@
+"""The settings of a run's evaluation."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vlmflow.config.settings import Positive, Settings
+
+
+class EvaluateSettings(Settings):
+    """How the tuned model is compared with its base (docs/evaluation.md)."""
+
+    rows: Positive = 1000
+    """Rows of a split that are evaluated, drawn by picture; all rows of a drawn picture are in."""
+
+    splits: Annotated[list[Literal["val", "test"]], Field(min_length=1)] = ["val"]
+    """The splits whose results are in the model card of `merged/NAME`. Choose by val, and look at test at the end:
+    every look is counted, and the card shows the count."""
+
+    require: Literal["learned", "uses_feedback", "not_worse"] | None = None
+    """What val must show before the weights are published. learned: the run learned to use feedback (without feedback:
+    the loss of the answers fell). uses_feedback: the tuned model uses it, the base perhaps too. not_worse: anything but
+    a shown decline. null: nothing."""
+
+    feedback: bool | None = None
+    """Whether the human's later turns are feedback on the answer before, and the last answer is right; null: true for
+    data sets of kind fire and volcano."""

@@ -1,0 +1,142 @@
+"""Measures how well a model predicts answers: the loss of a conversation's answers; runs in a separate process.
+
+    python -m vlmflow.evaluation.answer_losses WORK LOSSES SETTINGS --model FOLDER …
+
+WORK: JSON lines of `Work`. LOSSES: the output file, JSON lines of `Measured`, each written as soon as it is known, in
+the order of the work. SETTINGS: `HowToMeasure` as JSON. ms-swift's own arguments of model and template follow. The
+picture store and the picture budget come from the environment, as for training (`child_process.environment`).
+
+ms-swift's template turns a conversation into tokens and pictures, as in training. Plain transformers loads the model,
+from the folder alone, and computes one conversation at a time. Nothing is trained, and no token is drawn.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vlmflow.core.process import die_with_parent
+from vlmflow.evaluation.accounts import Loss
+from vlmflow.rows.chat import ROLES, Turn
+from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.quick_imports import quick_imports
+
+IGNORED = -100
+"""The label of tokens that are not part of a trained answer."""
+
+NOT_OF_THE_MODEL = ("labels", "loss_scale", "channel", "text_position_ids")
+"""Keys of ms-swift's batches that are not inputs of a model."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One row. key: of its losses in the store. images: names in the picture store. passes: conversations by name."""
+
+    key: str
+    images: list[str]
+    passes: dict[str, list[Turn]]
+
+
+class HowToMeasure(msgspec.Struct, frozen=True):
+    """device, dtype: of the computation. max_length: of a conversation in tokens; longer ones are not computed."""
+
+    device: str
+    dtype: str
+    max_length: int
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One row's losses. key: that of the work.
+
+    losses: by pass; empty if the row is too long. inputs: a digest of the tokens of each pass, prompt and answer.
+    tokens: those of the longest pass.
+    """
+
+    key: str
+    losses: dict[str, Loss]
+    inputs: dict[str, str]
+    tokens: int
+
+
+def main() -> None:
+    """Measure all rows of the work."""
+    die_with_parent(os.getppid())
+    work, losses, settings, *words = sys.argv[1:]
+    how = msgspec.json.decode(settings, type=HowToMeasure)
+    with quick_imports():
+        refuse_remote_code()
+        from swift.arguments import BaseArguments
+        from swift.utils import parse_args
+        from transformers.utils.logging import disable_progress_bar
+
+        from vlmflow.merging.loaded_model import load
+    disable_progress_bar()
+    arguments, unknown = parse_args(BaseArguments, words)
+    if unknown:
+        sys.exit(f"ValueError: unknown arguments: {unknown}")
+    template = arguments.get_template()
+    template.set_mode("train")
+    model = load(Path(arguments.model), how.device, how.dtype)
+    template.model = model  # the template asks it for the positions of pictures
+    with Path(losses).open("wb", buffering=0) as file:
+        for row in _rows(Path(work)):
+            file.write(msgspec.json.encode(_measure(row, template, model, how)) + b"\n")
+
+
+def _rows(work: Path) -> Iterator[Work]:
+    decoder = msgspec.json.Decoder(Work)
+    with work.open("rb") as lines:
+        for line in lines:
+            yield decoder.decode(line)
+
+
+def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measured:
+    encoded = {name: _encode(template, turns, row.images) for name, turns in row.passes.items()}
+    inputs = {name: _digest(each) for name, each in encoded.items()}
+    longest = max(len(each["input_ids"]) for each in encoded.values())
+    if longest > how.max_length:
+        return Measured(row.key, {}, inputs, longest)
+    return Measured(row.key, {name: _loss(template, model, each) for name, each in encoded.items()}, inputs, longest)
+
+
+def _encode(template: Any, turns: list[Turn], images: list[str]) -> dict[str, Any]:
+    root = Path(os.environ["ROOT_IMAGE_DIR"])
+    messages = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in turns]
+    encoded: dict[str, Any] = template.encode({"messages": messages, "images": [str(root / name) for name in images]})
+    return encoded
+
+
+def _digest(encoded: dict[str, Any]) -> str:
+    """Return a digest of the tokens, and of which of them are scored."""
+    return hashlib.sha256(msgspec.json.encode([encoded["input_ids"], encoded["labels"]])).hexdigest()[:16]
+
+
+def _loss(template: Any, model: Any, encoded: dict[str, Any]) -> Loss:
+    """Return the loss of the trained answers. What the template adds after the end token is not scored."""
+    import torch
+
+    batch = template.data_collator([encoded])
+    labels = batch["labels"][0]
+    scored = (labels != IGNORED).nonzero().flatten()
+    ends = (labels[scored] == template.tokenizer.eos_token_id).nonzero().flatten()
+    if len(ends):
+        scored = scored[: int(ends[-1]) + 1]
+    inputs = {
+        name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+        if name not in NOT_OF_THE_MODEL
+    }
+    first = int(scored[0]) - 1  # the position that predicts the answer's first token
+    with torch.inference_mode(), template.forward_context(model, inputs):
+        logits = model(**inputs, logits_to_keep=len(labels) - first).logits[0].float()
+    wanted = labels[scored].to(logits.device)
+    log_probabilities = logits.log_softmax(-1)[(scored - 1 - first).to(logits.device)]
+    nats = -log_probabilities.gather(1, wanted[:, None]).double().sum()
+    return Loss(float(nats), len(scored))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The placebo of a row: the feedback of another row that could have been its own.
+
+What a model gains from its own feedback may come from the presence of feedback, not from its content. Against the
+feedback of a donor only the content counts. A donor has the same source, as many turns of feedback, and the same score
+on the answer before the last; another picture (without pictures another question) and another answer; of these, the row
+whose feedback is nearest in tokens.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from vlmflow.evaluation.accounts import LeftOut
+from vlmflow.evaluation.answer_text import normalised
+from vlmflow.evaluation.choice import Case
+
+
+def find_donors(cases: Sequence[Case], tokens: Mapping[str, int], seed: int) -> dict[str, Case]:
+    """Return the donor of every row that has one, by the row's id.
+
+    cases: all rows with feedback of a split; each may give and receive. tokens: those of a row's feedback, by its id.
+    seed: decides between donors that are equally near.
+    """
+    random = Random(seed)  # noqa: S311 (drawn, not secret)
+    alike: dict[tuple[object, ...], list[tuple[int, float, Case]]] = defaultdict(list)
+    for case in cases:
+        kind = (case.row.source, len(case.feedback), case.score)
+        alike[kind].append((tokens[case.row.id], random.random(), case))
+    found: dict[str, Case] = {}
+    for some in alike.values():
+        some.sort(key=lambda each: each[:2])
+        answers = [normalised(case.answer) for _, _, case in some]
+        for place in range(len(some)):
+            donor = _nearest(some, answers, place)
+            if donor is not None:
+                found[some[place][2].row.id] = donor
+    return found
+
+
+def _nearest(some: Sequence[tuple[int, float, Case]], answers: Sequence[str], place: int) -> Case | None:
+    """Return the nearest row in tokens with another group and answer. some: sorted by tokens."""
+    own_tokens, _, own = some[place]
+    down, up = place - 1, place + 1
+    while down >= 0 or up < len(some):
+        below = own_tokens - some[down][0] if down >= 0 else None
+        above = some[up][0] - own_tokens if up < len(some) else None
+        take_below = above is None or (below is not None and below <= above)
+        candidate = down if take_below else up
+        down, up = (down - 1, up) if take_below else (down, up + 1)
+        if some[candidate][2].group != own.group and answers[candidate] != answers[place]:
+            return some[candidate][2]
+    return None
+
+
+def without_donor(case: Case) -> LeftOut:
+    """Return a row for which there is no placebo."""
+    score = "" if case.score is None else f" and score {case.score:g}"
+    return LeftOut(
+        case.row.id,
+        "no_donor",
+        f"no other row of source {case.row.source} with {len(case.feedback)} turns of feedback{score} has another "
+        "picture or question and another answer",
+    )

@@ -1,0 +1,212 @@
+"""Measures the losses of rows with one model: in several processes, each with its share of the rows and GPUs."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import count_lines
+from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.progress import Progress
+from vlmflow.evaluation import answer_losses
+from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Work
+from vlmflow.evaluation.store import LossStore
+from vlmflow.swift.arguments import as_words
+from vlmflow.swift.child_process import environment, failed
+
+PACKAGES = ("torch", "transformers", "ms-swift")
+"""Packages whose versions may change a loss."""
+
+NO_LIMIT = 1 << 30
+
+SPARE = 1.2
+"""A model on one GPU needs this much of the size of its weights: activations and logits of one row come on top."""
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A model to measure. name: for the progress. folder: its files. digest: that of the files."""
+
+    name: str
+    folder: Path
+    digest: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How all models are measured.
+
+    model_type, text_args: as in training. loss_scale: which answers are scored, as ms-swift names it. pictures: the
+    store of the rows' pictures. processes: trainers of the run, which is the number of GPUs on cuda. threads: cores for
+    all processes. The others are settings of the run.
+    """
+
+    model_type: str
+    text_args: Mapping[str, Any]
+    loss_scale: str
+    pictures: Path
+    image_max_tokens: int
+    max_length: int
+    device: str
+    dtype: str
+    processes: int
+    threads: int
+
+    def meaning(self, model: ScoredModel) -> dict[str, Any]:
+        """Return everything but the rows that determines a model's losses."""
+        return {
+            "model": model.digest,
+            "model_type": self.model_type,
+            "text_args": dict(self.text_args),
+            "loss_scale": self.loss_scale,
+            "image_max_tokens": self.image_max_tokens,
+            "max_length": self.max_length,
+            "device": self.device,
+            "dtype": self.dtype,
+            "versions": versions(),
+        }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of packages that may change a loss."""
+    return {package: importlib.metadata.version(package) for package in PACKAGES}
+
+
+class ModelScorer:
+    """Measures rows with one model. computed: how many rows were measured, and not in the store."""
+
+    def __init__(self, model: ScoredModel, how: Measurement, store: Path) -> None:
+        self._model, self._how, self._store = model, how, store
+        self.computed = 0
+
+    def __call__(self, rows: Sequence[Work]) -> Mapping[str, Measured]:
+        """Return the losses by the works' keys."""
+        found, self.computed = measure(self._model, rows, self._how, self._store)
+        return found
+
+
+def measure(model: ScoredModel, rows: Sequence[Work], how: Measurement, store: Path) -> tuple[dict[str, Measured], int]:
+    """Return the losses of all rows by their keys, and how many were not in the store.
+
+    store: `stores.evaluations`, which keeps every row that is measured, also if this process is killed.
+
+    Raises VlmflowError if a process fails.
+    """
+    kept = LossStore(store, how.meaning(model))
+    known = kept.read()
+    missing = [row for row in rows if row.key not in known]
+    if missing:
+        _measure_missing(model, missing, how, kept)
+        known = kept.read()
+    if lost := [row.key for row in rows if row.key not in known]:
+        raise VlmflowError(
+            f"{store}: {len(lost)} of {len(rows)} losses that were measured are not there: {', '.join(lost[:3])}",
+            "check the disk, then run the same command again",
+        )
+    return {row.key: known[row.key] for row in rows}, len(missing)
+
+
+def _measure_missing(model: ScoredModel, rows: Sequence[Work], how: Measurement, kept: LossStore) -> None:
+    what = f"losses of {model.name} ({how.device}, {how.dtype})"
+    places = _places(model, how) if how.device == "cuda" else [None] * how.processes
+    places = places[: len(rows)]
+    outputs = [kept.new_file() for _ in places]
+    with (
+        tempfile.TemporaryDirectory(prefix="vlmflow-evaluate-") as scratch,
+        Progress(what, len(rows), "rows") as progress,
+        ExitStack() as ended,
+    ):
+        folder = Path(scratch)
+        logs = [folder / f"log-{number}" for number in range(len(places))]
+        processes = [
+            _start(model, rows[number :: len(places)], how, folder, number, outputs[number], gpus, len(places))
+            for number, gpus in enumerate(places)
+        ]
+        for process in processes:
+            ended.callback(_end, process)
+        while any(process.poll() is None for process in processes):
+            _raise_if_one_failed(what, processes, logs)
+            progress.advance(_written(outputs) - progress.count)
+            time.sleep(0.2)
+        _raise_if_one_failed(what, processes, logs)
+        progress.advance(_written(outputs) - progress.count)
+
+
+def _start(
+    model: ScoredModel,
+    rows: Sequence[Work],
+    how: Measurement,
+    folder: Path,
+    number: int,
+    output: Path,
+    gpus: str | None,
+    processes: int,
+) -> subprocess.Popen[bytes]:
+    work = folder / f"work-{number}.jsonl"
+    work.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    settings = msgspec.json.encode(HowToMeasure(how.device, how.dtype, how.max_length)).decode()
+    arguments = {
+        "model": model.folder.absolute(),
+        "model_type": how.model_type,
+        "loss_scale": how.loss_scale,
+        "max_length": NO_LIMIT,
+        "load_args": False,  # the arguments in a model's folder may name Python files
+        **how.text_args,
+    }
+    env = environment(how.pictures, how.image_max_tokens, folder / "cache", max(1, how.threads // processes))
+    command = [sys.executable, "-m", answer_losses.__name__, str(work), str(output.absolute()), settings]
+    with (folder / f"log-{number}").open("wb") as log:
+        return subprocess.Popen(
+            [*command, *as_words(arguments)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,  # ms-swift searches for a picture in the working directory first
+            env=env if gpus is None else env | {"CUDA_VISIBLE_DEVICES": gpus},
+            preexec_fn=bound_to_this_process(),
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _raise_if_one_failed(what: str, processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
+    for process, log in zip(processes, logs, strict=True):
+        if code := process.poll():
+            raise failed(what, log, code)
+
+
+def _written(outputs: Sequence[Path]) -> int:
+    return sum(count_lines(file) for file in outputs if file.exists())
+
+
+def _places(model: ScoredModel, how: Measurement) -> list[str | None]:
+    """Return the GPUs of each process: one, or as many as the weights need.
+
+    Raises VlmflowError if the machine has fewer GPUs than the run.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < how.processes:
+        raise VlmflowError(
+            f"the run has {how.processes} processes, and this machine {count} GPUs",
+            "set runs.NAME.processes to the number of GPUs",
+        )
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = given if len(given) >= how.processes else [str(number) for number in range(count)]
+    weights = sum(file.stat().st_size for file in model.folder.glob("*.safetensors"))
+    each = torch.cuda.get_device_properties(0).total_memory
+    together = min(how.processes, -(-int(weights * SPARE) // each))
+    return [",".join(names[first : first + together]) for first in range(0, how.processes - together + 1, together)]

@@ -1,0 +1,65 @@
+"""What an evaluation shows: a verdict from two statements with their intervals, and whether a run may be published.
+
+*Uses feedback*: the tuned model's loss on the right answer is lower given the row's own feedback than given another
+row's. *Learned to*: this difference is lower than the base's. A statement is shown if its whole 95 % interval is below
+zero.
+"""
+
+from vlmflow.evaluation.accounts import ANSWER, FIRST, Figures, Interval
+
+LEARNED, USED_ALREADY, NOT_SHOWN, WORSE = "learned", "used already", "not shown", "worse"
+
+ACCEPTED = {
+    "learned": {LEARNED},
+    "uses_feedback": {LEARNED, USED_ALREADY},
+    "not_worse": {LEARNED, USED_ALREADY, NOT_SHOWN},
+}
+"""The verdicts that fulfil `runs.NAME.evaluate.require`, by its value."""
+
+
+def verdict_of(figures: Figures) -> str:
+    """Return the verdict on all rows.
+
+    learned: the tuned model uses feedback, and more than the base. used already: both use it, and more is not shown.
+    worse: the tuned model uses it less than the base. Without feedback: learned or worse if the loss of the answers
+    fell or rose. Everything else is not shown.
+    """
+    if figures.learned is None or figures.tuned_uses is None or figures.base_uses is None:
+        answers = figures.difference[ANSWER]
+        return LEARNED if answers.below_zero else WORSE if answers.above_zero else NOT_SHOWN
+    if figures.learned.above_zero:
+        return WORSE
+    if not figures.tuned_uses.below_zero:
+        return NOT_SHOWN
+    if figures.learned.below_zero:
+        return LEARNED
+    return USED_ALREADY if figures.base_uses.below_zero else NOT_SHOWN
+
+
+def sentence_of(verdict: str, figures: Figures) -> str:
+    """Return the verdict for people, with the figures on which it rests."""
+    if figures.learned is None or figures.tuned_uses is None or figures.base_uses is None:
+        answers = figures.difference[ANSWER]
+        begins = {
+            LEARNED: "The tuned model predicts the answers better than its base",
+            WORSE: "The tuned model predicts the answers worse than its base",
+            NOT_SHOWN: "No difference between the tuned model and its base is shown",
+        }
+        return f"{begins[verdict]}: {_in_words(answers)} nats per token."
+    begins = {
+        LEARNED: "The tuned model uses feedback, and learned to",
+        USED_ALREADY: "The tuned model uses feedback, but its base does so too",
+        NOT_SHOWN: "It is not shown that the tuned model learned to use feedback",
+        WORSE: "The tuned model uses feedback less than its base",
+    }
+    return (
+        f"{begins[verdict]}: with its own feedback instead of another row's, the loss on the right answer changes by "
+        f"{_in_words(figures.tuned_uses)} nats per token; base {_in_words(figures.base_uses)}; difference "
+        f"{_in_words(figures.learned)}. The first answer changed by {_in_words(figures.difference[FIRST])}."
+    )
+
+
+def _in_words(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.3f} (too few for an interval)"
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"

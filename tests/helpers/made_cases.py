@@ -1,0 +1,84 @@
+"""Rows with feedback, and scorers whose behaviour is known, for tests of the evaluation."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from vlmflow.evaluation.accounts import Loss
+from vlmflow.evaluation.answer_losses import Measured, Work
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.data_rows import Row
+
+ROWS = 60
+
+
+def row(number: int, code: str, *, source: str = "codes", score: float = 3, images: Sequence[str] = ()) -> Row:
+    """Return a row whose feedback holds the right answer, `code`."""
+    turns = [
+        Turn("human", f"What is the code of door {number}?"),
+        Turn("gpt", "Answer: none"),
+        Turn("human", f"Score: {score:g}. It is {code}."),
+        Turn("gpt", f"Thought: I see.\nAnswer: {code}"),
+    ]
+    return Row(f"val-{number:07}-aa", turns, source, list(images), [score, 10])
+
+
+def rows(count: int = ROWS) -> list[Row]:
+    """Return rows with codes that differ between neighbours."""
+    return [row(number, f"c{number % 7}") for number in range(count)]
+
+
+Judge = Callable[[str, str, int], float]
+"""Takes the last feedback of a conversation ("" without one), the scored answer and a number that varies between rows;
+returns the loss per token."""
+
+
+def scorer(judge: Judge) -> Callable[[Sequence[Work]], Mapping[str, Measured]]:
+    """Return a model that loses what `judge` says for each pass, over five tokens."""
+
+    def measure(work: Sequence[Work]) -> dict[str, Measured]:
+        found = {}
+        for number, each in enumerate(work):
+            losses = {
+                name: Loss(5 * judge(_feedback(turns), turns[-1].value, number), 5)
+                for name, turns in each.passes.items()
+            }
+            inputs = {name: _digest(turns) for name, turns in each.passes.items()}
+            found[each.key] = Measured(each.key, losses, inputs, 9)
+        return found
+
+    return measure
+
+
+def _feedback(turns: Sequence[Turn]) -> str:
+    return turns[-2].value if len(turns) > 2 else ""
+
+
+def _digest(turns: Sequence[Turn]) -> str:
+    return hashlib.sha256(msgspec.json.encode(turns)).hexdigest()
+
+
+def noise(number: int) -> float:
+    """Return a number between -0.05 and 0.05 that looks random."""
+    return ((number * 7919) % 101 - 50) / 1000
+
+
+def code_in(answer: str) -> str:
+    """Return the right code in an answer."""
+    return answer.rpartition("Answer: ")[2]
+
+
+def uses(feedback: str, answer: str, number: int) -> float:
+    """Know the code if the feedback says it."""
+    return (1.0 if code_in(answer) in feedback else 3.0) + noise(number)
+
+
+def ignores(feedback: str, answer: str, number: int) -> float:
+    """Know nothing, whatever the feedback."""
+    return 3.0 + noise(number)
+
+
+def reacts_to_presence(feedback: str, answer: str, number: int) -> float:
+    """Answer better after any feedback."""
+    return (2.0 if feedback else 3.0) + noise(number)
