@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-import msgspec
-
 from vlmflow.config.settings import is_name
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
 from vlmflow.core.progress import clock
+from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.evaluation.results import REPORT
+from vlmflow.evaluation.verdict import LEARNED, WORSE
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
-from vlmflow.merging.proof import PROOF, Proof
+from vlmflow.merging.proof import PROOF, Proof, proven_digest
 from vlmflow.reports.page import render
 from vlmflow.rows.stats import Stats
 from vlmflow.training.accounts import Gate, TrainingReport
@@ -29,7 +30,7 @@ PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval")
 NEVER_WRITTEN = (ArithmeticError, LookupError, ValueError)
 """What a figure that no stage writes may raise when it is shown."""
 
-VERDICTS = {"learned": "good", "worse": "bad"}
+VERDICTS = {LEARNED: "good", WORSE: "bad"}
 """The verdicts of an evaluation that have a colour."""
 
 
@@ -93,14 +94,6 @@ class Run:
         return max((self.store / self.name).glob(file), key=lambda found: found.stat().st_mtime, default=None)
 
 
-class _Evaluation(msgspec.Struct, frozen=True):
-    """What is read of an evaluation. looks: at the test split so far."""
-
-    verdict: str
-    rows: int
-    looks: int = 0
-
-
 def index_page(folder: Path, store: Path, page: Path, datasets: Mapping[str, str], now: str) -> tuple[str, int]:
     """Return the page, and how many runs it has.
 
@@ -123,15 +116,16 @@ def _found(folder: Path, store: Path) -> Iterable[str]:
 
 
 def _row(run: Run) -> Row:
-    cells, faults = [], []
+    cells: list[Cell] = []
+    faults: dict[str, str] = {}
     for column, read in COLUMNS.items():
         try:
             cells.append(read(run))
         except (VlmflowError, OSError, *NEVER_WRITTEN) as error:
             cause = error.cause if isinstance(error, VlmflowError) else f"{type(error).__name__}: {error}"
-            faults.append((column, printable(" ".join(cause.split()))))
+            faults.setdefault(printable(" ".join(cause.split())), column)  # two columns may read the same file
             cells.append(Cell())
-    return Row(run.name, cells, faults)
+    return Row(run.name, cells, [(column, cause) for cause, column in faults.items()])
 
 
 def _data(run: Run) -> Cell:
@@ -208,21 +202,22 @@ def _verification(run: Run) -> Cell:
 
 
 def _evaluation(run: Run) -> Cell:
-    found = {split: _evaluated(run.folder / "eval" / run.name / split / "report.json") for split in ("val", "test")}
-    lines = [
-        f"{split}: {printable(one.verdict)}, {one.rows:,} rows" + (f", look {one.looks:,}" if one.looks else "")
-        for split, one in found.items()
-        if one
-    ]
+    """Return the verdict on val, or that on test without one, and the figures of both."""
     links = run.links(("evaluation", run.report(f"eval-{run.name}")))
-    first = next((one for one in found.values() if one), None)
-    if first is None:
+    reports = [run.folder / "eval" / run.name / split / REPORT for split in ("val", "test")]
+    found = [read_account(report, EvaluationReport) for report in reports if report.is_file()]
+    if not found:
         return Cell("not evaluated", links=links)
-    return Cell(printable(first.verdict), VERDICTS.get(first.verdict, "maybe"), lines, links)
-
-
-def _evaluated(report: Path) -> _Evaluation | None:
-    return read_account(report, _Evaluation) if report.is_file() else None
+    proof = run.folder / "verified" / run.name / PROOF
+    present = proven_digest(read_account(proof, Proof)) if proof.is_file() else None
+    if present is not None and any(one.tuned.digest != present for one in found):
+        return Cell("of other weights", "bad", ["evaluate again"], links)
+    lines = [
+        f"{printable(one.split)}: {printable(one.verdict)}, {one.rows:,} rows"
+        + (f", look {one.looks:,}" if one.looks else "")
+        for one in found
+    ]
+    return Cell(printable(found[0].verdict), VERDICTS.get(found[0].verdict, "maybe"), lines, links)
 
 
 def _address(page: Path, start: Path) -> str:

@@ -9,12 +9,13 @@ import pytest
 
 from browser import Browser
 from index_page import main
-from made_accounts import LENGTHS, some_checks, some_gate, some_report
+from made_accounts import LENGTHS, some_checks, some_evaluation, some_gate, some_report
 from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.evaluation.accounts import EvaluatedModel
 from vlmflow.lengths.accounts import FittedRows, FittedSplit, LengthSummary, MaxLengths, MeasuredFiles
-from vlmflow.merging.proof import Proof
+from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
 from vlmflow.training.accounts import Check
 
@@ -43,11 +44,12 @@ def folder(tmp_path: Path) -> Path:
     write_account(where / "fitted/mine/account.json", fitted)
     write_account(where / "checkpoints/mine/smoke/gate.json", some_gate())
     write_account(where / "checkpoints/mine/full/report.json", some_report(seconds=7_384.0))
-    write_account(where / "verified/mine/proof.json", Proof(some_checks(), {}, None, {}))
-    for name in ("val", "test"):
-        report = {"verdict": "learned" if name == "val" else HOSTILE, "rows": 7, "looks": 3 if name == "test" else 0}
-        (where / "eval/mine" / name).mkdir(parents=True)
-        (where / "eval/mine" / name / "report.json").write_text(json.dumps(report))
+    proof = Proof(some_checks(), {}, None, {})
+    write_account(where / "verified/mine/proof.json", proof)
+    evaluation = some_evaluation(rows=7, tuned=EvaluatedModel(proven_digest(proof), 7))
+    write_account(where / "eval/mine/val/report.json", evaluation)
+    on_test = msgspec.structs.replace(evaluation, split="test", verdict=HOSTILE, looks=3)
+    write_account(where / "eval/mine/test/report.json", on_test)
     pages = [f"reports/{name}.html" for name in ("data-fire", "lengths-mine", "estimate-mine", "run-mine", "eval-mine")]
     for page in [*pages, "checkpoints/mine/smoke/gate.html", "merged/mine/README.md", "data/fire/counts.html"]:
         (where / page).parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,8 @@ def test_a_value_that_no_stage_writes_is_one_line(folder: Path, path: str, key: 
 
 
 def test_what_no_page_can_hold_is_replaced(folder: Path) -> None:
-    (folder / "eval/mine/val/report.json").write_text('{"verdict": "\\ud800<b>\\u001b[31m", "rows": 1}')
+    file = folder / "eval/mine/val/report.json"
+    file.write_text(file.read_text().replace('"verdict": "learned"', '"verdict": "\\ud800<b>\\u001b[31m"'))
     page = main([], folder).read_text()
     assert "�&lt;b&gt;�[31m" in page
 
@@ -174,6 +177,13 @@ def test_a_training_that_is_not_finished_has_its_live_page(folder: Path) -> None
     page = page_of(folder)
     assert "training not finished" in page
     assert 'href="../stores/runs/mine/full/abc/run.html"' in page
+
+
+def test_an_evaluation_of_other_weights_says_nothing_about_these(folder: Path) -> None:
+    write_account(folder / "eval/mine/test/report.json", some_evaluation(split="test"))
+    page = page_of(folder)
+    assert '<span class="badge bad">of other weights</span>' in page
+    assert "val: learned" not in page
 
 
 def test_an_empty_folder_has_a_page(tmp_path: Path) -> None:
