@@ -9,12 +9,12 @@ import pytest
 
 from browser import Browser
 from index_page import main
-from made_accounts import LENGTHS, some_checks, some_evaluation, some_gate, some_report
+from made_accounts import LENGTHS, some_checks, some_evaluation, some_fitted, some_gate, some_report
 from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedModel
-from vlmflow.lengths.accounts import FittedRows, FittedSplit, LengthSummary, MaxLengths, MeasuredFiles
+from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
 from vlmflow.training.accounts import Check
@@ -36,11 +36,10 @@ ACCOUNTS = {
 def folder(tmp_path: Path) -> Path:
     """Return a working directory with all accounts and pages of the run `mine`, and the begun run `other`."""
     where = tmp_path / "a folder"
-    split = FittedSplit(9, 0, 2, LENGTHS)
     write_account(where / "data/fire/stats.json", some_stats(examples={"train": 1_234, "val": 5, "test": 6}))
     summary = LengthSummary(LENGTHS, LENGTHS, MaxLengths(64, 64), 64, {}, 3, MeasuredFiles({}, {}, {}))
     write_account(where / "lengths/mine/summary.json", summary)
-    fitted = FittedRows("fire", "trajectory", 512, split, split, {})
+    fitted = some_fitted()
     write_account(where / "fitted/mine/account.json", fitted)
     write_account(where / "checkpoints/mine/smoke/gate.json", some_gate())
     write_account(where / "checkpoints/mine/full/report.json", some_report(seconds=7_384.0))
