@@ -1,8 +1,8 @@
 # The evaluation of a run, for people: one self-contained page.
 #
 # Needs: the run's evaluations on val, or on the splits of `evaluate.splits`; their rows and pictures.
-# Makes: reports/eval-{run}.html: the verdict in a sentence, the figures with their intervals as a picture, in all and by
-#        source, and the rows with most gain and most loss, with their pictures.
+# Makes: reports/eval-{run}.html: the verdict in a sentence, the figures with their intervals as a picture, in all and
+#        by source, and the rows with most gain and most loss, with their pictures.
 # Holds: the file loads nothing and runs nothing; texts are escaped, pictures are new JPEGs of their pixels; the same
 #        evaluation gives the same page. No other stage needs it.
 
