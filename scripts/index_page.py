@@ -50,5 +50,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     try:
         main(given.configfile, given.directory)
-    except VlmflowError as error:
+    except (VlmflowError, OSError) as error:
         sys.exit(str(error))

@@ -6,7 +6,7 @@ its run's row, and ends nothing.
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -120,7 +120,8 @@ def _row(run: Run) -> Row:
     faults: dict[str, str] = {}
     for column, read in COLUMNS.items():
         try:
-            cells.append(read(run))
+            cell = read(run)
+            cells.append(replace(cell, badge=printable(cell.badge), lines=[printable(line) for line in cell.lines]))
         except (VlmflowError, OSError, *NEVER_WRITTEN) as error:
             cause = error.cause if isinstance(error, VlmflowError) else f"{type(error).__name__}: {error}"
             faults.setdefault(printable(" ".join(cause.split())), column)  # two columns may read the same file
@@ -170,7 +171,7 @@ def _gate(run: Run) -> Cell:
         return Cell(links=links)
     gate = read_account(account, Gate)
     failed = [check.check for check in gate.checks if not check.passed]
-    lines = [f"failed: {printable('; '.join(failed))}"] if failed else [f"{len(gate.checks)} checks passed"]
+    lines = [f"failed: {'; '.join(failed)}"] if failed else [f"{len(gate.checks)} checks passed"]
     badge, state = ("gate open", "good") if gate.passed else ("gate closed", "bad")
     return Cell(badge, state, lines, links)
 
@@ -197,7 +198,7 @@ def _verification(run: Run) -> Cell:
     if not proof.is_file():
         return Cell(links=links)
     checks = read_account(proof, Proof).checks
-    logits = f"logits: {printable(checks.logits.verdict)}" if checks.logits else "logits not compared"
+    logits = f"logits: {checks.logits.verdict}" if checks.logits else "logits not compared"
     return Cell("proven", "good", [f"{checks.tensors.tensors:,} tensors", logits], links)
 
 
@@ -213,11 +214,10 @@ def _evaluation(run: Run) -> Cell:
     if present is not None and any(one.tuned.digest != present for one in found):
         return Cell("of other weights", "bad", ["evaluate again"], links)
     lines = [
-        f"{printable(one.split)}: {printable(one.verdict)}, {one.rows:,} rows"
-        + (f", look {one.looks:,}" if one.looks else "")
+        f"{one.split}: {one.verdict}, {one.rows:,} rows" + (f", look {one.looks:,}" if one.looks else "")
         for one in found
     ]
-    return Cell(printable(found[0].verdict), VERDICTS.get(found[0].verdict, "maybe"), lines, links)
+    return Cell(found[0].verdict, VERDICTS.get(found[0].verdict, "maybe"), lines, links)
 
 
 def _address(page: Path, start: Path) -> str:

@@ -142,8 +142,12 @@ def test_a_value_that_no_stage_writes_is_one_line(folder: Path, path: str, key: 
 def test_what_no_page_can_hold_is_replaced(folder: Path) -> None:
     file = folder / "eval/mine/val/report.json"
     file.write_text(file.read_text().replace('"verdict": "learned"', '"verdict": "\\ud800<b>\\u001b[31m"'))
+    write_account(folder / "data/fire/stats.json", some_stats(examples={"train": 1}))
+    stats = folder / "data/fire/stats.json"
+    stats.write_text(stats.read_text().replace('"examples": {\n  "train"', '"examples": {\n  "\\udfff"'))
     page = main([], folder).read_text()
     assert "�&lt;b&gt;�[31m" in page
+    assert "rows: 1 �<" in page
 
 
 def test_a_closed_gate_is_read_from_its_run_folder(folder: Path) -> None:
