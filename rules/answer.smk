@@ -1,6 +1,7 @@
 # What base and tuned model answer, at first and after rounds of the row's own feedback, and how often they are right.
 #
-# Needs: the proven weights, the base model, a split of the data set with its pictures.
+# Needs: the proven weights, the base model, a split of the data set with its pictures; raw rows, where they have gold
+#        answers beside their turns (FIRE).
 # Makes: answers/{run}/{split}/: rows.jsonl (each turn with both models' answers and their scores), left_out.jsonl
 #        (every other row of the split, with the reason), report.json (figures with intervals, per source and rule).
 #        Answers are kept in stores.evaluations, one by one, so that a killed job repeats at most one, and the base is
@@ -18,6 +19,9 @@ rule answer:
         rows=inputs.split_rows,
         stats=inputs.data("stats.json"),
         pictures=inputs.run_pictures,
+        raw_train=inputs.raw_gold("train"),
+        raw_test=inputs.raw_gold("test"),
+        mended=inputs.mended_gold,
     output:
         answered=directory("answers/{run}/{split}"),
     log:

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.answer_settings import AnswerSettings
+from vlmflow.config.raw_forms import form_of
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
@@ -19,6 +20,7 @@ from vlmflow.evaluation.evaluate import counts_of, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.proof import proven_digest, read_proof
+from vlmflow.rows.gold import gold_answers
 from vlmflow.serving.picture_limits import FEWEST_TOKENS, limited_processor
 
 KEY = "VLMFLOW_ANSWER_KEY"
@@ -52,7 +54,10 @@ def main(
     settings: RunBlock,
     picture_store: Path,
     evaluation_store: Path,
-    pictures: list[Path] | None = None,
+    pictures: list[Path] = [],  # noqa: B006
+    raw_train: list[Path] = [],  # noqa: B006
+    raw_test: list[Path] = [],  # noqa: B006
+    mended: list[Path] = [],  # noqa: B006
     threads: int = 1,
 ) -> None:
     """Ask about one split.
@@ -63,22 +68,26 @@ def main(
     settings: those of the run. picture_store: the folder with all picture stores.
     evaluation_store: the folder that keeps answers, and the log of looks at test splits.
     pictures: the image manifests of the data set; none if rows have no pictures.
+    raw_train, raw_test, mended: the raw files and those of edited rows, if raw rows have gold answers.
     """
     run, split = answered.parent.name, answered.name
     proof, base = read_proof(verified), read_model_manifest(model)
     chosen = choose_from_split(
-        *(rows, stats, base.folder, picture_store, pictures or []),
+        *(rows, stats, base.folder, picture_store, pictures),
         feedback=settings.feedback,
         count=settings.answer.rows,
         seed=settings.seed,
     )
     length = settings.image_max_tokens, settings.text_args, settings.max_length
-    cases, too_long = fitting_cases(chosen, base.folder, pictures or [], *length)
+    cases, too_long = fitting_cases(chosen, base.folder, pictures, *length)
     out = chosen.out + too_long
     refuse_none(cases, rows, out)
     if settings.text_args:
         log.warning(f"a server does not apply these arguments of the training: {', '.join(sorted(settings.text_args))}")
+    read_gold, raw = form_of(chosen.kind).gold, {"train": raw_train, "test": raw_test}
+    ids = [case.row.id for case in cases]
     how = Asking(
+        gold=gold_answers(ids, raw, mended, read_gold) if read_gold else {},
         rounds=settings.answer.rounds,
         max_tokens=settings.answer.max_tokens,
         feedback=chosen.feedback,

@@ -49,6 +49,8 @@ def files(demo: Path) -> dict[str, Any]:
         "stats": demo / "data" / "fire" / "stats.json",
         "picture_store": demo / "stores" / "pictures",
         "pictures": [demo / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
+        "raw_train": [demo / "raw" / "fire" / "FIRE-train-100K.json"],
+        "raw_test": [demo / "raw" / "fire" / "FIRE-test.json"],
     }
 
 
@@ -66,7 +68,7 @@ def test_both_models_answer_by_servers_of_their_own(demo_run: Path, tmp_path: Pa
     turns = [turn for row in rows for turn in row["turns"]]
     assert (report.run, report.split, report.dataset, report.looks) == (RUN, "test", "fire", 1)
     assert (report.server, report.picture_limits) == ("transformers serve", "4 to 64 tokens")
-    assert report.rows == len(rows) >= 2
+    assert report.gold_from_raw == report.rows == len(rows) >= 2
     assert report.base.asked == report.tuned.asked == report.base.overlap.answers == len(turns)
     assert [after.rounds for after in report.all] == [0, 1]
     assert any(turn["base"]["text"] != turn["tuned"]["text"] for turn in turns), "two models answered"
@@ -108,7 +110,7 @@ def test_a_given_server_is_asked_and_its_picture_limits_are_unknown(
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_named_and_its_answers_are_kept(demo_run: Path, tmp_path: Path) -> None:
     given = files(demo_run) | {"evaluation_store": tmp_path / "store", "threads": 2}
-    given["pictures"] = json.dumps(list(map(str, given["pictures"])))
+    given |= {name: json.dumps(list(map(str, given[name]))) for name in ("pictures", "raw_train", "raw_test")}
     block = json.dumps(settings(answer={"rows": 3, "max_tokens": 64}))
     answered = tmp_path / RUN / "test"
     given |= {"answered": answered, "settings": block}

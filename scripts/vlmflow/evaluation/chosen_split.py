@@ -22,13 +22,15 @@ from vlmflow.rows.training_data import entries_named, pictures_in
 class ChosenSplit:
     """The rows of a split that are evaluated. out: the others, with the reason.
 
-    dataset: its name. rows_digest: SHA-256 of the split's file. pictures: the store of its pictures. feedback: whether
-    the human's later turns are feedback. last_answer_only: whether only a row's last answer is trained.
+    dataset, kind: its name, and the kind of its raw rows. rows_digest: SHA-256 of the split's file. pictures: the store
+    of its pictures. feedback: whether the human's later turns are feedback. last_answer_only: whether only a row's last
+    answer is trained.
     """
 
     rows: list[ChosenRow]
     out: list[LeftOut]
     dataset: str
+    kind: str
     rows_digest: str
     pictures: Path
     feedback: bool
@@ -71,7 +73,16 @@ def choose_from_split(
         seed=seed,
     )
     refuse_none(rows, file, out)
-    return ChosenSplit(rows, out, account.dataset, account.digests[file.name], store, has, last_answer_only)
+    return ChosenSplit(
+        rows=rows,
+        out=out,
+        dataset=account.dataset,
+        kind=account.kind,
+        rows_digest=account.digests[file.name],
+        pictures=store,
+        feedback=has,
+        last_answer_only=last_answer_only,
+    )
 
 
 def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None:

@@ -25,8 +25,8 @@ class AnsweredTurn(msgspec.Struct, frozen=True):
     """One turn that both models answered, after the row's own turns before it.
 
     rounds: of feedback before it; without feedback, earlier questions. prompt: the human's turn: the question, then
-    feedback. reference: the row's own turn, which is the history of later ones. gold: the right answer: that of the
-    row's last turn, or without feedback of the reference. rule: by which answers are compared with it.
+    feedback. reference: the row's own turn, which is the history of later ones. gold: the right answer: the raw row's,
+    or that of the row's last turn; without feedback that of the reference. rule: by which answers are compared with it.
     """
 
     rounds: int
@@ -109,9 +109,10 @@ class AnswerReport(msgspec.Struct, frozen=True):
     """The content of `answers/RUN/SPLIT/report.json`.
 
     rows, groups: answered ones. left_out: rows of the split that are out, by reason. feedback: whether rows have
-    feedback. holds_gold: the share of rows whose feedback holds the gold answer; null without feedback. all: the
-    figures of all rows. without_gold, with_gold: of the rows whose feedback does not hold it, and does; null if there
-    are none. sources, rules: by source, and by the rule of the gold answer.
+    feedback. gold_from_raw: rows whose gold answer is that of the raw row. holds_gold: the share of rows whose feedback
+    holds the gold answer; null without feedback. all: the figures of all rows. without_gold, with_gold: of the rows
+    whose feedback does not hold it, and does; null if there are none. sources, rules: by source, and by the rule of the
+    gold answer.
     server: what answered. picture_limits: "4 to 64 tokens", "unknown" with another server, or "no pictures".
     not_applied: arguments of the training's template that a server does not apply. looks: how often the data set's test
     split was looked at so far; null for val. The others are as in `EvaluationReport`.
@@ -124,6 +125,7 @@ class AnswerReport(msgspec.Struct, frozen=True):
     groups: int
     left_out: dict[str, int]
     feedback: bool
+    gold_from_raw: int
     holds_gold: float | None
     all: list[AfterRounds]
     without_gold: list[AfterRounds] | None

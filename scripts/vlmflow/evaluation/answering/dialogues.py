@@ -28,16 +28,17 @@ class Question:
     gold: str
 
 
-def questions_of(case: Case, rounds: int, feedback: bool) -> list[Question]:
+def questions_of(case: Case, rounds: int, feedback: bool, gold: str | None = None) -> list[Question]:
     """Return the questions of a row: the first, and one after each of its first `rounds` rounds.
 
-    feedback: whether the row's later human turns are feedback, and its last answer is the right one for all turns.
+    feedback: whether the row's later human turns are feedback, so that one answer is right for all turns. gold: this
+    answer, if the raw row has it; otherwise it is that of the last turn.
     """
     found = []
     for place in range(0, min(len(case.turns), 2 * rounds + 2), 2):
         turns = [*case.system, *case.turns[: place + 1]]
         reference = case.turns[place + 1].value
-        right = case.answer if feedback else reference
+        right = (gold or case.answer) if feedback else reference
         content = msgspec.json.encode([turns, case.pictures])
         found.append(
             Question(

@@ -20,12 +20,14 @@ from vlmflow.evaluation.choice import Case
 class Asking:
     """How models are asked. rounds, max_tokens: see `AnswerSettings`. feedback: whether the rows have it.
 
-    pictures: the store of the rows' pictures. store: `stores.evaluations`. seed: of the intervals.
+    gold: right answers by the rows' ids, where raw rows have them. pictures: the store of the rows' pictures.
+    store: `stores.evaluations`. seed: of the intervals.
     """
 
     rounds: int
     max_tokens: int
     feedback: bool
+    gold: Mapping[str, str]
     pictures: Path
     store: Path
     seed: int
@@ -38,7 +40,7 @@ def ask_both(
 
     Raises VlmflowError with the row if an answer fails.
     """
-    questions = [questions_of(case, how.rounds, how.feedback) for case in cases]
+    questions = [questions_of(case, how.rounds, how.feedback, how.gold.get(case.row.id)) for case in cases]
     every = list(chain.from_iterable(questions))
     of_base, new_of_base = answers_to(every, base, how.pictures, how.max_tokens, how.store)
     of_tuned, new_of_tuned = answers_to(every, tuned, how.pictures, how.max_tokens, how.store)
@@ -61,6 +63,7 @@ def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:
     return {
         "rows": len(rows),
         "groups": len({row.group for row in rows}),
+        "gold_from_raw": sum(row.id in how.gold for row in rows) if how.feedback else 0,
         "holds_gold": fmean(bool(row.holds_gold) for row in rows) if how.feedback else None,
         "all": figures_after_rounds(rows, how.seed, how.feedback),
         "without_gold": of([row for row in rows if row.holds_gold is False]),

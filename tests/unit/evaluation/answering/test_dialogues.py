@@ -32,6 +32,13 @@ def test_each_turn_is_asked_after_the_rows_own_turns() -> None:
     assert all(question.images == ["1.png"] for question in asked)
 
 
+def test_the_raw_rows_own_answer_is_the_right_one() -> None:
+    case = read_case(LONG, {"1.png": "d"})
+    assert {question.gold for question in questions_of(case, 9, feedback=True, gold="bat")} == {"bat"}
+    without = questions_of(case, 9, feedback=False, gold="bat")
+    assert [question.gold for question in without] == ["a cat", "a hat", "a bat"], "each turn has another question"
+
+
 def test_no_more_rounds_than_wanted() -> None:
     case = read_case(LONG, {"1.png": "d"})
     assert [len(questions_of(case, rounds, feedback=True)) for rounds in (0, 1, 2, 3)] == [1, 2, 3, 3]

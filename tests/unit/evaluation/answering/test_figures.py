@@ -56,7 +56,7 @@ def ask(
     def behave(model: str, messages: list[dict[str, Any]]) -> str:
         return speak[model](last_text(messages))
 
-    how = Asking(rounds=3, max_tokens=9, feedback=feedback, pictures=folder, store=folder, seed=1)
+    how = Asking(rounds=3, max_tokens=9, feedback=feedback, gold={}, pictures=folder, store=folder, seed=1)
     with chat_server(behave) as server:
         models = [ModelAtUrl(name, name, server.url, name) for name in ("base", "tuned")]
         rows, of_base, of_tuned = ask_both(some, models[0], models[1], how)
