@@ -196,6 +196,11 @@ class RuleInputs:
     def _has_gold(self, dataset: str) -> bool:
         return form_of(self._settings.datasets[dataset].kind).gold is not None
 
+    def answered(self, wildcards: Any) -> list[str]:
+        """The answers of base and tuned model on the same splits, if the run of wildcard `run` wants to show them."""
+        evaluation = self._settings.runs[wildcards.run].evaluation
+        return [f"answers/{wildcards.run}/{split}" for split in evaluation.splits] if evaluation.answers else []
+
     def evaluations(self, wildcards: Any) -> list[str]:
         """The evaluations that the card of wildcard `run` shows; none if the run has no block `evaluate`."""
         return self.evaluated(wildcards) if self._settings.runs[wildcards.run].evaluate else []
