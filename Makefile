@@ -20,8 +20,13 @@ PORT ?=
 TARGET ?= merged/$(RUN)
 FROM ?=
 TO ?=
+PICTURE ?=
+ASK ?=
+FEEDBACK ?=
+ADAPTER ?=
+GPUS ?=
 
-.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows index notebook
+.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -101,6 +106,18 @@ notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine al
 rows: .venv/data.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
 	@test -n "$(RUN)" && test -n "$(STEP)" || { echo 'say which: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"' >&2; exit 2; }
 	@$(BIN)/python scripts/rows_of_step.py --run "$(RUN)" --step "$(STEP)" $(ARGS)
+
+# What a person writes reaches the script through the environment, so that no shell reads it as a command.
+try: override export PICTURE := $(value PICTURE)
+try: override export ASK := $(value ASK)
+try: override export FEEDBACK := $(value FEEDBACK)
+try: .venv/train.stamp ## base and tuned side by side, then your feedback: make try RUN=my-run [PICTURE=cat.jpg ASK="…"] [ARGS="--directory …"]
+	@$(BIN)/python scripts/try_run.py --run "$(RUN)" $${PICTURE:+--picture="$$PICTURE"} $${ASK:+--ask="$$ASK"} \
+	  $${FEEDBACK:+--feedback="$$FEEDBACK"} $(ARGS)
+
+serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
+	@$(BIN)/python scripts/serve.py --run "$(RUN)" $(if $(PORT),--port $(PORT)) $(if $(GPUS),--gpus $(GPUS)) \
+	  $(if $(ADAPTER),--what adapter) $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config import gpus, tuners
+from vlmflow.config.answer_settings import AnswerSettings
 from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.evaluate_settings import EvaluateSettings
 from vlmflow.config.gpus import GPUS
@@ -315,6 +316,8 @@ class RunSettings(Settings):
     """Compare the tuned model with its base before `merged/NAME` is made, and show the result in its model card. null:
     `merged/NAME` says "not evaluated"; `eval/NAME/val` can be made all the same."""
 
+    answer: AnswerSettings = AnswerSettings()
+
     @model_validator(mode="after")
     def _price_is_of_a_product(self) -> Self:
         if self.gpu_hour_price is not None and self.gpu is None:
@@ -362,6 +365,11 @@ class RunSettings(Settings):
     def evaluation(self) -> EvaluateSettings:
         """How the run is evaluated, with or without a block of its own."""
         return self.evaluate or EvaluateSettings()
+
+    @property
+    def compared_rows(self) -> int:
+        """Rows on which the tuned model is compared with its base before it is published."""
+        return self.evaluate.rows * len(self.evaluate.splits) if self.evaluate else 0
 
     @property
     def ranks(self) -> int:

@@ -35,7 +35,7 @@ def interval(values: Sequence[float], groups: Sequence[str], seed: int) -> Inter
     random = np.random.default_rng(seed)
     means = np.empty(DRAWS)
     for first in range(0, DRAWS, AT_ONCE):
-        times = random.multinomial(count, np.full(count, 1 / count), size=min(AT_ONCE, DRAWS - first))
-        means[first : first + AT_ONCE] = (times @ sums) / (times @ sizes)
+        drawn = random.integers(count, size=(min(AT_ONCE, DRAWS - first), count))
+        means[first : first + AT_ONCE] = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
     low, high = np.percentile(means, [LOW, HIGH])
     return Interval(mean, float(low), float(high))

@@ -1,0 +1,95 @@
+"""Asks an OpenAI-compatible server for one answer; pictures travel as their stored bytes."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import openai
+from PIL import Image, UnidentifiedImageError
+
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.printable import printable
+from vlmflow.serving.answer import Answer
+from vlmflow.serving.server import LOOPBACK
+
+SHOWN_OF_ERROR = 500
+"""Characters of a server's own error message that ours repeats."""
+
+
+class Client:
+    """A connection to one model of a server.
+
+    url: of the API, with /v1. model: the name that the server knows. key: for servers that ask for one.
+    seconds: how long one answer may take.
+    """
+
+    def __init__(self, url: str, model: str, key: str | None = None, seconds: float = 600) -> None:
+        self._url = url
+        self._model = model
+        own = urlsplit(url).hostname == LOOPBACK  # a proxy of the environment is not for this machine
+        http = openai.DefaultHttpxClient(trust_env=not own)
+        self._api = openai.OpenAI(base_url=url, api_key=key or "none", http_client=http, timeout=seconds, max_retries=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._api.close()
+
+    def answer(self, messages: Sequence[dict[str, Any]], most_tokens: int) -> Answer:
+        """Return the model's greedy answer to a dialogue of at most `most_tokens` tokens.
+
+        messages: as `dialogue` makes them, with pictures of `picture_part`.
+
+        Raises PassingError if the server does not answer or is overloaded, VlmflowError if it refuses the request.
+        """
+        try:
+            reply = self._api.chat.completions.create(
+                model=self._model,
+                messages=list(messages),  # type: ignore[arg-type]  # its types name each role and part
+                max_tokens=most_tokens,
+                temperature=0,
+            )
+            choice = reply.choices[0]
+        except openai.APIStatusError as error:
+            said = printable(error.response.text[:SHOWN_OF_ERROR])
+            passing = error.status_code >= 500 or error.status_code in (408, 429)
+            raise (PassingError if passing else VlmflowError)(
+                f"{self._url}: model {self._model!r}: HTTP {error.status_code}: {said}",
+                "read the server's output" if passing else "ask for a model that this server has, in its limits",
+            ) from None
+        except openai.APIConnectionError as error:  # a timeout, too
+            raise PassingError(
+                f"{self._url}: no answer: {error.__cause__ or error}", "see whether the server runs, and its output"
+            ) from None
+        except (openai.OpenAIError, IndexError, TypeError, ValueError) as error:
+            raise VlmflowError(
+                f"{self._url}: its reply is not a chat completion: {printable(str(error)[:SHOWN_OF_ERROR])}",
+                "name the address of an OpenAI-compatible API, with /v1",
+            ) from None
+        return Answer(choice.message.content or "", choice.finish_reason == "length")
+
+
+def picture_part(file: Path) -> dict[str, Any]:
+    """Return the part of a message that holds a picture; raises VlmflowError as `data_uri` does."""
+    return {"type": "image_url", "image_url": {"url": data_uri(file)}}
+
+
+def data_uri(file: Path) -> str:
+    """Return a picture's file as a data URI, with the bytes as they are.
+
+    Raises VlmflowError if it cannot be read, or is not a picture.
+    """
+    try:
+        with Image.open(file) as picture:
+            kind = picture.get_format_mimetype()
+        return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
+        raise VlmflowError(
+            f"{file}: cannot be read as a picture: {error}", "name a picture, such as PNG or JPEG"
+        ) from None

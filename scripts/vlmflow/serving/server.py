@@ -1,0 +1,212 @@
+"""Runs a server of a model folder: starts it, waits until it answers, and ends all of its processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.printable import printable
+from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.progress import LOG_INTERVAL, clock
+from vlmflow.swift.child_process import THREADS_OF_LIBRARIES
+
+LOOPBACK = "127.0.0.1"
+
+START_SECONDS = 1800.0
+"""How long a server may take to load: 66 GB from a slow network volume."""
+
+GRACE = 10.0
+"""Seconds for a server to end, between SIGTERM and SIGKILL."""
+
+PORT_TAKEN = "address already in use"
+
+KEPT = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "MALLOC_")
+"""The variables that a server gets: what finds programs, libraries and GPUs, and so no token."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers.
+
+    url: of its OpenAI-compatible API, with /v1. model: the name that requests must give. process: its first process,
+    whose process group is the server's. log: its output.
+    """
+
+    url: str
+    model: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@contextmanager
+def serve_with_transformers(
+    folder: Path,
+    scratch: Path,
+    log: Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    threads: int | None = None,
+    port: int = 0,
+    limit: float = START_SECONDS,
+) -> Iterator[Server]:
+    """Serve the folder of a model (`served_folder`) on the loopback address as long as the block runs.
+
+    scratch: an empty folder for its caches. log: the file for its output. device: cpu, or auto for the GPUs.
+    dtype: the type in which it computes; auto is that of the weights. threads: cores that it may use; None for all.
+    port: 0 for a free one. limit: seconds until it must answer.
+
+    The thread that calls this must live as long as the block: the server ends with it, however it ends.
+    Raises VlmflowError with the end of its output if it ends before it answers, PassingError if it takes too long.
+    """
+    model = str(folder.absolute())
+    if "@" in model:
+        raise VlmflowError(f"{model}: transformers takes what follows '@' for a revision", "use a path without '@'")
+    how = ["--device", device, "--dtype", dtype, "--host", LOOPBACK]
+    env = environment(scratch, threads)
+    for last in (False, False, True):
+        at = port or free_port()
+        words = [sys.executable, "-m", "transformers.cli.transformers", "serve", model, *how, "--port", str(at)]
+        try:
+            with running(words, model, at, scratch, log, env, limit) as server:
+                yield server
+                return
+        except PortTakenError:  # somebody took the port between our look and the server's
+            if port or last:
+                raise
+
+
+@contextmanager
+def running(
+    words: Sequence[str],
+    model: str,
+    port: int,
+    folder: Path,
+    log: Path,
+    env: Mapping[str, str],
+    limit: float = START_SECONDS,
+    at_our_death: int = signal.SIGKILL,
+) -> Iterator[Server]:
+    """Run a server's command until the block ends; yields once it answers GET /health.
+
+    words: the command. model: the name that its requests must give. port: where it listens on the loopback address.
+    folder: its working directory. at_our_death: the signal that its first process gets if this process dies; one
+    whose children would outlive it needs SIGTERM.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=env,
+            start_new_session=True,  # a process group of its own, which Ctrl-C does not reach
+            preexec_fn=bound_to_this_process(at_our_death),
+        )
+    try:
+        _wait_until_healthy(process, port, limit, log, model)
+        yield Server(f"http://{LOOPBACK}:{port}/v1", model, process, log)
+    finally:
+        end_group(process)
+
+
+class PortTakenError(PassingError):
+    """Another process listens on the server's port."""
+
+
+def environment(scratch: Path, threads: int | None = None) -> dict[str, str]:
+    """Return a server's environment: offline, with caches in `scratch`, and without anybody's token."""
+    given = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
+    cache = scratch / "hub"
+    cache.mkdir(parents=True, exist_ok=True)  # without it, transformers answers GET /v1/models with HTTP 500
+    ours = {
+        "HF_HOME": str(scratch.absolute()),
+        "HF_HUB_CACHE": str(cache.absolute()),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return given | ours | (dict.fromkeys(THREADS_OF_LIBRARIES, str(threads)) if threads else {})
+
+
+def free_port() -> int:
+    """Return a port of the loopback address on which nobody listens now."""
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all others of its process group: SIGTERM, and SIGKILL for those that remain."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, limit: float, log: Path, model: str) -> None:
+    begun = shown = time.monotonic()
+    while not _is_healthy(process, port):
+        now = time.monotonic()
+        if process.poll() is not None:
+            end = end_of(log)
+            if PORT_TAKEN in end:
+                raise PortTakenError(f"port {port} is in use", "choose another port: PORT=…, or none for a free one")
+            raise VlmflowError(
+                f"the server of {model} ended with code {process.returncode} before it answered",
+                f"read the end of its output, {log}:\n{end}",
+            )
+        if now - begun > limit:
+            raise PassingError(
+                f"the server of {model} does not answer after {clock(limit)}",
+                f"see whether it still loads; its output is {log}:\n{end_of(log)}",
+            )
+        if now - shown >= LOG_INTERVAL:
+            shown = now
+            print(f"starting the server of {model}: {clock(now - begun)}", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+
+
+def _is_healthy(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Return whether it is this server that listens on the port, and it answers."""
+    if not _listens(process.pid, port):
+        return False
+    with suppress(httpx.HTTPError):
+        # A proxy of the environment is not for this machine.
+        return httpx.get(f"http://{LOOPBACK}:{port}/health", timeout=5, trust_env=False).status_code == 200
+    return False
+
+
+def _listens(pid: int, port: int) -> bool:
+    with suppress(psutil.Error):
+        first = psutil.Process(pid)
+        for process in [first, *first.children(recursive=True)]:
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+                    return True
+    return False
+
+
+def end_of(log: Path, characters: int = 2000) -> str:
+    """Return the last characters of a server's output, without what could steer a terminal."""
+    text = log.read_text(errors="replace")[-characters:]
+    return "\n".join(map(printable, text.splitlines()))

@@ -1,0 +1,83 @@
+"""Makes vLLM's command line; vLLM is not in the locked environment, and this project has not run it.
+
+Names and limits are those of vLLM 0.11 to 0.27 (docs.vllm.ai; vllm/config/lora.py, vllm/lora/peft_helper.py).
+"""
+
+import json
+from pathlib import Path
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+
+from vlmflow.config.tuners import ADAPTER_WEIGHTS
+from vlmflow.core.errors import VlmflowError
+from vlmflow.merging.adapter_config import read_adapter_config
+from vlmflow.serving.picture_limits import PictureLimits
+from vlmflow.serving.server import LOOPBACK
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that --max-lora-rank takes."""
+
+TOWER = {"visual", "vision_tower", "vision_model", "multi_modal_projector"}
+"""Parts of a layer's name in the vision tower or between it and the language model."""
+
+MERGE = "serve the merged weights: make serve without ADAPTER"
+
+
+def vllm_words(
+    model: Path,
+    name: str,
+    gpus: int,
+    max_length: int,
+    limits: PictureLimits | None,
+    port: int,
+    adapter: Path | None = None,
+) -> list[str]:
+    """Return the command that serves a model on GPUs with vLLM, on the loopback address.
+
+    model: the folder of the model, or of the adapter's base. name: what requests ask for. gpus: how many share the
+    model. max_length: tokens of prompt and answer together. limits: of pictures; None if the model sees none.
+    adapter: the folder of an adapter; requests for `name` then get base + adapter, those for `base` the base alone.
+
+    Raises VlmflowError if vLLM would refuse the adapter, or serve only a part of it.
+    """
+    words = ["vllm", "serve", str(model), "--host", LOOPBACK, "--port", str(port)]
+    words += ["--tensor-parallel-size", str(gpus), "--max-model-len", str(max_length)]
+    words += ["--served-model-name", "base" if adapter else name]
+    if limits:
+        size = {"size": msgspec.to_builtins(limits)}
+        # Without "video": 0 it reserves memory for a whole video at its start.
+        words += ["--limit-mm-per-prompt", json.dumps({"image": 1, "video": 0})]
+        words += ["--mm-processor-kwargs", json.dumps(size)]
+    if adapter:
+        rank = str(_rank_of(adapter))
+        words += ["--enable-lora", "--lora-modules", f"{name}={adapter}", "--max-lora-rank", rank]
+    return words
+
+
+def _rank_of(folder: Path) -> int:
+    """Return vLLM's smallest limit that an adapter's ranks are within, after a check that vLLM serves all of it."""
+    config = read_adapter_config(folder)
+    if config.use_dora:
+        raise VlmflowError(f"{folder}: vLLM does not serve DoRA (use_dora)", MERGE)
+    if config.modules_to_save:
+        saved = ", ".join(config.modules_to_save)
+        raise VlmflowError(f"{folder}: vLLM does not serve layers that an adapter replaces ({saved})", MERGE)
+    if config.bias != "none":
+        raise VlmflowError(f"{folder}: vLLM does not serve an adapter's biases (bias: {config.bias})", MERGE)
+    file = folder / ADAPTER_WEIGHTS
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            names = sorted(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise VlmflowError(f"{file}: {error}", "train the run again, or restore the file") from None
+    if of_tower := [name for name in names if TOWER & set(name.split("."))]:
+        raise VlmflowError(
+            f"{file}: changes {len(of_tower)} tensors of the vision tower, such as {of_tower[0]}; vLLM leaves these "
+            "out with only a warning, so it would answer as another model",
+            MERGE,
+        )
+    rank = max([config.r, *config.rank_pattern.values()])
+    if rank > RANKS[-1]:
+        raise VlmflowError(f"{folder}: rank {rank} is above vLLM's largest, {RANKS[-1]}", MERGE)
+    return next(limit for limit in RANKS if limit >= rank)

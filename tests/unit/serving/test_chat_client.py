@@ -1,0 +1,49 @@
+"""Rows as messages for a server."""
+
+import base64
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.rows.chat import Turn
+from vlmflow.serving.client import Client, data_uri, picture_part
+from vlmflow.serving.dialogue import messages_of
+from vlmflow.serving.server import free_port
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.png", "png"), ("a.jpg", "jpeg")])
+def test_a_picture_is_sent_as_its_stored_bytes(tmp_path: Path, name: str, kind: str) -> None:
+    Image.new("RGB", (40, 30), "red").save(tmp_path / name)
+    begin, _, content = data_uri(tmp_path / name).partition(",")
+    assert begin == f"data:image/{kind};base64"
+    assert base64.b64decode(content) == (tmp_path / name).read_bytes()
+
+
+def test_the_picture_is_where_its_tag_is(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    turns = [
+        Turn("system", "Be short."),
+        Turn("human", "<image>\nHow many?"),
+        Turn("gpt", "Two."),
+        Turn("human", "No."),
+    ]
+    messages = messages_of(turns, [picture_part(tmp_path / "a.png")])
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    picture, text = messages[1]["content"]
+    assert (picture["type"], text) == ("image_url", {"type": "text", "text": "\nHow many?"})
+    assert [messages[number]["content"] for number in (0, 2, 3)] == ["Be short.", "Two.", "No."]
+
+
+def test_pictures_without_a_tag_and_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match=r"0 picture tag\(s\) \(<image>\) but 1 picture"):
+        messages_of([Turn("human", "How many?")], [{"type": "image"}])
+    (tmp_path / "a.png").write_text("no picture")
+    with pytest.raises(VlmflowError, match=r"a\.png: cannot be read as a picture"):
+        data_uri(tmp_path / "a.png")
+
+
+def test_a_server_that_is_not_there_may_come_back() -> None:
+    with Client(f"http://127.0.0.1:{free_port()}/v1", "mine") as client, pytest.raises(PassingError, match="no answer"):
+        client.answer([{"role": "user", "content": "?"}], 5)
