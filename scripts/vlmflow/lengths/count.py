@@ -115,9 +115,9 @@ class TokenCounter:
             ) from None
         if 0 in tokens:
             raise VlmflowError(
-                f"row {row.id}: picture {row.images[tokens.index(0)]} is so elongated that nothing is left of its shorter "
-                f"side at image_max_tokens = {self._most}; the trainer would stop at it",
-                "raise runs.NAME.train.image_max_tokens to at least datasets.NAME.picture_limits.max_aspect, or lower that",
+                f"row {row.id}: picture {row.images[tokens.index(0)]} is so elongated that nothing is left of its "
+                f"shorter side at image_max_tokens = {self._most}; the trainer would stop at it",
+                "raise runs.NAME.train.image_max_tokens, or lower datasets.NAME.picture_limits.max_aspect to it",
             )
         return sum(tokens)
 
