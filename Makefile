@@ -119,6 +119,9 @@ serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RU
 	@$(BIN)/python scripts/serve.py --run "$(RUN)" $(if $(PORT),--port $(PORT)) $(if $(GPUS),--gpus $(GPUS)) \
 	  $(if $(ADAPTER),--what adapter) $(ARGS)
 
+verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
+	@$(BIN)/python scripts/check_provenance.py --run "$(RUN)" $(ARGS)
+
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py
 

@@ -20,8 +20,8 @@ from vlmflow.evaluation.evaluate import counts_of, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.proof import proven_digest, read_proof
+from vlmflow.pictures.size_limits import FEWEST_TOKENS, processor_of
 from vlmflow.rows.gold import gold_answers
-from vlmflow.serving.picture_limits import FEWEST_TOKENS, limited_processor
 
 KEY = "VLMFLOW_ANSWER_KEY"
 """The environment variable with the key of a server at `url`."""
@@ -139,7 +139,7 @@ def _server(base: Path, settings: RunBlock) -> dict[str, Any]:
     if settings.answer.url is not None:
         unknown = {"picture_limits": UNKNOWN, "dtype": UNKNOWN, "device": UNKNOWN}
         return {"server": settings.answer.url, "versions": {}, **unknown}
-    sees = limited_processor(base, settings.image_max_tokens) is not None
+    sees = processor_of(base) is not None
     return {
         "server": "transformers serve",
         "picture_limits": f"{FEWEST_TOKENS} to {settings.image_max_tokens} tokens" if sees else "no pictures",

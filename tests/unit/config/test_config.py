@@ -251,8 +251,8 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
                 ("skip_images", True, "True"),
                 (
                     "picture_limits",
-                    {"min_side": 1, "max_aspect": 2, "max_pixels": 3, "max_bytes": 4},
-                    "{'min_side': 1, 'max_aspect': 2.0, 'max_pixels': 3, 'max_bytes': 4}",
+                    {"min_side": 17, "max_aspect": 2, "max_pixels": 3, "max_bytes": 4},
+                    "{'min_side': 17, 'max_aspect': 2.0, 'max_pixels': 3, 'max_bytes': 4}",
                 ),
             )
         ),

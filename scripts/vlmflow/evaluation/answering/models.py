@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.size_limits import FEWEST_TOKENS
 from vlmflow.serving.answer import Answer
 from vlmflow.serving.client import Client
-from vlmflow.serving.picture_limits import FEWEST_TOKENS
 from vlmflow.serving.served_folder import link_served
 from vlmflow.serving.server import Server, end_of, serve_with_transformers
 
