@@ -56,6 +56,7 @@ include: "rules/verify_tensors.smk"
 include: "rules/verify_merged.smk"
 include: "rules/evaluate.smk"
 include: "rules/answer.smk"
+include: "rules/eval_page.smk"
 include: "rules/publish_merged.smk"
 
 

@@ -2,10 +2,10 @@
 #
 # Needs: the proven weights, the base model, a split of the data set with its pictures; raw rows, where they have gold
 #        answers beside their turns (FIRE).
-# Makes: answers/{run}/{split}/: rows.jsonl (each turn with both models' answers and their scores), left_out.jsonl (every
-#        other row of the split, with the reason), report.json (figures with intervals, per source and rule). Answers are
-#        kept in stores.evaluations, one by one, so that a killed job repeats at most one, and the base is asked once for
-#        all runs.
+# Makes: answers/{run}/{split}/: rows.jsonl (each turn with both models' answers and their scores), left_out.jsonl
+#        (every other row of the split, with the reason), report.json (figures with intervals, per source and rule).
+#        Answers are kept in stores.evaluations, one by one, so that a killed job repeats at most one, and the base is
+#        asked once for all runs.
 # Holds: both models got the same turns and pictures, one request at a time, without sampling, by servers of this rule
 #        with the run's picture limits, or by one that is given. An answer that fails stops the rule and names its row.
 #        Every making of answers/{run}/test is a line of stores.evaluations/looks.jsonl. No other stage needs it.

@@ -23,7 +23,7 @@ rule estimate_run:
     params:
         settings=params.run(
             *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
-            *("gpu", "gpu_hour_price", "network_gbit", "estimate"),
+            *("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows"),
         ),
     threads: 1
     resources:

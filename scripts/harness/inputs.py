@@ -36,6 +36,7 @@ class RuleInputs:
         datasets = dict.fromkeys(self._settings.runs[run].dataset for run in runs)
         pages = [f"data-{dataset}" for dataset in datasets]
         pages += [f"{page}-{run}" for run in runs for page in ("lengths", "estimate", "run")]
+        pages += [f"eval-{run}" for run in runs if self._settings.runs[run].evaluate]
         return [*(f"merged/{run}" for run in runs), *(f"reports/{page}.html" for page in pages)]
 
     def local_raw(self, wildcards: Any) -> list[Any]:
@@ -186,12 +187,18 @@ class RuleInputs:
     def _has_gold(self, dataset: str) -> bool:
         return form_of(self._settings.datasets[dataset].kind).gold is not None
 
+    def evaluated(self, wildcards: Any) -> list[str]:
+        """The evaluations of wildcard `run`: of val, or of the splits that it names."""
+        return [f"eval/{wildcards.run}/{split}" for split in self._settings.runs[wildcards.run].evaluation.splits]
+
+    def evaluated_rows(self, wildcards: Any) -> list[str]:
+        """The data set's files of the same splits."""
+        run = self._settings.runs[wildcards.run]
+        return [str(self.data(f"{split}.jsonl")(wildcards)) for split in run.evaluation.splits]
+
     def evaluations(self, wildcards: Any) -> list[str]:
-        """The evaluations that the card of wildcard `run` shows: of val, and of the splits that it names."""
-        settings = self._settings.runs[wildcards.run].evaluate
-        if settings is None:
-            return []
-        return [f"eval/{wildcards.run}/{split}" for split in settings.splits]
+        """The evaluations that the card of wildcard `run` shows; none if the run has no block `evaluate`."""
+        return self.evaluated(wildcards) if self._settings.runs[wildcards.run].evaluate else []
 
     def train_pictures(self, wildcards: Any) -> list[str]:
         """The image manifest of the raw train split of wildcard `run`; none if it has no pictures."""

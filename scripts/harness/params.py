@@ -112,6 +112,7 @@ class RuleParams:
             "dataset": self._settings.datasets[run.dataset],
             "model": self._settings.models[run.model],
             "evaluation": run.evaluation,
+            "compared_rows": run.compared_rows,
         }
         return SimpleNamespace(**(dict(run) | named))
 

@@ -75,7 +75,7 @@ def case(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> C
     """Return the case of a line's run with some rows. changes: of its `train` block."""
     settings = line.settings
     names = ("device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long")
-    names += ("gpu", "gpu_hour_price", "network_gbit", "estimate")
+    names += ("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows")
     block = {name: getattr(settings, name) for name in names}
     training = settings.train.model_copy(update=changes)
     return case_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)

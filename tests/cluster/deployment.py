@@ -39,12 +39,12 @@ def with_instance(folder: Path, overlay: str, k8s: Path = K8S) -> Path:
     return folder
 
 
-def with_component(folder: Path, overlay: str, component: str) -> Path:
-    """Copy k8s/ into an empty folder, add a component to an overlay of the copy, and return the overlay's folder."""
+def with_component(folder: Path, overlay: str, *components: str) -> Path:
+    """Copy k8s/ into an empty folder, add components to an overlay of the copy, and return the overlay's folder."""
     shutil.copytree(K8S, folder, dirs_exist_ok=True)
     file = folder / "overlays" / overlay / "kustomization.yaml"
     kustomization = yaml.safe_load(file.read_text())
-    kustomization.setdefault("components", []).append(f"../../components/{component}")
+    kustomization.setdefault("components", []).extend(f"../../components/{component}" for component in components)
     file.write_text(yaml.safe_dump(kustomization))
     return file.parent
 

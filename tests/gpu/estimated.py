@@ -27,7 +27,9 @@ def case_of_check(base: Path, rows: Sequence[RowSize], settings: TrainSettings) 
     lengths = RowLengths.of([(row.tokens - row.patches // each, row.patches // each) for row in rows])
     block = {"device": "cuda", "nodes": 1, "processes": 1, "strategy": DDP.name, "deepspeed": None, "tuner": LORA.name}
     block["over_long"] = "leave_out"
-    run = EstimateBlock(train=settings, gpu=None, gpu_hour_price=None, network_gbit=100, estimate="check", **block)
+    run = EstimateBlock(
+        train=settings, gpu=None, gpu_hour_price=None, network_gbit=100, estimate="check", compared_rows=0, **block
+    )
     return case_of(shape, run, lengths, lengths)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from made_stats import some_stats
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Figures, Interval
-from vlmflow.lengths.accounts import FittedSplit, NamedRow, SplitLengths
+from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
 from vlmflow.reports.licences import StatedLicences
@@ -72,6 +72,12 @@ def some_gate() -> Gate:
         fitted={"train": FittedSplit(9, 0, 0, LENGTHS)},
         merge=MERGE,
     )
+
+
+def some_fitted() -> FittedRows:
+    """Give the account of a run's rows: nine in train and in val, two left out of each."""
+    split = FittedSplit(11, 0, 2, LENGTHS)
+    return FittedRows("fire", "trajectory", 512, split, split, {})
 
 
 def some_checks(logits: LogitProof | None = None) -> Checks:

@@ -34,6 +34,7 @@ USUAL: dict[str, Any] = {
     "gpu_hour_price": None,
     "network_gbit": 100,
     "estimate": "check",
+    "compared_rows": 0,
 }
 
 

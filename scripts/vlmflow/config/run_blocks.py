@@ -43,3 +43,5 @@ class EstimateBlock(Settings):
     gpu_hour_price: float | None
     network_gbit: float
     estimate: str
+    compared_rows: int
+    """Rows on which the tuned model is compared with its base; 0 without a block `evaluate`."""

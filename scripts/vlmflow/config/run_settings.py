@@ -367,6 +367,11 @@ class RunSettings(Settings):
         return self.evaluate or EvaluateSettings()
 
     @property
+    def compared_rows(self) -> int:
+        """Rows on which the tuned model is compared with its base before it is published."""
+        return self.evaluate.rows * len(self.evaluate.splits) if self.evaluate else 0
+
+    @property
     def ranks(self) -> int:
         """All parallel trainers, on all nodes."""
         return self.nodes * self.processes

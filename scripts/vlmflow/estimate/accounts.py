@@ -61,7 +61,8 @@ class OnProduct(msgspec.Struct, frozen=True, kw_only=True):
     """The run on GPUs of one product (`config.gpus`).
 
     memory_share: of the GPU's memory that is needed; more than 1 does not fit. fast, slow: at a high and a low share of
-    peak. fast_price, slow_price: of all GPUs, null without a price per hour.
+    peak. fast_price, slow_price: of all GPUs, null without a price per hour. fast_comparison, slow_comparison: seconds
+    to compare the tuned model with its base; 0 if the run does not ask for it.
     """
 
     gpu: str
@@ -70,6 +71,8 @@ class OnProduct(msgspec.Struct, frozen=True, kw_only=True):
     slow: Times
     fast_price: float | None = None
     slow_price: float | None = None
+    fast_comparison: float = 0.0
+    slow_comparison: float = 0.0
 
 
 class Disk(msgspec.Struct, frozen=True):

@@ -20,7 +20,8 @@ class Case:
     """What is estimated: a model, a way to train it, the settings of a run, and its rows that fit max_length.
 
     train, val: the rows of each split. shortened: whether rows that are too long lose their oldest attempts instead of
-    being left out. on_gpu: whether the run trains on GPUs.
+    being left out. on_gpu: whether the run trains on GPUs. compared_rows: rows on which the tuned model is compared
+    with its base (`runs.NAME.evaluate`).
     """
 
     shape: ModelShape
@@ -30,6 +31,7 @@ class Case:
     val: RowLengths
     shortened: bool
     on_gpu: bool
+    compared_rows: int = 0
 
     def batches(self) -> list[Batch]:
         """Return the batches that may need the most memory: as many rows as allowed, each like an extreme one."""
@@ -111,4 +113,5 @@ def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: 
     )
     shortened = settings.over_long == "shorten"
     train, val = (rows.fitted(training.max_length, shorten=shortened) for rows in (train, val))
-    return Case(shape, way, training, train, val, shortened, on_gpu=settings.device == "cuda")
+    on_gpu = settings.device == "cuda"
+    return Case(shape, way, training, train, val, shortened, on_gpu, settings.compared_rows)

@@ -8,7 +8,7 @@ from vlmflow.estimate.disk import disk
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import weights_of
 from vlmflow.estimate.states import trained_of
-from vlmflow.estimate.times import HIGH, LOW, amount, times
+from vlmflow.estimate.times import HIGH, LOW, amount, comparison_seconds, times
 
 
 def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
@@ -47,4 +47,6 @@ def _on(case: Case, gpu: Gpu, needed: int, price: float | None) -> OnProduct:
         slow=slow,
         fast_price=None if hourly is None else hourly * fast.hours,
         slow_price=None if hourly is None else hourly * slow.hours,
+        fast_comparison=comparison_seconds(case, gpu, HIGH),
+        slow_comparison=comparison_seconds(case, gpu, LOW),
     )

@@ -30,6 +30,10 @@ KERNELS, ADAPTER_KERNELS = 45, 60
 """Kernels of a layer's forward pass, and those that adapters add."""
 
 
+PASSES = 8
+"""Forward passes that the rule `evaluate` makes for a row: four with each model (`evaluation.passes`)."""
+
+
 @dataclass(frozen=True)
 class Amount:
     """How much work a run is. steps: optimizer steps. batches: of one GPU in a step. tokens: of the whole training.
@@ -63,6 +67,20 @@ def amount(case: Case) -> Amount:
         evaluation_flops=evaluations * forward(case.shape, case.way).of(case.val),
         evaluation_batches=evaluations * batches_of_val,
     )
+
+
+def comparison_seconds(case: Case, gpu: Gpu, share: float) -> float:
+    """Return how long the rule `evaluate` takes at a share of a product's peak, without loading the models.
+
+    At most: every pass over a row counts as one over the whole row, each GPU of a node has a model of its own, and the
+    base's losses are not known from another run.
+    """
+    if not case.compared_rows or not len(case.val):
+        return 0.0
+    passes = case.compared_rows * PASSES
+    flops = passes * forward(case.shape, case.way).of(case.val) / len(case.val)
+    seconds = flops / (gpu.flops * share) + passes * _fixed(case, gpu, 1)
+    return seconds / (case.way.processes // case.way.nodes)
 
 
 def times(case: Case, gpu: Gpu, share: float) -> Times:

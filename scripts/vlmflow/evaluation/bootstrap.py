@@ -7,7 +7,6 @@ same row, so the difficulty of rows cancels out.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vlmflow.evaluation.accounts import Interval
 
@@ -36,16 +35,7 @@ def interval(values: Sequence[float], groups: Sequence[str], seed: int) -> Inter
     random = np.random.default_rng(seed)
     means = np.empty(DRAWS)
     for first in range(0, DRAWS, AT_ONCE):
-        times = _times_drawn(random, count, min(AT_ONCE, DRAWS - first))
-        means[first : first + AT_ONCE] = (times @ sums) / (times @ sizes)
+        drawn = random.integers(count, size=(min(AT_ONCE, DRAWS - first), count))
+        means[first : first + AT_ONCE] = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
     low, high = np.percentile(means, [LOW, HIGH])
     return Interval(mean, float(low), float(high))
-
-
-def _times_drawn(random: np.random.Generator, count: int, draws: int) -> NDArray[np.float64]:
-    """Return how often each of `count` groups is in each draw of so many, a row per draw.
-
-    Counting drawn numbers is ten times as fast as numpy's multinomial, which computes a binomial per group.
-    """
-    drawn = random.integers(count, size=(draws, count)) + np.arange(draws)[:, None] * count
-    return np.bincount(drawn.ravel(), minlength=draws * count).reshape(draws, count).astype(np.float64)

@@ -5,7 +5,7 @@ row's. *Learned to*: this difference is lower than the base's. A statement is sh
 zero.
 """
 
-from vlmflow.evaluation.accounts import ANSWER, FIRST, Figures, Interval
+from vlmflow.evaluation.accounts import ANSWER, FIRST, HISTORY, QUESTION, Figures, Interval
 
 LEARNED, USED_ALREADY, NOT_SHOWN, WORSE = "learned", "used already", "not shown", "worse"
 
@@ -45,7 +45,7 @@ def sentence_of(verdict: str, figures: Figures) -> str:
             WORSE: "The tuned model predicts the answers worse than its base",
             NOT_SHOWN: "No difference between the tuned model and its base is shown",
         }
-        return f"{begins[verdict]}: {_in_words(answers)} nats per token."
+        return f"{begins[verdict]}: {_in_words(answers)} nats per token.{_too_few(answers)}"
     begins = {
         LEARNED: "The tuned model uses feedback, and learned to",
         USED_ALREADY: "The tuned model uses feedback, but its base does so too",
@@ -55,11 +55,30 @@ def sentence_of(verdict: str, figures: Figures) -> str:
     return (
         f"{begins[verdict]}: with its own feedback instead of another row's, the loss on the right answer changes by "
         f"{_in_words(figures.tuned_uses)} nats per token; base {_in_words(figures.base_uses)}; difference "
-        f"{_in_words(figures.learned)}. The first answer changed by {_in_words(figures.difference[FIRST])}."
+        f"{_in_words(figures.learned)}. The loss of the first answer changed by "
+        f"{_in_words(figures.difference[FIRST])}.{_too_few(figures.learned)}"
     )
+
+
+def shown_figures(figures: Figures) -> list[tuple[str, Interval]]:
+    """Return the figures that card and page show, with their names: differences in nats per token."""
+    if figures.tuned_uses is None or figures.base_uses is None or figures.learned is None:
+        return [("loss of the answers, tuned minus base", figures.difference[ANSWER])]
+    return [
+        ("own minus another row's feedback, tuned", figures.tuned_uses),
+        ("own minus another row's feedback, base", figures.base_uses),
+        ("difference of these two", figures.learned),
+        ("loss of the first answer, tuned minus base", figures.difference[FIRST]),
+        ("loss of the last answer with its history, tuned minus base", figures.difference[HISTORY]),
+        ("loss of the last answer to the question alone, tuned minus base", figures.difference[QUESTION]),
+    ]
 
 
 def _in_words(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
-        return f"{interval.mean:+.3f} (too few for an interval)"
+        return f"{interval.mean:+.3f}"
     return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _too_few(interval: Interval) -> str:
+    return "" if interval.low is not None else " There are too few pictures or questions for intervals."

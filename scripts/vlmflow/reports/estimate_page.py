@@ -108,7 +108,11 @@ def _tiles(found: Estimate) -> list[Tile]:
         Tile("operations", f"{found.flops:.2g}", "floating-point, evaluations included"),
     ]
     if on:
-        tiles.append(Tile("time", _hours(on), f"evaluations: {on.slow.evaluation_share:.0%} of it"))
+        time = _hours(on.fast.seconds, on.slow.seconds)
+        tiles.append(Tile("time", time, f"evaluations: {on.slow.evaluation_share:.0%} of it"))
+        if on.slow_comparison:
+            time = _hours(on.fast_comparison, on.slow_comparison)
+            tiles.append(Tile("comparison with the base", time, "after the training, without loading the models"))
     if on and on.fast_price is not None:
         tiles.append(Tile("price", _price(on), "of all GPUs"))
     return tiles
@@ -149,7 +153,7 @@ def _product(one: OnProduct, found: Estimate) -> Product:
         share=one.memory_share,
         state=state,
         verdict=verdict,
-        hours=_hours(one),
+        hours=_hours(one.fast.seconds, one.slow.seconds),
         price=_price(one) if one.fast_price is not None else "",
         chosen=one.gpu == found.gpu,
     )
@@ -164,8 +168,7 @@ def _gb(size: int) -> str:
     return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.1f} MB"
 
 
-def _hours(on: OnProduct) -> str:
-    fast, slow = on.fast.seconds, on.slow.seconds
+def _hours(fast: float, slow: float) -> str:
     if slow < 60:
         return "less than a minute"
     if slow < 3600:

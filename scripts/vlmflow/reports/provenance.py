@@ -8,7 +8,8 @@ import msgspec
 
 from vlmflow.config.tuners import Tuner, tuner_of
 from vlmflow.core.account import read_account
-from vlmflow.evaluation.accounts import ANSWER, FIRST, HISTORY, QUESTION, EvaluationReport, Interval
+from vlmflow.evaluation.accounts import EvaluationReport, Interval
+from vlmflow.evaluation.verdict import shown_figures
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
@@ -98,7 +99,7 @@ def model_card(facts: Provenance) -> str:
         _rows_per_step(facts.training),
         tags,
         hub_results(facts),
-        {split: shown_figures(report) for split, report in facts.evaluations.items()},
+        {split: shown_figures(report.all) for split, report in facts.evaluations.items()},
     )
     return render("card/card.md.jinja", card)
 
@@ -119,25 +120,11 @@ def hub_results(facts: Provenance) -> list[dict[str, Any]]:
                 "split": {"val": "validation"}.get(split, split),
             },
             "metrics": [
-                {"type": "loss", "name": name, "value": round(value.mean, 6)} for name, value in shown_figures(report)
+                {"type": "loss", "name": name, "value": round(value.mean, 6)}
+                for name, value in shown_figures(report.all)
             ],
         }
         for split, report in facts.evaluations.items()
-    ]
-
-
-def shown_figures(report: EvaluationReport) -> list[tuple[str, Interval]]:
-    """Return the figures of an evaluation that pages show, with their names: differences in nats per token."""
-    figures = report.all
-    if figures.tuned_uses is None or figures.base_uses is None or figures.learned is None:
-        return [("loss of the answers, tuned minus base", figures.difference[ANSWER])]
-    return [
-        ("own minus another row's feedback, tuned", figures.tuned_uses),
-        ("own minus another row's feedback, base", figures.base_uses),
-        ("difference of these two", figures.learned),
-        ("loss of the first answer, tuned minus base", figures.difference[FIRST]),
-        ("loss of the last answer with its history, tuned minus base", figures.difference[HISTORY]),
-        ("loss of the last answer to the question alone, tuned minus base", figures.difference[QUESTION]),
     ]
 
 

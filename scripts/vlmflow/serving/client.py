@@ -1,8 +1,7 @@
-"""Asks an OpenAI-compatible server for one answer; rows become its messages, with pictures as their stored bytes."""
+"""Asks an OpenAI-compatible server for one answer; pictures travel as their stored bytes."""
 
 import base64
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,19 +12,11 @@ from PIL import Image, UnidentifiedImageError
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.printable import printable
-from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
+from vlmflow.serving.answer import Answer
 from vlmflow.serving.server import LOOPBACK
 
 SHOWN_OF_ERROR = 500
 """Characters of a server's own error message that ours repeats."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model said. cut: it had not ended after the allowed tokens."""
-
-    text: str
-    cut: bool
 
 
 class Client:
@@ -53,7 +44,7 @@ class Client:
     def answer(self, messages: Sequence[dict[str, Any]], most_tokens: int) -> Answer:
         """Return the model's greedy answer to a dialogue of at most `most_tokens` tokens.
 
-        messages: as `messages_of` makes them.
+        messages: as `dialogue` makes them, with pictures of `picture_part`.
 
         Raises PassingError if the server does not answer or is overloaded, VlmflowError if it refuses the request.
         """
@@ -84,34 +75,9 @@ class Client:
         return Answer(choice.message.content or "", choice.finish_reason == "length")
 
 
-def messages_of(turns: Sequence[Turn], pictures: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """Return turns as messages: each picture tag becomes the next picture, between the texts around it.
-
-    pictures: the row's files, in the order of their tags.
-
-    Raises VlmflowError if there are more or fewer pictures than tags, or a file is not a picture.
-    """
-    tags = sum(turn.value.count(IMAGE_TAG) for turn in turns)
-    if tags != len(pictures):
-        raise VlmflowError(
-            f"{tags} picture tag(s) ({IMAGE_TAG}) but {len(pictures)} picture(s)", "give one picture for each tag"
-        )
-    files = iter(pictures)
-    return [{"role": ROLES[turn.speaker], "content": _content(turn.value, files)} for turn in turns]
-
-
-def _content(text: str, files: Iterator[Path]) -> str | list[dict[str, Any]]:
-    if IMAGE_TAG not in text:
-        return text
-    first, *others = text.split(IMAGE_TAG)
-    parts = [_text(first)]
-    for other in others:
-        parts += [{"type": "image_url", "image_url": {"url": data_uri(next(files))}}, _text(other)]
-    return [part for part in parts if part.get("text") != ""]
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+def picture_part(file: Path) -> dict[str, Any]:
+    """Return the part of a message that holds a picture; raises VlmflowError as `data_uri` does."""
+    return {"type": "image_url", "image_url": {"url": data_uri(file)}}
 
 
 def data_uri(file: Path) -> str:

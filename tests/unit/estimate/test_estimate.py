@@ -19,7 +19,7 @@ from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape
 from vlmflow.estimate.states import base_bytes, states, trained_of
-from vlmflow.estimate.times import HIGH, LOW, amount, times
+from vlmflow.estimate.times import HIGH, LOW, amount, comparison_seconds, times
 from vlmflow.estimate.verdict import parts_of
 from vlmflow.estimate.way import Sharding
 from vlmflow.estimate.work import forward, model_flops, training
@@ -238,6 +238,25 @@ def test_evaluations_have_their_share() -> None:
     often, seldom = (some_case({"evaluation_steps": steps, "checkpoint_steps": 1}) for steps in (1, 1_000))
     assert times(often, LARGE_CARD, LOW).evaluation_share > times(seldom, LARGE_CARD, LOW).evaluation_share > 0
     assert amount(often).evaluation_flops == 50 * amount(seldom).evaluation_flops
+
+
+def test_a_comparison_with_the_base_costs_eight_passes_of_a_row() -> None:
+    def seconds(**others: Any) -> float:
+        return comparison_seconds(some_case(**others), LARGE_CARD, LOW)
+
+    assert seconds() == 0
+    assert seconds(compared_rows=2000) == pytest.approx(2 * seconds(compared_rows=1000))
+    assert seconds(compared_rows=1000, processes=4) == pytest.approx(seconds(compared_rows=1000) / 4)
+    assert seconds(compared_rows=1000, processes=4, nodes=2) == pytest.approx(seconds(compared_rows=1000) / 4)
+    alike = some_case(rows=[(900, 256)] * 40, compared_rows=100)
+    one = forward(alike.shape, alike.way).of_row(1156, 900, 256 * alike.shape.vision.patches_per_token)  # type: ignore[union-attr]
+    computing = 800 * one / (LARGE_CARD.flops * LOW)
+    assert computing < comparison_seconds(alike, LARGE_CARD, LOW) < 1.5 * computing
+    on = estimate(alike, "h200", None).on("h200")
+    assert on is not None
+    assert (on.fast_comparison, on.slow_comparison) == tuple(
+        comparison_seconds(alike, LARGE_CARD, share) for share in (HIGH, LOW)
+    )
 
 
 def test_price_is_that_of_all_gpus() -> None:

@@ -9,21 +9,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from made_accounts import some_evaluation
+from made_accounts import some_checks, some_evaluation
+from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import Interval, Loss
+from vlmflow.evaluation.accounts import EvaluatedModel, Interval, Loss
 from vlmflow.evaluation.answer_losses import Measured
 from vlmflow.evaluation.bootstrap import FEWEST_GROUPS, interval
 from vlmflow.evaluation.looks import LOG, read_looks, record_look
-from vlmflow.evaluation.results import refuse_unless_shown
+from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
 from vlmflow.evaluation.store import LossStore
+from vlmflow.merging.proof import Proof, ProvenFile, proven_digest
 from workflow_runs import ROOT
 
 
 def test_the_interval_covers_the_true_mean_about_95_times_of_100() -> None:
     """Each group has a level of its own, so its rows are alike: the interval must come from groups."""
     covered = 0
-    for trial in range(200):
+    for trial in range(60):
         draws = np.random.default_rng(trial)
         levels = draws.normal(0, 1, 60)
         groups = [str(n) for n in range(60) for _ in range(1 + n % 5)]
@@ -32,7 +34,7 @@ def test_the_interval_covers_the_true_mean_about_95_times_of_100() -> None:
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= 0 <= found.high
-    assert 178 <= covered <= 199
+    assert covered >= 52
 
 
 def test_an_interval_depends_on_seed_and_groups_alone() -> None:
@@ -104,3 +106,14 @@ def test_what_val_must_show() -> None:
                 refuse_unless_shown(of_val, require)
     with pytest.raises(VlmflowError, match="add val to"):
         refuse_unless_shown({"test": some_evaluation(split="test")}, "learned")
+
+
+def test_an_evaluation_of_other_weights_is_refused(tmp_path: Path) -> None:
+    proof = Proof(some_checks(), {"model.safetensors": ProvenFile(3, "ab")}, None, {})
+    ours = some_evaluation(tuned=EvaluatedModel(proven_digest(proof), 0))
+    folder = tmp_path / "val"
+    write_account(folder / "report.json", ours)
+    assert read_evaluations([folder], proof) == {"val": ours}
+    write_account(folder / "report.json", some_evaluation())
+    with pytest.raises(VlmflowError, match="it evaluated other weights than those in verified/mine"):
+        read_evaluations([folder], proof)

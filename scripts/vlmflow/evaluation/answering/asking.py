@@ -10,7 +10,8 @@ from vlmflow.core.progress import Progress
 from vlmflow.evaluation.answering.dialogues import Question
 from vlmflow.evaluation.answering.models import Ask, Model
 from vlmflow.evaluation.kept_lines import KeptLines
-from vlmflow.serving.client import messages_of
+from vlmflow.serving.client import picture_part
+from vlmflow.serving.dialogue import messages_of
 
 
 class KeptAnswer(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ def answers_to(
 
 def _answer(question: Question, ask: Ask, pictures: Path, max_tokens: int) -> KeptAnswer:
     try:
-        messages = messages_of(question.turns, [pictures / name for name in question.images])
+        messages = messages_of(question.turns, [picture_part(pictures / name) for name in question.images])
         answer = ask(messages, max_tokens)
     except VlmflowError as error:
         raise type(error)(

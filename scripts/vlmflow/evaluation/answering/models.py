@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.serving.client import Answer, Client
+from vlmflow.serving.answer import Answer
+from vlmflow.serving.client import Client
 from vlmflow.serving.picture_limits import FEWEST_TOKENS
 from vlmflow.serving.served_folder import link_served
 from vlmflow.serving.server import Server, end_of, serve_with_transformers
@@ -19,7 +20,7 @@ PACKAGES = ("torch", "transformers")
 """Packages whose versions may change an answer of our own server."""
 
 Ask = Callable[[list[dict[str, Any]], int], Answer]
-"""Takes messages (`client.messages_of`) and the most tokens of the answer."""
+"""Takes messages (`serving.dialogue.messages_of`) and the most tokens of the answer."""
 
 ENDING = 5.0
 """Seconds for a process to end after its connection broke."""

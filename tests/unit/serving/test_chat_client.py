@@ -8,7 +8,8 @@ from PIL import Image
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.chat import Turn
-from vlmflow.serving.client import Client, data_uri, messages_of
+from vlmflow.serving.client import Client, data_uri, picture_part
+from vlmflow.serving.dialogue import messages_of
 from vlmflow.serving.server import free_port
 
 
@@ -28,7 +29,7 @@ def test_the_picture_is_where_its_tag_is(tmp_path: Path) -> None:
         Turn("gpt", "Two."),
         Turn("human", "No."),
     ]
-    messages = messages_of(turns, [tmp_path / "a.png"])
+    messages = messages_of(turns, [picture_part(tmp_path / "a.png")])
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     picture, text = messages[1]["content"]
     assert (picture["type"], text) == ("image_url", {"type": "text", "text": "\nHow many?"})
@@ -37,7 +38,7 @@ def test_the_picture_is_where_its_tag_is(tmp_path: Path) -> None:
 
 def test_pictures_without_a_tag_and_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match=r"0 picture tag\(s\) \(<image>\) but 1 picture"):
-        messages_of([Turn("human", "How many?")], [tmp_path / "a.png"])
+        messages_of([Turn("human", "How many?")], [{"type": "image"}])
     (tmp_path / "a.png").write_text("no picture")
     with pytest.raises(VlmflowError, match=r"a\.png: cannot be read as a picture"):
         data_uri(tmp_path / "a.png")

@@ -1,0 +1,60 @@
+"""What `make try` asks: a row of the val split, or a person's own question."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.fitted import pictures_of
+from vlmflow.rows.chat import FIRST_LINE, Turn
+from vlmflow.rows.training_data import first_rows
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question. turns: it, after a system prompt if there is one. pictures: files, one for each picture tag.
+
+    feedback: what the row says about its own first answer; None if it says nothing.
+    """
+
+    what: str
+    turns: list[Turn]
+    pictures: list[Path]
+    feedback: str | None = None
+
+
+def asked_in_val(rows: Path, picture_store: Path) -> Asked:
+    """Return the question of the first val row of a run.
+
+    rows: fitted/RUN. picture_store: the folder of all picture stores.
+
+    Raises VlmflowError if the rows are missing, or there are none.
+    """
+    file = rows / "val.jsonl"
+    if not file.is_file() or not (found := first_rows(file, 1)):
+        raise VlmflowError(f"{file}: has no row to ask about", "ask about your own picture: PICTURE=… ASK=…")
+    (row,) = found
+    asked = next(number for number, turn in enumerate(row.conversations) if turn.speaker == "human")
+    feedback = next((turn.value for turn in row.conversations[asked + 1 :] if turn.speaker == "human"), None)
+    pictures = [pictures_of(rows, picture_store) / name for name in row.images]
+    return Asked(f"val row {row.id}", row.conversations[: asked + 1], pictures, feedback)
+
+
+def asked_by_person(question: str, picture: Path | None) -> Asked:
+    """Return a person's question, in the form of a training row."""
+    return Asked(
+        "your question", [Turn("human", (FIRST_LINE if picture else "") + question)], [picture] if picture else []
+    )
+
+
+def opened(file: Path) -> Image.Image:
+    """Return a picture upright and in RGB, as in a picture store.
+
+    Raises VlmflowError if it cannot be read.
+    """
+    try:
+        with Image.open(file) as picture:
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
+        raise VlmflowError(f"{file}: cannot be read as a picture: {error}", "name a PNG or JPEG: PICTURE=…") from None

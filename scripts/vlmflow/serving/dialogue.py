@@ -1,0 +1,33 @@
+"""Turns as the messages that servers and chat templates take."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
+
+
+def messages_of(turns: Sequence[Turn], pictures: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Return turns as messages: each picture tag becomes the next picture, between the texts around it.
+
+    pictures: the parts of messages that stand for the row's pictures, in the order of their tags.
+
+    Raises VlmflowError if there are more or fewer pictures than tags.
+    """
+    tags = sum(turn.value.count(IMAGE_TAG) for turn in turns)
+    if tags != len(pictures):
+        raise VlmflowError(
+            f"{tags} picture tag(s) ({IMAGE_TAG}) but {len(pictures)} picture(s)", "give one picture for each tag"
+        )
+    parts = iter(pictures)
+    return [{"role": ROLES[turn.speaker], "content": _content(turn.value, parts)} for turn in turns]
+
+
+def _content(text: str, pictures: Iterator[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if IMAGE_TAG not in text:
+        return text
+    first, *others = text.split(IMAGE_TAG)
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
+    for other in others:
+        parts += [next(pictures), {"type": "text", "text": other}]
+    return [part for part in parts if part.get("text") != ""]

@@ -1,0 +1,84 @@
+"""A model in this process that answers dialogues, for a person who tries it: no server, no port."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from PIL import Image
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.merging.loaded_model import OFFLINE, does_not_load, load
+from vlmflow.rows.chat import Turn
+from vlmflow.serving.answer import Answer
+from vlmflow.serving.dialogue import messages_of
+from vlmflow.serving.finished_run import FinishedRun
+from vlmflow.serving.served_folder import link_served
+
+
+class LoadedModel:
+    """A model with its processor.
+
+    folder: made by `served_folder`, so that pictures have the run's limits. device: cpu, or cuda; several GPUs share
+    the model. dtype: the type in which it computes.
+
+    Raises VlmflowError if it does not load offline, or does not fit into memory.
+    """
+
+    def __init__(self, folder: Path, device: str, dtype: str) -> None:
+        disable_progress_bar()
+        try:
+            sees = hasattr(AutoConfig.from_pretrained(folder, **OFFLINE), "vision_config")
+            self._processor = (AutoProcessor if sees else AutoTokenizer).from_pretrained(folder, **OFFLINE)
+        except (OSError, ValueError) as error:
+            raise does_not_load(folder, error) from None
+        with _in_memory(device):
+            self._model = load(folder, device, dtype)
+
+    def answer(self, turns: Sequence[Turn], pictures: Sequence[Image.Image], most_tokens: int) -> Answer:
+        """Return the greedy answer to a dialogue, of at most `most_tokens` tokens.
+
+        pictures: in RGB, one for each picture tag of the turns, in their order.
+        """
+        messages = messages_of(turns, [{"type": "image", "image": picture} for picture in pictures])
+        asked = self._processor.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        ).to(self._model.device)
+        with torch.inference_mode(), _in_memory(self._model.device.type):
+            said = self._model.generate(**asked, max_new_tokens=most_tokens, do_sample=False)
+        tokens = said[0, asked["input_ids"].shape[1] :]
+        cut = len(tokens) == most_tokens and int(tokens[-1]) not in _ends(self._model.generation_config.eos_token_id)
+        return Answer(self._processor.decode(tokens, skip_special_tokens=True), cut)
+
+
+def load_both(run: FinishedRun, scratch: Path) -> tuple[LoadedModel, LoadedModel]:
+    """Load a run's base and its tuned weights, each through a folder of links with the run's picture limits.
+
+    scratch: where these folders are made. A GPU is used if there is one.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def loaded(what: str, model: Path) -> LoadedModel:
+        print(f"loading {what} ({device}): {model}", file=sys.stderr, flush=True)
+        link_served(model, scratch / what, run.settings.image_max_tokens)
+        return LoadedModel(scratch / what, device, run.settings.dtype)
+
+    return loaded("base", run.base()), loaded("tuned", run.merged)
+
+
+def _ends(tokens: int | list[int] | None) -> list[int]:
+    return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
+
+
+@contextmanager
+def _in_memory(device: str) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise VlmflowError(
+            f"base and tuned do not fit together into the memory of {device}",
+            "serve one of them: make serve RUN=…",
+        ) from None

@@ -1,0 +1,85 @@
+"""The evaluation page, as a browser shows it."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from browser import Browser
+from made_accounts import some_evaluation, some_figures
+from vlmflow.config.row_settings import PictureLimits
+from vlmflow.core.account import write_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.evaluation.accounts import EvaluatedRow, Interval, Loss
+from vlmflow.reports.eval_page import eval_page
+
+HOSTILE = "<script>document.title='taken'</script>"
+
+
+def evaluated_row(number: int, tuned: float) -> EvaluatedRow:
+    base = {name: Loss(10.0, 5) for name in ("history", "question", "placebo", "first")}
+    return EvaluatedRow(
+        f"r{number}", "s<b>", [], f"g{number}", f"r{(number + 1) % 4}", base, base | {"history": Loss(tuned, 5)}
+    )
+
+
+def write_rows(file: Path, count: int = 4) -> None:
+    turns = [("human", f"What is it? {HOSTILE}"), ("gpt", "red"), ("human", "Not red: look."), ("gpt", "green")]
+    talk = [{"from": speaker, "value": value} for speaker, value in turns]
+    file.write_text(
+        "".join(json.dumps({"id": f"r{n}", "source": "s", "conversations": talk}) + "\n" for n in range(count))
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An evaluation of four rows, of which two gain, one loses and one stays; and the data set's file beside it."""
+    folder = tmp_path / "eval" / "mine" / "val"
+    folder.mkdir(parents=True)
+    rows = [evaluated_row(number, tuned) for number, tuned in enumerate([5.0, 20.0, 10.0, 9.0])]
+    (folder / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    few = Interval(0.5, None, None)
+    sources = {"gqa": some_figures(), "s<b>": some_figures(learned=few)}
+    write_account(folder / "report.json", some_evaluation(sources=sources, left_out={"no_donor": 1_234}))
+    write_rows(tmp_path / "val.jsonl")
+    return folder
+
+
+def html(folder: Path) -> str:
+    rows = {"val": folder.parents[2] / "val.jsonl"}
+    return eval_page([folder], rows, folder / "no pictures", PictureLimits(), has_pictures=False)
+
+
+def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(html(folder))
+    with Browser(tmp_path / "profile") as browser:
+        browser.check_page(page, "mine: is it better?")
+        text = browser.evaluate("document.body.innerText")
+        for said in (
+            "learned",
+            "1,234 no donor",
+            "-0.500 (-0.600 to -0.400)",
+            "What the training changed",
+            "-1.000 nats",
+        ):
+            assert said in text
+        shown = browser.evaluate("[...document.querySelectorAll('.sample code')].map(e => e.textContent).join()")
+        assert shown == "r0,r3,r1"
+        bands = "[...document.querySelectorAll('.range')].map(e => e.querySelectorAll('.band').length).join('')"
+        assert browser.evaluate(bands) == "111" + "111" + "10"
+        inside = """[...document.querySelectorAll('.range i')].every(mark => {
+            const own = mark.getBoundingClientRect(), bar = mark.parentNode.getBoundingClientRect();
+            return own.left >= bar.left - 4 && own.right <= bar.right + 4; })"""
+        assert browser.evaluate(inside) is True
+
+
+def test_the_same_evaluation_gives_the_same_page(folder: Path) -> None:
+    assert html(folder) == html(folder)
+
+
+def test_a_row_that_the_data_set_no_longer_has_is_an_error(folder: Path) -> None:
+    write_rows(folder.parents[2] / "val.jsonl", 1)
+    with pytest.raises(VlmflowError, match="it has no row r1, which was evaluated"):
+        html(folder)

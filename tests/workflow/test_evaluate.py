@@ -1,0 +1,190 @@
+"""The evaluation of the demo's run, on the real rules: its files, its card, its resume, and what it stops."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from cluster.shell import wait_for
+from evaluate import RunBlock
+from evaluate import main as evaluate
+from vlmflow.core.account import read_account
+from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport
+from vlmflow.evaluation.answer_losses import Work
+from vlmflow.evaluation.looks import read_looks
+from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
+from vlmflow.reports.accounts import Provenance
+from vlmflow.rows.chat import ROLES, Turn
+from vlmflow.rows.data_rows import Row, lines_of
+from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
+
+SETTINGS: dict[str, Any] = {
+    "rows": 1000,
+    "feedback": None,
+    "seed": 42,
+    "model_type": "qwen3_vl",
+    "text_args": {},
+    "image_max_tokens": 64,
+    "max_length": 512,
+    "device": "cpu",
+    "dtype": "float32",
+    "processes": 1,
+}
+
+
+def with_evaluation(**block: Any) -> list[str]:
+    return ["--config", f"runs={json.dumps({RUN: {'evaluate': block}})}"]
+
+
+@pytest.fixture(scope="module")
+def evaluated(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the demo's folder in which its run was evaluated on val and test, and published again."""
+    folder = copy_folder(demo_run, tmp_path_factory.mktemp("evaluated") / "demo")
+    said = snakemake(
+        folder, *with_evaluation(splits=["val", "test"]), "--", f"merged/{RUN}", f"reports/eval-{RUN}.html"
+    )
+    (folder / "evaluated.txt").write_text(said)
+    return folder
+
+
+def report(folder: Path, split: str) -> EvaluationReport:
+    return read_account(folder / "eval" / RUN / split / "report.json", EvaluationReport)
+
+
+def test_only_what_the_evaluation_needs_is_made(evaluated: Path) -> None:
+    said = (evaluated / "evaluated.txt").read_text()
+    for rule in ("train_smoke", "train_model", "merge_weights", "verify_merged"):
+        assert f"rule {rule}" not in said
+        assert f"\n{rule} " not in said
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_every_row_of_the_split_is_evaluated_or_left_out(evaluated: Path, split: str) -> None:
+    folder = evaluated / "eval" / RUN / split
+    rows = list(lines_of(folder / "rows.jsonl", EvaluatedRow))
+    out = [json.loads(line) for line in (folder / "left_out.jsonl").read_text().splitlines()]
+    all_rows = [row.id for row in lines_of(evaluated / "data" / "fire" / f"{split}.jsonl", Row)]
+    assert sorted([row.id for row in rows] + [row["id"] for row in out]) == sorted(all_rows)
+    found = report(evaluated, split)
+    assert (found.rows, sum(found.left_out.values())) == (len(rows), len(out))
+    assert rows
+    for row in rows:
+        assert row.base.keys() == row.tuned.keys() == {"history", "question", "placebo", "first"}
+        for losses in (row.base, row.tuned):
+            assert losses["history"].tokens == losses["question"].tokens == losses["placebo"].tokens
+    assert found.all.tuned["first"] < found.all.base["first"] - 1, "nine steps teach the tiny model much"
+
+
+def test_looks_at_test_are_counted_and_shown(evaluated: Path) -> None:
+    assert (report(evaluated, "val").looks, report(evaluated, "test").looks) == (None, 1)
+    (look,) = read_looks(evaluated / "stores" / "evaluations")
+    assert (look.what, look.run, look.dataset) == ("evaluate", RUN, "fire")
+    card = (evaluated / "merged" / RUN / "README.md").read_text()
+    assert "has been looked at 1 time(s) so far" in card
+
+
+def test_the_card_and_the_provenance_hold_the_evaluation(evaluated: Path) -> None:
+    facts = read_account(evaluated / "merged" / RUN / "provenance.json", Provenance)
+    assert facts.evaluations == {split: report(evaluated, split) for split in ("val", "test")}
+    assert "model-index" in (evaluated / "merged" / RUN / "README.md").read_text()
+    assert (evaluated / "reports" / f"eval-{RUN}.html").read_text().count("nats per token") > 10
+
+
+def test_weights_that_fall_short_are_not_published(evaluated: Path) -> None:
+    required = with_evaluation(splits=["val", "test"], require="learned")
+    done = subprocess.run(
+        command(evaluated, *required, "--", f"merged/{RUN}"), capture_output=True, text=True, check=False
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"eval/{RUN}/val: verdict 'not shown'; runs.{RUN}.evaluate.require: learned accepts 'learned'" in said
+    assert not (evaluated / "merged" / RUN).exists()
+
+
+def words(folder: Path, store: Path, to: Path) -> list[str]:
+    """Return the command of the script, on test, with a store of its own."""
+    data = folder / "data" / "fire"
+    values = {
+        "verified": folder / "verified" / RUN,
+        "model": folder / "models" / "tiny",
+        "rows": data / "test.jsonl",
+        "stats": data / "stats.json",
+        "evaluated": to / RUN / "test",
+        "settings": json.dumps(SETTINGS),
+        "picture-store": folder / "stores" / "pictures",
+        "evaluation-store": store,
+        "pictures": json.dumps([str(folder / "images" / "fire" / f"{split}.jsonl") for split in ("train", "test")]),
+    }
+    named = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *named]
+
+
+def test_a_killed_evaluation_measures_no_row_again(evaluated: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+
+    def kept() -> int:
+        return sum(file.read_bytes().count(b"\n") for file in store.rglob("*.jsonl"))
+
+    with (tmp_path / "log").open("wb") as log:
+        first = subprocess.Popen(words(evaluated, store, tmp_path), stdout=log, stderr=subprocess.STDOUT)
+    wait_for("rows are measured", lambda: kept() > 3 or first.poll() is not None, 120, pause=0.02)
+    children = psutil.Process(first.pid).children(recursive=True)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+    before = kept()
+    assert not (tmp_path / RUN / "test").exists()
+    done = subprocess.run(words(evaluated, store, tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    again = read_account(tmp_path / RUN / "test" / "report.json", EvaluationReport)
+    assert again.base.computed + again.tuned.computed == 2 * again.rows - before
+    ours, theirs = (folder / RUN / "test" / "rows.jsonl" for folder in (tmp_path, evaluated / "eval"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_another_run_does_not_measure_the_base_again(evaluated: Path, tmp_path: Path) -> None:
+    """The folder's store has the losses of both models, and fewer rows are among those of before."""
+    folder = evaluated / "data" / "fire"
+    evaluate(
+        verified=evaluated / "verified" / RUN,
+        model=evaluated / "models" / "tiny",
+        rows=folder / "test.jsonl",
+        stats=folder / "stats.json",
+        evaluated=tmp_path / "other" / "val",
+        settings=RunBlock(**SETTINGS | {"rows": 5}),
+        picture_store=evaluated / "stores" / "pictures",
+        evaluation_store=evaluated / "stores" / "evaluations",
+        pictures=[evaluated / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
+    )
+    other = read_account(tmp_path / "other" / "val" / "report.json", EvaluationReport)
+    assert (other.base.computed, other.tuned.computed) == (0, 0)
+    assert other.left_out["not_drawn"] > 0
+
+
+def test_the_loss_of_an_answer_is_that_of_plain_transformers(evaluated: Path, tmp_path: Path) -> None:
+    """Its tokens and the end token are scored, and nothing that the chat template adds after it."""
+    verified = evaluated / "verified" / RUN
+    turns = [Turn("human", "Is it red?"), Turn("gpt", "No."), Turn("human", "Look again."), Turn("gpt", "It is green.")]
+    how = Measurement("qwen3_vl", {}, "last_round", tmp_path, 64, 512, "cpu", "float32", 1, 1)
+    (work,) = [Work("key", [], {"history": turns})]
+    found, _ = measure(ScoredModel("it", verified, "digest"), [work], how, tmp_path / "store")
+    tokenizer = AutoTokenizer.from_pretrained(verified)
+    messages = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in turns]
+    prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, tokenize=False)
+    before, answer = (tokenizer(text)["input_ids"] for text in (prompt, "It is green.<|im_end|>"))
+    model = AutoModelForImageTextToText.from_pretrained(verified, dtype="float32")
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([before + answer])).logits[0, len(before) - 1 : -1]
+    nats = torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum")
+    loss = found["key"].losses["history"]
+    assert loss.tokens == len(answer)
+    assert loss.nats == pytest.approx(float(nats), rel=1e-4)
