@@ -68,6 +68,14 @@ def text_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     return made_once("text_run", run_without_pictures, tmp_path_factory, worker_id)
 
 
+@pytest.fixture(scope="session")
+def planted_runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return a folder that `train_on_planted_feedback` filled; nobody writes into it."""
+    from planted_feedback import train_on_planted_feedback
+
+    return made_once("planted_runs", train_on_planted_feedback, tmp_path_factory, worker_id)
+
+
 def made_once(name: str, fill: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Return a folder that `fill` filled; the first test process fills it, the others wait.
 

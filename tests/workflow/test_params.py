@@ -76,6 +76,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.evaluate.require": ("learned", {*ESTIMATED, "publish_merged"}),
     "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED}),
     "runs.fire.evaluate.splits": (["val", "test"], ESTIMATED),
+    "runs.fire.evaluate.answers": (True, ESTIMATED),
     "runs.fire.answer.rounds": (1, {"answer"}),
     "runs.fire.nodes": (3, {*ESTIMATED, *TRAINED}),
     "runs.fire.network_gbit": (400, ESTIMATED),

@@ -59,7 +59,14 @@ def choose_from_split(
     account = read_account(stats, Stats)
     refuse_other_rows(stats, [file])
     store = picture_store / account.dataset
-    entries = entries_named(pictures_in(file), manifests)
+    named = pictures_in(file)
+    entries = entries_named(named, manifests)
+    if unknown := sorted(named - entries.keys()):
+        raise VlmflowError(
+            f"{file}: {len(unknown)} pictures are in no image manifest ({', '.join(map(str, manifests)) or 'none'}): "
+            f"{', '.join(unknown[:3])}",
+            f"check them again: make refresh-pictures DATASET={account.dataset}",
+        )
     refuse_changed_pictures(store, entries.values())
     has = has_feedback(account.kind) if feedback is None else feedback
     last_answer_only = account.form == "timestep"
