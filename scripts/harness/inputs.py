@@ -170,23 +170,6 @@ class RuleInputs:
             return []
         return [f"images/{dataset}/{split}.jsonl" for split in splits_of(self._settings, dataset)]
 
-    def raw_gold(self, split: str) -> InputFunction:
-        """The raw files of one split of the data set of wildcard `run`; none if raw rows have no gold answers."""
-
-        def files(wildcards: Any) -> list[str]:
-            dataset = self._settings.runs[wildcards.run].dataset
-            return list(raw_files(self._settings, dataset, split)) if self._has_gold(dataset) else []
-
-        return files
-
-    def mended_gold(self, wildcards: Any) -> list[Any]:
-        """The files of mended rows of the same data set."""
-        dataset = self._settings.runs[wildcards.run].dataset
-        return self._mended(dataset) if self._has_gold(dataset) else []
-
-    def _has_gold(self, dataset: str) -> bool:
-        return form_of(self._settings.datasets[dataset].kind).gold is not None
-
     def evaluated(self, wildcards: Any) -> list[str]:
         """The evaluations of wildcard `run`: of val, or of the splits that it names."""
         return [f"eval/{wildcards.run}/{split}" for split in self._settings.runs[wildcards.run].evaluation.splits]
