@@ -18,7 +18,8 @@ from vlmflow.core.integrity import Integrity
 
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
-    *("estimates", "checkpoints", "work", "verified", "eval", "answers", "merged", "reports", "logs", "benchmarks"),
+    *("estimates", "checkpoints", "work", "verified", "eval", "answers"),
+    *("merged", "reports", "logs", "benchmarks"),
 )
 """The folders in the working directory whose files the workflow makes and removes."""
 
