@@ -1,5 +1,5 @@
-# Two images from the locks in envs/: `data` for the controller and the stages before training, `train` for the stages
-# that use weights.
+# Images from the locks in envs/: `data` for the controller and the stages before training, `train` for the stages
+# that use weights, `jupyter` for people.
 #   docker build --target data  --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/data:0.1.0  .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/train:0.1.0 .
 # The base is a slim Debian with Python 3.11 to 3.13; the wheels contain CUDA's libraries. For reproducible images, give
@@ -51,6 +51,24 @@ WORKDIR /home/vlmflow
 ARG REVISION=unknown
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="vlmflow-train" \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# For people who look at results (k8s/components/jupyter). Unlike the others it has code, since no run brings it one.
+#   docker build --target jupyter --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/jupyter:0.1.0 .
+FROM data AS jupyter
+USER 0
+COPY envs/jupyter.lock /opt/vlmflow/envs/
+RUN uv pip install --no-cache --python /opt/vlmflow/env/bin/python --require-hashes --compile-bytecode \
+      -r /opt/vlmflow/envs/jupyter.lock
+COPY scripts/vlmflow /opt/vlmflow/scripts/vlmflow
+COPY notebooks/look.ipynb /opt/vlmflow/notebooks/
+ENV PYTHONPATH=/opt/vlmflow/scripts
+USER 1000
+ARG REVISION=unknown
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="vlmflow-jupyter" \
       org.opencontainers.image.revision=$REVISION \
       org.opencontainers.image.version=$VERSION \
       org.opencontainers.image.licenses="Apache-2.0"

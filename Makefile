@@ -11,6 +11,7 @@ FIRE ?=
 DATASET ?= fire
 RUN ?= qwen3vl-fire
 ARGS ?=
+FOLDER ?= runs/demo
 NAMES ?=
 STEP ?=
 CONFIG ?=
@@ -25,7 +26,7 @@ FEEDBACK ?=
 ADAPTER ?=
 GPUS ?=
 
-.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve
+.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -46,13 +47,13 @@ help: ## list all commands
 	@touch $@
 
 .venv/%.stamp: envs/%.lock .venv/bin/uv
-	@echo "installing envs/$*.lock into .venv (some minutes the first time$(if $(filter data,$*),,, and 6 GB on disk))"
+	@echo "installing envs/$*.lock into .venv (some minutes the first time$(if $(filter data jupyter,$*),,, and 6 GB on disk))"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r $<
 	@touch $@
 
 lock: .venv/bin/uv ## resolve the environments again, all together
 	$(BIN)/uv lock
-	for group in data train dev; do \
+	for group in data train dev jupyter; do \
 	  $(BIN)/uv export --quiet --frozen --only-group $$group --no-emit-index-url --no-header -o envs/$$group.lock; done
 
 # --- the pipeline -----------------------------------------------------------------------------------------------
@@ -95,6 +96,13 @@ clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, de
 board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
 	@$(BIN)/python scripts/board.py $(if $(PORT),--port $(PORT)) $(ARGS)
 
+index: .venv/data.stamp ## write reports/index.html, all runs on one page: make index ARGS="--directory runs/demo"
+	@$(BIN)/python scripts/index_page.py $(ARGS)
+
+notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine alone: make notebook FOLDER=runs/demo RUN=my-run
+	@folder="$$(realpath -- "$(FOLDER)")" && cd notebooks && VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$(RUN)" \
+	  ../$(BIN)/jupyter lab $(if $(PORT),--port $(PORT)) $(ARGS) look.ipynb
+
 rows: .venv/data.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
 	@test -n "$(RUN)" && test -n "$(STEP)" || { echo 'say which: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"' >&2; exit 2; }
 	@$(BIN)/python scripts/rows_of_step.py --run "$(RUN)" --step "$(STEP)" $(ARGS)
@@ -110,6 +118,9 @@ try: .venv/train.stamp ## base and tuned side by side, then your feedback: make 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
 	@$(BIN)/python scripts/serve.py --run "$(RUN)" $(if $(PORT),--port $(PORT)) $(if $(GPUS),--gpus $(GPUS)) \
 	  $(if $(ADAPTER),--what adapter) $(ARGS)
+
+verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
+	@$(BIN)/python scripts/check_provenance.py --run "$(RUN)" $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py
@@ -133,8 +144,9 @@ cluster-push: .venv/data.stamp ## replace the controller's checkout by this one
 cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/qwen3vl-fire ARGS="--configfile …"
 	@$(CLUSTER) run -- $(ARGS) -- $(TARGET)
 
-cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER
-	@$(CLUSTER) get -- "$(TARGET)" "$(or $(TO),$(TARGET))"
+cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER [FROM=s3://BUCKET]
+	@$(if $(FROM),PYTHONPATH=scripts $(BIN)/python -m harness.storage.s3_get "$(FROM:/=)/$(TARGET)",$(CLUSTER) get -- "$(TARGET)") \
+	  "$(or $(TO),$(TARGET))"
 
 cluster-put: .venv/data.stamp ## copy files to the cluster: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine
 	@$(CLUSTER) put -- "$(FROM)" "$(TO)"

@@ -55,6 +55,7 @@ include: "rules/merge_weights.smk"
 include: "rules/verify_tensors.smk"
 include: "rules/verify_merged.smk"
 include: "rules/evaluate.smk"
+include: "rules/answer.smk"
 include: "rules/eval_page.smk"
 include: "rules/publish_merged.smk"
 

@@ -1,8 +1,9 @@
 # The evaluation of a run, for people: one self-contained page.
 #
-# Needs: the run's evaluations on val, or on the splits of `evaluate.splits`; their rows and pictures.
-# Makes: reports/eval-{run}.html: the verdict in a sentence, the figures with their intervals as a picture, in all and by
-#        source, and the rows with most gain and most loss, with their pictures.
+# Needs: the run's evaluations on val, or on the splits of `evaluate.splits`; their rows and pictures; with
+#        `evaluate.answers` also what both models answered.
+# Makes: reports/eval-{run}.html: the verdict in a sentence, the figures with their intervals as a picture, in all and
+#        by source, and the rows with most gain and most loss, with their pictures and answers.
 # Holds: the file loads nothing and runs nothing; texts are escaped, pictures are new JPEGs of their pixels; the same
 #        evaluation gives the same page. No other stage needs it.
 
@@ -12,6 +13,7 @@ rule eval_page:
     input:
         evaluated=inputs.evaluated,
         rows=inputs.evaluated_rows,
+        answered=inputs.answered,
         stats=inputs.data("stats.json"),
         pictures=inputs.run_pictures,
     output:

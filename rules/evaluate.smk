@@ -2,8 +2,8 @@
 #
 # Needs: the proven weights, the base model, a split of the data set with its pictures.
 # Makes: eval/{run}/{split}/: report.json (verdict, figures with intervals, per source and in all), rows.jsonl (both
-#        models' losses of every row), left_out.jsonl (every other row of the split, with the reason). Measured losses are
-#        kept in stores.evaluations, so that a killed evaluation resumes, and the base is measured once for all runs.
+#        models' losses of every row), left_out.jsonl (every other row of the split, with the reason). Measured losses
+#        are kept in stores.evaluations: a killed evaluation resumes, and the base is measured once for all runs.
 # Holds: both models got the same tokens; the scored answer is the same in all passes of a row. Every making of
 #        eval/{run}/test is a line of stores.evaluations/looks.jsonl.
 

@@ -27,7 +27,9 @@ rule publish_merged:
         "benchmarks/publish_merged/{run}.tsv"
     params:
         reads="vlmflow/reports/templates/card",
-        settings=params.run("dataset.all_addresses", "dataset.licence", "dataset.source_licences", "evaluation.require"),
+        settings=params.run(
+            *("dataset.all_addresses", "dataset.licence", "dataset.source_licences", "evaluation.require")
+        ),
         picture_licences=params.picture_licences,
     threads: 1
     resources:

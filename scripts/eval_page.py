@@ -27,11 +27,13 @@ def main(
     page: Path,
     settings: DatasetBlock,
     picture_store: Path,
+    answered: list[Path] | None = None,
     pictures: list[Path] | None = None,
 ) -> None:
     """Write the page.
 
     evaluated: the folders eval/RUN/SPLIT. rows: the data set's files of these splits. stats: its account.
+    answered: the folders answers/RUN/SPLIT; none if the models were not asked.
     page: the HTML file to write. settings: those with which its pictures were checked.
     picture_store: the folder with all picture stores. pictures: the image manifests; none if rows have no pictures.
     """
@@ -40,7 +42,8 @@ def main(
     shown = chain.from_iterable(map(read_picture_manifest, pictures or []))
     refuse_changed_pictures(store, (entry for entry in shown if entry.reason is None))
     files = {file.stem: file for file in rows}
-    html = eval_page(evaluated, files, store, settings.picture_limits, bool(pictures))
+    answers = {folder.name: folder for folder in answered or []}
+    html = eval_page(evaluated, files, answers, store, settings.picture_limits, bool(pictures))
     with whole_file(page, "w") as file:
         file.write(html)
 

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.stage import run_stage
-from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.settings import Settings
-from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport
-from vlmflow.evaluation.evaluate import choose_rows, counts_of, evaluated_rows, tokenizer_of, write_lines
+from vlmflow.evaluation.chosen_split import choose_from_split, refuse_none
+from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
 from vlmflow.evaluation.figures import figures_by_source, figures_of
 from vlmflow.evaluation.looks import record_look
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, versions
@@ -20,11 +18,6 @@ from vlmflow.evaluation.results import REPORT
 from vlmflow.evaluation.verdict import sentence_of, verdict_of
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.proof import proven_digest, read_proof
-from vlmflow.pictures.image_manifest import name_and_digest
-from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.data_rows import Row, lines_of
-from vlmflow.rows.stats import Stats
-from vlmflow.rows.training_data import entries_named, pictures_in
 
 
 class RunBlock(Settings):
@@ -68,28 +61,17 @@ def main(
     """
     run, split = evaluated.parent.name, evaluated.name
     proof, base = read_proof(verified), read_model_manifest(model)
-    account = read_account(stats, Stats)
-    refuse_other_rows(stats, [rows])
-    store = picture_store / account.dataset
-    entries = entries_named(pictures_in(rows), pictures or [])
-    refuse_changed_pictures(store, entries.values())
-    feedback = has_feedback(account.kind) if settings.feedback is None else settings.feedback
-    last_answer_only = account.form == "timestep"
-    chosen, out = choose_rows(
-        lines_of(rows, Row),
-        dict(map(name_and_digest, entries.values())),
-        tokenizer_of(base.folder),
-        feedback=feedback,
-        last_answer_only=last_answer_only,
+    chosen = choose_from_split(
+        *(rows, stats, base.folder, picture_store, pictures or []),
+        feedback=settings.feedback,
         count=settings.rows,
         seed=settings.seed,
     )
-    _refuse_none(chosen, rows, counts_of(out))
     how = Measurement(
         model_type=settings.model_type,
         text_args=settings.text_args,
-        loss_scale="last_round" if feedback or last_answer_only else "default",
-        pictures=store,
+        loss_scale="last_round" if chosen.feedback or chosen.last_answer_only else "default",
+        pictures=chosen.pictures,
         image_max_tokens=settings.image_max_tokens,
         max_length=settings.max_length,
         device=settings.device,
@@ -100,29 +82,28 @@ def main(
     tuned_digest = proven_digest(proof)
     of_base = ModelScorer(ScoredModel("the base", base.folder, base.digest), how, evaluation_store)
     of_tuned = ModelScorer(ScoredModel("the tuned model", verified, tuned_digest), how, evaluation_store)
-    found, too_long = evaluated_rows(chosen, of_base, of_tuned)
-    out += too_long
-    _refuse_none(found, rows, counts_of(out))
+    found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
+    out = chosen.out + too_long
+    refuse_none(found, rows, out)
     figures = figures_of(found, settings.seed)
     verdict = verdict_of(figures)
-    rows_digest = account.digests[rows.name]
     looks = None
     if split == "test":
-        looks = record_look(evaluation_store, "evaluate", run, account.dataset, rows_digest, tuned_digest)
+        looks = record_look(evaluation_store, "evaluate", run, chosen.dataset, chosen.rows_digest, tuned_digest)
     report = EvaluationReport(
         run=run,
-        dataset=account.dataset,
+        dataset=chosen.dataset,
         split=split,
         verdict=verdict,
         sentence=sentence_of(verdict, figures),
         rows=figures.rows,
         groups=figures.groups,
         left_out=counts_of(out),
-        feedback=feedback,
+        feedback=chosen.feedback,
         all=figures,
         sources=figures_by_source(found, settings.seed),
         looks=looks,
-        rows_digest=rows_digest,
+        rows_digest=chosen.rows_digest,
         base=EvaluatedModel(base.digest, of_base.computed),
         tuned=EvaluatedModel(tuned_digest, of_tuned.computed),
         seed=settings.seed,
@@ -137,16 +118,6 @@ def main(
         write_lines(folder / "left_out.jsonl", out)
         write_account(folder / REPORT, report)
     logging.getLogger("vlmflow").info(f"{run}, {split}: {report.sentence}")
-
-
-def _refuse_none(left: list[Any], rows: Path, out: dict[str, int]) -> None:
-    if not left:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in out.items()) or "it has none"
-        raise VlmflowError(
-            f"{rows}: no row can be evaluated: {reasons}",
-            "docs/evaluation.md says which rows can be: take more rows (datasets.NAME.val_share, test, test_share), or "
-            "set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
-        )
 
 
 if __name__ == "__main__":

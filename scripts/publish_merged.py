@@ -11,9 +11,11 @@ from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.merging.proof import PROOF, read_proof, take_over
+from vlmflow.merging.published_limits import publish_limits
 from vlmflow.reports.licences import stated_licences
 from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.rows.stats import Stats
+from vlmflow.training.accounts import TrainingReport
 
 
 class RunBlock(Settings):
@@ -44,7 +46,8 @@ def main(
 ) -> None:
     """Publish one run's proven weights.
 
-    verified: the proven folder (verified/RUN), whose files `published` (merged/RUN) shares by hard links.
+    verified: the proven folder (verified/RUN), whose files `published` (merged/RUN) shares by hard links, all but the
+    file with the picture limits.
     full, smoke: the training's folders. model: folder with the base model's manifest.
     rows: the run's rows that fit (fitted/RUN). stats: the data set's account.
     settings: those of the run. evaluations: the folders eval/RUN/SPLIT of an evaluated run.
@@ -54,7 +57,7 @@ def main(
     base, proof = read_model_manifest(model), read_proof(verified)
     evaluated = read_evaluations(evaluations or [], proof)
     refuse_unless_shown(evaluated, settings.require)
-    dataset = read_account(stats, Stats).dataset
+    dataset, trained = read_account(stats, Stats).dataset, read_account(full / "report.json", TrainingReport)
     addresses, licence, of_sources = settings.all_addresses, settings.licence, settings.source_licences
     stated = stated_licences(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
     with whole_folder(published) as folder:
@@ -62,7 +65,10 @@ def main(
         for ours in (PROOF, FOLDER_MARK, "README.md"):  # the base's README is not this model's card
             remove(folder / ours)
         sees_pictures = "vision_config" in read_json(folder / "config.json")
-        facts = provenance(published.name, stats, base, smoke, full, proof, stated, sees_pictures, evaluated)
+        limited = publish_limits(folder, trained.settings["image_max_tokens"])
+        facts = provenance(
+            published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated
+        )
         write_account(folder / "provenance.json", facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.size_limits import processor_of
 from vlmflow.serving.finished_run import FinishedRun, finished_run
-from vlmflow.serving.picture_limits import limited_processor
 from vlmflow.serving.served_folder import link_served
 from vlmflow.serving.server import Server, environment, free_port, running, serve_with_transformers
 from vlmflow.serving.vllm import vllm_words
@@ -77,9 +77,10 @@ def _with_vllm(
     vLLM takes the picture limits from the command, so that it needs no folder of ours and can be copied elsewhere.
     """
     model, adapter = _parts(run, what)
-    limited = limited_processor(model, run.settings.image_max_tokens)
+    processor = processor_of(model)
+    limits = processor.limits(run.settings.image_max_tokens) if processor else None
     at, length = port or free_port(), run.settings.max_length
-    words = vllm_words(model, run.name, gpus, length, limited[2] if limited else None, at, adapter)
+    words = vllm_words(model, run.name, gpus, length, limits, at, adapter)
     print(shlex.join(["env", "HF_HUB_OFFLINE=1", *words]), flush=True)
     if find_spec("vllm") is None:
         raise VlmflowError(

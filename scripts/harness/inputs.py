@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.storage.volume_inputs import as_inputs
 from vlmflow.config.model import Config
+from vlmflow.config.raw_forms import form_of
 from vlmflow.config.source import parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
@@ -87,7 +88,9 @@ class RuleInputs:
 
     def mended(self, wildcards: Any) -> list[Any]:
         """The files of mended rows of wildcard `dataset`, in their order; none if it has none."""
-        dataset = wildcards.dataset
+        return self._mended(wildcards.dataset)
+
+    def _mended(self, dataset: str) -> list[Any]:
         key, files = f"datasets.{dataset}.mended", self._settings.datasets[dataset].mended_files
         return [path for file in files for path in self._local_file(key, file)]
 
@@ -175,6 +178,28 @@ class RuleInputs:
         """The data set's files of the same splits."""
         run = self._settings.runs[wildcards.run]
         return [str(self.data(f"{split}.jsonl")(wildcards)) for split in run.evaluation.splits]
+
+    def raw_gold(self, split: str) -> InputFunction:
+        """The raw files of one split of the data set of wildcard `run`; none if raw rows have no gold answers."""
+
+        def files(wildcards: Any) -> list[str]:
+            dataset = self._settings.runs[wildcards.run].dataset
+            return list(raw_files(self._settings, dataset, split)) if self._has_gold(dataset) else []
+
+        return files
+
+    def mended_gold(self, wildcards: Any) -> list[Any]:
+        """The files of mended rows of the same data set."""
+        dataset = self._settings.runs[wildcards.run].dataset
+        return self._mended(dataset) if self._has_gold(dataset) else []
+
+    def _has_gold(self, dataset: str) -> bool:
+        return form_of(self._settings.datasets[dataset].kind).gold is not None
+
+    def answered(self, wildcards: Any) -> list[str]:
+        """The answers of base and tuned model on the same splits, if the run of wildcard `run` wants to show them."""
+        evaluation = self._settings.runs[wildcards.run].evaluation
+        return [f"answers/{wildcards.run}/{split}" for split in evaluation.splits] if evaluation.answers else []
 
     def evaluations(self, wildcards: Any) -> list[str]:
         """The evaluations that the card of wildcard `run` shows; none if the run has no block `evaluate`."""

@@ -54,6 +54,14 @@ class RuleResources:
         """The pod template of a stage on one node."""
         return _template(self.node_gpus(wildcards))
 
+    def answer_gpus(self, wildcards: Any) -> int:
+        """The GPUs of a server that the rule runs; 0 if another one answers."""
+        return self.node_gpus(wildcards) if self._runs[wildcards.run].answer.url is None else 0
+
+    def answer_template(self, wildcards: Any) -> str:
+        """The pod template of the stage that asks models."""
+        return _template(self.answer_gpus(wildcards))
+
     def verify_gpus(self, wildcards: Any) -> int:
         """The GPUs for comparing logits; 0 if only the tensors are checked."""
         return self.node_gpus(wildcards) if self._runs[wildcards.run].verify.logits else 0

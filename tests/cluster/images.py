@@ -13,6 +13,7 @@ from cluster.paths import CACHE, PROJECT
 from cluster.shell import run
 
 TARGETS = ("data", "train")
+"""The targets that the workflow's pods use. Others are built when a test asks for them."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _build_if_changed(target: str, name: str) -> str:
     # chroot: steps run as they are on a machine that is a container itself.
     steps = ("--isolation", "chroot", "--network", "host", "--layers", "--pull-never")
     buildah("bud", *steps, *base_image.build_time_mounts(), *arguments, PROJECT, log=log)
-    built.write_text(json.dumps({"sources": _sources(), "name": name}))
+    built.write_text(json.dumps({"sources": _sources(target), "name": name}))
     if all(_is_built(each) for each in TARGETS):
         buildah("rmi", "--prune")  # replaced images, and stages that only these builds needed
     return name
@@ -94,16 +95,21 @@ def _record(target: str) -> Path:
 
 def _is_built(target: str) -> bool:
     record = _record(target)
-    wanted = {"sources": _sources(), "name": image_name(target)}
+    wanted = {"sources": _sources(target), "name": image_name(target)}
     return record.exists() and json.loads(record.read_text()) == wanted
 
 
 LOCKS = [PROJECT / "envs" / f"{name}.lock" for name in ("uv", "data", "train")]
 
 
-def _sources() -> str:
-    """Return the digest of the files that .dockerignore allows, the Dockerfile, and the base's recipe."""
+def _sources(target: str) -> str:
+    """Return the digest of the files that a target is made of, the Dockerfile, and the base's recipe."""
     digest = hashlib.sha256(base_image.recipe().encode())
-    for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *LOCKS]:
+    more = []
+    if target == "jupyter":
+        code = sorted((PROJECT / "scripts" / "vlmflow").rglob("*"))
+        more = [PROJECT / "envs" / "jupyter.lock", PROJECT / "notebooks" / "look.ipynb"]
+        more += [path for path in code if path.is_file() and path.parent.name != "__pycache__"]
+    for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *LOCKS, *more]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

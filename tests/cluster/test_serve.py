@@ -17,10 +17,10 @@ from cluster.cluster import Cluster
 from cluster.deployment import K8S, OVERLAYS, PODS_USER, in_namespace, rendered, with_component, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from cluster.paths import STATE
+from vlmflow.pictures.size_limits import FEWEST_TOKENS
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part
 from vlmflow.serving.dialogue import messages_of
-from vlmflow.serving.picture_limits import FEWEST_TOKENS
 from workflow_runs import RUN
 
 NAMESPACE = "vlmflow-serve"

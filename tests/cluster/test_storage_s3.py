@@ -9,6 +9,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from cluster.binaries import binary
 from harness.storage import folder_manifest, s3_folder
 from harness.storage.s3_object import S3Object
 from interleavings import Process, content_of, explore, requests_in_turn
-from storage_runs import StorageRun
+from storage_runs import SCRIPTS, StorageRun
 from vlmflow.core.errors import VlmflowError
 
 
@@ -227,6 +228,38 @@ def test_a_kill_in_the_middle_of_a_store(server: Server, merged: S3Object, tmp_p
     sent = {key.removeprefix("merged/x//files/") for key in keys(merged)}
     assert files.keys() - sent
     assert read(merged) == was
+
+
+def test_a_killed_download_is_resumed(
+    server: Server, merged: S3Object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `make cluster-get FROM=s3://…` calls."""
+    files = {f"{number}.safetensors": os.urandom(40_000_000) for number in range(4)}
+    write(merged, files)
+    merged.store_object()
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
+    address, to = f"s3://{tmp_path.name.replace('_', '-')}/run/merged/x", tmp_path / "to"
+    command = [sys.executable, "-m", "harness.storage.s3_get", address, to]
+    first, second = (tmp_path / "to.part" / f"{number}.safetensors" for number in (0, 1))
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not second.exists():
+            assert process.poll() is None
+        process.kill()
+    assert not to.exists()
+    kept = first.stat()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "every file has the digest of the original" in done.stderr
+    assert {file.name: file.read_bytes() for file in to.iterdir()} == files
+    now = (to / first.name).stat()
+    assert (now.st_ino, now.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
+    object_of(merged, "3.safetensors").put(Body=os.urandom(40_000_000))
+    shutil.rmtree(to)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "merged/x is damaged: 3.safetensors: sha256" in done.stderr
+    assert not to.exists()
 
 
 VERIFIED = {"weights": b"w" * 100, "proof.json": b"{}"}

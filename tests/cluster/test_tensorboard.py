@@ -1,4 +1,4 @@
-"""TensorBoard on the cluster, with the demo's trainings on its volume."""
+"""TensorBoard on the cluster, with the demo's trainings on its volume; and the objects of it and of Jupyter."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from cluster import images
 from cluster.binaries import binary
@@ -18,6 +19,7 @@ from cluster.cluster import Cluster
 from cluster.deployment import K8S, OVERLAYS, PODS_USER, in_namespace, rendered, with_component, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from cluster.paths import STATE
+from cluster.policies import allowed
 from workflow_runs import RUN
 
 NAMESPACE = "vlmflow-tensorboard"
@@ -25,22 +27,28 @@ OWN_IMAGES = [name for name in OVERLAYS if "\nimages:" in (K8S / f"overlays/{nam
 """The overlays that name the images; the component belongs in such a one."""
 
 
-def own(objects: list[dict]) -> dict[str, dict]:
-    """Return the component's objects by kind, of an overlay's."""
-    return {one["kind"]: one for one in objects if one["metadata"]["name"].startswith("tensorboard")}
+COMPONENTS = {"tensorboard": {"outputs"}, "jupyter": {"cache", "outputs"}}
+"""The components for people who look at results, with the claims that each mounts."""
 
 
+def own(objects: list[dict], component: str) -> dict[str, dict]:
+    """Return a component's objects by kind, of an overlay's."""
+    return {one["kind"]: one for one in objects if one["metadata"]["name"].startswith(component)}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
 @pytest.mark.parametrize("overlay", OWN_IMAGES)
-def test_an_instances_tensorboard_is_nobody_elses(overlay: str, tmp_path: Path) -> None:
-    folder = with_component(tmp_path / "k8s", overlay, "tensorboard")
+def test_an_instances_component_is_nobody_elses(component: str, overlay: str, tmp_path: Path) -> None:
+    folder = with_component(tmp_path / "k8s", overlay, component)
     instance = with_instance(tmp_path / "k8s" / "overlays" / "ann", overlay, tmp_path / "k8s")
-    alone, of_ann = own(rendered(folder)), own(rendered(instance))
+    alone, of_ann = own(rendered(folder), component), own(rendered(instance), component)
     assert alone.keys() == of_ann.keys() == {"Deployment", "Service", "NetworkPolicy"}
     image = alone["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert sum(image in json.dumps(one) for one in rendered(folder)) > 1, "the overlay's own name of the train image"
+    named = yaml.safe_load((folder / "kustomization.yaml").read_text())["images"]
+    assert image in {f"{one.get('newName', one['name'])}:{one['newTag']}" for one in named}, "the overlay's own name"
     for objects, suffix in ((alone, ""), (of_ann, "-ann")):
         labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
-        assert labels["app.kubernetes.io/name"] == f"tensorboard{suffix}"
+        assert labels["app.kubernetes.io/name"] == f"{component}{suffix}"
         assert labels["app.kubernetes.io/part-of"] == "vlmflow"
         selectors = [
             objects["Deployment"]["spec"]["selector"]["matchLabels"],
@@ -49,25 +57,44 @@ def test_an_instances_tensorboard_is_nobody_elses(overlay: str, tmp_path: Path) 
         ]
         for selector in selectors:
             assert selector.items() <= labels.items()
-            assert selector["app.kubernetes.io/name"] == f"tensorboard{suffix}"
-        (claim,) = [
-            volume["persistentVolumeClaim"]
-            for volume in objects["Deployment"]["spec"]["template"]["spec"]["volumes"]
-            if "persistentVolumeClaim" in volume
-        ]
-        assert claim == {"claimName": f"outputs{suffix}", "readOnly": True}
+            assert selector["app.kubernetes.io/name"] == f"{component}{suffix}"
+        pod = objects["Deployment"]["spec"]["template"]["spec"]
+        claims = [volume["persistentVolumeClaim"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
+        assert {one["claimName"] for one in claims} == {f"{name}{suffix}" for name in COMPONENTS[component]}
+        assert all(one["readOnly"] for one in claims)
+        mounts = pod["containers"][0]["volumeMounts"]
+        assert {one["name"] for one in mounts if not one.get("readOnly")} == {"tmp"}
 
 
-def test_the_api_server_and_pod_security_accept_it(any_cluster: Kubectl, tmp_path: Path) -> None:
-    folder = with_component(tmp_path / "k8s", "local", "tensorboard")
-    objects = own(rendered(folder))
+@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("overlay", OWN_IMAGES)
+def test_no_pod_reaches_a_component_and_it_reaches_nothing(component: str, overlay: str, tmp_path: Path) -> None:
+    objects = rendered(with_component(tmp_path / "k8s", overlay, component))
+    network = [one for one in objects if one["kind"] == "NetworkPolicy"]
+    labels = own(objects, component)["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    port = own(objects, component)["Service"]["spec"]["ports"][0]["port"]
+    others = [
+        {"app.kubernetes.io/part-of": "vlmflow"},
+        {"app.kubernetes.io/name": "controller", "app.kubernetes.io/part-of": "vlmflow"},
+        {"app.kubernetes.io/part-of": "vlmflow", "vlmflow/group": "a"},
+        {"somebody": "else"},
+    ]
+    assert not [other for other in others if allowed(network, other, labels, port)]
+    outside = ("10.0.0.1", "9.9.9.9")
+    assert not [end for end in (*others, *outside) for to in (53, 443) if allowed(network, labels, end, to)]
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_the_api_server_and_pod_security_accept_it(any_cluster: Kubectl, component: str, tmp_path: Path) -> None:
+    folder = with_component(tmp_path / "k8s", "local", component)
+    objects = own(rendered(folder), component)
     labels = next(one for one in rendered(K8S / "base") if one["kind"] == "Namespace")["metadata"]["labels"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tensorboard"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": component}}
     pod["spec"] = objects["Deployment"]["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
-    with any_cluster.having(a_namespace(f"{NAMESPACE}-checked", labels)):
+    with any_cluster.having(a_namespace(f"vlmflow-{component}-checked", labels)):
         given = {"apiVersion": "v1", "kind": "List", "items": [*objects.values(), pod]}
         for one in given["items"]:
-            one["metadata"]["namespace"] = f"{NAMESPACE}-checked"
+            one["metadata"]["namespace"] = f"vlmflow-{component}-checked"
         words = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-"]
         assert any_cluster.kubectl(*words, input=json.dumps(given)).count("serverside-applied") == 4
 

@@ -6,7 +6,9 @@ from typing import Any
 from made_stats import some_stats
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Figures, Interval
-from vlmflow.lengths.accounts import FittedSplit, NamedRow, SplitLengths
+from vlmflow.evaluation.answering.accounts import AfterRounds, AnswerReport, AskedModel, Change, ModelFigures
+from vlmflow.evaluation.scoring.overlap import Overlap
+from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
 from vlmflow.reports.licences import StatedLicences
@@ -72,6 +74,12 @@ def some_gate() -> Gate:
         fitted={"train": FittedSplit(9, 0, 0, LENGTHS)},
         merge=MERGE,
     )
+
+
+def some_fitted() -> FittedRows:
+    """Give the account of a run's rows: nine in train and in val, two left out of each."""
+    split = FittedSplit(11, 0, 2, LENGTHS)
+    return FittedRows("fire", "trajectory", 512, split, split, {})
 
 
 def some_checks(logits: LogitProof | None = None) -> Checks:
@@ -143,3 +151,40 @@ def some_evaluation(**fields: Any) -> EvaluationReport:
         "versions": {},
     }
     return EvaluationReport(**(usual | fields))
+
+
+def some_answers() -> AnswerReport:
+    """Return the report of answers on val at first and after one round of feedback."""
+    mean = Interval(0.4, 0.3, 0.5)
+    at_first = ModelFigures(mean, 0.4, mean, 0, None, None)
+    after = ModelFigures(mean, 0.4, mean, 0, Change(9, 6, mean), Change(6, 0, mean))
+    model = AskedModel("digest", 30, Overlap(30, [0.5, 0.4, 0.3, 0.2], 1.0))
+    rounds = [AfterRounds(k, 15, 15, one, one, mean, mean) for k, one in enumerate([at_first, after])]
+    return AnswerReport(
+        run="mine",
+        dataset="fire",
+        split="val",
+        rows=15,
+        groups=15,
+        left_out={},
+        feedback=True,
+        gold_from_raw=15,
+        holds_gold=0.25,
+        all=rounds,
+        without_gold=rounds,
+        with_gold=None,
+        sources={},
+        rules={},
+        looks=None,
+        rows_digest="rows",
+        base=model,
+        tuned=model,
+        server="transformers serve",
+        picture_limits="4 to 64 tokens",
+        not_applied=[],
+        max_tokens=512,
+        dtype="float32",
+        device="cpu",
+        seed=42,
+        versions={},
+    )

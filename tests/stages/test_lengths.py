@@ -68,6 +68,15 @@ def test_a_picture_that_the_manifest_lacks_is_named(model: Path) -> None:
         TokenCounter(model, [], 64).count([row("<image>\nWhy?", "So.", images=["p.png"])])
 
 
+def test_a_picture_of_which_the_trainer_leaves_nothing_is_refused(model: Path) -> None:
+    """ms-swift stops at it ("height and width must be > 0"), after hours on a GPU."""
+    entries = [PictureEntry(path="p", rows=1, name="p.png", width=28, height=5600, sha256="0" * 64)]
+    asked = [row("<image>Why?", "So.", images=["p.png"])]
+    with pytest.raises(VlmflowError, match=r"row r: picture p\.png is so elongated .* at image_max_tokens = 64;"):
+        TokenCounter(model, entries, 64).count(asked)
+    assert TokenCounter(model, entries, 256).count(asked)[0][1] == 175
+
+
 def test_lengths_are_the_same_on_any_number_of_cores(demo_run: Path, model: Path) -> None:
     entries = list(read_picture_manifest(demo_run / "images" / "fire" / "train.jsonl"))
     rows = demo_run / "data" / "fire" / "train.jsonl"

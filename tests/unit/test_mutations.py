@@ -21,10 +21,10 @@ def test_the_text_occurs_once_and_the_test_exists(name: str) -> None:
     assert not TABLE[name].test.startswith("tests/workflow/"), "it takes minutes"
 
 
-def test_half_of_them_are_reverted_fixes_and_every_room_has_one() -> None:
+def test_a_third_of_them_are_reverted_fixes_and_every_room_has_one() -> None:
     kinds = [mutation.kind for mutation in TABLE.values()]
     assert set(kinds) == {"reverted", "feared"}
-    assert 24 <= len(kinds) <= 2 * kinds.count("reverted")
+    assert 24 <= len(kinds) <= 3 * kinds.count("reverted")
     assert {mutation.room for mutation in TABLE.values()} >= ROOMS
 
 

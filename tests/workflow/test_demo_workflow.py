@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from browser import Browser
+from executed_notebook import executed
 from run_page import main as draw_page
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
@@ -19,6 +20,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
 from vlmflow.merging.proof import Proof
 from vlmflow.reports.accounts import Provenance
+from vlmflow.reports.run_index import index_page
 from vlmflow.reports.summary import summary
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
@@ -138,6 +140,18 @@ def test_make_rows_shows_what_was_in_a_step(demo_run: Path) -> None:
     done = subprocess.run([*call, "--step", str(STEPS + 1)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert f"step {STEPS + 1} has not begun; the last step that began is {STEPS}" in done.stderr
+
+
+def test_the_notebook_and_the_index_show_the_run(demo_run: Path) -> None:
+    said = executed(demo_run, RUN)
+    assert "raw train: 240 rows = " in said
+    assert f"{STEPS} of {STEPS} steps" in said
+    assert "titles: ['rejected and left out, by reason', '', '']" in said
+    page, runs = index_page(demo_run, demo_run / "stores/runs", demo_run / "reports/index.html", {}, "noon")
+    assert runs == 1
+    assert "cannot be read" not in page
+    assert f'<div class="small">{STEPS} steps</div>' in page
+    assert 'href="../checkpoints/qwen3vl-fire/smoke/gate.html"' in page
 
 
 def test_merged_weights_load_offline_and_know_where_they_come_from(demo_run: Path) -> None:

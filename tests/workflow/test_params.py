@@ -28,6 +28,7 @@ LOOKING = {"fetch_images", "resolve_images"}
 MEASURED = {"measure_lengths", "fit_rows", "cache_dataset"}
 TRAINED = {"train_smoke", "train_model"}
 ESTIMATED = {"estimate_run", "estimate_page"}
+EVALUATED = {"evaluate", "answer"}
 
 CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.form": ("timestep", {"convert_fire", "validate_sharegpt"}),
@@ -49,8 +50,8 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.skip_images": (True, {"validate_sharegpt"}),
     "datasets.fire.image_roots": (["elsewhere"], LOOKING),
     "datasets.fire.fetch_images": (True, {"resolve_images"}),
-    "datasets.fire.picture_limits.max_bytes": (9, {*LOOKING, "data_page"}),
-    "datasets.fire.picture_limits.min_side": (29, {"resolve_images", "data_page"}),
+    "datasets.fire.picture_limits.max_bytes": (9, {*LOOKING, "data_page", "eval_page"}),
+    "datasets.fire.picture_limits.min_side": (29, {"resolve_images", "data_page", "eval_page"}),
     "datasets.fire.near_duplicates.drop": (True, {"validate_sharegpt", "data_page"}),
     "datasets.fire.near_duplicates.picture_distance": (6, {"find_near_duplicates", "data_page"}),
     "datasets.fire.licence": ("mit", {"publish_merged"}),
@@ -59,22 +60,24 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED, "evaluate"}),
     "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED}),
     "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED}),
-    "runs.fire.train.seed": (7, {*ESTIMATED, "cache_dataset", "evaluate", *TRAINED}),
-    "runs.fire.train.dtype": ("float32", {*ESTIMATED, "cache_dataset", "verify_merged", "evaluate", *TRAINED}),
+    "runs.fire.train.seed": (7, {*ESTIMATED, "cache_dataset", *EVALUATED, *TRAINED}),
+    "runs.fire.train.dtype": ("float32", {*ESTIMATED, "cache_dataset", "verify_merged", *EVALUATED, *TRAINED}),
     "runs.fire.train.max_length": (
         400,
-        {*ESTIMATED, "fit_rows", "cache_dataset", "lengths_page", "evaluate", *TRAINED},
+        {*ESTIMATED, "fit_rows", "cache_dataset", "lengths_page", *EVALUATED, *TRAINED},
     ),
-    "runs.fire.train.image_max_tokens": (32, {*ESTIMATED, "verify_merged", "evaluate", *MEASURED, *TRAINED}),
-    "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*ESTIMATED, "evaluate", *MEASURED, *TRAINED}),
+    "runs.fire.train.image_max_tokens": (32, {*ESTIMATED, "verify_merged", *EVALUATED, *MEASURED, *TRAINED}),
+    "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*ESTIMATED, *EVALUATED, *MEASURED, *TRAINED}),
     "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, {*ESTIMATED, *TRAINED}),
     "runs.fire.smoke.steps": (30, {"train_smoke"}),
-    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", "evaluate", *TRAINED}),
+    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED}),
     "runs.fire.processes": (3, {*ESTIMATED, "evaluate", *TRAINED}),
     "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, "evaluate"}),
     "runs.fire.evaluate.require": ("learned", {*ESTIMATED, "publish_merged"}),
-    "runs.fire.evaluate.feedback": (False, {*ESTIMATED, "evaluate"}),
+    "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED}),
     "runs.fire.evaluate.splits": (["val", "test"], ESTIMATED),
+    "runs.fire.evaluate.answers": (True, ESTIMATED),
+    "runs.fire.answer.rounds": (1, {"answer"}),
     "runs.fire.nodes": (3, {*ESTIMATED, *TRAINED}),
     "runs.fire.network_gbit": (400, ESTIMATED),
     "runs.fire.strategy": ("zero2", {*ESTIMATED, *TRAINED}),

@@ -76,7 +76,7 @@ def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
         raise _broken(place, f"is not a manifest ({type(error).__name__}: {error})") from None
     for name in entries:
         if not _lies_within(name):
-            raise _broken(place, f"names a file outside its folder: {name!r}")
+            raise _broken(place, f"names a file outside its folder, or one that no folder has: {name!r}")
     return entries
 
 
@@ -95,6 +95,8 @@ def _entry(name: str, said: dict[str, Any], version: int, folder: str) -> Entry:
 
 def _lies_within(name: str) -> bool:
     path = PurePosixPath(name)
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in name):
+        return False
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and str(path) == name
 
 

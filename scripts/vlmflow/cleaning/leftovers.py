@@ -17,7 +17,7 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import UNFINISHED
+from vlmflow.core.files import UNFINISHED, sha256_of
 from vlmflow.fetch.from_hub import store_folder
 from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
@@ -99,9 +99,15 @@ def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
     again = "run the same command again"
     if provenance.training.digests != reports["full"].digests:
         raise VlmflowError(f"{merged} comes from another training than checkpoints/{run}/full", again)
+    limited = provenance.picture_limits
     for name, file in proof.files.items():
         place = merged / name
-        if name not in WRITTEN_AFTERWARDS and (not place.is_file() or place.stat().st_size != file.size):
+        if name in WRITTEN_AFTERWARDS:
+            continue
+        if limited and name == limited.file:
+            if not place.is_file() or sha256_of(place) != limited.published:
+                raise VlmflowError(f"{place} differs from the file that was published", again)
+        elif not place.is_file() or place.stat().st_size != file.size:
             raise VlmflowError(f"{place} differs from the file that was proven", again)
     return reports
 

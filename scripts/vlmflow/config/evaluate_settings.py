@@ -25,3 +25,7 @@ class EvaluateSettings(Settings):
     feedback: bool | None = None
     """Whether the human's later turns are feedback on the answer before, and the last answer is right; null: true for
     data sets of kind fire and volcano."""
+
+    answers: bool = False
+    """Also ask both models (`answers/NAME/SPLIT`, settings under `answer`), and show their answers on
+    `reports/eval-NAME.html`."""

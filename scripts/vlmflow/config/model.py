@@ -18,7 +18,8 @@ from vlmflow.core.integrity import Integrity
 
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
-    *("estimates", "checkpoints", "work", "verified", "eval", "merged", "reports", "logs", "benchmarks"),
+    *("estimates", "checkpoints", "work", "verified", "eval", "answers"),
+    *("merged", "reports", "logs", "benchmarks"),
 )
 """The folders in the working directory whose files the workflow makes and removes."""
 
@@ -45,7 +46,7 @@ class StoreSettings(Settings):
     """Run folders: working checkpoints and finished adapters, by run and digest of data and settings."""
 
     evaluations: str = "stores/evaluations"
-    """Losses that an evaluation has measured, by model, and `looks.jsonl`, the log of looks at test splits."""
+    """Losses and answers of models that were evaluated, and `looks.jsonl`, the log of looks at test splits."""
 
     @field_validator("*")
     @classmethod

@@ -39,6 +39,8 @@ class RawForm:
     one_prompt: all rows have the same prompt, the setting `prompt`.
     feedback: the kinds in which the human's later turns are feedback on the answer before, and the last answer is
     right.
+    gold: returns the right answer that a raw row's bytes have beside its turns, or None; None if the form has no such
+    key.
     """
 
     kinds: tuple[str, ...]
@@ -53,6 +55,7 @@ class RawForm:
     fixed: bool = False
     one_prompt: bool = False
     feedback: tuple[str, ...] = ()
+    gold: Callable[[bytes], str | None] | None = None
 
     @property
     def keys(self) -> dict[str, Any]:

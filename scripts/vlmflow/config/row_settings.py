@@ -15,8 +15,9 @@ NOT_IN_COLUMNS = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 class PictureLimits(Settings):
     """Limits on pictures; rows with a picture outside these limits are rejected, and the reason is counted."""
 
-    min_side: Positive = 28
-    """Shortest side in pixels: Qwen-VL's processor refuses pictures below one patch pair (28)."""
+    min_side: Annotated[int, Field(ge=17)] = 28
+    """Shortest side in pixels. Below 17 (half a picture token of Qwen3-VL) transformers scales a picture otherwise than
+    the trainer."""
 
     max_aspect: Annotated[Number, Field(ge=1)] = 200.0
     """Longest side over shortest side: Qwen-VL's processor refuses more than 200."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config import gpus, tuners
+from vlmflow.config.answer_settings import AnswerSettings
 from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.evaluate_settings import EvaluateSettings
 from vlmflow.config.gpus import GPUS
@@ -314,6 +315,8 @@ class RunSettings(Settings):
     evaluate: EvaluateSettings | None = None
     """Compare the tuned model with its base before `merged/NAME` is made, and show the result in its model card. null:
     `merged/NAME` says "not evaluated"; `eval/NAME/val` can be made all the same."""
+
+    answer: AnswerSettings = AnswerSettings()
 
     @model_validator(mode="after")
     def _price_is_of_a_product(self) -> Self:

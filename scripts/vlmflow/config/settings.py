@@ -2,7 +2,17 @@
 
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 _OF_NO_TYPE = object()
 """No field accepts it."""
@@ -64,3 +74,14 @@ def _refuse_unfinished(name: str) -> str:
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), AfterValidator(_refuse_unfinished)]
 """A name that becomes part of file names: letters, digits, '.', '_' and '-', at most 100 of them."""
+
+_NAMES = TypeAdapter(Name)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text found outside of the configuration, as in a folder, could be a `Name`."""
+    try:
+        _NAMES.validate_python(text)
+    except ValidationError:
+        return False
+    return True

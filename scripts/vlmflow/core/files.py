@@ -79,11 +79,12 @@ def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, resumed: bool = False) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes `path`, synced to disk, only if the block ends without an error.
 
-    The files of an earlier, killed attempt are removed first. An existing `path` is replaced; if it has the same files,
-    it keeps its times, so that nothing made from it looks stale.
+    resumed: whether it still has the files of an earlier, killed attempt, which otherwise are removed first.
+    An existing `path` is replaced; if it has the same files, it keeps its times, so that nothing made from it looks
+    stale.
 
     Raises PassingError if another process keeps writing it.
     """
@@ -95,7 +96,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     descriptor = _own(part, make_and_open)
     try:
-        for left in part.iterdir():
+        for left in () if resumed else part.iterdir():
             remove(left)
         yield part
         for place in [part, *part.rglob("*")]:

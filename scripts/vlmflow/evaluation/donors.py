@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from vlmflow.evaluation.accounts import LeftOut
-from vlmflow.evaluation.answer_text import normalised
 from vlmflow.evaluation.choice import Case
+from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 
 
 def find_donors(cases: Sequence[Case], tokens: Mapping[str, int], seed: int) -> dict[str, Case]:
@@ -29,7 +29,7 @@ def find_donors(cases: Sequence[Case], tokens: Mapping[str, int], seed: int) -> 
     found: dict[str, Case] = {}
     for some in alike.values():
         some.sort(key=lambda each: each[:2])
-        answers = [normalised(case.answer) for _, _, case in some]
+        answers = [normalised(answer_in(case.answer)) for _, _, case in some]
         for place in range(len(some)):
             donor = _nearest(some, answers, place)
             if donor is not None:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 from tokenizers import Tokenizer
@@ -15,15 +14,12 @@ from vlmflow.core.parallel import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest, size_of
+from vlmflow.pictures.size_limits import ADVICE, FEWEST_TOKENS, processor_of
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.sharegpt import ShareGptRow
 
-MIN_PICTURE_TOKENS = 4
-"""qwen_vl_utils' IMAGE_MIN_TOKEN_NUM: smaller pictures are scaled up to it."""
-
 TOKENIZER = "tokenizer.json"
-PICTURE_RULE = "preprocessor_config.json"
-"""The files of a model that determine lengths; a model without pictures lacks the second."""
+"""The file of a model that determines the lengths of texts; `processor_of` finds the one for pictures."""
 
 PLAIN = ChatForm()
 
@@ -75,16 +71,6 @@ def lines_of(rows: Path, chosen: list[RowLength]) -> bytes:
         return b"".join(os.pread(file.fileno(), row.end - row.start, row.start) + b"\n" for row in chosen)
 
 
-Pixels = Annotated[int, msgspec.Meta(ge=1, le=4096)]
-
-
-class PictureRule(msgspec.Struct, frozen=True):
-    """The used fields of `preprocessor_config.json`: pixels of a patch's side, and patches along a token's square."""
-
-    patch_size: Pixels
-    merge_size: Pixels
-
-
 class TokenCounter:
     """Counts the tokens of rows like the trainer: by the model's tokenizer and picture arithmetic.
 
@@ -102,11 +88,12 @@ class TokenCounter:
         tokens = picture_tokens_of(model, image_max_tokens)
         usable = (entry for entry in pictures if entry.reason is None)
         self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
+        self._most = image_max_tokens
 
     def count(self, rows: Sequence[ShareGptRow]) -> list[tuple[int, int]]:
         """Return text tokens and picture tokens of each row.
 
-        Raises VlmflowError if a row names a picture that is not in the manifest.
+        Raises VlmflowError if a row names a picture that is not in the manifest, or has no token after scaling.
         """
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the stage already has a process per core
         pieces = [self._form.pieces(row) for row in rows]
@@ -120,12 +107,19 @@ class TokenCounter:
 
     def _picture_tokens(self, row: ShareGptRow) -> int:
         try:
-            return sum(self._pictures[name] for name in row.images)
+            tokens = [self._pictures[name] for name in row.images]
         except KeyError as error:
             raise VlmflowError(
                 f"row {row.id}: the image manifest has no picture {error}",
                 "resolve the pictures and validate the rows again (make refresh-pictures DATASET=NAME)",
             ) from None
+        if 0 in tokens:
+            raise VlmflowError(
+                f"row {row.id}: picture {row.images[tokens.index(0)]} is so elongated that nothing is left of its "
+                f"shorter side at image_max_tokens = {self._most}; the trainer would stop at it",
+                "raise runs.NAME.train.image_max_tokens, or lower datasets.NAME.picture_limits.max_aspect to it",
+            )
+        return sum(tokens)
 
 
 def measure_rows(rows: Path, counter: TokenCounter, processes: int) -> Iterator[RowLength]:
@@ -157,26 +151,17 @@ def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int]
 
     Raises VlmflowError if the model's rule for pictures is not Qwen-VL's.
     """
-    file = model / PICTURE_RULE
-    if not file.exists():
+    processor = processor_of(model)
+    if processor is None:
         return lambda width, height: 0
-    try:
-        rule = msgspec.json.decode(file.read_bytes(), type=PictureRule)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _not_such_a_model(file, error) from None
-    side = rule.patch_size * rule.merge_size
-    return lambda width, height: squares(width, height, side, image_max_tokens)
+    return lambda width, height: squares(width, height, processor.side, image_max_tokens)
 
 
 def _tokenizer_of(file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing more exact
-        raise _not_such_a_model(file, error) from None
-
-
-def _not_such_a_model(file: Path, error: Exception) -> VlmflowError:
-    return VlmflowError(f"{file}: {error}", "take a Qwen3 or Qwen3-VL model with the files that its owner published")
+        raise VlmflowError(f"{file}: {error}", ADVICE) from None
 
 
 def squares(width: int, height: int, side: int, most: int) -> int:
@@ -189,7 +174,7 @@ def squares(width: int, height: int, side: int, most: int) -> int:
     if rows * columns > most:
         shrink = math.sqrt((height * width) / (most * side**2))
         rows, columns = math.floor(height / shrink / side), math.floor(width / shrink / side)
-    elif rows * columns < MIN_PICTURE_TOKENS:
-        stretch = math.sqrt(MIN_PICTURE_TOKENS * side**2 / (height * width))
+    elif rows * columns < FEWEST_TOKENS:
+        stretch = math.sqrt(FEWEST_TOKENS * side**2 / (height * width))
         rows, columns = math.ceil(height * stretch / side), math.ceil(width * stretch / side)
     return rows * columns

@@ -16,8 +16,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.lengths.accounts import LengthSummary, MeasuredFiles
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths
-from vlmflow.lengths.count import PICTURE_RULE, TOKENIZER, TokenCounter, measure_rows
+from vlmflow.lengths.count import TOKENIZER, TokenCounter, measure_rows
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
+from vlmflow.pictures.size_limits import processor_of
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
@@ -101,7 +102,8 @@ def refuse_other_lengths(
 
 def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> MeasuredFiles:
     """Return the digests of the rows, of the lengths files, and of the model's files that determine lengths."""
-    deciding = [name for name in (TOKENIZER, PICTURE_RULE) if (model / name).exists()]
+    processor = processor_of(model)
+    deciding = [TOKENIZER, *([processor.file] if processor else [])]
     return MeasuredFiles(
         rows,
         {f"{split}.jsonl": sha256_of(file) for split, file in lengths.items()},

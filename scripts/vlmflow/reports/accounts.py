@@ -4,6 +4,7 @@ import msgspec
 
 from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.merging.proof import Checks
+from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.reports.licences import StatedLicences
 from vlmflow.rows.stats import Stats
 from vlmflow.training.accounts import Gate, TrainingReport
@@ -24,7 +25,9 @@ class Provenance(msgspec.Struct, frozen=True):
 
     data, smoke, verification: the complete accounts of these stages. training: the report of the full run, without the
     losses of every step. sees_pictures: whether the merged model has a processor for pictures. merged: the SHA-256 of
-    the published files by name, without those about the model. git_commit: that of the code; null without a checkout.
+    the published files by name, without those about the model. picture_limits: the one file of them that differs from
+    the base's and from verified/RUN on purpose; null if the model sees no pictures. git_commit: that of the code; null
+    without a checkout.
     versions: of Python and of packages, by name. evaluations: by split; {} if the run was not evaluated.
     """
 
@@ -40,3 +43,4 @@ class Provenance(msgspec.Struct, frozen=True):
     git_commit: str | None
     versions: dict[str, str]
     evaluations: dict[str, EvaluationReport] = {}
+    picture_limits: LimitedFile | None = None

@@ -21,6 +21,7 @@ from vlmflow.evaluation.accounts import (
     Interval,
     Losses,
 )
+from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, AnswerReport
 from vlmflow.evaluation.choice import read_case
 from vlmflow.evaluation.results import REPORT
 from vlmflow.evaluation.verdict import LEARNED, USED_ALREADY, WORSE, shown_figures
@@ -65,6 +66,7 @@ class ShownRow:
     """An evaluated row. turns: speaker and text. donor: the feedback of the placebo; None without feedback.
 
     gain: what the page sorts by, in nats per token. losses: of each pass the name, and the losses of base and tuned.
+    answers: what both answered at each turn; [] if the row was not asked.
     """
 
     id: str
@@ -74,6 +76,7 @@ class ShownRow:
     donor: Text | None
     gain: float
     losses: list[tuple[str, float, float]]
+    answers: list[AnsweredTurn]
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class ShownSplit:
 
     statements: the figures on which the verdict rests. changes: what the training changed. sources: the statement of
     each source, with the number of its rows. passes: the losses of base and tuned. gains, losses: the rows with most.
+    answers: how often both models answer rightly; None if they were not asked.
     """
 
     report: EvaluationReport
@@ -93,6 +97,7 @@ class ShownSplit:
     passes: list[tuple[str, float, float]]
     gains: list[ShownRow]
     losses: list[ShownRow]
+    answers: AnswerReport | None
 
 
 @dataclass(frozen=True)
@@ -105,28 +110,36 @@ class EvalPage:
 
 
 def eval_page(
-    folders: Sequence[Path], rows: Mapping[str, Path], store: Path, limits: PictureLimits, has_pictures: bool
+    folders: Sequence[Path],
+    rows: Mapping[str, Path],
+    answers: Mapping[str, Path],
+    store: Path,
+    limits: PictureLimits,
+    has_pictures: bool,
 ) -> str:
     """Return the page.
 
-    folders: eval/RUN/SPLIT of every split to show. rows: the data set's file of each split. store: its pictures.
-    limits: those of its pictures. has_pictures: whether rows have pictures.
+    folders: eval/RUN/SPLIT of every split to show. rows: the data set's file of each split. answers: answers/RUN/SPLIT
+    of the splits on which the models were asked. store: the data set's pictures. limits: theirs. has_pictures: whether
+    rows have pictures.
 
     Raises VlmflowError if a file has a damaged line, or an evaluated row is not in the data set.
     """
-    splits = [_split(folder, rows[folder.name], store if has_pictures else None, limits) for folder in folders]
+    seen = store if has_pictures else None
+    splits = [_split(folder, rows[folder.name], answers.get(folder.name), seen, limits) for folder in folders]
     first = splits[0].report
     models = f"{first.device}, {first.dtype}, pictures of at most {first.image_max_tokens:,} tokens"
     return render("eval.html.jinja", EvalPage(f"{first.run}: is it better?", f"{first.dataset} · {models}", splits))
 
 
-def _split(folder: Path, rows: Path, store: Path | None, limits: PictureLimits) -> ShownSplit:
+def _split(folder: Path, rows: Path, answers: Path | None, store: Path | None, limits: PictureLimits) -> ShownSplit:
     report = read_account(folder / REPORT, EvaluationReport)
     found = list(lines_of(folder / "rows.jsonl", EvaluatedRow))
     by_gain = sorted(found, key=lambda row: (_gain(row), row.id))
     gains = [row for row in by_gain[:ROWS_SHOWN] if _gain(row) < 0]
     losses = [row for row in by_gain[::-1][:ROWS_SHOWN] if _gain(row) > 0]
     texts = _texts({name for row in [*gains, *losses] for name in (row.id, row.donor) if name}, rows)
+    said = {row.id: row for row in lines_of(answers / "rows.jsonl", AnsweredRow)} if answers else {}
     figures = shown_figures(report.all)
     statements, changes = (figures[:STATEMENTS], figures[STATEMENTS:]) if report.feedback else (figures, [])
     sources = [(name, each.rows, _statement(each)) for name, each in report.sources.items()]
@@ -139,8 +152,9 @@ def _split(folder: Path, rows: Path, store: Path | None, limits: PictureLimits) 
         changes=_ranges(changes),
         sources=[(name, count, bar) for (name, count, _), bar in zip(sources, bars, strict=True)],
         passes=[(PASSES[name], report.all.base[name], report.all.tuned[name]) for name in report.all.base],
-        gains=[_shown(row, texts, store, limits) for row in gains],
-        losses=[_shown(row, texts, store, limits) for row in losses],
+        gains=[_shown(row, texts, said, store, limits) for row in gains],
+        losses=[_shown(row, texts, said, store, limits) for row in losses],
+        answers=read_account(answers / REPORT, AnswerReport) if answers else None,
     )
 
 
@@ -214,7 +228,13 @@ def _texts(names: set[str], rows: Path) -> dict[str, Row]:
     return found
 
 
-def _shown(row: EvaluatedRow, texts: Mapping[str, Row], store: Path | None, limits: PictureLimits) -> ShownRow:
+def _shown(
+    row: EvaluatedRow,
+    texts: Mapping[str, Row],
+    answers: Mapping[str, AnsweredRow],
+    store: Path | None,
+    limits: PictureLimits,
+) -> ShownRow:
     turns = texts[row.id].conversations
     pictures = [Shown(thumbnail(store / name, THUMBNAIL, limits), name) for name in row.images] if store else []
     donor = None
@@ -225,4 +245,5 @@ def _shown(row: EvaluatedRow, texts: Mapping[str, Row], store: Path | None, limi
         (turn.speaker, Text.beginning(turn.value.removeprefix(FIRST_LINE), CHARACTERS_SHOWN)) for turn in turns
     ]
     losses = [(PASSES[name], row.base[name].per_token, row.tuned[name].per_token) for name in row.base]
-    return ShownRow(row.id, row.source, pictures, said, donor, _gain(row), losses)
+    asked = answers[row.id].turns if row.id in answers else []
+    return ShownRow(row.id, row.source, pictures, said, donor, _gain(row), losses, asked)

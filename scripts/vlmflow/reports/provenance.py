@@ -12,6 +12,7 @@ from vlmflow.evaluation.accounts import EvaluationReport, Interval
 from vlmflow.evaluation.verdict import shown_figures
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
+from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
 from vlmflow.reports.licences import StatedLicences, hub_datasets
 from vlmflow.reports.page import render
@@ -24,18 +25,19 @@ def provenance(
     stats: Path,
     manifest: ModelManifest,
     smoke: Path,
-    full: Path,
+    trained: TrainingReport,
     proof: Proof,
     stated: StatedLicences,
     sees_pictures: bool,
+    limited: LimitedFile | None,
     evaluations: dict[str, EvaluationReport],
 ) -> Provenance:
     """Collect the provenance from the stages' accounts.
 
-    stats: the data set's account. manifest: that of the base model. smoke, full: the training's folders.
-    sees_pictures: whether the merged model has a processor for pictures. evaluations: by split.
+    stats: the data set's account. manifest: that of the base model. smoke: the folder of the short run.
+    trained: the report of the full run. proof: that of verified/RUN. sees_pictures: whether the merged model has a
+    processor for pictures. limited: the published file that differs from the proven one. evaluations: by split.
     """
-    report = read_account(full / "report.json", TrainingReport)
     return Provenance(
         run=run,
         data=read_account(stats, Stats),
@@ -48,14 +50,16 @@ def provenance(
             left_out=manifest.left_out,
         ),
         smoke=read_account(smoke / "gate.json", Gate),
-        training=msgspec.structs.replace(report, losses=msgspec.UNSET),
+        training=msgspec.structs.replace(trained, losses=msgspec.UNSET),
         verification=proof.checks,
         sees_pictures=sees_pictures,
         merged={
             name: file.sha256
             for name, file in proof.files.items()
             if name not in WRITTEN_AFTERWARDS  # a base may have such files, which ours replace
-        },
+        }
+        | ({limited.file: limited.published} if limited else {}),
+        picture_limits=limited,
         git_commit=proof.git_commit,
         versions=proof.versions,
         evaluations=evaluations,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import whole_folder, write_json
-from vlmflow.serving.picture_limits import PictureLimits, limited_processor
+from vlmflow.core.files import whole_folder
+from vlmflow.pictures.size_limits import PictureLimits, processor_of
 
 
 def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | None = None) -> PictureLimits | None:
@@ -26,15 +26,16 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
         sources |= {Path(name): adapter / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
         if missing := [source for source in sources.values() if not source.is_file()]:
             raise VlmflowError(f"{missing[0]}: is missing", "train the run with a tuner that makes an adapter")
-    limited = limited_processor(model, most_tokens)
+    processor = processor_of(model)
+    limits = processor.limits(most_tokens) if processor else None
     with whole_folder(folder) as part:
         for name, source in sources.items():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
-            if limited and str(name) == limited[0]:
-                write_json(part / name, limited[1])
+            if processor and limits and str(name) == processor.file:
+                (part / name).write_bytes(processor.limited(limits))
             else:
                 (part / name).symlink_to(source.resolve())
-    return limited[2] if limited else None
+    return limits
 
 
 def _is_of(file: Path) -> bool:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from vlmflow.config.tuners import ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.adapter_config import read_adapter_config
-from vlmflow.serving.picture_limits import PictureLimits
+from vlmflow.pictures.size_limits import PictureLimits
 from vlmflow.serving.server import LOOPBACK
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

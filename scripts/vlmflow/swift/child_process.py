@@ -10,6 +10,7 @@ from pathlib import Path
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL
+from vlmflow.pictures.size_limits import FEWEST_TOKENS
 
 THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -32,6 +33,7 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
         "HF_HUB_OFFLINE": "1",
         "USE_HF": "1",  # otherwise ms-swift uses ModelScope
         "ROOT_IMAGE_DIR": str(pictures.absolute()),
+        "IMAGE_MIN_TOKEN_NUM": str(FEWEST_TOKENS),
         "IMAGE_MAX_TOKEN_NUM": str(image_max_tokens),
         # Several processes that each use all cores are 4 to 6 times slower. Snakemake sets each of these to the rule's
         # threads, and MKL prefers its own variable to OpenMP's.

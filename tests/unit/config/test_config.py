@@ -167,6 +167,11 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
                 ),
             )
         ),
+        ("runs.r.answer", {"url": "http://h/v1"}, "set url, url_base and url_tuned together, or none"),
+        ("runs.r.answer", {"url_tuned": "t"}, "set url, url_base and url_tuned together, or none"),
+        ("runs.r.answer.url", "h:8000", "'h:8000' is not an address such as http://HOST:8000/v1"),
+        ("runs.r.answer.url", "http://me:sesame@h/v1", "a key goes into the environment variable VLMFLOW_ANSWER_KEY"),
+        ("runs.r.answer.url", "http://h:x/v1", "'http://h:x/v1' is not an address"),
         ("runs.r.train.max_steps", 10**9 + 1, "must be a whole number at least 1 at most 1000000000 or null"),
         ("runs.r.train.epochs", 1e300, "1e+300 is not allowed; it must be a number more than 0 at most 1000000"),
         ("runs.r.train.epochs", 10**400, "is not allowed; it must be a number more than 0 at most 1000000"),
@@ -246,8 +251,8 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
                 ("skip_images", True, "True"),
                 (
                     "picture_limits",
-                    {"min_side": 1, "max_aspect": 2, "max_pixels": 3, "max_bytes": 4},
-                    "{'min_side': 1, 'max_aspect': 2.0, 'max_pixels': 3, 'max_bytes': 4}",
+                    {"min_side": 17, "max_aspect": 2, "max_pixels": 3, "max_bytes": 4},
+                    "{'min_side': 17, 'max_aspect': 2.0, 'max_pixels': 3, 'max_bytes': 4}",
                 ),
             )
         ),

@@ -117,12 +117,12 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
         after = digests()
         return {name for name in asked if after[name] != before[name]}
 
-    pages = {"data_page", "estimate_page", "lengths_page", "run_page"}
+    pages = {"data_page", "estimate_page", "eval_page", "lengths_page", "run_page"}
     assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke", "publish_merged"}
     assert edited("live_page.py") == set()
     for template in ("base.html.jinja", "style.css", "gate.html.jinja"):
         assert edited(f"templates/{template}") == pages
-    for template in ("card", "rights", "ask"):
+    for template in ("card", "rights", "ask", "evaluation"):
         assert edited(f"templates/card/{template}.md.jinja") == {*pages, "publish_merged"}
 
 

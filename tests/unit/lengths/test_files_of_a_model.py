@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.count import PICTURE_RULE, TOKENIZER, TokenCounter, picture_tokens_of
+from vlmflow.lengths.count import TOKENIZER, TokenCounter, picture_tokens_of
+from vlmflow.pictures.size_limits import PLAIN
 
 OTHER_RULES = [
     "{}",
@@ -20,14 +21,14 @@ OTHER_RULES = [
 
 @pytest.mark.parametrize("content", OTHER_RULES, ids=range(len(OTHER_RULES)))
 def test_a_picture_rule_of_another_form_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / PICTURE_RULE).write_text(content)
-    with pytest.raises(VlmflowError, match=PICTURE_RULE) as refusal:
+    (tmp_path / PLAIN).write_text(content)
+    with pytest.raises(VlmflowError, match=PLAIN) as refusal:
         picture_tokens_of(tmp_path, 64)
     assert "Qwen3-VL" in refusal.value.next_step
 
 
 def test_a_picture_rule_with_more_keys_is_read(tmp_path: Path) -> None:
-    (tmp_path / PICTURE_RULE).write_text('{"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536}}')
+    (tmp_path / PLAIN).write_text('{"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536}}')
     assert picture_tokens_of(tmp_path, 64)(320, 96) == 30
 
 

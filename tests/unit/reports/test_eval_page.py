@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from browser import Browser
-from made_accounts import some_evaluation, some_figures
+from made_accounts import some_answers, some_evaluation, some_figures
 from vlmflow.config.row_settings import PictureLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedRow, Interval, Loss
+from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
 from vlmflow.reports.eval_page import eval_page
 
 HOSTILE = "<script>document.title='taken'</script>"
@@ -48,7 +49,8 @@ def folder(tmp_path: Path) -> Path:
 
 def html(folder: Path) -> str:
     rows = {"val": folder.parents[2] / "val.jsonl"}
-    return eval_page([folder], rows, folder / "no pictures", PictureLimits(), has_pictures=False)
+    answers = {"val": place} if (place := folder.parents[2] / "answers").exists() else {}
+    return eval_page([folder], rows, answers, folder / "no pictures", PictureLimits(), has_pictures=False)
 
 
 def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_path: Path) -> None:
@@ -73,6 +75,39 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
             const own = mark.getBoundingClientRect(), bar = mark.parentNode.getBoundingClientRect();
             return own.left >= bar.left - 4 && own.right <= bar.right + 4; })"""
         assert browser.evaluate(inside) is True
+
+
+def an_answer(text: str, right: bool) -> ModelAnswer:
+    return ModelAnswer(text, text, False, right, right, float(right))
+
+
+def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
+    turns = [
+        AnsweredTurn(
+            rounds, "q", "r", "green", "text", an_answer(f"blue {HOSTILE}", False), an_answer("green", rounds > 0)
+        )
+        for rounds in (0, 1)
+    ]
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    (answers / "rows.jsonl").write_bytes(msgspec.json.encode(AnsweredRow("r0", "s", [], "g", False, turns)) + b"\n")
+    write_account(answers / "report.json", some_answers())
+    page = tmp_path / "page.html"
+    page.write_text(html(folder))
+    with Browser(tmp_path / "profile") as browser:
+        browser.check_page(page, "mine: is it better?")
+        shown = (
+            "[...document.querySelectorAll('.answers tbody tr')].map(e => e.innerText.replace(/\\s+/g, ' ')).join('|')"
+        )
+        wrong = f"wrong blue {HOSTILE}"
+        expected = f"at first {wrong} wrong green|after feedback 1 {wrong} right green"
+        assert browser.evaluate(shown) == expected
+        text = browser.evaluate("document.body.innerText")
+    assert "40.0%" in text
+    assert "6 of 9" in text
+    assert "In 25.0% of the rows the feedback holds the right answer. Picture limits: 4 to 64 tokens." in " ".join(
+        text.split()
+    )
 
 
 def test_the_same_evaluation_gives_the_same_page(folder: Path) -> None:

@@ -12,6 +12,8 @@ from made_accounts import LENGTHS, some_checks, some_evaluation, some_figures, s
 from made_stats import some_stats
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.merging.proof import LogitProof
+from vlmflow.merging.published_limits import LimitedFile
+from vlmflow.pictures.size_limits import PictureLimits
 from vlmflow.reports.accounts import BaseModelFiles
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
@@ -105,6 +107,7 @@ def test_every_byte_of_a_card() -> None:
             verification=some_checks(structs.replace(LOGITS, verdict="inconclusive")),
             data=some_stats(train=SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}), test=SplitCounts(3, 3, {})),
             sees_pictures=True,
+            picture_limits=LimitedFile("preprocessor_config.json", "", "", PictureLimits(4_096, 1_048_576)),
         )
     )
     assert card == Path(__file__).with_name("whole_card.txt").read_text()

@@ -80,9 +80,13 @@ def test_a_killed_caller_leaves_no_server(tmp_path: Path) -> None:
     assert caller.stdout
     server = int(caller.stdout.readline())
     assert not ended(server)
-    caller.send_signal(signal.SIGKILL)
-    caller.wait()
-    wait_until(lambda: ended(server))
+    try:
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+        wait_until(lambda: ended(server))
+    finally:
+        if not ended(server):
+            os.kill(server, signal.SIGKILL)
 
 
 def test_a_server_that_ends_is_explained_by_its_output(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.serving.picture_limits import PictureLimits
+from vlmflow.pictures.size_limits import PictureLimits
 from vlmflow.serving.served_folder import link_served
 
 PROCESSOR = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}, "a": 1}
@@ -64,5 +64,7 @@ def test_what_is_no_model_and_a_processor_without_a_side_are_refused(tmp_path: P
     with pytest.raises(VlmflowError, match=r"has no config\.json"):
         link_served(tmp_path / "empty", tmp_path / "served", 1024)
     base = model(tmp_path / "base", preprocessor_config={"patch_size": 16})
-    with pytest.raises(VlmflowError, match=r"preprocessor_config\.json: patch_size and merge_size must be numbers"):
+    with pytest.raises(
+        VlmflowError, match=r"preprocessor_config\.json: .*`merge_size`.*they give the pixels of a picture token"
+    ):
         link_served(base, tmp_path / "served", 1024)

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.serving.picture_limits import PictureLimits
+from vlmflow.pictures.size_limits import PictureLimits
 from vlmflow.serving.vllm import vllm_words
 
 LIMITS = PictureLimits(4096, 1_048_576)

@@ -75,6 +75,23 @@ class NamedInRow(Protocol):
     source: Any
 
 
+class _GoldRow(msgspec.Struct, gc=False):
+    """The part of a row with the right answer, which is shorter than the student's last one."""
+
+    groundtruth: RawTurn
+
+
+GOLD = msgspec.json.Decoder(_GoldRow)
+
+
+def read_gold(row: bytes) -> str | None:
+    """Return the right answer to a row's question, cleaned; None if there is none. Raises nothing."""
+    try:
+        return clean(GOLD.decode(row).groundtruth.value) or None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 FORM = RawForm(
     kinds=("fire",),
     row="FIRE's trajectories: a question on a picture, attempts to answer it, and feedback with a score",
@@ -83,6 +100,7 @@ FORM = RawForm(
     settings=("form", "max_history_rounds"),
     fixed=True,
     feedback=("fire",),
+    gold=read_gold,
 )
 
 ROW = msgspec.json.Decoder(RawRow)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_cases import row, rows
-from vlmflow.evaluation.answer_text import answer_in, normalised
 from vlmflow.evaluation.choice import draw, last_attempts, read_case
 from vlmflow.evaluation.donors import find_donors
 from vlmflow.evaluation.passes import passes_with_feedback
+from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 from vlmflow.rows.chat import Turn
 
 SHA = {"a.jpg": "a" * 64, "b.jpg": "b" * 64, "copy-of-a.jpg": "a" * 64}
@@ -75,7 +75,7 @@ def test_a_donor_is_alike_in_all_but_picture_and_answer(count: int, seed: int) -
             if other.row.source == case.row.source
             and other.score == case.score
             and other.group != case.group
-            and normalised(other.answer) != normalised(case.answer)
+            and normalised(answer_in(other.answer)) != normalised(answer_in(case.answer))
         ]
         donor = found.get(case.row.id)
         assert (donor is not None) == bool(fit)
@@ -114,11 +114,3 @@ def test_the_placebo_has_the_donors_feedback_alone() -> None:
     ]
     assert [turn.value for turn in passes["first"]][1:] == ["What is the code of door 0?", "Answer: none"]
     assert len({tuple(turn.speaker for turn in turns) for turns in passes.values()}) == 2
-
-
-def test_the_answer_in_a_text() -> None:
-    assert answer_in("Thought: Answer: no.\nAnswer: deductible\n\n") == "deductible"
-    assert answer_in("Just this.") == "Just this."
-    assert answer_in("Thought only. Answer:") == "Thought only. Answer:"
-    assert normalised("Answer: The  \uff22est, \nof 3.5%.") == normalised("the best of 3.5%")
-    assert normalised("Answer: 3") != normalised("Answer: 4")

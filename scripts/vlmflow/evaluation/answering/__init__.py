@@ -1,0 +1,1 @@
+"""Asks base and tuned model the same questions, and scores their answers."""

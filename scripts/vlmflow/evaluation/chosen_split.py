@@ -1,0 +1,106 @@
+"""Reads a split of a data set, and chooses its rows to evaluate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.raw_forms import has_feedback
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.evaluation.accounts import LeftOut
+from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of, tokenizer_of
+from vlmflow.pictures.image_manifest import name_and_digest
+from vlmflow.pictures.store import refuse_changed_pictures
+from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.stats import Stats
+from vlmflow.rows.training_data import entries_named, pictures_in
+
+
+@dataclass(frozen=True)
+class ChosenSplit:
+    """The rows of a split that are evaluated. out: the others, with the reason.
+
+    dataset, kind: its name, and the kind of its raw rows. rows_digest: SHA-256 of the split's file. pictures: the store
+    of its pictures. feedback: whether the human's later turns are feedback. last_answer_only: whether only a row's last
+    answer is trained.
+    """
+
+    rows: list[ChosenRow]
+    out: list[LeftOut]
+    dataset: str
+    kind: str
+    rows_digest: str
+    pictures: Path
+    feedback: bool
+    last_answer_only: bool
+
+
+def choose_from_split(
+    file: Path,
+    stats: Path,
+    base: Path,
+    picture_store: Path,
+    manifests: Sequence[Path],
+    *,
+    feedback: bool | None,
+    count: int,
+    seed: int,
+) -> ChosenSplit:
+    """Choose rows of a split (data/DATASET/SPLIT.jsonl).
+
+    stats: the data set's account. base: the base model's folder. picture_store: the folder of all picture stores.
+    manifests: the image manifests; none if rows have no pictures. feedback: the run's evaluate.feedback. count, seed:
+    of the draw.
+
+    Raises VlmflowError if rows or pictures have changed, or no row can be evaluated.
+    """
+    account = read_account(stats, Stats)
+    refuse_other_rows(stats, [file])
+    store = picture_store / account.dataset
+    named = pictures_in(file)
+    entries = entries_named(named, manifests)
+    if unknown := sorted(named - entries.keys()):
+        raise VlmflowError(
+            f"{file}: {len(unknown)} pictures are in no image manifest ({', '.join(map(str, manifests)) or 'none'}): "
+            f"{', '.join(unknown[:3])}",
+            f"check them again: make refresh-pictures DATASET={account.dataset}",
+        )
+    refuse_changed_pictures(store, entries.values())
+    has = has_feedback(account.kind) if feedback is None else feedback
+    last_answer_only = account.form == "timestep"
+    rows, out = choose_rows(
+        lines_of(file, Row),
+        dict(map(name_and_digest, entries.values())),
+        tokenizer_of(base),
+        feedback=has,
+        last_answer_only=last_answer_only,
+        count=count,
+        seed=seed,
+    )
+    refuse_none(rows, file, out)
+    return ChosenSplit(
+        rows=rows,
+        out=out,
+        dataset=account.dataset,
+        kind=account.kind,
+        rows_digest=account.digests[file.name],
+        pictures=store,
+        feedback=has,
+        last_answer_only=last_answer_only,
+    )
+
+
+def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None:
+    """Refuse a split of which no row is left.
+
+    Raises VlmflowError with the reasons.
+    """
+    if not left:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts_of(out).items()) or "it has none"
+        raise VlmflowError(
+            f"{file}: no row can be evaluated: {reasons}",
+            "docs/evaluation.md says which rows can be: take more rows (datasets.NAME.val_share, test, test_share), or "
+            "set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
+        )

@@ -1,0 +1,1 @@
+"""Scores of answers by rules, without a judge: pure functions of texts."""

@@ -1,0 +1,40 @@
+"""Puts a run's picture limits into the folder of its weights, for all who load them."""
+
+from pathlib import Path
+
+import msgspec
+
+from vlmflow.core.files import remove, sha256_of
+from vlmflow.pictures.size_limits import PictureLimits, processor_of
+
+
+class LimitedFile(msgspec.Struct, frozen=True):
+    """The file of a published folder that holds the picture limits.
+
+    file: its name. proven, published: its SHA-256 in verified/RUN, where it is the base's, and in merged/RUN.
+    limits: those in merged/RUN, in pixels.
+    """
+
+    file: str
+    proven: str
+    published: str
+    limits: PictureLimits
+
+
+def publish_limits(folder: Path, most_tokens: int) -> LimitedFile | None:
+    """Give the processor file of a model the limits of its training, and return what changed.
+
+    folder: the model's files, hard links to those of another folder, which stay as they are.
+    most_tokens: the training's `image_max_tokens`.
+
+    Returns None if the model sees no pictures.
+    Raises VlmflowError if the file cannot hold the limits.
+    """
+    processor = processor_of(folder)
+    if processor is None:
+        return None
+    file, limits = folder / processor.file, processor.limits(most_tokens)
+    proven = sha256_of(file)
+    remove(file)  # writing would go through the link into the proven file
+    file.write_bytes(processor.limited(limits))
+    return LimitedFile(processor.file, proven, sha256_of(file), limits)

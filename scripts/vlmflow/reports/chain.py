@@ -1,0 +1,247 @@
+"""Checks the chain of digests from raw files to published weights, as far as the files are there.
+
+The chain is what `provenance.json` of a published folder records. Anybody may have written that file: it is read by its
+types, its names stay inside the folders, and nothing is run or opened but the files it names.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from vlmflow.config.tuners import TUNERS
+from vlmflow.core.account import OtherVersionError, read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.integrity import read_files
+from vlmflow.fetch.model_files import INDEX, is_housekeeping
+from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
+from vlmflow.merging.model_weights import WEIGHT_SUFFIXES
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS
+from vlmflow.merging.published_limits import LimitedFile
+from vlmflow.pictures.size_limits import processor_of
+
+PROVENANCE = "provenance.json"
+
+
+class _RawFile(msgspec.Struct, frozen=True):
+    file: str
+    sha256: str
+
+
+class _Data(msgspec.Struct, frozen=True):
+    dataset: str
+    raw: dict[str, list[_RawFile]]
+    digests: dict[str, str]
+
+
+class _BaseModel(msgspec.Struct, frozen=True):
+    digest: str
+    files: dict[str, str]
+
+
+class _TrainingDigests(msgspec.Struct, frozen=True):
+    model: str
+    released: dict[str, str]
+
+
+class _Training(msgspec.Struct, frozen=True):
+    tuner: str
+    digests: _TrainingDigests
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The used part of provenance.json (reports/accounts, Provenance), also of other versions."""
+
+    run: str
+    data: _Data
+    base_model: _BaseModel
+    training: _Training
+    merged: dict[str, str]
+    picture_limits: LimitedFile | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that is not as recorded. found: its SHA-256, or what is wrong with it."""
+
+    file: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link of the chain. name: for people. detail: what was compared, or where it should be.
+
+    here: whether there was something to compare. differences: [] if all of it is as recorded. missing: names of
+    recorded files that are not here.
+    """
+
+    name: str
+    detail: str
+    here: bool
+    differences: list[Difference] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every recorded file is here and as recorded."""
+        return self.here and not self.differences and not self.missing
+
+
+def read_record(folder: Path) -> Record:
+    """Read a published folder's provenance.
+
+    Raises VlmflowError if it is missing, has another form, or names a file outside the folders.
+    """
+    file = folder / PROVENANCE
+    try:
+        record = read_account(file, Record)
+    except OtherVersionError as error:
+        raise VlmflowError(error.cause, "take a folder that vlmflow published, with its provenance.json") from None
+    except VlmflowError as error:
+        raise VlmflowError(error.cause, "name a published folder: merged/RUN, or a copy of it") from None
+    single = [record.run, record.data.dataset]
+    names = [*record.base_model.files, *record.merged, *record.training.digests.released, *record.data.digests]
+    names += [raw.file for files in record.data.raw.values() for raw in files]
+    names += [record.picture_limits.file] if record.picture_limits else []
+    unsafe = [name for name in single if not _is_inside(name) or "/" in name] + [n for n in names if not _is_inside(n)]
+    if unsafe:
+        raise VlmflowError(
+            f"{file}: {unsafe[0]!r} is no name inside a folder", "do not use this folder: vlmflow writes none"
+        )
+    return record
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[Link]:
+    """Yield every link of a published folder's chain as soon as it is checked; the last two are weights and tensors.
+
+    folder: merged/RUN, or a copy of it. directory: the working directory; None if it is not here.
+    threads: the number of cores to use.
+
+    Raises VlmflowError if the provenance cannot be read; PassingError if a file cannot.
+    """
+    record = read_record(folder)
+    place = directory or folder / "nowhere"
+    raw = {raw.file: raw.sha256 for files in record.data.raw.values() for raw in files}
+    yield _compared("raw files", place, raw)
+    rows = {name: digest for name, digest in record.data.digests.items() if name.endswith(".jsonl")}
+    yield _compared("rows of the data set", place / "data" / record.data.dataset, rows)
+    model = _model_in(place, record.base_model.digest)
+    base = _compared("files of the base model", model or place / "models", record.base_model.files if model else {})
+    yield base
+    full = place / "checkpoints" / record.run / "full"
+    trained = _compared("adapter or trained weights", full, record.training.digests.released)
+    yield trained
+    weights = _published(folder, record)
+    yield weights
+    yield _from_base(folder, record, model if base.whole else None)
+    if model and base.whole and trained.whole and weights.whole:
+        yield _tensors(folder, record, model, full, threads)
+    else:
+        yield Link(
+            "tensors: base + training = weights", "base, training and weights must all be here and as recorded", False
+        )
+
+
+def _compared(name: str, folder: Path, digests: Mapping[str, str]) -> Link:
+    found = read_files(f"reading {name}", "files", folder, sorted(digests))
+    differences = [
+        Difference(str(folder / file), digests[file], seen.sha256)
+        for file, seen in found.items()
+        if seen.sha256 != digests[file]
+    ]
+    missing = [str(folder / file) for file in sorted(digests) if file not in found]
+    return Link(
+        name, f"{len(found)} of {len(digests)} files" if found else str(folder), bool(found), differences, missing
+    )
+
+
+def _model_in(directory: Path, digest: str) -> Path | None:
+    """Return the folder of the model in a working directory that has the digest of the run's base."""
+    for manifest in sorted((directory / "models").glob(f"*/{MANIFEST}")):
+        found = read_account(manifest, ModelManifest)
+        if found.digest == digest:
+            return found.folder
+    return None
+
+
+def _published(folder: Path, record: Record) -> Link:
+    """Compare the published folder with its own provenance: no file of it is missing, other, or too many."""
+    link = _compared("published files", folder, record.merged)
+    wrong = link.differences + [
+        Difference(name, record.merged[os.path.relpath(name, folder)], "is missing") for name in link.missing
+    ]
+    there = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()}
+    more = {name for name in there - record.merged.keys() - WRITTEN_AFTERWARDS if not is_housekeeping(name)}
+    wrong += [
+        Difference(str(folder / name), "no such file", "is there; the provenance does not name it")
+        for name in sorted(more)
+    ]
+    if not any(name.endswith(".safetensors") for name in record.merged):
+        wrong.append(Difference(str(folder / PROVENANCE), "the digests of the weights", "names no weights"))
+    return Link(link.name, link.detail, True, wrong)
+
+
+def _from_base(folder: Path, record: Record, model: Path | None) -> Link:
+    """Compare the digests of the published files with those of the base: only weights and picture limits may differ."""
+    files, limited = record.base_model.files, record.picture_limits
+    expected = {
+        name: digest
+        for name, digest in files.items()
+        if name not in WRITTEN_AFTERWARDS and (name == INDEX or not name.endswith(WEIGHT_SUFFIXES))
+    }
+    wrong = []
+    if record.training.digests.model != record.base_model.digest:
+        wrong.append(Difference("the model of the training", record.base_model.digest, record.training.digests.model))
+    if limited:
+        if expected.get(limited.file) != limited.proven:
+            wrong.append(Difference(limited.file, expected.get(limited.file, "a file of the base"), limited.proven))
+        expected[limited.file] = limited.published
+        if model and (processor := processor_of(model)):
+            content = sha256(processor.limited(limited.limits)).hexdigest()
+            if processor.file != limited.file or content != limited.published:
+                wrong.append(
+                    Difference(
+                        str(folder / limited.file), f"the base's with size changed, {content}", limited.published
+                    )
+                )
+    wrong += [
+        Difference(str(folder / name), digest, record.merged.get(name, "is not published"))
+        for name, digest in expected.items()
+        if record.merged.get(name) != digest
+    ]
+    said = f"{len(expected)} files are the base's"
+    return Link(
+        "all but the weights", f"{said}, but for the picture limits in {limited.file}" if limited else said, True, wrong
+    )
+
+
+def _tensors(folder: Path, record: Record, model: Path, full: Path, threads: int) -> Link:
+    """Prove the tensors again. The proof compares all other files with the base too, so it gets the base's limits."""
+    from vlmflow.merging.verify_tensors import verify_tensors  # which imports torch; a machine without base has none
+
+    name, limited = "tensors: base + training = weights", record.picture_limits
+    tuner = TUNERS.get(record.training.tuner)
+    if tuner is None:
+        return Link(name, f"this version does not know the tuner {record.training.tuner}", False)
+    with tempfile.TemporaryDirectory(prefix="vlmflow-verify-") as made:
+        for file in record.merged:
+            link, source = Path(made) / file, (model if limited and file == limited.file else folder) / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(source.resolve())
+        try:
+            proof = verify_tensors(model, full, Path(made), record.base_model.files.keys(), threads, tuner)
+        except VlmflowError as error:
+            cause = error.cause.replace(made, str(folder))
+            return Link(name, "", True, [Difference(str(folder), "base + what was trained", cause)])
+    return Link(name, f"{proof.touched} of {proof.tensors} tensors carry the training, the others are the base's", True)

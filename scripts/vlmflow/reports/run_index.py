@@ -1,0 +1,235 @@
+"""The index of a working directory, `reports/index.html`: what every run has made so far, with links to its pages.
+
+It reads what other processes may be writing, and what a job may have damaged: a file that cannot be read is one line in
+its run's row, and ends nothing.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from vlmflow.config.settings import is_name
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import printable
+from vlmflow.core.progress import clock
+from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.evaluation.results import REPORT
+from vlmflow.evaluation.verdict import LEARNED, WORSE
+from vlmflow.lengths.accounts import FittedRows, LengthSummary
+from vlmflow.merging.proof import PROOF, Proof, proven_digest
+from vlmflow.reports.page import render
+from vlmflow.rows.stats import Stats
+from vlmflow.training.accounts import Gate, TrainingReport
+
+PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval")
+"""The folders of targets in which a run has a folder of its name."""
+
+NEVER_WRITTEN = (ArithmeticError, LookupError, ValueError)
+"""What a figure that no stage writes may raise when it is shown."""
+
+VERDICTS = {LEARNED: "good", WORSE: "bad"}
+"""The verdicts of an evaluation that have a colour."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link. address: relative to the page."""
+
+    text: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one stage made for one run. badge: the result in a word or two; state: its class in the page."""
+
+    badge: str = ""
+    state: str = "own"
+    lines: list[str] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: its name, a cell for each of `COLUMNS`, and by column why it could not be read."""
+
+    run: str
+    cells: list[Cell]
+    faults: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class IndexPage:
+    """The page's facts."""
+
+    title: str
+    subtitle: str
+    columns: list[str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's files. folder: the working directory. store: stores.runs. pages: the folder of the index, for links."""
+
+    name: str
+    folder: Path
+    store: Path
+    pages: Path
+    dataset: str | None
+
+    def links(self, *pages: tuple[str, Path | None]) -> list[Link]:
+        """Return links to those of the pages that exist, by their texts."""
+        return [Link(text, _address(page, self.pages)) for text, page in pages if page and page.is_file()]
+
+    def report(self, name: str) -> Path:
+        """Return the place of a page among the reports."""
+        return self.folder / "reports" / f"{name}.html"
+
+    def newest(self, file: str) -> Path | None:
+        """Return the newest file of this name in the run folders of a stage ("full/*/run.html"); None without one."""
+        return max((self.store / self.name).glob(file), key=lambda found: found.stat().st_mtime, default=None)
+
+
+def index_page(folder: Path, store: Path, page: Path, datasets: Mapping[str, str], now: str) -> tuple[str, int]:
+    """Return the page, and how many runs it has.
+
+    folder: the working directory. store: the folder of all run folders (stores.runs). page: the file that it becomes;
+    links are relative to it. datasets: the data set of each run of the configuration; runs found in `folder` are added.
+    now: date and time for people.
+    """
+    names = sorted({*datasets, *_found(folder, store)})
+    runs = [Run(name, folder, store, page.parent, datasets.get(name)) for name in names]
+    rows = [_row(run) for run in runs]
+    where = printable(folder.resolve().name)
+    facts = IndexPage(f"{where}: {len(rows)} run(s)", f"Written at {now} by make index.", list(COLUMNS), rows)
+    return render("index.html.jinja", facts), len(rows)
+
+
+def _found(folder: Path, store: Path) -> Iterable[str]:
+    for place in [*(folder / name for name in PER_RUN), store]:
+        if place.is_dir():
+            yield from (found.name for found in place.iterdir() if is_name(found.name) and found.is_dir())
+
+
+def _row(run: Run) -> Row:
+    cells: list[Cell] = []
+    faults: dict[str, str] = {}
+    for column, read in COLUMNS.items():
+        try:
+            cell = read(run)
+            cells.append(replace(cell, badge=printable(cell.badge), lines=[printable(line) for line in cell.lines]))
+        except (VlmflowError, OSError, *NEVER_WRITTEN) as error:
+            cause = error.cause if isinstance(error, VlmflowError) else f"{type(error).__name__}: {error}"
+            faults.setdefault(printable(" ".join(cause.split())), column)  # two columns may read the same file
+            cells.append(Cell())
+    return Row(run.name, cells, [(column, cause) for cause, column in faults.items()])
+
+
+def _data(run: Run) -> Cell:
+    dataset, account = run.dataset, run.folder / "fitted" / run.name / "account.json"
+    if dataset is None and account.is_file():
+        dataset = read_account(account, FittedRows).dataset
+    if dataset is None:
+        return Cell()
+    if not is_name(dataset):
+        raise ValueError(f"{account}: {dataset!r} is not the name of a data set")
+    stats = run.folder / "data" / dataset / "stats.json"
+    lines = [dataset]
+    if stats.is_file():
+        facts = read_account(stats, Stats)
+        lines.append("rows: " + ", ".join(f"{count:,} {split}" for split, count in facts.examples.items()))
+        lines.append(f"{sum(sum(one.rejects.values()) for one in facts.splits.values()):,} rejected")
+    counts = run.folder / "data" / dataset / "counts.html"
+    return Cell(lines=lines, links=run.links(("data", run.report(f"data-{dataset}")), ("counts", counts)))
+
+
+def _lengths(run: Run) -> Cell:
+    summary, account = run.folder / "lengths" / run.name / "summary.json", run.folder / "fitted" / run.name
+    lines = []
+    if summary.is_file():
+        train = read_account(summary, LengthSummary).train
+        longest = max((row.tokens for row in train.longest), default=0)
+        lines.append(f"median {train.median:,}, longest {longest:,} tokens")
+    if (account / "account.json").is_file():
+        fitted = read_account(account / "account.json", FittedRows)
+        left_out = sum(split.left_out for split in fitted.splits.values())
+        lines.append(f"max_length {fitted.max_length:,}; {left_out:,} left out")
+    pages = ("lengths", run.report(f"lengths-{run.name}")), ("estimate", run.report(f"estimate-{run.name}"))
+    return Cell(lines=lines, links=run.links(*pages))
+
+
+def _gate(run: Run) -> Cell:
+    """Return the gate's result; that of a closed gate is in its run folder alone."""
+    finished = run.folder / "checkpoints" / run.name / "smoke"
+    account = finished / "gate.json" if (finished / "gate.json").is_file() else run.newest("smoke/*/gate.json")
+    links = run.links(("gate", finished / "gate.html"), ("smoke run", run.newest("smoke/*/run.html")))
+    if account is None:
+        return Cell(links=links)
+    gate = read_account(account, Gate)
+    failed = [check.check for check in gate.checks if not check.passed]
+    lines = [f"failed: {'; '.join(failed)}"] if failed else [f"{len(gate.checks)} checks passed"]
+    badge, state = ("gate open", "good") if gate.passed else ("gate closed", "bad")
+    return Cell(badge, state, lines, links)
+
+
+def _training(run: Run) -> Cell:
+    account, live = run.folder / "checkpoints" / run.name / "full" / "report.json", run.newest("full/*/run.html")
+    if not account.is_file():
+        begun = Cell("training not finished", "maybe", [], run.links(("training", live)))
+        return begun if live else Cell()
+    report = read_account(account, TrainingReport)
+    early = f" of {report.target:,}, ended early" if report.ended_early else ""
+    where = "CPU process(es)" if report.device == "cpu" else "GPU(s)"
+    lines = [f"{report.steps:,} steps{early}"]
+    if isinstance(report.losses, list) and report.losses:
+        lines.append(f"loss {report.losses[-1][1]:.3f}")
+    lines.append(f"validation loss {report.best.eval_loss:.3f}, at step {report.best.step:,}")
+    lines.append(f"time {clock(report.seconds)}, on {report.world_size:,} {where}")
+    return Cell("trained", "good", lines, run.links(("training", run.report(f"run-{run.name}"))))
+
+
+def _verification(run: Run) -> Cell:
+    proof, card = run.folder / "verified" / run.name / PROOF, run.folder / "merged" / run.name / "README.md"
+    links = run.links(("model card", card))
+    if not proof.is_file():
+        return Cell(links=links)
+    checks = read_account(proof, Proof).checks
+    logits = f"logits: {checks.logits.verdict}" if checks.logits else "logits not compared"
+    return Cell("proven", "good", [f"{checks.tensors.tensors:,} tensors", logits], links)
+
+
+def _evaluation(run: Run) -> Cell:
+    """Return the verdict on val, or that on test without one, and the figures of both."""
+    links = run.links(("evaluation", run.report(f"eval-{run.name}")))
+    reports = [run.folder / "eval" / run.name / split / REPORT for split in ("val", "test")]
+    found = [read_account(report, EvaluationReport) for report in reports if report.is_file()]
+    if not found:
+        return Cell("not evaluated", links=links)
+    proof = run.folder / "verified" / run.name / PROOF
+    present = proven_digest(read_account(proof, Proof)) if proof.is_file() else None
+    if present is not None and any(one.tuned.digest != present for one in found):
+        return Cell("of other weights", "bad", ["evaluate again"], links)
+    lines = [
+        f"{one.split}: {one.verdict}, {one.rows:,} rows" + (f", look {one.looks:,}" if one.looks else "")
+        for one in found
+    ]
+    return Cell(found[0].verdict, VERDICTS.get(found[0].verdict, "maybe"), lines, links)
+
+
+def _address(page: Path, start: Path) -> str:
+    return quote(Path(os.path.relpath(page.absolute(), start.absolute())).as_posix())
+
+
+COLUMNS: dict[str, Callable[[Run], Cell]] = {
+    "data": _data,
+    "lengths": _lengths,
+    "gate": _gate,
+    "full run": _training,
+    "verification": _verification,
+    "evaluation": _evaluation,
+}
+"""The columns of the table, in the order of the stages."""

@@ -1,0 +1,111 @@
+"""The picture limits that travel with the weights: the published processor sees what the trainer saw."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoProcessor
+
+from vlmflow.config.row_settings import PictureLimits
+from vlmflow.core.files import sha256_of
+from vlmflow.demo.tiny_model import PIXELS_PER_TOKEN
+from vlmflow.merging.proof import take_over
+from vlmflow.merging.published_limits import publish_limits
+from vlmflow.pictures.decode import check_picture
+from vlmflow.swift.child_process import environment
+from workflow_runs import ROOT
+
+QUESTION, ANSWER = "\nHow many?", "Two."
+
+OF_QWEN = {"longest_edge": 16_777_216, "shortest_edge": 65_536}
+"""The limits in Qwen3-VL's own file."""
+
+SIDE = int(PIXELS_PER_TOKEN**0.5)
+
+EXTREMES = [(28, 28), (28, 5600), (5600, 28), (29, 5799), (28, 100), (47, 49), (48, 48)]
+"""Width and height: the shortest side and the largest aspect that validation admits, and sizes near the smallest."""
+
+EXACT = [(64, 64), (32, 128), (256, 256), (128, 512), (1024, 1024), (1984, 544)]
+"""Whole tokens: of the smallest size, and of the largest with 64 and 1,024 tokens, or near it."""
+
+ODD = [(63, 65), (80, 48), (257, 255), (301, 1999), (1023, 1025), (1600, 1200), (1, 1)]
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """Draw pictures with all the sizes; validation must admit each of them but (1, 1)."""
+    folder.mkdir()
+    drawn = []
+    for width, height in [*EXTREMES, *EXACT, *ODD]:
+        file = folder / f"{width}x{height}.png"
+        Image.effect_noise((max(1, width // 8), max(1, height // 8)), 90).resize((width, height)).convert("RGB").save(
+            file
+        )
+        if isinstance(check_picture(file.read_bytes(), PictureLimits()), tuple):
+            drawn.append(file)
+    assert len(drawn) == len(EXTREMES) + len(EXACT) + len(ODD) - 1
+    return drawn
+
+
+def published(base: Path, folder: Path, most_tokens: int) -> Path:
+    """Publish a model whose processor file has Qwen's own limits, and return the folder."""
+    take_over(base, folder / "verified")
+    file = folder / "verified" / "preprocessor_config.json"
+    content = json.loads(file.read_text())
+    file.unlink()
+    file.write_text(json.dumps(content | {"size": OF_QWEN}, indent=2))
+    before = sha256_of(file)
+    take_over(folder / "verified", folder / "merged")
+    limited = publish_limits(folder / "merged", most_tokens)
+    assert limited
+    assert (limited.proven, limited.published) == (before, sha256_of(folder / "merged" / file.name))
+    assert sha256_of(file) == before, "the proven file is another one"
+    return folder / "merged"
+
+
+def by_the_trainer(model: Path, pictures: list[Path], most_tokens: int, scratch: Path) -> list[dict[str, torch.Tensor]]:
+    words = [str(model), str(scratch / "made.pt"), QUESTION, ANSWER, *map(str, pictures)]
+    script = str(ROOT / "tests" / "helpers" / "trainer_inputs.py")
+    env = environment(scratch, most_tokens, scratch / "cache", 1)
+    subprocess.run([sys.executable, script, *words], env=env, check=True, cwd=scratch, capture_output=True)
+    made: list[dict[str, torch.Tensor]] = torch.load(scratch / "made.pt")
+    return made
+
+
+@pytest.mark.parametrize("most_tokens", [256, 1024])
+def test_the_published_processor_sees_what_the_trainer_saw(demo_run: Path, tmp_path: Path, most_tokens: int) -> None:
+    base = demo_run / "tiny-model"
+    merged = published(base, tmp_path, most_tokens)
+    pictures = pictures_in(tmp_path / "pictures")
+    processor = AutoProcessor.from_pretrained(merged)
+    mean, std = (torch.tensor(getattr(processor.image_processor, name)) for name in ("image_mean", "image_std"))
+    assert len(set(std.tolist())) == len(set(mean.tolist())) == 1, "so a difference of pixels needs no channel"
+    worst = 0.0
+    for file, trained in zip(pictures, by_the_trainer(base, pictures, most_tokens, tmp_path), strict=True):
+        with Image.open(file) as picture:
+            turns = [
+                {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": QUESTION}]},
+                {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
+            ]
+            seen = processor.apply_chat_template(turns, tokenize=True, return_dict=True, return_tensors="pt")
+            size = picture.size
+        assert seen["image_grid_thw"].tolist() == trained["image_grid_thw"].tolist(), file.name
+        grid = seen["image_grid_thw"][0]
+        assert 4 <= int(grid.prod()) // 4 <= most_tokens, file.name
+        assert _without_end(seen["input_ids"][0].tolist(), processor) == _without_end(trained["input_ids"], processor)
+        apart = float((seen["pixel_values"] - trained["pixel_values"]).abs().max() * std[0] * 255)
+        patch = SIDE // 2
+        if size == (int(grid[2]) * patch, int(grid[1]) * patch):
+            assert apart < 1e-3, f"{file.name}: nothing is scaled"
+        worst = max(worst, apart)
+    print(f"largest difference of a pixel: {worst:.2f} of 255")
+    assert 0 < worst < 3.01
+
+
+def _without_end(tokens: list[int], processor) -> list[int]:
+    """Return tokens up to the end of the answer: the chat template of the model closes with a line break more."""
+    end = processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    return tokens[: len(tokens) - tokens[::-1].index(end)]

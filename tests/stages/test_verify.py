@@ -1,0 +1,54 @@
+"""`make verify` on a finished run: the whole chain from the raw file to the tensors."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlmflow.core.files import sha256_of
+from workflow_runs import ROOT, RUN, copy_folder
+
+
+def verify(*words: object) -> subprocess.CompletedProcess[str]:
+    script = [sys.executable, str(ROOT / "scripts" / "check_provenance.py"), *map(str, words)]
+    return subprocess.run(script, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(demo_run: Path, tmp_path: Path) -> Path:
+    """Return a working directory with the finished run; its merged weights may be changed."""
+    made = tmp_path / "demo"
+    made.mkdir()
+    for place in demo_run.iterdir():
+        if place.name != "merged":
+            (made / place.name).symlink_to(place)
+    copy_folder(demo_run / "merged", made / "merged")
+    return made
+
+
+def test_the_whole_chain_holds_and_a_changed_number_breaks_it(folder: Path) -> None:
+    whole = verify("--run", RUN, "--directory", folder)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    lines = whole.stdout.splitlines()
+    assert [line[:8].strip() for line in lines] == ["ok"] * 7
+    assert "but for the picture limits in preprocessor_config.json" in lines[5]
+    assert "tensors carry the training" in lines[6]
+
+    shard = sorted((folder / "merged" / RUN).glob("*.safetensors"))[0]
+    recorded = sha256_of(shard)
+    with shard.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    changed = verify(folder / "merged" / RUN)
+    assert changed.returncode == 1
+    assert f"{shard}: expected {recorded}, found {sha256_of(shard)}" in changed.stdout
+
+    provenance = folder / "merged" / RUN / "provenance.json"
+    provenance.write_text(provenance.read_text().replace(recorded, sha256_of(shard)))
+    forged = verify(folder / "merged" / RUN)
+    assert forged.returncode == 1, "who also changes the recorded digest is found by the tensors"
+    assert forged.stdout.splitlines()[-2].startswith("DIFFERS   tensors: base + training = weights")

@@ -1,0 +1,247 @@
+"""Answers are taken out of texts and compared with the gold answer by rules."""
+
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmflow.evaluation.scoring.answer_text import MOST_CHARACTERS, answer_in, normalised
+from vlmflow.evaluation.scoring.judge import anls, holds, judge, rule_of
+from vlmflow.evaluation.scoring.options import option_in
+
+TEXTS = st.text(max_size=60) | st.text("aA bB.(),-'0123456789%:$é́İß​", max_size=40)
+
+HOSTILE = {
+    "digits": "9" * 1_000_000,
+    "separators": "1," * 500_000,
+    "letters and digits": "1a" * 500_000,
+    "marks": "Answer:" * 150_000,
+    "letters": "Option " * 150_000,
+    "brackets": "(" * 1_000_000,
+    "spaces": "answer" + " " * 1_000_000,
+    "combining": "a" + "\u0301\u0327" * 500_000,
+    "one character that becomes eighteen": "\ufdfa" * 300_000,
+    "alternating": "ab" * 500_000,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Thought: I look.\nAnswer: deductible\n\n", "deductible"),
+        ("Answer: no, wait.\nAnswer: yes", "yes"),
+        ("The final answer : **B**", "B"),
+        ("ANSWER：六", "六"),
+        ("A red car.", "A red car."),
+        ("Thought: it is cut off.\nAnswer:", ""),
+        ("x" * MOST_CHARACTERS + "Answer: 6", "6"),
+    ],
+)
+def test_the_answer_is_what_follows_the_last_mark(text: str, answer: str) -> None:
+    assert answer_in(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The Red  car.", "red car"),
+        ("ＦＩＲＥ", "fire"),
+        ("Straße", "STRASSE"),
+        ("cafe\u0301", "café"),
+        ("don’t", "dont"),
+        ("well-known", "well known"),
+        ("zero\u200bwidth", "zerowidth"),
+        ("−5 degrees", "-5 degrees"),
+        ("a\u00a0b\tc", "a b c"),
+    ],
+)
+def test_equal_after_normalisation(one: str, other: str) -> None:
+    assert judge(one, other).exact
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a", "the"),
+        ("3.5", "35"),
+        ("1.5 m", "1 5 m"),
+        ("-5 C", "5 C"),
+        ("?", "!"),
+        ("5% of", "5 of"),
+        ("", "a"),
+        ("é", "e"),
+    ],
+)
+def test_different_after_normalisation(one: str, other: str) -> None:
+    assert normalised(one) != normalised(other)
+
+
+@pytest.mark.parametrize("gold", ["B", "(B)", "B.", "Option B", "[B]", "B)", "option (B)"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "Option B",
+        "option b",
+        "B. a red car",
+        "(B) a red car",
+        "B: red",
+        "The correct option is (B).",
+    ],
+)
+def test_options(gold: str, answer: str) -> None:
+    assert rule_of(gold) == "option"
+    assert judge(answer, gold).right
+    assert not judge(answer, gold.replace("B", "C")).right
+
+
+@pytest.mark.parametrize("answer", ["A red car", "It is A or B", "answer A car", "Option A or option B", "", "G", "AB"])
+def test_no_option(answer: str) -> None:
+    assert option_in(answer) is None or answer == "answer A car"
+    assert not judge(answer, "B").right
+
+
+@pytest.mark.parametrize(
+    "gold", ["a", "Apple", "A car", "G", "AB", "A. Lincoln", "Yes", "three", "", "10:30", "1,23", "..."]
+)
+def test_neither_option_nor_number(gold: str) -> None:
+    assert rule_of(gold) == "text"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("6", "6"),
+        ("6.0", "6"),
+        ("There are 6 horses in the scene.", "6"),
+        ("6 horses", "6"),
+        ("6", "6 horses"),
+        ("6 horse", "6 horses"),
+        ("1,234,567", "1234567"),
+        ("$1,234.5", "1234.50"),
+        ("−5", "-5"),
+        ("-5 °C", "-5"),
+        ("12 percent", "12%"),
+        ("12 per cent", "12 %"),
+        ("about 12% of them", "12%"),
+        ("3.149", "3.14"),
+        ("1004.9", "1000.0"),
+        ("It is 5cm long", "5"),
+        ("6 of the 6", "6"),
+        (".5", "0.5"),
+        ("٦", "٦"),
+        ("６", "6"),
+    ],
+)
+def test_right_numbers(answer: str, gold: str) -> None:
+    assert judge(answer, gold).right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("7", "6"),
+        ("2019", "2020"),
+        ("5", "-5"),
+        ("3.17", "3.14"),
+        ("1005.1", "1000.0"),
+        ("three", "3"),
+        ("3 or 4", "3"),
+        ("3-4", "3"),
+        ("5 m", "5 cm"),
+        ("5 m", "5%"),
+        ("10:30", "30"),
+        ("1/2", "2"),
+        ("B6", "6"),
+        ("1.6.2", "6"),
+        ("1,6", "16"),
+        ("", "6"),
+        ("9" * 400, "9"),
+    ],
+)
+def test_wrong_numbers(answer: str, gold: str) -> None:
+    assert rule_of(gold) == "number"
+    assert not judge(answer, gold).right
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("matching", "Matching ", 1.0),
+        ("matchimg", "matching", 1 - 1 / 8),
+        ("ab", "ac", 0.0),
+        ("abc", "abd", 1 - 1 / 3),
+        ("", "a", 0.0),
+        ("", "", 1.0),
+    ],
+)
+def test_anls(one: str, other: str, expected: float) -> None:
+    assert anls(one, other) == anls(other, one) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("feedback", "gold"),
+    [
+        ("It is Matching!", "matching"),
+        ("Look again: option B is right.", "B"),
+        ("Count again, there are 1,000 of them.", "1000"),
+        ("the red car, I think", "A red car."),
+    ],
+)
+def test_feedback_that_holds_the_answer(feedback: str, gold: str) -> None:
+    assert holds(feedback, gold)
+
+
+@pytest.mark.parametrize(
+    ("feedback", "gold"),
+    [
+        ("You mismatched it.", "match"),
+        ("A better look is needed.", "A"),
+        ("It is not option A.", "B"),
+        ("There are 10 of them.", "1"),
+        ("", "yes"),
+        ("anything", ""),
+    ],
+)
+def test_feedback_that_does_not(feedback: str, gold: str) -> None:
+    assert not holds(feedback, gold)
+
+
+@given(TEXTS)
+def test_a_text_is_right_for_itself(text: str) -> None:
+    found = judge(text, text)
+    assert (found.right, found.exact, found.anls) == (True, True, 1.0)
+
+
+@given(TEXTS)
+def test_normalising_again_changes_nothing(text: str) -> None:
+    assert normalised(normalised(text)) == normalised(text)
+
+
+@given(TEXTS, TEXTS)
+def test_scores_have_their_ranges(answer: str, gold: str) -> None:
+    found = judge(answer, gold)
+    assert found.anls == 0 or 0.5 < found.anls <= 1
+    assert found.right or not found.exact
+    assert judge(gold, answer).exact == found.exact
+
+
+@given(TEXTS)
+def test_composed_and_decomposed_texts_are_equal(text: str) -> None:
+    assert normalised(unicodedata.normalize("NFC", text)) == normalised(unicodedata.normalize("NFD", text))
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_no_text_takes_long(text: str) -> None:
+    """In process time: each of them took under a second here; a search that is quadratic would take hours."""
+    began = time.process_time()
+    answer = answer_in(text)
+    for gold in ("B", "6", "a red car", answer):
+        judge(answer, gold)
+        holds(text[-MOST_CHARACTERS:], gold)
+    assert time.process_time() - began < 20

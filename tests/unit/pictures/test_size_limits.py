@@ -1,0 +1,100 @@
+"""The one file of a model that says how pictures are scaled, and a run's limits in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from qwen_vl_utils.vision_process import smart_resize as in_training
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize as in_transformers
+
+from vlmflow.config.row_settings import PictureLimits as Admitted
+from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.size_limits import PictureLimits, Processor, processor_of
+
+QWEN = """{
+    "size": {
+        "longest_edge": 16777216,
+        "shortest_edge": 65536
+    },
+    "patch_size": 16, "name": "größe \\u00e9 \\"size\\": {",\t"merge_size": 2,
+    "image_mean": [0.5, 0.5e0, 5E-1]\r
+}  """
+
+
+def found(folder: Path, **files: str) -> Processor:
+    for name, text in files.items():
+        (folder / f"{name}.json").write_bytes(text.encode())
+    processor = processor_of(folder)
+    assert processor
+    return processor
+
+
+def test_only_the_value_of_size_changes(tmp_path: Path) -> None:
+    processor = found(tmp_path, preprocessor_config=QWEN)
+    content = processor.limited(processor.limits(1024)).decode()
+    before, after = QWEN.split("{\n        ", 1)[0], QWEN.split("65536\n    }", 1)[1]
+    assert content == f'{before}{{"shortest_edge": 4096, "longest_edge": 1048576}}{after}'
+
+
+def test_the_limits_are_those_of_the_trainer(tmp_path: Path) -> None:
+    assert found(tmp_path, preprocessor_config=QWEN).limits(2048) == PictureLimits(4 * 32 * 32, 2048 * 32 * 32)
+
+
+def test_the_nested_processor_wins_if_there_is_one(tmp_path: Path) -> None:
+    nested = f'{{"size": 1, "image_processor":\n{QWEN}, "video_processor": {QWEN}}}'
+    processor = found(tmp_path, preprocessor_config=QWEN, processor_config=nested)
+    content = json.loads(processor.limited(processor.limits(64)))
+    limits = {"shortest_edge": 4096, "longest_edge": 65_536}
+    original = json.loads(QWEN)
+    assert processor.file == "processor_config.json"
+    assert content == {"size": 1, "image_processor": original | {"size": limits}, "video_processor": original}
+    for legacy in ('{"processor_class": "Q"}', '{"image_processor": null}'):
+        assert found(tmp_path, processor_config=legacy).file == "preprocessor_config.json"
+
+
+def test_a_model_without_pictures_has_none(tmp_path: Path) -> None:
+    assert processor_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"patch_size": 16, "merge_size": 2}', "has no size"),
+        (QWEN.replace('"image_mean"', '"size"'), "names the key 'size' twice"),
+        (QWEN.replace('"image_mean"', r'"siz\\u0065"'.replace(r"\\", "\\")), "names the key 'size' twice"),
+        (QWEN.replace('"image_mean": [0.5, 0.5e0, 5E-1]', '"max_pixels": 100'), "max_pixels = 100 overrides size"),
+        (QWEN.replace("16,", "0,"), "patch_size"),
+        (QWEN[:-5], "preprocessor_config.json: "),
+        ("[]", "an object must begin at character 1"),
+        ("\ufeff{}", "BOM"),
+    ],
+)
+def test_a_file_that_cannot_hold_the_limits_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(VlmflowError, match=why):
+        found(tmp_path, preprocessor_config=text)
+
+
+def test_null_pixels_override_nothing(tmp_path: Path) -> None:
+    assert (
+        found(tmp_path, preprocessor_config=QWEN.replace('"image_mean"', '"min_pixels": null, "image_mean"')).side == 32
+    )
+
+
+@given(
+    st.integers(17, 6000),
+    st.floats(1, 200),
+    st.booleans(),
+    st.sampled_from([4, 16, 64, 200, 1024, 16_384]),
+)
+def test_trainer_and_transformers_scale_alike_whatever_validation_admits(
+    short: int, aspect: float, upright: bool, most_tokens: int
+) -> None:
+    """All but what the lengths refuse: of a picture more elongated than tokens, the trainer leaves nothing."""
+    long = int(short * aspect)
+    assume(long <= Admitted().max_aspect * short and long * short <= Admitted().max_pixels)
+    size = (long, short) if upright else (short, long)
+    limits = (4 * 1024, most_tokens * 1024)
+    trained = in_training(*size, 32, *limits)
+    assert trained == in_transformers(*size, 32, *limits) or 0 in trained

@@ -1,0 +1,160 @@
+"""The chain of digests: what differs is found wherever it is, and a hostile provenance leads nowhere."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from check_provenance import main
+from vlmflow.core.errors import VlmflowError
+
+PROCESSOR = b'{"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}'
+LIMITED = PROCESSOR.replace(
+    b'"shortest_edge": 65536, "longest_edge": 16777216', b'"shortest_edge": 4096, "longest_edge": 65536'
+)
+NAME = "preprocessor_config.json"
+
+
+def of(content: bytes) -> str:
+    return sha256(content).hexdigest()
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    """Return a published folder alone, as one that was downloaded."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    files = {"config.json": b"{}", "model.safetensors": b"weights", NAME: LIMITED}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "README.md").write_text("card")
+    (folder / ".gitattributes").write_text("of the hub")
+    digests = {name: of(content) for name, content in files.items()}
+    record = {
+        "run": "mine",
+        "data": {
+            "dataset": "fire",
+            "raw": {"train": [{"file": "raw/fire/a.json", "sha256": of(b"rows")}]},
+            "digests": {},
+        },
+        "base_model": {"digest": "d", "files": digests | {"model.safetensors": of(b"base"), NAME: of(PROCESSOR)}},
+        "training": {"tuner": "lora", "digests": {"model": "d", "released": {"adapter_model.safetensors": of(b"a")}}},
+        "merged": digests,
+        "picture_limits": {
+            "file": NAME,
+            "proven": of(PROCESSOR),
+            "published": of(LIMITED),
+            "limits": {"shortest_edge": 4096, "longest_edge": 65_536},
+        },
+    }
+    (folder / "provenance.json").write_text(json.dumps(record))
+    return folder
+
+
+def verdicts(said: str) -> list[str]:
+    return [line[:8].strip() for line in said.splitlines() if not line.startswith(" ")]
+
+
+def change(merged: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    record = json.loads((merged / "provenance.json").read_text())
+    edit(record)
+    (merged / "provenance.json").write_text(json.dumps(record))
+
+
+def test_a_folder_alone_is_checked_and_all_else_is_not_here(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(merged, None)
+    assert verdicts(capsys.readouterr().out) == ["not here"] * 4 + ["ok", "ok", "not here"]
+
+
+def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (merged / "model.safetensors").write_bytes(b"other")
+    assert not main(merged, None)
+    said = capsys.readouterr().out
+    assert f"{merged}/model.safetensors: expected {of(b'weights')}, found {of(b'other')}" in said
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: expected .*, found is missing"),
+        (
+            lambda folder: (folder / NAME).write_bytes(PROCESSOR),
+            f"{NAME}: expected {of(LIMITED)}, found {of(PROCESSOR)}",
+        ),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x"), "the provenance does not name it"),
+        (lambda folder: change(folder, lambda record: record.update(merged={})), "names no weights"),
+        (
+            lambda folder: change(folder, lambda record: record["base_model"]["files"].update({"config.json": "0"})),
+            f"config.json: expected 0, found {of(b'{}')}",
+        ),
+        (
+            lambda folder: change(folder, lambda record: record["base_model"]["files"].update({NAME: "0"})),
+            f"{NAME}: expected 0, found {of(PROCESSOR)}",
+        ),
+        (
+            lambda folder: change(folder, lambda record: record["base_model"].update(digest="e")),
+            "the model of the training: expected e, found d",
+        ),
+    ],
+    ids=[
+        "missing weights",
+        "wide limits",
+        "one file more",
+        "no weights",
+        "another file",
+        "other limits",
+        "other model",
+    ],
+)
+def test_whatever_differs_is_found(
+    merged: Path, damage: Callable[[Path], object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(merged)
+    assert not main(merged, None)
+    printed = capsys.readouterr().out
+    assert re.search(said, printed), printed
+    assert "DIFFERS" in verdicts(printed)
+
+
+def test_raw_files_of_the_working_directory_are_found(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """merged/RUN knows its working directory; one elsewhere is named."""
+    work = merged.parent / "work"
+    (work / "raw" / "fire").mkdir(parents=True)
+    (work / "raw" / "fire" / "a.json").write_bytes(b"rows")
+    (work / "merged").mkdir()
+    os.symlink(merged, work / "merged" / "mine")
+    assert main(work / "merged" / "mine", None)
+    assert verdicts(capsys.readouterr().out)[0] == "ok"
+    (work / "raw" / "fire" / "a.json").write_bytes(b"other rows")
+    assert not main(merged, work)
+    assert f"expected {of(b'rows')}, found {of(b'other rows')}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda record: record["merged"].update({"../../etc/passwd": "0"}),
+        lambda record: record["data"]["raw"]["train"].append({"file": "/etc/passwd", "sha256": "0"}),
+        lambda record: record["training"]["digests"]["released"].update({"a/../../b": "0"}),
+        lambda record: record["picture_limits"].update(file="/etc/passwd"),
+        lambda record: record.update(run=".."),
+        lambda record: record["data"].update(dataset="a/b"),
+        lambda record: record["merged"].update({"a\0b": "0"}),
+        lambda record: record.update(merged=["config.json"]),
+    ],
+)
+def test_a_hostile_provenance_is_refused(merged: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    change(merged, edit)
+    with pytest.raises(VlmflowError, match=r"provenance\.json: "):
+        main(merged, None)
+
+
+def test_no_name_steers_the_terminal(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(merged, lambda record: record["merged"].update({"a\x1b[2Jb": "\x1b[2J"}))
+    assert not main(merged, None)
+    assert "\x1b" not in capsys.readouterr().out
