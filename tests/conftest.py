@@ -33,7 +33,7 @@ for threshold in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
 
 COSTLY = (
     *("test_kills.py", "test_stale.py", "test_hostile_model.py", "test_swapped_files.py"),
-    *("test_trainer.py", "test_training_ends.py"),
+    *("test_trainer.py", "test_training_ends.py", "test_planted_feedback.py"),
 )
 """The slowest test files. Of the first three, one begins without a finished run and each other makes another one."""
 
