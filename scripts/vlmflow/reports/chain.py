@@ -20,8 +20,7 @@ from vlmflow.core.integrity import read_files
 from vlmflow.fetch.model_files import INDEX, is_housekeeping
 from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
-from vlmflow.merging.model_weights import WEIGHT_SUFFIXES
-from vlmflow.merging.proof import WRITTEN_AFTERWARDS
+from vlmflow.merging.proof import WEIGHT_SUFFIXES, WRITTEN_AFTERWARDS
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.pictures.size_limits import processor_of
 
@@ -263,9 +262,11 @@ def _from_base(folder: Path, record: Record, model: Path | None) -> Link:
 
 def _tensors(folder: Path, record: Record, model: Path, full: Path, threads: int) -> Link:
     """Prove the tensors again. The proof compares all other files with the base too, so it gets the base's limits."""
-    from vlmflow.merging.verify_tensors import verify_tensors  # which imports torch; a machine without base has none
-
     name, limited = "tensors: base + training = weights", record.picture_limits
+    try:
+        from vlmflow.merging.verify_tensors import verify_tensors  # with torch, which only this link needs
+    except ModuleNotFoundError as error:
+        return Link(name, f"{error.name} is not installed here", False)
     tuner = TUNERS.get(record.training.tuner)
     if tuner is None:
         return Link(name, f"this version does not know the tuner {record.training.tuner}", False)

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +17,7 @@ from made_accounts import LENGTHS
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import FittedRows, FittedSplit
+from workflow_runs import ROOT
 
 PROCESSOR = b'{"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}'
 LIMITED = PROCESSOR.replace(
@@ -76,6 +79,16 @@ def change(merged: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 def test_a_folder_alone_is_checked_and_all_else_is_not_here(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(merged, None)
     assert verdicts(capsys.readouterr().out) == ["not here"] * 5 + ["ok", "ok", "not here"]
+
+
+def test_digests_are_checked_without_torch(merged: Path) -> None:
+    """On any machine with the packages of the data stages."""
+    code = "import sys; sys.modules['torch'] = None; import check_provenance, pathlib; "
+    code += f"sys.exit(0 if check_provenance.main(pathlib.Path({str(merged)!r}), None) else 1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "scripts", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
