@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoProcessor
+from qwen_vl_utils.vision_process import smart_resize
+from transformers import AutoImageProcessor, AutoProcessor
 
 from vlmflow.config.row_settings import PictureLimits
 from vlmflow.core.files import sha256_of
@@ -23,6 +24,17 @@ QUESTION, ANSWER = "\nHow many?", "Two."
 
 OF_QWEN = {"longest_edge": 16_777_216, "shortest_edge": 65_536}
 """The limits in Qwen3-VL's own file."""
+
+QWEN = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "size": OF_QWEN,
+}
+"""The content of that file."""
 
 SIDE = int(PIXELS_PER_TOKEN**0.5)
 
@@ -103,6 +115,26 @@ def test_the_published_processor_sees_what_the_trainer_saw(demo_run: Path, tmp_p
         worst = max(worst, apart)
     print(f"largest difference of a pixel: {worst:.2f} of 255")
     assert 0 < worst < 3.01
+
+
+def test_pictures_of_black_and_white_pixels_are_scaled_nearly_alike(tmp_path: Path) -> None:
+    """They are where torchvision, transformers' default backend, differs most from Pillow, the trainer's.
+
+    It scales along the two sides in another order, which shows where one is scaled up and the other down: up to 30 of
+    255 levels. With transformers' other backend, Pillow, no level differs.
+    """
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(QWEN))
+    assert publish_limits(tmp_path, 256)
+    default, pillow = (
+        AutoImageProcessor.from_pretrained(tmp_path, backend=backend) for backend in ("torchvision", "pil")
+    )
+    for width, height, most in ((63, 65, 30), (28, 28, 2), (640, 480, 2), (28, 5600, 2), (64, 64, 0)):
+        picture = Image.effect_noise((width, height), 90).convert("1").convert("RGB")
+        high, wide = smart_resize(height, width, SIDE, 4 * PIXELS_PER_TOKEN, 256 * PIXELS_PER_TOKEN)
+        trained = default(picture.resize((wide, high)), do_resize=False, return_tensors="pt")["pixel_values"]
+        for processor, allowed in ((default, most), (pillow, 0)):
+            seen = torch.as_tensor(processor(picture, return_tensors="pt")["pixel_values"])
+            assert float((seen - trained).abs().max() * 127.5) <= allowed + 1e-3, (width, height, allowed)
 
 
 def _without_end(tokens: list[int], processor) -> list[int]:

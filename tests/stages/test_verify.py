@@ -32,9 +32,9 @@ def test_the_whole_chain_holds_and_a_changed_number_breaks_it(folder: Path) -> N
     whole = verify("--run", RUN, "--directory", folder)
     assert whole.returncode == 0, whole.stdout + whole.stderr
     lines = whole.stdout.splitlines()
-    assert [line[:8].strip() for line in lines] == ["ok"] * 7
-    assert "but for the picture limits in preprocessor_config.json" in lines[5]
-    assert "tensors carry the training" in lines[6]
+    assert [line[:8].strip() for line in lines] == ["ok"] * 8
+    assert "but for the picture limits in preprocessor_config.json" in lines[6]
+    assert "tensors carry the training" in lines[7]
 
     shard = sorted((folder / "merged" / RUN).glob("*.safetensors"))[0]
     recorded = sha256_of(shard)

@@ -8,25 +8,10 @@ from typing import Any
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 from vlmflow.fetch.model_files import INDEX, SINGLE
+from vlmflow.merging.proof import WEIGHT_SUFFIXES
 from vlmflow.merging.safetensors_file import SafetensorsFile, TensorEntry, read_header
 
 CONFIG = "config.json"
-WEIGHT_SUFFIXES = (
-    ".bin",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".index.json",
-    ".msgpack",
-    ".onnx",
-    ".onnx_data",
-    ".pt",
-    ".pth",
-    ".safetensors",
-    ".tflite",
-)
-"""Suffixes of weights. Files beside the shards still hold the unmerged model, so they are left out."""
-
 FETCH_AGAIN = (
     "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
 )

@@ -19,8 +19,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import read_files
 from vlmflow.fetch.model_files import INDEX, is_housekeeping
 from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
-from vlmflow.merging.model_weights import WEIGHT_SUFFIXES
-from vlmflow.merging.proof import WRITTEN_AFTERWARDS
+from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
+from vlmflow.merging.proof import WEIGHT_SUFFIXES, WRITTEN_AFTERWARDS
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.pictures.size_limits import processor_of
 
@@ -37,6 +37,17 @@ class _Data(msgspec.Struct, frozen=True):
     raw: dict[str, list[_RawFile]]
     digests: dict[str, str]
 
+    @property
+    def raw_files(self) -> dict[str, str]:
+        """The SHA-256 of the raw files by their names below the working directory.
+
+        The stage recorded the paths that it read: in a pod they begin with its own folder on the volume.
+        """
+        beginning = f"raw/{self.dataset}/"
+        return {
+            beginning + file.file.rpartition(beginning)[2]: file.sha256 for some in self.raw.values() for file in some
+        }
+
 
 class _BaseModel(msgspec.Struct, frozen=True):
     digest: str
@@ -44,12 +55,18 @@ class _BaseModel(msgspec.Struct, frozen=True):
 
 
 class _TrainingDigests(msgspec.Struct, frozen=True):
+    data: str
     model: str
     released: dict[str, str]
 
 
+class _Settings(msgspec.Struct, frozen=True):
+    image_max_tokens: int
+
+
 class _Training(msgspec.Struct, frozen=True):
     tuner: str
+    settings: _Settings
     digests: _TrainingDigests
 
 
@@ -107,7 +124,7 @@ def read_record(folder: Path) -> Record:
         raise VlmflowError(error.cause, "name a published folder: merged/RUN, or a copy of it") from None
     single = [record.run, record.data.dataset]
     names = [*record.base_model.files, *record.merged, *record.training.digests.released, *record.data.digests]
-    names += [raw.file for files in record.data.raw.values() for raw in files]
+    names += record.data.raw_files
     names += [record.picture_limits.file] if record.picture_limits else []
     unsafe = [name for name in single if not _is_inside(name) or "/" in name] + [n for n in names if not _is_inside(n)]
     if unsafe:
@@ -132,10 +149,10 @@ def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[
     """
     record = read_record(folder)
     place = directory or folder / "nowhere"
-    raw = {raw.file: raw.sha256 for files in record.data.raw.values() for raw in files}
-    yield _compared("raw files", place, raw)
+    yield _compared("raw files", place, record.data.raw_files)
     rows = {name: digest for name, digest in record.data.digests.items() if name.endswith(".jsonl")}
     yield _compared("rows of the data set", place / "data" / record.data.dataset, rows)
+    yield _fitted(place / "fitted" / record.run, record)
     model = _model_in(place, record.base_model.digest)
     base = _compared("files of the base model", model or place / "models", record.base_model.files if model else {})
     yield base
@@ -164,6 +181,19 @@ def _compared(name: str, folder: Path, digests: Mapping[str, str]) -> Link:
     return Link(
         name, f"{len(found)} of {len(digests)} files" if found else str(folder), bool(found), differences, missing
     )
+
+
+def _fitted(folder: Path, record: Record) -> Link:
+    """Compare the rows that fit with their account, and this with the rows and pictures that the training names."""
+    name = "rows that fit"
+    if not (folder / ACCOUNT).is_file():
+        return Link(name, str(folder), False)
+    digests = fitted_rows(folder).digests
+    trained = "".join(digests.get(part, "") for part in ("train.jsonl", "val.jsonl", "pictures"))
+    link = _compared(name, folder, {file: digest for file, digest in digests.items() if file.endswith(".jsonl")})
+    if trained != record.training.digests.data:
+        link.differences.append(Difference(str(folder / ACCOUNT), record.training.digests.data, trained))
+    return link
 
 
 def _model_in(directory: Path, digest: str) -> Path | None:
@@ -204,6 +234,10 @@ def _from_base(folder: Path, record: Record, model: Path | None) -> Link:
     if record.training.digests.model != record.base_model.digest:
         wrong.append(Difference("the model of the training", record.base_model.digest, record.training.digests.model))
     if limited:
+        processor = processor_of(folder)
+        if processor is None or processor.limits(record.training.settings.image_max_tokens) != limited.limits:
+            tokens = record.training.settings.image_max_tokens
+            wrong.append(Difference(str(folder / limited.file), f"limits of 4 to {tokens} tokens", str(limited.limits)))
         if expected.get(limited.file) != limited.proven:
             wrong.append(Difference(limited.file, expected.get(limited.file, "a file of the base"), limited.proven))
         expected[limited.file] = limited.published
@@ -228,9 +262,11 @@ def _from_base(folder: Path, record: Record, model: Path | None) -> Link:
 
 def _tensors(folder: Path, record: Record, model: Path, full: Path, threads: int) -> Link:
     """Prove the tensors again. The proof compares all other files with the base too, so it gets the base's limits."""
-    from vlmflow.merging.verify_tensors import verify_tensors  # which imports torch; a machine without base has none
-
     name, limited = "tensors: base + training = weights", record.picture_limits
+    try:
+        from vlmflow.merging.verify_tensors import verify_tensors  # with torch, which only this link needs
+    except ModuleNotFoundError as error:
+        return Link(name, f"{error.name} is not installed here", False)
     tuner = TUNERS.get(record.training.tuner)
     if tuner is None:
         return Link(name, f"this version does not know the tuner {record.training.tuner}", False)

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +13,11 @@ from typing import Any
 import pytest
 
 from check_provenance import main
+from made_accounts import LENGTHS
+from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.accounts import FittedRows, FittedSplit
+from workflow_runs import ROOT
 
 PROCESSOR = b'{"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}'
 LIMITED = PROCESSOR.replace(
@@ -43,7 +49,11 @@ def merged(tmp_path: Path) -> Path:
             "digests": {},
         },
         "base_model": {"digest": "d", "files": digests | {"model.safetensors": of(b"base"), NAME: of(PROCESSOR)}},
-        "training": {"tuner": "lora", "digests": {"model": "d", "released": {"adapter_model.safetensors": of(b"a")}}},
+        "training": {
+            "tuner": "lora",
+            "settings": {"image_max_tokens": 64},
+            "digests": {"data": "rows", "model": "d", "released": {"adapter_model.safetensors": of(b"a")}},
+        },
         "merged": digests,
         "picture_limits": {
             "file": NAME,
@@ -68,7 +78,17 @@ def change(merged: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def test_a_folder_alone_is_checked_and_all_else_is_not_here(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(merged, None)
-    assert verdicts(capsys.readouterr().out) == ["not here"] * 4 + ["ok", "ok", "not here"]
+    assert verdicts(capsys.readouterr().out) == ["not here"] * 5 + ["ok", "ok", "not here"]
+
+
+def test_digests_are_checked_without_torch(merged: Path) -> None:
+    """On any machine with the packages of the data stages."""
+    code = "import sys; sys.modules['torch'] = None; import check_provenance, pathlib; "
+    code += f"sys.exit(0 if check_provenance.main(pathlib.Path({str(merged)!r}), None) else 1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "scripts", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +117,10 @@ def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytes
             f"{NAME}: expected 0, found {of(PROCESSOR)}",
         ),
         (
+            lambda folder: change(folder, lambda record: record["training"]["settings"].update(image_max_tokens=16)),
+            r"limits of 4 to 16 tokens, found .*longest_edge=65536",
+        ),
+        (
             lambda folder: change(folder, lambda record: record["base_model"].update(digest="e")),
             "the model of the training: expected e, found d",
         ),
@@ -108,6 +132,7 @@ def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytes
         "no weights",
         "another file",
         "other limits",
+        "limits of another training",
         "other model",
     ],
 )
@@ -135,11 +160,41 @@ def test_raw_files_of_the_working_directory_are_found(merged: Path, capsys: pyte
     assert f"expected {of(b'rows')}, found {of(b'other rows')}" in capsys.readouterr().out
 
 
+def test_raw_files_are_found_whose_paths_a_pod_recorded(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There they are below the pod's own folder, and the digests are what counts."""
+    path = "/outputs/.pods/a-pod/fs/outputs/targets/raw/fire/a.json"
+    change(merged, lambda record: record["data"]["raw"]["train"][0].update(file=path))
+    work = merged.parent / "work"
+    (work / "raw" / "fire").mkdir(parents=True)
+    (work / "raw" / "fire" / "a.json").write_bytes(b"rows")
+    assert main(merged, work)
+    assert verdicts(capsys.readouterr().out)[0] == "ok"
+
+
+def test_rows_that_fit_are_those_of_the_training(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fitted = merged.parent / "fitted" / "mine"
+    fitted.mkdir(parents=True)
+    files = {"train.jsonl": b"{}", "val.jsonl": b"[]"}
+    for name, content in files.items():
+        (fitted / name).write_bytes(content)
+    digests = {name: of(content) for name, content in files.items()} | {"pictures": "p"}
+    split = FittedSplit(9, 0, 0, LENGTHS)
+    write_account(fitted / "account.json", FittedRows("fire", "trajectory", 64, split, split, digests))
+    assert not main(merged, merged.parent)
+    assert f"account.json: expected rows, found {of(b'{}')}" in capsys.readouterr().out
+    change(merged, lambda record: record["training"]["digests"].update(data="".join(digests.values())))
+    assert main(merged, merged.parent)
+    assert verdicts(capsys.readouterr().out)[2] == "ok"
+    (fitted / "val.jsonl").write_bytes(b"{}")
+    assert not main(merged, merged.parent)
+    assert f"val.jsonl: expected {of(b'[]')}, found {of(b'{}')}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "edit",
     [
         lambda record: record["merged"].update({"../../etc/passwd": "0"}),
-        lambda record: record["data"]["raw"]["train"].append({"file": "/etc/passwd", "sha256": "0"}),
+        lambda record: record["data"]["raw"]["train"].append({"file": "raw/fire/../../passwd", "sha256": "0"}),
         lambda record: record["training"]["digests"]["released"].update({"a/../../b": "0"}),
         lambda record: record["picture_limits"].update(file="/etc/passwd"),
         lambda record: record.update(run=".."),
