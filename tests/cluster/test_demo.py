@@ -12,7 +12,9 @@ from cluster.paths import STATE
 from harness.kubernetes.job_shape import PULL_SECONDS
 from harness.kubernetes.surroundings import quantity
 from harness.resources import LOGS_MB, TRAINING_MB
+from vlmflow.core.account import read_account
 from vlmflow.core.files import sha256_of
+from vlmflow.evaluation.accounts import EvaluationReport
 from workflow_runs import ROOT, RUN
 
 TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
@@ -120,3 +122,15 @@ def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_s
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
     workflow.run(*workflow.words("--config", more))
     assert set(workflow.rules()) == {"merge_weights", "verify_tensors", "verify_merged", "publish_merged"}
+
+
+@pytest.mark.slow
+def test_the_run_is_evaluated_in_a_pod(workflow: ClusterWorkflow) -> None:
+    words = [word for word in workflow.words() if word != f"merged/{RUN}"]
+    said = workflow.run(*words, f"eval/{RUN}/test", f"reports/eval-{RUN}.html")
+    assert "rule train_model" not in said
+    report = read_account(workflow.targets / "eval" / RUN / "test" / "report.json", EvaluationReport)
+    assert report.looks == 1
+    assert report.rows == report.base.computed == report.tuned.computed > 0
+    assert (workflow.volumes / "outputs" / "evaluations" / "looks.jsonl").is_file()
+    assert (workflow.targets / "reports" / f"eval-{RUN}.html").is_file()
