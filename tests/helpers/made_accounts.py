@@ -7,7 +7,7 @@ from made_stats import some_stats
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Figures, Interval
 from vlmflow.evaluation.answering.accounts import AfterRounds, AnswerReport, AskedModel, Change, ModelFigures
-from vlmflow.evaluation.scoring.overlap import Overlap
+from vlmflow.evaluation.scoring.results import Overlap
 from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance

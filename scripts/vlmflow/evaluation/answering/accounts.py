@@ -3,8 +3,7 @@
 import msgspec
 
 from vlmflow.evaluation.accounts import Interval
-from vlmflow.evaluation.scoring.judge import Rule
-from vlmflow.evaluation.scoring.overlap import Overlap
+from vlmflow.evaluation.scoring.results import Overlap, Rule
 
 
 class ModelAnswer(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ from vlmflow.evaluation.answering.dialogues import Question
 from vlmflow.evaluation.choice import Case
 from vlmflow.evaluation.scoring.answer_text import answer_in
 from vlmflow.evaluation.scoring.judge import holds, judge, rule_of
-from vlmflow.evaluation.scoring.overlap import Overlap, overlap
+from vlmflow.evaluation.scoring.overlap import overlap
+from vlmflow.evaluation.scoring.results import Overlap
 from vlmflow.rows.chat import without_tags
 
 Answers = Mapping[str, KeptAnswer]

@@ -1,15 +1,12 @@
 """Whether an answer is right, by the rule that its gold answer calls for."""
 
-from typing import Literal
-
 import msgspec
 from rapidfuzz.distance import Levenshtein
 
 from vlmflow.evaluation.scoring.answer_text import normalised
 from vlmflow.evaluation.scoring.numbers import is_number, numbers_in, read_number, same_number
 from vlmflow.evaluation.scoring.options import option_in, option_of, options_named
-
-Rule = Literal["option", "number", "text"]
+from vlmflow.evaluation.scoring.results import Rule
 
 ANLS_FROM = 0.5
 """Texts that differ in half of their characters or more have an ANLS of 0 (arXiv:1905.13648)."""

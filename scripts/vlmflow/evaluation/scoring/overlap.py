@@ -8,27 +8,16 @@ import unicodedata
 import warnings
 from collections.abc import Sequence
 
-import msgspec
 from nltk.tokenize import TreebankWordTokenizer
 from nltk.translate.bleu_score import corpus_bleu
 
 from vlmflow.evaluation.scoring.answer_text import MOST_CHARACTERS
 from vlmflow.evaluation.scoring.cider import cider
+from vlmflow.evaluation.scoring.results import Overlap
 
 DECIMALS = 6
 
 WEIGHTS = [tuple([1 / size] * size) for size in (1, 2, 3, 4)]
-
-
-class Overlap(msgspec.Struct, frozen=True):
-    """Words that answers share with their references. answers: how many. bleu: BLEU-1 to BLEU-4 of all answers.
-
-    cider: the mean CIDEr-D; null for fewer than two answers.
-    """
-
-    answers: int
-    bleu: list[float]
-    cider: float | None
 
 
 def overlap(texts: Sequence[str], references: Sequence[str]) -> Overlap:
