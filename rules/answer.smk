@@ -33,6 +33,7 @@ rule answer:
     params:
         settings=params.run(
             "answer",
+            "evaluation.rows",
             "evaluation.feedback",
             "train.seed",
             "train.text_args",

@@ -35,6 +35,9 @@ class RunBlock(Settings):
     """The run's settings that this stage uses; see docs/config.md."""
 
     answer: AnswerSettings
+    rows: int
+    """Rows that `evaluate` draws: no others are asked."""
+
     feedback: bool | None
     seed: int
     text_args: dict[str, Any]
@@ -75,7 +78,7 @@ def main(
     chosen = choose_from_split(
         *(rows, stats, base.folder, picture_store, pictures),
         feedback=settings.feedback,
-        count=settings.answer.rows,
+        count=min(settings.answer.rows, settings.rows),
         seed=settings.seed,
     )
     length = settings.image_max_tokens, settings.text_args, settings.max_length

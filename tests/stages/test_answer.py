@@ -29,6 +29,7 @@ def settings(**changed: Any) -> dict[str, Any]:
     limits = {"rows": 2, "rounds": 1, "max_tokens": 4}
     return {
         "answer": {**limits, **changed.pop("answer", {})},
+        "rows": 1000,
         "feedback": None,
         "seed": 42,
         "text_args": {},

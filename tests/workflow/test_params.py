@@ -72,7 +72,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.smoke.steps": (30, {"train_smoke"}),
     "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED}),
     "runs.fire.processes": (3, {*ESTIMATED, "evaluate", *TRAINED}),
-    "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, "evaluate"}),
+    "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, *EVALUATED}),
     "runs.fire.evaluate.require": ("learned", {*ESTIMATED, "publish_merged"}),
     "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED}),
     "runs.fire.evaluate.splits": (["val", "test"], ESTIMATED),

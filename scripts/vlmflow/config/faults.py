@@ -113,6 +113,8 @@ def _schema_at(schema: Schema, path: list[Any]) -> Schema:
         inner = here.get("properties", {}).get(key) or next(iter(named), None)
         listed = [branch["items"] for branch in [here, *here.get("anyOf", [])] if "items" in branch]
         here = inner or here.get("additionalProperties") or next(iter(listed), nothing)
+        or_null = [branch for branch in here.get("anyOf", []) if "$ref" in branch]
+        here = or_null[0] if or_null else here
         if "$ref" in here:
             here = schema["$defs"][here["$ref"].rsplit("/", 1)[-1]]
     return here

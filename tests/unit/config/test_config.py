@@ -113,6 +113,11 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
     ("path", "value", "said"),
     [
         ("runs.r.train.learning_rat", 1, "unknown key; allowed: epochs, "),
+        (
+            "runs.r.evaluate.answer",
+            True,
+            "unknown key; allowed: rows, splits, require, feedback, answers; nearest",
+        ),
         ("runs.r.train.learning_rat", 1, "nearest known key: learning_rate"),
         (
             "run",

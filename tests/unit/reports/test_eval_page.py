@@ -15,6 +15,7 @@ from vlmflow.evaluation.accounts import EvaluatedRow, Interval, Loss
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
 from vlmflow.reports.eval_page import eval_page
 
+LONG = "lp" * 50
 HOSTILE = "<script>document.title='taken'</script>"
 
 
@@ -84,7 +85,7 @@ def an_answer(text: str, right: bool) -> ModelAnswer:
 def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
     turns = [
         AnsweredTurn(
-            rounds, "q", "r", "green", "text", an_answer(f"blue {HOSTILE}", False), an_answer("green", rounds > 0)
+            rounds, "q", "r", "green", "text", an_answer(f"blue {HOSTILE}{LONG}", False), an_answer("green", rounds > 0)
         )
         for rounds in (0, 1)
     ]
@@ -96,10 +97,13 @@ def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
     page.write_text(html(folder))
     with Browser(tmp_path / "profile") as browser:
         browser.check_page(page, "mine: is it better?")
+        inside = """[...document.querySelectorAll('.answers td')].every(cell =>
+            cell.getBoundingClientRect().right <= cell.closest('.sample').getBoundingClientRect().right)"""
+        assert browser.evaluate(inside) is True
         shown = (
             "[...document.querySelectorAll('.answers tbody tr')].map(e => e.innerText.replace(/\\s+/g, ' ')).join('|')"
         )
-        wrong = f"wrong blue {HOSTILE}"
+        wrong = f"wrong blue {HOSTILE}{LONG}"
         expected = f"at first {wrong} wrong green|after feedback 1 {wrong} right green"
         assert browser.evaluate(shown) == expected
         text = browser.evaluate("document.body.innerText")
