@@ -24,8 +24,11 @@ ASK ?=
 FEEDBACK ?=
 ADAPTER ?=
 GPUS ?=
+# Only the command line makes a publication public or unasked, no variable of the environment.
+PUBLIC :=
+YES :=
 
-.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve
+.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve publish
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -110,6 +113,11 @@ try: .venv/train.stamp ## base and tuned side by side, then your feedback: make 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
 	@$(BIN)/python scripts/serve.py --run "$(RUN)" $(if $(PORT),--port $(PORT)) $(if $(GPUS),--gpus $(GPUS)) \
 	  $(if $(ADAPTER),--what adapter) $(ARGS)
+
+publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
+	@test -n "$(TO)" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
+	@$(BIN)/python scripts/publish_run.py --run "$(RUN)" --to "$(TO)" $(if $(filter 1,$(ADAPTER)),--adapter) \
+	  $(if $(filter 1,$(PUBLIC)),--public) $(if $(filter 1,$(YES)),--yes) $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py
