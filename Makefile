@@ -25,8 +25,11 @@ ASK ?=
 FEEDBACK ?=
 ADAPTER ?=
 GPUS ?=
+# Only the command line makes a publication public or unasked, no variable of the environment.
+PUBLIC :=
+YES :=
 
-.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve index notebook
+.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -121,6 +124,11 @@ serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RU
 
 verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
 	@$(BIN)/python scripts/check_provenance.py --run "$(RUN)" $(ARGS)
+
+publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
+	@test -n "$(TO)" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
+	@$(BIN)/python scripts/publish_run.py --run "$(RUN)" --to "$(TO)" $(if $(filter 1,$(ADAPTER)),--adapter) \
+	  $(if $(filter 1,$(PUBLIC)),--public) $(if $(filter 1,$(YES)),--yes) $(ARGS)
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py

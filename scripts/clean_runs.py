@@ -19,6 +19,7 @@ from vlmflow.cleaning.leftovers import Leftover, find_leftovers, size_of
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.pins import PINS, read_pins
 from vlmflow.config.yaml_file import read_layers
+from vlmflow.core.asking import agrees
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
@@ -62,11 +63,10 @@ def _agrees() -> bool:
     if not sys.stdin.isatty():
         print("nothing deleted: there is no terminal to ask on; add --yes to ARGS to delete what is listed")
         return False
-    try:
-        return input("Delete all of it? [y/N] ").strip().lower() in ("y", "yes")
-    except (EOFError, KeyboardInterrupt):
-        print("\nnothing deleted")
+    if not agrees("Delete all of it?"):
+        print("nothing deleted")
         return False
+    return True
 
 
 def _delete(one: Leftover) -> None:

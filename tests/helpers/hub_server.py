@@ -1,4 +1,4 @@
-"""A local Hugging Face hub, with huggingface_hub's protocol and faults on demand.
+"""A local Hugging Face hub, with huggingface_hub's protocol (without Xet) and faults on demand.
 
 The hub answers as 127.0.0.1 and redirects LFS files to its storage, "localhost": a client sees two hosts. The
 storage's addresses are signed for a short time, and a token that reaches the storage counts as leaked.
@@ -7,9 +7,9 @@ storage's addresses are signed for a short time, and a token that reaches the st
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -18,6 +18,7 @@ import huggingface_hub
 import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
+from hub_uploads import body_of, written
 from vlmflow.web import patience
 from workflow_runs import ROOT
 
@@ -46,6 +47,19 @@ class Repo:
     """Names of the files that are not in LFS."""
     revision: str
     gated: bool = False
+    private: bool = False
+    tags: dict[str, str] = field(default_factory=dict)
+    """Commits, by tag."""
+    stored: dict[str, bytes] = field(default_factory=dict)
+    """What was uploaded to LFS, by the SHA-256 that the client gave; a commit may name it later."""
+    past: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """The files of earlier commits."""
+
+    def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        """Return the commit that a commit, a tag or "main" names, with its files; None if there is none."""
+        commit = {**self.tags, "main": self.revision}.get(revision, revision)
+        files = self.files if commit == self.revision else self.past.get(commit)
+        return None if files is None else (commit, files)
 
 
 class HubServer(FaultyServer):
@@ -60,7 +74,10 @@ class HubServer(FaultyServer):
         self.faults: dict[tuple[str, str], list[Fault]] = {}
         self.requests: list[Request] = []
         self.leaked: list[str] = []
+        self.on_upload: Callable[[bytes], bytes] = bytes
+        """Gets what is uploaded to LFS, and returns what is stored; it may wait."""
         super().__init__()
+        self.token, self.signature = TOKEN, SIGNATURE
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.storage = f"http://localhost:{self.port}"
 
@@ -108,8 +125,14 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self._answer()
 
+        def do_POST(self) -> None:
+            self._answer()
+
+        def do_PUT(self) -> None:
+            self._answer()
+
         def _answer(self) -> None:
-            kind, name, answer = self._find()
+            kind, name, answer = self._find() if self.command in ("HEAD", "GET") else self._written()
             request = Request(kind, name, {key.lower(): text for key, text in self.headers.items()})
             with hub.lock:
                 hub.requests.append(request)
@@ -141,6 +164,12 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             }
             return kind, name, Answer(302, headers)
 
+        def _written(self) -> tuple[str, str, Answer]:
+            body = body_of(self)
+            if self.path.startswith("/storage/") and "Authorization" in self.headers:
+                hub.leaked.append(self.path)
+            return written(hub, self.path, self.headers.get("Authorization"), body)
+
         def _refusal(self, repo: Repo | None, revision: str, name: str | None) -> Answer | None:
             if repo is None:
                 return Answer(401, {"X-Error-Code": "RepoNotFound"})
@@ -148,7 +177,9 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 return Answer(403, {"X-Error-Code": "GatedRepo"})
             if self.headers.get("Authorization") not in (None, f"Bearer {TOKEN}"):
                 return Answer(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
-            if revision != repo.revision:
+            if repo.private and "Authorization" not in self.headers:
+                return Answer(401, {"X-Error-Code": "RepoNotFound"})
+            if repo.at(revision) is None:
                 return Answer(404, {"X-Error-Code": "RevisionNotFound"})
             if name is not None and name not in repo.files:
                 return Answer(404, {"X-Error-Code": "EntryNotFound"})
@@ -183,12 +214,14 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if refusal := self._refusal(repo, revision or (repo.revision if repo else ""), None):
                 return "api", name, refusal
             siblings = []
-            for file, content in repo.files.items():
+            commit, files = repo.at(revision or repo.revision)
+            for file, content in files.items():
                 entry = {"rfilename": file, "size": len(content), "blobId": blob_id(content)}
                 if file not in repo.plain:
                     entry["lfs"] = {"size": len(content), "sha256": sha256(content), "pointerSize": 130}
                 siblings.append(entry)
-            body = json.dumps({"id": name, "sha": repo.revision, "siblings": siblings}).encode()
+            described = {"id": name, "sha": commit, "private": repo.private, "siblings": siblings}
+            body = json.dumps(described).encode()
             return "api", name, Answer(200, {"Content-Type": "application/json"}, body)
 
     return Handler

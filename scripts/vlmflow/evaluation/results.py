@@ -49,6 +49,6 @@ def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: st
         raise VlmflowError(
             f"eval/{val.run}/val: verdict {val.verdict!r}; runs.NAME.evaluate.require: {require} accepts "
             f"{', '.join(repr(verdict) for verdict in sorted(ACCEPTED[require]))}. {val.sentence}",
-            f"look at eval/{val.run}/val/report.json (and left_out: too few rows show nothing); take more rows, train with "
-            f"other settings, or remove runs.NAME.evaluate.require. The weights stay in verified/{val.run}",
+            f"look at eval/{val.run}/val/report.json; take more rows (few show nothing), train with other settings, or "
+            f"remove runs.NAME.evaluate.require. The weights stay in verified/{val.run}",
         )

@@ -1,0 +1,1 @@
+"""Sends a run's verified weights to the hub, and nothing else."""

@@ -1,0 +1,147 @@
+"""The files of a run that go to the hub: each is compared with its recorded digest before anything is sent."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS, tuner_of
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import FOLDER_MARK, read_json, sha256_of
+from vlmflow.core.integrity import refuse_changed
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS
+from vlmflow.publish.adapter_card import adapter_card
+from vlmflow.reports.accounts import Provenance
+from vlmflow.reports.provenance import model_card
+from vlmflow.training.accounts import TrainingReport
+from vlmflow.training.released import read_release
+
+PROVENANCE = "provenance.json"
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class OutgoingFile:
+    """A file to send. content: where it is, or its bytes. size: bytes."""
+
+    content: Path | bytes
+    size: int
+    sha256: str
+
+    def git_blob(self) -> str:
+        """Return the SHA-1 that git, and so the hub outside LFS, names these bytes by."""
+        content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True)
+class Package:
+    """The files of one publication, by name. tag: for their revision on the hub.
+
+    paths: those of this machine in provenance.json and the card, which everybody who may read the repository sees.
+    """
+
+    files: dict[str, OutgoingFile]
+    tag: str
+    paths: list[str]
+
+    @property
+    def size(self) -> int:
+        """All bytes."""
+        return sum(file.size for file in self.files.values())
+
+
+def read_provenance(merged: Path) -> Provenance:
+    """Return the provenance of a run's folder `merged/RUN`.
+
+    Raises VlmflowError if there is none, or it cannot be read.
+    """
+    if not (merged / PROVENANCE).is_file():
+        there = sorted(file.parent.name for file in merged.parent.glob(f"*/{PROVENANCE}"))
+        raise VlmflowError(
+            f"{merged}: the proven weights of this run are not there; finished here: {', '.join(there) or 'none'}",
+            f"make them: .venv/bin/snakemake … -- merged/{merged.name}; or name the working directory: "
+            'ARGS="--directory …"',
+        )
+    return read_account(merged / PROVENANCE, Provenance)
+
+
+def merged_package(merged: Path, facts: Provenance) -> Package:
+    """Return the files of `merged/RUN`, which are those of its provenance and no others.
+
+    Raises VlmflowError with the names of files that are missing, new or changed.
+    """
+    again = f"remove {merged} and run the same command again: the workflow publishes the proven files again"
+    found = {
+        file.relative_to(merged).as_posix() for file in merged.rglob("*") if file.is_file() and file.name != FOLDER_MARK
+    }
+    if new := sorted(found - facts.merged.keys() - WRITTEN_AFTERWARDS):
+        raise VlmflowError(f"{merged}: nobody verified these files: {', '.join(new[:5])}", again)
+    refuse_changed("published files", merged, facts.merged, f"published/{merged.name}", again)
+    card = model_card(facts).encode()
+    if not (merged / CARD).is_file() or (merged / CARD).read_bytes() != card:
+        raise VlmflowError(f"{merged / CARD} is not the card that provenance.json gives", again)
+    files = {
+        name: OutgoingFile(merged / name, (merged / name).stat().st_size, sha) for name, sha in facts.merged.items()
+    }
+    written = {CARD: card, PROVENANCE: (merged / PROVENANCE).read_bytes()}
+    return _package(merged, files, written, facts)
+
+
+def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
+    """Return the adapter in `checkpoints/RUN/full` with a card of its own.
+
+    The base's place on this machine in adapter_config.json becomes its name on the hub. merged: the weights that were
+    made and proven from this adapter.
+
+    Raises VlmflowError if the run trains no adapter, its files have changed, or it is not the one that was proven.
+    """
+    if not tuner_of(facts.training.tuner).trains_adapter:
+        raise VlmflowError(
+            f"run {facts.run}: tuner {facts.training.tuner} trains the weights themselves, so there is no adapter",
+            "publish its merged weights: leave ADAPTER out",
+        )
+    report: TrainingReport = read_release(full)
+    if report.digests != facts.training.digests:
+        raise VlmflowError(
+            f"{full} is not the adapter that {merged} was made and proven from",
+            f"run the same command again: .venv/bin/snakemake … -- {merged}",
+        )
+    sha256 = report.digests.released[ADAPTER_WEIGHTS]
+    weights = _on_disk(full / ADAPTER_WEIGHTS, sha256)
+    config = json.dumps(_for_others(read_json(full / ADAPTER_CONFIG), facts), indent=2).encode() + b"\n"
+    written = {ADAPTER_CONFIG: config, CARD: adapter_card(facts, sha256).encode()}
+    return _package(merged, {ADAPTER_WEIGHTS: weights}, written, facts)
+
+
+def _for_others(config: dict[str, Any], facts: Provenance) -> dict[str, Any]:
+    """Return peft's configuration with the base as others find it: on the hub, or (null) nowhere."""
+    source = parse_source(facts.base_model.source)
+    base, revision = (source.repo, facts.base_model.revision) if isinstance(source, HubSource) else (None, None)
+    return config | {"base_model_name_or_path": base, "revision": revision}
+
+
+def _on_disk(file: Path, sha256: str) -> OutgoingFile:
+    return OutgoingFile(file, file.stat().st_size, sha256)
+
+
+def _package(merged: Path, files: dict[str, OutgoingFile], written: dict[str, bytes], facts: Provenance) -> Package:
+    ours = {name: OutgoingFile(text, len(text), hashlib.sha256(text).hexdigest()) for name, text in written.items()}
+    described = json.loads((merged / PROVENANCE).read_bytes()) if PROVENANCE in written else facts.base_model.source
+    tag = f"vlmflow-{sha256_of(merged / PROVENANCE)[:12]}"
+    return Package(dict(sorted((files | ours).items())), tag, sorted(set(_paths(described))))
+
+
+def _paths(value: Any) -> Iterator[str]:
+    """Yield the absolute paths among the texts of a JSON value."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _paths(one)
+    elif isinstance(value, str) and value.startswith(("/", "file://")):
+        yield value
