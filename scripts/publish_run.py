@@ -17,7 +17,6 @@ from huggingface_hub.utils import disable_progress_bars
 from vlmflow.core.asking import agrees
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
-from vlmflow.core.progress import amount
 from vlmflow.publish.licences import Rights, rights_of
 from vlmflow.publish.package import Package, adapter_package, merged_package, read_provenance
 from vlmflow.publish.repository import (
@@ -64,8 +63,8 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
 
 def _show(to: str, found: Repository | None, package: Package, rights: list[Rights], base: str, private: bool) -> None:
     for name, file in package.files.items():
-        print(f"{amount(file.size, 'bytes'):>14}  {file.sha256[:12]}  {printable(name)}")
-    print(f"total: {len(package.files)} files, {amount(package.size, 'bytes')}")
+        print(f"{file.size:>16,} bytes  {file.sha256[:12]}  {printable(name)}")
+    print(f"{package.size:>16,} bytes  in {len(package.files)} files")
     print("licences:")
     for one in rights:
         print(f"  {one}")

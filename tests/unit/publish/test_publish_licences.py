@@ -30,7 +30,8 @@ def stated(licence: str, pictures: tuple[LicenceOfSource, ...] = ()) -> StatedLi
 def test_a_licence_that_forbids_to_pass_on_is_refused(licence: str) -> None:
     with pytest.raises(VlmflowError, match="forbids to pass on") as refusal:
         rights_of(stated("cc-by-4.0", (LicenceOfSource("coco", 1_234, licence),)))
-    assert f"{licence}: pictures of coco (1,234 rows)" in str(refusal.value)
+    assert licence in str(refusal.value)
+    assert ": pictures of coco (1,234 rows)" in str(refusal.value)
     with pytest.raises(VlmflowError, match="data set mine"):
         rights_of(stated(licence))
 

@@ -62,7 +62,9 @@ def test_the_verified_files_are_sent_in_one_commit_and_tagged(
     assert writes(hub) == ["create", "put", "put", "commit", "tag"]
     assert hub.leaked == [], "the storage gets no token"
     said = capsys.readouterr()
-    for text in ("model-00002-of-00002.safetensors", "total: 5 files, 0.2 MB", f"to: {TO} (new, private)"):
+    total = sum(map(len, whole.values()))
+    shard = f"108,000 bytes  {SECOND[:12]}  model-00002-of"
+    for text in (shard, f"{total:,} bytes  in 5 files", f"{TO} (new, private)"):
         assert text in said.out
     assert "cc-by-nc-4.0 (not for commercial use" in said.out
     assert f"{hub.endpoint}/{TO}/tree/vlmflow-" in said.out
