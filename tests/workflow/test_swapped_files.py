@@ -23,6 +23,7 @@ from stage_settings import validation
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import write_json
 from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
+from vlmflow.merging.proof import PROOF
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.training_data import first_rows
 from vlmflow.training.cached_dataset import DIGESTS
@@ -159,7 +160,7 @@ def run(stage: str, **changed: Any) -> None:
         "publish_merged": {
             **(rows | trained | {"stats": "data/fire/stats.json", "verified": f"verified/{RUN}"}),
             "published": "out/published",
-            "settings": {"all_addresses": [], "licence": None, "source_licences": {}},
+            "settings": {"all_addresses": [], "licence": None, "source_licences": {}, "require": None},
             "picture_licences": {},
         },
     }
@@ -306,10 +307,13 @@ def test_a_file_swapped_between_two_stages_is_refused(
 
 
 def test_merged_weights_that_changed_after_their_tensors_were_verified_are_refused(place: Path) -> None:
-    run("verify_tensors")
-    other_file(shard(place / "merged" / RUN))
-    with pytest.raises(VlmflowError, match=SHARD.replace("models/tiny", f"merged/{RUN}")):
-        run("verify_merged")
+    merged = place / "work" / "merged"
+    shutil.copytree(place / "verified" / RUN, merged)
+    (merged / PROOF).unlink()
+    run("verify_tensors", merged="work/merged")
+    other_file(shard(merged))
+    with pytest.raises(VlmflowError, match=SHARD.replace("models/tiny", "work/merged")):
+        run("verify_merged", merged="work/merged")
 
 
 def test_a_cached_data_set_that_changed_is_refused(place: Path) -> None:
