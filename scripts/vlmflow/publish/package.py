@@ -75,7 +75,7 @@ def merged_package(merged: Path, facts: Provenance) -> Package:
 
     Raises VlmflowError with the names of files that are missing, new or changed.
     """
-    again = f"remove {merged} and run the same command again: the workflow publishes the proven files again"
+    again = f"remove {merged} and make it again from the proven files: .venv/bin/snakemake … -- merged/{merged.name}"
     found = {
         file.relative_to(merged).as_posix() for file in merged.rglob("*") if file.is_file() and file.name != FOLDER_MARK
     }
@@ -84,7 +84,10 @@ def merged_package(merged: Path, facts: Provenance) -> Package:
     refuse_changed("published files", merged, facts.merged, f"published/{merged.name}", again)
     card = model_card(facts).encode()
     if not (merged / CARD).is_file() or (merged / CARD).read_bytes() != card:
-        raise VlmflowError(f"{merged / CARD} is not the card that provenance.json gives", again)
+        raise VlmflowError(
+            f"{merged / CARD} is not the card that provenance.json gives: it was edited, or another version wrote it",
+            again,
+        )
     files = {
         name: OutgoingFile(merged / name, (merged / name).stat().st_size, sha) for name, sha in facts.merged.items()
     }
@@ -109,7 +112,7 @@ def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
     if report.digests != facts.training.digests:
         raise VlmflowError(
             f"{full} is not the adapter that {merged} was made and proven from",
-            f"run the same command again: .venv/bin/snakemake … -- {merged}",
+            f"make them again from it: .venv/bin/snakemake … -- merged/{merged.name}",
         )
     sha256 = report.digests.released[ADAPTER_WEIGHTS]
     weights = _on_disk(full / ADAPTER_WEIGHTS, sha256)

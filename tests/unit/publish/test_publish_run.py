@@ -110,6 +110,16 @@ def test_wrong_bytes_on_the_hub_are_noticed(tmp_path: Path, hub: HubServer) -> N
     assert hub.repos[TO].tags == {}
 
 
+def test_a_tag_of_other_bytes_is_noticed(tmp_path: Path, hub: HubServer) -> None:
+    merged = finished_run(tmp_path)
+    hub.add(TO, {})
+    repo = hub.repos[TO]
+    repo.private = True
+    repo.tags[f"vlmflow-{sha256((merged / 'provenance.json').read_bytes())[:12]}"] = repo.revision
+    with pytest.raises(VlmflowError, match=r"at vlmflow-.*: 5 files are not those that were sent"):
+        publish(tmp_path)
+
+
 def test_a_repository_that_changes_meanwhile_gets_no_commit(tmp_path: Path, hub: HubServer) -> None:
     finished_run(tmp_path)
 
