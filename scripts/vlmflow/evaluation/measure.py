@@ -204,7 +204,7 @@ def _places(model: ScoredModel, how: Measurement) -> list[str | None]:
             f"the run has {how.processes} processes, and this machine {count} GPUs",
             "set runs.NAME.processes to the number of GPUs",
         )
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     names = given if len(given) >= how.processes else [str(number) for number in range(count)]
     weights = sum(file.stat().st_size for file in model.folder.glob("*.safetensors"))
     each = torch.cuda.get_device_properties(0).total_memory
