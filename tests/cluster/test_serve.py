@@ -1,29 +1,23 @@
 """A finished run's weights served on the cluster: on the CPU, asked about a picture."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from cluster import images
-from cluster.binaries import binary
 from cluster.cluster import Cluster
-from cluster.deployment import K8S, OVERLAYS, PODS_USER, in_namespace, rendered, with_component, with_instance
-from cluster.kubectl import Kubectl, a_namespace
-from cluster.paths import STATE
+from cluster.component import Component, accepted, running
+from cluster.deployment import K8S, OVERLAYS, rendered, with_component, with_instance
+from cluster.kubectl import Kubectl
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part
 from vlmflow.serving.dialogue import messages_of
 from workflow_runs import RUN
 
-NAMESPACE = "vlmflow-serve"
 OWN_IMAGES = [name for name in OVERLAYS if "\nimages:" in (K8S / f"overlays/{name}/kustomization.yaml").read_text()]
 """The overlays that name the images; the component belongs in such a one."""
 
@@ -59,51 +53,18 @@ def test_an_instances_server_is_nobody_elses(overlay: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("components", [["serve"], ["serve", "serve-vllm"]])
 def test_the_api_server_and_pod_security_accept_it(any_cluster: Kubectl, tmp_path: Path, components: list[str]) -> None:
     folder = with_component(tmp_path / "k8s", "local", *components)
-    objects = own(rendered(folder))
-    labels = next(one for one in rendered(K8S / "base") if one["kind"] == "Namespace")["metadata"]["labels"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "serve"}}
-    pod["spec"] = objects["Deployment"]["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
-    with any_cluster.having(a_namespace(f"{NAMESPACE}-checked", labels)):
-        given = {"apiVersion": "v1", "kind": "List", "items": [*objects.values(), pod]}
-        for one in given["items"]:
-            one["metadata"]["namespace"] = f"{NAMESPACE}-checked"
-        words = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-"]
-        assert any_cluster.kubectl(*words, input=json.dumps(given)).count("serverside-applied") == 4
+    assert accepted(any_cluster, "serve", own(rendered(folder))) == 4
 
 
 @pytest.fixture(scope="module")
-def pod(cluster: Cluster, demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of a ready pod with the demo's weights in its volume."""
-    cluster.carry_in(images.project_image("train"))
-    volumes = STATE / "volumes" / NAMESPACE
-    shutil.rmtree(volumes, ignore_errors=True)
-    for name in ("cache", "outputs/targets", "controller-state"):
-        (volumes / name).mkdir(parents=True)
-    shutil.copytree(demo / "merged", volumes / "outputs" / "targets" / "merged")
-    for place in [volumes / "outputs", *(volumes / "outputs").rglob("*")]:
-        os.chown(place, PODS_USER, PODS_USER, follow_symlinks=False)
-    overlay = with_component(tmp_path_factory.mktemp("k8s"), "local", "serve")
-    objects = in_namespace(cluster, NAMESPACE, volumes, overlay=overlay)
-    without = [one for one in objects if (one["kind"], one["metadata"]["name"]) != ("Deployment", "controller")]
-    with cluster.having(*(one for one in without if "namespace" not in one["metadata"])):
-        cluster.apply([one for one in without if "namespace" in one["metadata"]])
-        words = ("rollout", "status", "deployment/serve", "--timeout=240s")
-        cluster.kubectl(f"--namespace={NAMESPACE}", *words)
-        (found,) = cluster.get("pods", namespace=NAMESPACE, labels="app.kubernetes.io/name=serve")["items"]
-        yield found["metadata"]["name"]
+def serve(cluster: Cluster, demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Component]:
+    """The server of the demo's weights, which are in its volume."""
 
+    def fill(outputs: Path) -> None:
+        shutil.copytree(demo / "merged", outputs / "targets" / "merged")
 
-@contextmanager
-def forwarded(cluster: Cluster) -> Iterator[str]:
-    """Forward a free port of this machine to the Service, as docs/use.md says; yield the API's address."""
-    words = [binary("kubectl"), f"--kubeconfig={cluster.kubeconfig}", f"--namespace={NAMESPACE}"]
-    process = subprocess.Popen([*words, "port-forward", "service/serve", ":8000"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        yield f"http://{process.stdout.readline().split()[2]}/v1"
-    finally:
-        process.terminate()
-        process.wait()
+    with running(cluster, "serve", "train", tmp_path_factory.mktemp("k8s"), fill) as component:
+        yield component
 
 
 def prompt_tokens(url: str, messages: list[dict]) -> int:
@@ -112,10 +73,10 @@ def prompt_tokens(url: str, messages: list[dict]) -> int:
     return reply.raise_for_status().json()["usage"]["prompt_tokens"]
 
 
-def test_it_answers_about_a_picture(cluster: Cluster, pod: str, demo: Path) -> None:
+def test_it_answers_about_a_picture(serve: Component, demo: Path) -> None:
     asked = asked_in_val(demo / "fitted" / RUN, demo / "stores" / "pictures")
     messages = messages_of(asked.turns, [picture_part(file) for file in asked.pictures])
-    with forwarded(cluster) as url, Client(url, f"/models/{RUN}") as client:
+    with serve.forwarded(8000) as address, Client(url := f"{address}/v1", f"/models/{RUN}") as client:
         answer = client.answer(messages, 12)
         assert answer.text.strip()
         assert client.answer(messages, 12) == answer, "greedy"
@@ -124,13 +85,9 @@ def test_it_answers_about_a_picture(cluster: Cluster, pod: str, demo: Path) -> N
     assert with_picture >= without + FEWEST_TOKENS, "the model saw the picture"
 
 
-def test_its_pod_can_write_nothing_and_has_no_token(cluster: Cluster, pod: str) -> None:
-    def in_pod(command: str) -> str:
-        words = ("exec", pod, "--", "sh", "-c", f"{command} 2>&1 || true")
-        return cluster.kubectl(f"--namespace={NAMESPACE}", *words)
-
-    assert "Read-only file system" in in_pod("touch /models/new")
-    assert "Read-only file system" in in_pod("touch /home/vlmflow/new")
-    assert "No such file" in in_pod("ls /var/run/secrets/kubernetes.io")
-    assert in_pod("ls /models").split() == [RUN]
-    assert in_pod("id -u").strip() == "1000"
+def test_its_pod_can_write_nothing_and_has_no_token(serve: Component) -> None:
+    assert "Read-only file system" in serve.in_pod("touch /models/new")
+    assert "Read-only file system" in serve.in_pod("touch /home/vlmflow/new")
+    assert "No such file" in serve.in_pod("ls /var/run/secrets/kubernetes.io")
+    assert serve.in_pod("ls /models").split() == [RUN]
+    assert serve.in_pod("id -u").strip() == "1000"
