@@ -90,7 +90,7 @@ def test_lengths_are_those_of_the_trainer(text_run: Path, tmp_path: Path) -> Non
         counter = TokenCounter(base.folder, [], 64, ChatForm.of(text_args, last_answer_only))
         ours.append([row.tokens for row in measure_rows(file, counter, 1)])
         data = TrainingData(file, file, tmp_path, "digest", last_answer_only)
-        words = as_words(template_arguments(data, base, text_args))
+        words = as_words(template_arguments(base.folder, base.model_type, data.loss_scale, text_args))
         calls.append([str(file), str(tmp_path / f"{len(calls)}.json"), *words])
     (tmp_path / "calls.json").write_text(json.dumps(calls))
     env = environment(tmp_path, 64, tmp_path / "cache", 2)

@@ -3,10 +3,10 @@
 import json
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import lies_within
 
 NAME = ".manifest.json"
 """The key of the manifest below the folder's own."""
@@ -75,7 +75,7 @@ def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(place, f"is not a manifest ({type(error).__name__}: {error})") from None
     for name in entries:
-        if not _lies_within(name):
+        if not lies_within(name):
             raise _broken(place, f"names a file outside its folder, or one that no folder has: {name!r}")
     return entries
 
@@ -91,13 +91,6 @@ def _entry(name: str, said: dict[str, Any], version: int, folder: str) -> Entry:
     if not re.fullmatch(r"[0-9a-f]{64}", said["sha256"]) or not _OBJECT.fullmatch(said["key"]):
         raise ValueError(f"{name}: invalid sha256 or key: {said}")
     return Entry(size, said["key"], sha256=said["sha256"])
-
-
-def _lies_within(name: str) -> bool:
-    path = PurePosixPath(name)
-    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in name):
-        return False
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and str(path) == name
 
 
 def _broken(place: str, what: str) -> VlmflowError:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -144,6 +144,14 @@ def _same(one: Path, other: Path) -> bool:
     if one.is_symlink() or other.is_symlink():  # compare the links: a target may be too large to read
         return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
     return one.is_dir() or one.samefile(other) or filecmp.cmp(one, other, shallow=False)
+
+
+def lies_within(name: str) -> bool:
+    """Return whether a name from outside is that of a file in a folder, in its one form: `a/b.json`."""
+    path = PurePosixPath(name)
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in name):
+        return False
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and str(path) == name
 
 
 def sync(path: Path) -> None:

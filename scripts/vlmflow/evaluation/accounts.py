@@ -28,6 +28,11 @@ Losses = dict[str, Loss]
 """The losses of a row by pass."""
 
 
+def use_of_feedback(losses: Losses) -> float:
+    """Return the loss given the row's own feedback, minus that given another row's; below zero if it is used."""
+    return losses[HISTORY].per_token - losses[PLACEBO].per_token
+
+
 class EvaluatedRow(msgspec.Struct, frozen=True):
     """A line of `rows.jsonl`.
 

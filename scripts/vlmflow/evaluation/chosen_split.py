@@ -10,7 +10,8 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.evaluation.accounts import LeftOut
-from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of, tokenizer_of
+from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of
+from vlmflow.lengths.count import tokenizer_of
 from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.data_rows import Row, lines_of

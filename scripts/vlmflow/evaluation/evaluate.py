@@ -111,11 +111,6 @@ def counts_of(left_out: Iterable[LeftOut]) -> dict[str, int]:
     return dict(sorted(Counter(row.reason for row in left_out).items()))
 
 
-def tokenizer_of(folder: Path) -> Tokenizer:
-    """Return the tokenizer in a model's folder."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
 def _feedback_tokens(cases: Sequence[Case], tokenizer: Tokenizer) -> dict[str, int]:
     """Return the tokens of all feedback in each row, by the row's id."""
     texts = ["\n".join(case.feedback) for case in cases]

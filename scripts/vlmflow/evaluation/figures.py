@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from vlmflow.evaluation.accounts import HISTORY, PLACEBO, EvaluatedRow, Figures, Interval, Losses
+from vlmflow.evaluation.accounts import PLACEBO, EvaluatedRow, Figures, Interval, use_of_feedback
 from vlmflow.evaluation.bootstrap import interval
 
 FEWEST_ROWS = 50
@@ -20,7 +20,8 @@ def figures_of(rows: Sequence[EvaluatedRow], seed: int, intervals: bool = True) 
 
     passes = list(rows[0].base)
     feedback = PLACEBO in passes
-    use = {"base": [_use(row.base) for row in rows], "tuned": [_use(row.tuned) for row in rows]} if feedback else {}
+    base_uses = [use_of_feedback(row.base) for row in rows] if feedback else []
+    tuned_uses = [use_of_feedback(row.tuned) for row in rows] if feedback else []
     base = {name: [row.base[name].per_token for row in rows] for name in passes}
     tuned = {name: [row.tuned[name].per_token for row in rows] for name in passes}
     return Figures(
@@ -29,9 +30,9 @@ def figures_of(rows: Sequence[EvaluatedRow], seed: int, intervals: bool = True) 
         base={name: fmean(values) for name, values in base.items()},
         tuned={name: fmean(values) for name, values in tuned.items()},
         difference={name: mean(_minus(tuned[name], base[name])) for name in passes},
-        base_uses=mean(use["base"]) if feedback else None,
-        tuned_uses=mean(use["tuned"]) if feedback else None,
-        learned=mean(_minus(use["tuned"], use["base"])) if feedback else None,
+        base_uses=mean(base_uses) if feedback else None,
+        tuned_uses=mean(tuned_uses) if feedback else None,
+        learned=mean(_minus(tuned_uses, base_uses)) if feedback else None,
     )
 
 
@@ -43,11 +44,6 @@ def figures_by_source(rows: Sequence[EvaluatedRow], seed: int) -> dict[str, Figu
     return {
         source: figures_of(some, seed, intervals=len(some) >= FEWEST_ROWS) for source, some in sorted(by_source.items())
     }
-
-
-def _use(losses: Losses) -> float:
-    """Return the loss given the row's own feedback, minus that given another row's; below zero if it is used."""
-    return losses[HISTORY].per_token - losses[PLACEBO].per_token
 
 
 def _minus(some: list[float], others: list[float]) -> list[float]:

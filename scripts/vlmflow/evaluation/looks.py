@@ -38,7 +38,7 @@ def record_look(store: Path, what: str, run: str, dataset: str, rows_digest: str
     store.mkdir(parents=True, exist_ok=True)
     with (store / LOG).open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        if _ends_in_a_line(store / LOG):
+        if _last_line_is_cut(store / LOG):
             log.write(b"\n")
         log.write(msgspec.json.encode(look) + b"\n")
         log.flush()
@@ -61,7 +61,7 @@ def read_looks(store: Path) -> list[Look]:
     return found
 
 
-def _ends_in_a_line(file: Path) -> bool:
+def _last_line_is_cut(file: Path) -> bool:
     """Return whether the last line was cut."""
     content = file.read_bytes()
     return bool(content) and not content.endswith(b"\n")

@@ -1,7 +1,6 @@
 """Measures the losses of rows with one model: in several processes, each with its share of the rows and GPUs."""
 
 import importlib.metadata
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,13 +20,12 @@ from vlmflow.core.progress import Progress
 from vlmflow.evaluation import answer_losses
 from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Work
 from vlmflow.evaluation.store import LossStore
+from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.swift.arguments import as_words
-from vlmflow.swift.child_process import environment, failed
+from vlmflow.swift.child_process import environment, failed, visible_gpus
 
 PACKAGES = ("torch", "transformers", "ms-swift")
 """Packages whose versions may change a loss."""
-
-NO_LIMIT = 1 << 30
 
 SPARE = 1.2
 """A model on one GPU needs this much of the size of its weights: activations and logits of one row come on top."""
@@ -155,14 +153,7 @@ def _start(
     work = folder / f"work-{number}.jsonl"
     work.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     settings = msgspec.json.encode(HowToMeasure(how.device, how.dtype, how.max_length)).decode()
-    arguments = {
-        "model": model.folder.absolute(),
-        "model_type": how.model_type,
-        "loss_scale": how.loss_scale,
-        "max_length": NO_LIMIT,
-        "load_args": False,  # the arguments in a model's folder may name Python files
-        **how.text_args,
-    }
+    arguments = template_arguments(model.folder, how.model_type, how.loss_scale, how.text_args)
     env = environment(how.pictures, how.image_max_tokens, folder / "cache", max(1, how.threads // processes))
     command = [sys.executable, "-m", answer_losses.__name__, str(work), str(output.absolute()), settings]
     with (folder / f"log-{number}").open("wb") as log:
@@ -198,14 +189,12 @@ def _places(model: ScoredModel, how: Measurement) -> list[str | None]:
     """
     import torch
 
-    count = torch.cuda.device_count()
-    if count < how.processes:
+    names = visible_gpus()
+    if len(names) < how.processes:
         raise VlmflowError(
-            f"the run has {how.processes} processes, and this machine {count} GPUs",
+            f"the run has {how.processes} processes, and this machine {len(names)} GPUs",
             "set runs.NAME.processes to the number of GPUs",
         )
-    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    names = given if len(given) >= how.processes else [str(number) for number in range(count)]
     weights = sum(file.stat().st_size for file in model.folder.glob("*.safetensors"))
     each = torch.cuda.get_device_properties(0).total_memory
     together = min(how.processes, -(-int(weights * SPARE) // each))

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -53,12 +54,15 @@ class CheckedRows:
         return [chosen[start] for start in sorted(chosen)]
 
 
-def template_arguments(data: TrainingData, model: BaseModel, text_args: dict[str, Any]) -> dict[str, Any]:
-    """Give ms-swift's arguments for the template that the rows of a training go through; no row is too long for it."""
+def template_arguments(model: Path, model_type: str, loss_scale: str, text_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Give ms-swift's arguments for the template that the rows of a training go through; no row is too long for it.
+
+    model: the folder. loss_scale: which answers are trained, as ms-swift names it.
+    """
     return {
-        "model": model.folder.absolute(),
-        "model_type": model.model_type,
-        "loss_scale": data.loss_scale,
+        "model": model.absolute(),
+        "model_type": model_type,
+        "loss_scale": loss_scale,
         "max_length": NO_LIMIT,
         "load_args": False,  # the arguments in a model's folder may name Python files
         **text_args,
@@ -91,7 +95,7 @@ def check_lengths(
                 [
                     str(folder / "rows.jsonl"),
                     str(folder / "lengths.json"),
-                    *as_words(template_arguments(data, model, text_args)),
+                    *as_words(template_arguments(model.folder, model.model_type, data.loss_scale, text_args)),
                 ],
                 folder,
                 environment(data.pictures, image_max_tokens, folder / "cache", threads),

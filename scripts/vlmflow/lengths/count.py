@@ -84,7 +84,7 @@ class TokenCounter:
         self, model: Path, pictures: Iterable[PictureEntry], image_max_tokens: int, form: ChatForm = PLAIN
     ) -> None:
         self._form = form
-        self._tokenizer = _tokenizer_of(model / TOKENIZER)
+        self._tokenizer = tokenizer_of(model)
         tokens = picture_tokens_of(model, image_max_tokens)
         usable = (entry for entry in pictures if entry.reason is None)
         self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
@@ -157,7 +157,9 @@ def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int]
     return lambda width, height: squares(width, height, processor.side, image_max_tokens)
 
 
-def _tokenizer_of(file: Path) -> Tokenizer:
+def tokenizer_of(model: Path) -> Tokenizer:
+    """Return the tokenizer in a model's folder; raises VlmflowError if it is none."""
+    file = model / TOKENIZER
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing more exact

@@ -91,7 +91,7 @@ def create(name: str, private: bool) -> Repository:
         made = _read(name, None)
     if made.private != private:
         raise VlmflowError(
-            f"{name}: asked for was {_visibility(private)}, the hub made it {_visibility(made.private)}; nothing sent",
+            f"{name}: asked for {_visibility(private)}, the hub made it {_visibility(made.private)}; nothing sent",
             "change it on its page, or ask its owner",
         )
     return made

@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import lies_within
 from vlmflow.core.integrity import read_files
 from vlmflow.fetch.model_files import INDEX, is_housekeeping
 from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
@@ -130,17 +131,14 @@ def read_record(folder: Path) -> Record:
     names = [*record.base_model.files, *record.merged, *record.training.digests.released, *record.data.digests]
     names += record.data.raw_files
     names += [record.picture_limits.file] if record.picture_limits else []
-    unsafe = [name for name in single if not _is_inside(name) or "/" in name] + [n for n in names if not _is_inside(n)]
+    unsafe = [name for name in single if not lies_within(name) or "/" in name] + [
+        n for n in names if not lies_within(n)
+    ]
     if unsafe:
         raise VlmflowError(
             f"{file}: {unsafe[0]!r} is no name inside a folder", "do not use this folder: vlmflow writes none"
         )
     return record
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[Link]:

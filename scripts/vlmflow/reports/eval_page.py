@@ -19,7 +19,7 @@ from vlmflow.evaluation.accounts import (
     EvaluationReport,
     Figures,
     Interval,
-    Losses,
+    use_of_feedback,
 )
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, AnswerReport
 from vlmflow.evaluation.choice import read_case
@@ -179,11 +179,7 @@ def _gain(row: EvaluatedRow) -> float:
     """Return by how much the row contributes to the statement; below zero is a gain."""
     if ANSWER in row.base:
         return row.tuned[ANSWER].per_token - row.base[ANSWER].per_token
-    return _use(row.tuned) - _use(row.base)
-
-
-def _use(losses: Losses) -> float:
-    return losses[HISTORY].per_token - losses[PLACEBO].per_token
+    return use_of_feedback(row.tuned) - use_of_feedback(row.base)
 
 
 def _scale(intervals: Iterable[Interval]) -> tuple[float, float]:

@@ -51,6 +51,14 @@ def import_path() -> str:
     return os.pathsep.join([str(Path(__file__).parents[2]), *filter(os.path.isabs, given)])
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch  # only here: it takes seconds
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(number) for number in range(torch.cuda.device_count())]
+
+
 def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, what: str) -> None:
     """Run a Python module in `folder` to its end, with its output in `log`; prints its progress in rows.
 

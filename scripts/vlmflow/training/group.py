@@ -20,7 +20,7 @@ import msgspec
 
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.swift.arguments import Training
-from vlmflow.swift.child_process import import_path
+from vlmflow.swift.child_process import import_path, visible_gpus
 from vlmflow.training import attempt, other_node
 from vlmflow.training.agent import ALONE, Place
 from vlmflow.training.launch_file import Launch, Order, Report, read_report, write_launch
@@ -160,7 +160,7 @@ class Group:
         runs = str(self._folder.path.absolute().parents[1])
         words = [runs, self._attempt, str(node), str(self.threads)]
         each = self._training.processes
-        gpus = _gpus()[node * each : (node + 1) * each] if self._training.device == "cuda" else []
+        gpus = visible_gpus()[node * each : (node + 1) * each] if self._training.device == "cuda" else []
         return subprocess.Popen(
             [sys.executable, "-m", other_node.__name__, *words],
             env=os.environ
@@ -189,11 +189,3 @@ def _remove_files(folder: RunFolder) -> None:
     """Remove launch files and reports. Launch files come first: without one, a node that ends removes its report."""
     for file in sorted(folder.path.glob("launch-*.json"), key=lambda file: ".node-" in file.name):
         file.unlink(missing_ok=True)
-
-
-def _gpus() -> list[str]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    import torch  # only here: it takes seconds
-
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(number) for number in range(torch.cuda.device_count())]
