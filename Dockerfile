@@ -1,5 +1,5 @@
 # Images from the locks in envs/: `data` for the controller and the stages before training, `train` for the stages
-# that use weights, `jupyter` for people.
+# that use weights, `track` and `search` for the rules that tell trackers and choose trials, `jupyter` for people.
 #   docker build --target data  --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/data:0.1.0  .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/train:0.1.0 .
 # The base is a slim Debian with Python 3.11 to 3.13; the wheels contain CUDA's libraries. For reproducible images, give
@@ -34,6 +34,38 @@ WORKDIR /home/vlmflow
 ARG REVISION=unknown
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="vlmflow-data" \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# What tells trackers about a run, and what chooses a search's trials: each in an environment of its own beside that of
+# the data stages, whose rules start it.
+FROM data AS track
+USER 0
+COPY envs/track.lock /opt/vlmflow/envs/
+RUN uv venv --python /opt/vlmflow/env/bin/python /opt/vlmflow/env-track \
+ && uv pip install --no-cache --python /opt/vlmflow/env-track/bin/python --require-hashes --compile-bytecode \
+      -r /opt/vlmflow/envs/track.lock
+ENV VLMFLOW_VENV_TRACK=/opt/vlmflow/env-track
+USER 1000
+ARG REVISION=unknown
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="vlmflow-track" \
+      org.opencontainers.image.revision=$REVISION \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+FROM data AS search
+USER 0
+COPY envs/search.lock /opt/vlmflow/envs/
+RUN uv venv --python /opt/vlmflow/env/bin/python /opt/vlmflow/env-search \
+ && uv pip install --no-cache --python /opt/vlmflow/env-search/bin/python --require-hashes --compile-bytecode \
+      -r /opt/vlmflow/envs/search.lock
+ENV VLMFLOW_VENV_SEARCH=/opt/vlmflow/env-search
+USER 1000
+ARG REVISION=unknown
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="vlmflow-search" \
       org.opencontainers.image.revision=$REVISION \
       org.opencontainers.image.version=$VERSION \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -23,13 +23,13 @@ TO ?=
 PICTURE ?=
 ASK ?=
 FEEDBACK ?=
-ADAPTER ?=
-GPUS ?=
-# Only the command line makes a publication public or unasked, no variable of the environment.
+# Only the command line says what is served, and makes a publication public or unasked: no variable of the environment.
+ADAPTER :=
+GPUS :=
 PUBLIC :=
 YES :=
 
-.PHONY: help demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish index notebook
+.PHONY: help env-track env-search demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -54,10 +54,23 @@ help: ## list all commands
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r $<
 	@touch $@
 
-lock: .venv/bin/uv ## resolve the environments again, all together
+# What needs packages of its own: each environment is resolved alone, and starts as a program of its own.
+.venv-%/whole.stamp: envs/%.lock .venv/bin/uv
+	@echo "installing envs/$*.lock into .venv-$* (a minute the first time)"
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-$*
+	$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --require-hashes --compile-bytecode -r $<
+	@touch $@
+
+env-track: .venv-track/whole.stamp ## install what sends runs to MLflow, Weights & Biases and OpenTelemetry, in .venv-track
+env-search: .venv-search/whole.stamp ## install what chooses the trials of a search, in .venv-search
+
+lock: .venv/bin/uv ## resolve the environments again: data, train, dev and jupyter together, track and search each alone
 	$(BIN)/uv lock
 	for group in data train dev jupyter; do \
 	  $(BIN)/uv export --quiet --frozen --only-group $$group --no-emit-index-url --no-header -o envs/$$group.lock; done
+	for alone in track search; do \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-header envs/$$alone.in -o envs/$$alone.lock; done
 
 # --- the pipeline -----------------------------------------------------------------------------------------------
 
@@ -120,10 +133,13 @@ try: .venv/train.stamp ## base and tuned side by side, then your feedback: make 
 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
 	@$(BIN)/python scripts/serve.py --run "$(RUN)" $(if $(PORT),--port $(PORT)) $(if $(GPUS),--gpus $(GPUS)) \
-	  $(if $(ADAPTER),--what adapter) $(ARGS)
+	  $(if $(filter 1,$(ADAPTER)),--what adapter) $(ARGS)
 
 verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
 	@$(BIN)/python scripts/check_provenance.py --run "$(RUN)" $(ARGS)
+
+track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run ARGS="--configfile my-run.yaml", or ARGS="--mlflow …"
+	@$(BIN)/python scripts/track_run.py --run "$(RUN)" $(ARGS)
 
 publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
 	@test -n "$(TO)" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
@@ -170,18 +186,18 @@ cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save 
 # Files keep their order (tests/conftest.py): the slow ones start first. Three processes on two cores: some tests wait.
 WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-check: .venv/dev.stamp lint ## lint and unit tests: run it while you work
+check: .venv/dev.stamp env-track env-search lint ## lint and unit tests: run it while you work
 	$(BIN)/python -m pytest tests/unit --numprocesses 3 -m "not slow"
 
-test: .venv/dev.stamp lint ## lint, and all tests except those on a cluster and the slow ones
+test: .venv/dev.stamp env-track env-search lint ## lint, and all tests except those on a cluster and the slow ones
 	$(BIN)/python -m pytest --ignore tests/cluster -m "not slow" $(WORKERS) --durations 40
 
-test-slow: .venv/dev.stamp ## before a release: every kill, every order of writers, more examples for each property; operators on a cluster; all mutations; bench
+test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; operators on a cluster; all mutations; bench
 	$(BIN)/python -m pytest --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep $(WORKERS) --durations 40
 	$(BIN)/python -m pytest tests/cluster -m slow --durations 25
 	$(MAKE) --no-print-directory mutations bench
 
-mutations: .venv/dev.stamp ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
+mutations: .venv/dev.stamp env-track env-search ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
 	$(BIN)/python tests/mutations/run.py $(NAMES)
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: their own (Debian, root), or that of KUBECONFIG

@@ -58,6 +58,12 @@ include: "rules/evaluate.smk"
 include: "rules/answer.smk"
 include: "rules/eval_page.smk"
 include: "rules/publish_merged.smk"
+include: "rules/track.smk"
+include: "rules/propose.smk"
+include: "rules/trial.smk"
+include: "rules/tell.smk"
+include: "rules/choose_best.smk"
+include: "rules/search_page.smk"
 
 
 onstart:

@@ -31,6 +31,7 @@ rule answer:
     wildcard_constraints:
         split="val|test",
     params:
+        modules=params.form_modules_of_run,  # it says which rows have feedback, and reads right answers
         settings=params.run(
             "answer",
             "evaluation.rows",

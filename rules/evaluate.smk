@@ -25,6 +25,7 @@ rule evaluate:
     wildcard_constraints:
         split="val|test",
     params:
+        modules=params.form_modules_of_run,  # it says which rows have feedback
         settings=params.run(
             "evaluation.rows",
             "evaluation.feedback",
@@ -35,8 +36,8 @@ rule evaluate:
             "train.max_length",
             "train.dtype",
             "device",
-            "processes",
         ),
+        processes=params.processes,
         picture_store=lookup(dpath="stores/pictures", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),
     threads: 8

@@ -28,7 +28,7 @@ rule publish_merged:
     params:
         reads="vlmflow/reports/templates/card",
         settings=params.run(
-            *("dataset.all_addresses", "dataset.licence", "dataset.source_licences", "evaluation.require")
+            *("dataset.all_addresses", "dataset.licence", "dataset.source_licences", "evaluation.require", "chosen_by")
         ),
         picture_licences=params.picture_licences,
     threads: 1

@@ -79,6 +79,7 @@ def main(
         *(rows, stats, base.folder, picture_store, pictures),
         feedback=settings.feedback,
         count=min(settings.answer.rows, settings.rows),
+        key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",
         seed=settings.seed,
     )
     length = settings.image_max_tokens, settings.text_args, settings.max_length
@@ -128,7 +129,7 @@ def main(
         write_lines(folder / "rows.jsonl", found)
         write_lines(folder / "left_out.jsonl", out)
         write_account(folder / "report.json", report)
-    log.info(f"{run}, {split}: {sentence_of(report.all)}")
+    log.info(f"{run}, {split}: {sentence_of(report.all, report.feedback)}")
 
 
 def _model(name: str, digest: str, folder: Path, served_as: str | None, settings: RunBlock, threads: int) -> Model:

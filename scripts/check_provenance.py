@@ -15,7 +15,9 @@ from pathlib import Path
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
-from vlmflow.reports.chain import Link, check_chain
+from vlmflow.reports.chain import check_chain
+from vlmflow.reports.link import Link
+from vlmflow.serving.finished_run import published
 
 NAMED = 10
 """Differing files that are printed for a link, at most, and missing ones."""
@@ -55,7 +57,7 @@ if __name__ == "__main__":
     parser.add_argument("--directory", type=Path, help="the working directory, as for snakemake")
     given = parser.parse_args()
     try:
-        folder = given.folder or (given.directory or Path()) / "merged" / given.run
+        folder = given.folder or published(given.directory or Path(), given.run)
         sys.exit(0 if main(folder, given.directory) else 1)
     except VlmflowError as error:
         sys.exit(printable(error.cause) + "\n  what to do: " + error.next_step)

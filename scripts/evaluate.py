@@ -34,7 +34,6 @@ class RunBlock(Settings):
     max_length: int
     device: str
     dtype: str
-    processes: int
 
 
 def main(
@@ -48,6 +47,7 @@ def main(
     picture_store: Path,
     evaluation_store: Path,
     pictures: list[Path] | None = None,
+    processes: int = 1,
     threads: int = 1,
 ) -> None:
     """Evaluate one run on one split.
@@ -58,6 +58,7 @@ def main(
     settings: those of the run. picture_store: the folder with all picture stores.
     evaluation_store: the folder that keeps measured losses, and the log of looks at test splits.
     pictures: the image manifests of the data set; none if rows have no pictures.
+    processes: how many measure side by side, each with a share of the cores or GPUs; losses do not depend on it.
     """
     run, split = evaluated.parent.name, evaluated.name
     proof, base = read_proof(verified), read_model_manifest(model)
@@ -65,18 +66,19 @@ def main(
         *(rows, stats, base.folder, picture_store, pictures or []),
         feedback=settings.feedback,
         count=settings.rows,
+        key=f"runs.{run}.evaluate.rows",
         seed=settings.seed,
     )
     how = Measurement(
         model_type=settings.model_type,
         text_args=settings.text_args,
-        loss_scale="last_round" if chosen.feedback or chosen.last_answer_only else "default",
+        loss_scale=chosen.loss_scale,
         pictures=chosen.pictures,
         image_max_tokens=settings.image_max_tokens,
         max_length=settings.max_length,
         device=settings.device,
         dtype=settings.dtype,
-        processes=settings.processes,
+        processes=processes,
         threads=threads,
     )
     tuned_digest = proven_digest(proof)
@@ -104,8 +106,8 @@ def main(
         sources=figures_by_source(found, settings.seed),
         looks=looks,
         rows_digest=chosen.rows_digest,
-        base=EvaluatedModel(base.digest, of_base.computed),
-        tuned=EvaluatedModel(tuned_digest, of_tuned.computed),
+        base=EvaluatedModel(base.digest),
+        tuned=EvaluatedModel(tuned_digest),
         seed=settings.seed,
         dtype=settings.dtype,
         device=settings.device,

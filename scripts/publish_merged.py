@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
+
 from harness.stage import run_stage
+from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import FOLDER_MARK, read_json, remove, whole_folder
@@ -29,6 +32,8 @@ class RunBlock(Settings):
 
     require: str | None
     """What the evaluation on val must show."""
+
+    chosen_by: ChosenBy | None
 
 
 def main(
@@ -69,6 +74,8 @@ def main(
         facts = provenance(
             published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated
         )
+        if settings.chosen_by:
+            facts = msgspec.structs.replace(facts, chosen_by=settings.chosen_by.in_words())
         write_account(folder / "provenance.json", facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
 

@@ -1,10 +1,10 @@
 """Refuses, before the first job, what would fail later; `snakemake -n` still plans it."""
 
-import shutil
-import subprocess
 import sys
 from typing import Any
 
+from harness import gpu_share
+from harness.plan import run_of
 from vlmflow.config.model import Config
 from vlmflow.config.pins import revision_of
 
@@ -18,7 +18,7 @@ def refuse_what_cannot_end(workflow: Any, settings: Config) -> None:
     jobs = list(workflow.dag.needrun_jobs())
     _refuse_unpinned(jobs, settings)
     if workflow.local_exec:
-        _share_gpus(workflow, jobs)
+        _share_gpus(workflow, jobs, settings)
 
 
 def _refuse_unpinned(jobs: list[Any], settings: Config) -> None:
@@ -34,16 +34,16 @@ def _refuse_unpinned(jobs: list[Any], settings: Config) -> None:
             )
 
 
-def _share_gpus(workflow: Any, jobs: list[Any]) -> None:
-    """Refuse a job that needs more GPUs than the machine has, and make jobs wait for free ones.
+def _share_gpus(workflow: Any, jobs: list[Any], settings: Config) -> None:
+    """Refuse a job that needs more GPUs than the machine has, and make jobs wait for free ones (`gpu_share`).
 
     Snakemake limits only resources that --resources or a profile names: two runs would start on the same GPUs.
     """
     most = max(jobs, key=_gpus)
     wanted = _gpus(most)
-    present = count_gpus() if wanted else 0
+    present = len(gpu_share.gpus()) if wanted else 0
     if wanted > present:
-        run = most.wildcards.get("run", "NAME")
+        run = run_of(settings, most)
         sys.exit(
             f"rule {most.name} needs {wanted} GPU(s), this machine has {present}\n  what to do: train on the CPU (runs."
             f"{run}.device: cpu, for a tiny model: README.md), on fewer GPUs (runs.{run}.processes), or on a cluster "
@@ -55,11 +55,3 @@ def _share_gpus(workflow: Any, jobs: list[Any]) -> None:
 
 def _gpus(job: Any) -> int:
     return int(job.resources.get("gpu", 0))
-
-
-def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs that the driver lists; 0 without a driver."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.search_inputs import SearchInputs
 from harness.storage.volume_inputs import as_inputs
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
@@ -20,15 +21,15 @@ InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""
 
 
-class RuleInputs:
+class RuleInputs(SearchInputs):
     """The input functions. A method that takes wildcards is one; the others return one, or file names."""
 
     def __init__(self, workflow: Any, settings: Config) -> None:
+        super().__init__(settings)
         self._workflow = workflow
-        self._settings = settings
 
     def everything(self) -> list[str]:
-        """Return the targets of `rule all`: the weights of the selected runs, and the pages of each and of its data.
+        """Return the targets of `rule all`: weights, pages and trackers' accounts of the selected runs, and data pages.
 
         Selected are the runs that the command names (--configfile, --config, a profile's configfile), or else all.
         """
@@ -37,7 +38,8 @@ class RuleInputs:
         pages = [f"data-{dataset}" for dataset in datasets]
         pages += [f"{page}-{run}" for run in runs for page in ("lengths", "estimate", "run")]
         pages += [f"eval-{run}" for run in runs if self._settings.runs[run].evaluate]
-        return [*(f"merged/{run}" for run in runs), *(f"reports/{page}.html" for page in pages)]
+        tracked = [f"tracked/{run}.json" for run in runs if self._settings.runs[run].track]
+        return [*(f"merged/{run}" for run in runs), *(f"reports/{page}.html" for page in pages), *tracked]
 
     def local_raw(self, wildcards: Any) -> list[Any]:
         """The source of the raw file of wildcards `dataset` and `file`, if it is a local file.
@@ -204,6 +206,18 @@ class RuleInputs:
     def evaluations(self, wildcards: Any) -> list[str]:
         """The evaluations that the card of wildcard `run` shows; none if the run has no block `evaluate`."""
         return self.evaluated(wildcards) if self._settings.runs[wildcards.run].evaluate else []
+
+    def tracked_answers(self, wildcards: Any) -> list[str]:
+        """The answers that trackers get of wildcard `run`; none if the run has no block `evaluate`."""
+        return self.answered(wildcards) if self._settings.runs[wildcards.run].evaluate else []
+
+    def tracked_rows(self, wildcards: Any) -> list[str]:
+        """The data set's files of the splits that the run of wildcard `run` evaluates."""
+        return self.evaluated_rows(wildcards) if self._settings.runs[wildcards.run].evaluate else []
+
+    def tracked_pictures(self, wildcards: Any) -> list[str]:
+        """The image manifests of the same rows."""
+        return self.run_pictures(wildcards) if self._settings.runs[wildcards.run].evaluate else []
 
     def train_pictures(self, wildcards: Any) -> list[str]:
         """The image manifest of the raw train split of wildcard `run`; none if it has no pictures."""

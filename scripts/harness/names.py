@@ -22,6 +22,8 @@ class Names:
             "model": _one_of(self._settings.models),
             "dataset": _one_of(self._settings.datasets),
             "split": "train|test",
+            "search": _one_of(self._settings.search),
+            **dict.fromkeys(("round", "rung", "slot"), r"0|[1-9]\d*"),
         }
 
     def fire_datasets(self) -> str:

@@ -14,6 +14,7 @@ from vlmflow.config.model import Config
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.pins import revision_of
 from vlmflow.config.raw_forms import module_of
+from vlmflow.config.search_settings import dimensions, trained_with
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import parse_source
 from vlmflow.fetch.model_files import list_files
@@ -36,6 +37,56 @@ class RuleParams:
     def run(self, *keys: str, **renamed: str) -> ParamsFunction:
         """The same for wildcard `run` (`train.seed`), its data set (`dataset.licence`) and model (`model.source`)."""
         return lambda wildcards: _block(self._run_with_what_it_names(wildcards.run), keys, renamed)
+
+    def search(self, *keys: str) -> ParamsFunction:
+        """Some settings of wildcard `search`."""
+        return lambda wildcards: self._settings.search[wildcards.search].model_dump(mode="json", include=set(keys))
+
+    def search_run(self, *keys: str) -> ParamsFunction:
+        """Settings of the run of wildcard `search`, as `run`.
+
+        Keys of `train` that it searches have the first of their values: those of the run itself reach no trial, and
+        make none stale.
+        """
+
+        def block(wildcards: Any) -> dict[str, Any]:
+            search = self._settings.search[wildcards.search]
+            run = self._run_with_what_it_names(search.run)
+            run.train = trained_with(run.train, {one.key: one.first for one in dimensions(search.space)})
+            return _block(run, keys, {})
+
+        return block
+
+    def judging(self, wildcards: Any) -> dict[str, Any]:
+        """By what the trials of wildcard `search` are judged; how they are evaluated, if that judges them."""
+        search = self._settings.search[wildcards.search]
+        evaluation = self._settings.runs[search.run].evaluation
+        how = {"rows": evaluation.rows, "feedback": evaluation.feedback}
+        return {"objective": search.objective} | (how if search.objective != "eval_loss" else dict.fromkeys(how))
+
+    def own_settings(self, wildcards: Any) -> dict[str, Any]:
+        """The values that the run of wildcard `search` itself has for the keys that are searched."""
+        search = self._settings.search[wildcards.search]
+        train = self._settings.runs[search.run].train
+        return {one.key: attrgetter(one.key)(train) for one in dimensions(search.space)}
+
+    def planned(self, wildcards: Any) -> dict[str, Any] | None:
+        """What the first step of wildcard `search` compares with its budget; null in others, and without a budget.
+
+        So a search that is given more rounds goes on after those that it has, unless it has a budget.
+        """
+        search = self._settings.search[wildcards.search]
+        if search.limits.gpu_hours is None or not wildcards.round == wildcards.rung == "0":
+            return None
+        return {"rounds": search.rounds, "gpu": self._settings.runs[search.run].gpu}
+
+    def processes(self, wildcards: Any, resources: Any) -> int:
+        """The processes of wildcard `run`, for a script whose results do not depend on them.
+
+        resources: unused. A params function that takes it derives from the job, so another value makes nothing stale
+        (see `staleness`).
+        """
+        return self._settings.runs[wildcards.run].processes
 
     def raw_source(self, wildcards: Any) -> str:
         """The source of the raw file of wildcards `dataset` and `file`."""
@@ -68,6 +119,10 @@ class RuleParams:
     def form_modules(self, wildcards: Any) -> list[str]:
         """The module of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
         return [module_of(self._settings.datasets[wildcards.dataset].kind)]
+
+    def form_modules_of_run(self, wildcards: Any) -> list[str]:
+        """The same for the data set of wildcard `run`."""
+        return [module_of(self._run_with_what_it_names(wildcards.run).dataset.kind)]
 
     def picture_roots(self, wildcards: Any) -> list[str]:
         """The picture roots of wildcard `dataset`; with fetch_images the store of fetched pictures comes last."""

@@ -11,21 +11,31 @@ from typing import Any
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
-from harness import ancient_inputs, stale_lock, staleness
+from harness import ancient_inputs, search_targets, stale_lock, staleness
 from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.own_environment import python_of
 from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing
 
-TRAINING = ("train_smoke", "train_model")
+TRAINING = ("train_smoke", "train_model", "trial")
 """The rules that start `processes` trainers."""
 
 SHIPPED_ROOT = "pictures"
 """The picture root of the data sets in config.yaml."""
 
+SEARCHING = ("propose", "tell")
+"""The rules that start the environment `search`."""
+
 LOOKING = ("fetch_images", "resolve_images")
 """The rules that search for pictures in a data set's roots."""
+
+
+def run_of(settings: Config, job: Any) -> str:
+    """Return the run that a job trains: its wildcard, or that of its search."""
+    search = job.wildcards.get("search")
+    return settings.search[search].run if search else str(job.wildcards.run)
 
 
 def install(workflow: Any, settings: Config) -> None:
@@ -41,6 +51,7 @@ def install(workflow: Any, settings: Config) -> None:
     def look_and_build() -> None:
         stale_lock.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
         _refuse_unknown_targets(workflow, settings)
+        search_targets.install(workflow, settings)
         look_at_code = staleness.install(workflow)
         ancient_inputs.install(workflow.dag)
         build_dag()
@@ -49,6 +60,7 @@ def install(workflow: Any, settings: Config) -> None:
         _refuse_nodes_without_a_shared_volume(workflow, settings)
         _refuse_trainers_without_packages(workflow, settings)
         _refuse_missing_roots(workflow, settings)
+        _refuse_a_missing_environment(workflow)
         if workflow.dryrun:
             _look_past_the_lock(workflow)
 
@@ -85,6 +97,7 @@ def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
         "run": settings.runs,
         "model": settings.models,
         "dataset": settings.datasets,
+        "search": settings.search,
         "split": ("train", "test"),
     }
     for rule in rules:
@@ -103,12 +116,13 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
     cores = available_cpu_count()
     for job in workflow.dag.needrun_jobs():
         if job.rule.name in TRAINING:
-            run = settings.runs[job.wildcards.run]
+            name = run_of(settings, job)
+            run = settings.runs[name]
             if run.device == "cpu" and run.ranks > cores:
                 on_nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
                 sys.exit(
-                    f"runs.{job.wildcards.run}.processes: {run.ranks} trainers{on_nodes} on device cpu, this machine "
-                    f"has {cores} core(s)\n  what to do: set {_less(job.wildcards.run, run.nodes, cores)}"
+                    f"runs.{name}.processes: {run.ranks} trainers{on_nodes} on device cpu, this machine "
+                    f"has {cores} core(s)\n  what to do: set {_less(name, run.nodes, cores)}"
                 )
 
 
@@ -129,9 +143,9 @@ def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config) -> No
     }
     alone = [f"{key} is {place}" for key, place in places.items() if not Path(place or "").is_absolute()]
     for job in workflow.dag.needrun_jobs() if alone else ():
-        if job.rule.name in TRAINING and (nodes := settings.runs[job.wildcards.run].nodes) > 1:
+        if job.rule.name in TRAINING and (nodes := settings.runs[run_of(settings, job)].nodes) > 1:
             sys.exit(
-                f"runs.{job.wildcards.run}.nodes: {nodes} nodes need a volume that all of them see: "
+                f"runs.{run_of(settings, job)}.nodes: {nodes} nodes need a volume that all of them see: "
                 f"{', '.join(alone)}, which is in each pod alone\n  what to do: use the profile profiles/kubernetes "
                 "or profiles/kubernetes-s3 with profiles/kubernetes/stores.yaml, or set nodes: 1"
             )
@@ -141,12 +155,23 @@ def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
     """Refuse a planned training for which this machine lacks a package or a compiler."""
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere
-    for run in {job.wildcards.run for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
+    for run in {run_of(settings, job) for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
         try:
             refuse_missing(settings.runs[run].train)
             refuse_missing_compiler(strategy_of(settings.runs[run].strategy, settings.runs[run].deepspeed))
         except VlmflowError as error:
             sys.exit(str(error).replace("runs.NAME", f"runs.{run}"))
+
+
+def _refuse_a_missing_environment(workflow: Any) -> None:
+    """Refuse a planned search on this machine without its environment: the stages before it may take hours."""
+    if workflow.storage_registry.default_storage_provider is not None:
+        return  # the jobs run elsewhere
+    if any(job.rule.name in SEARCHING for job in workflow.dag.needrun_jobs()):
+        try:
+            python_of("search")
+        except VlmflowError as error:
+            sys.exit(str(error))
 
 
 def _refuse_missing_roots(workflow: Any, settings: Config) -> None:

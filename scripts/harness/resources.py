@@ -1,5 +1,7 @@
 """The threads and resources of rules that depend on the run: functions bound to the settings in the Snakefile."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from vlmflow.config.model import Config
@@ -21,8 +23,21 @@ class RuleResources:
 
     def __init__(self, workflow: Any, settings: Config) -> None:
         self._runs: dict[str, RunSettings] = settings.runs
+        self._searches = settings.search
         storage = workflow.storage_settings.default_storage_provider
         self._in_objects, self._in_pods = storage == "s3", storage is not None
+
+    def of_search(self, resource: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A resource of a rule with wildcard `search`: that of its run."""
+        return lambda wildcards: resource(SimpleNamespace(run=self._searches[wildcards.search].run))
+
+    def train_mem(self, wildcards: Any) -> int:
+        """The main memory of a training, in MB."""
+        return self._runs[wildcards.run].resources.train_mem_mb
+
+    def train_runtime(self, wildcards: Any) -> int:
+        """The time limit of a training, in minutes."""
+        return self._runs[wildcards.run].resources.train_runtime
 
     def train_nodes(self, wildcards: Any) -> int:
         """The pods of a training, each with the rule's other resources; on one machine there is one of it."""
@@ -59,8 +74,9 @@ class RuleResources:
         return self.node_gpus(wildcards) if self._runs[wildcards.run].answer.url is None else 0
 
     def answer_template(self, wildcards: Any) -> str:
-        """The pod template of the stage that asks models."""
-        return _template(self.answer_gpus(wildcards))
+        """The pod template of the stage that asks models; one of its own, with a key, if another server answers."""
+        asks_another = self._runs[wildcards.run].answer.url is not None
+        return "answer" if asks_another else self.node_template(wildcards)
 
     def verify_gpus(self, wildcards: Any) -> int:
         """The GPUs for comparing logits; 0 if only the tensors are checked."""

@@ -28,6 +28,7 @@ from typing import Any, get_origin
 
 import pydantic
 
+from harness import gpu_share
 from harness.messages import complete_commands
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.process import descends_from, die_with_parent
@@ -61,6 +62,7 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
         values, log = _from_rule(main, job)
     _log_to(log)
     try:
+        gpu_share.take(int(job.resources.get("gpu") or 0) if job else 0)
         pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
     except VlmflowError as error:
         if not isinstance(error, PassingError):
@@ -115,6 +117,8 @@ def _plain(value: Any) -> Any:
 def _named(text: str, job: Any) -> str:
     """Insert the rule's data set and run into the keys of a message: the library does not know their names."""
     names = dict(job.wildcards.items()) if job else {}
+    if rows := dict(job.input.items()).get("rows") if "search" in names else None:
+        names["run"] = Path(rows).name  # a search's stages read fitted/RUN
     for block, wildcard in (("datasets", "dataset"), ("runs", "run")):
         if wildcard in names:
             text = text.replace(f"{block}.NAME", f"{block}.{names[wildcard]}")

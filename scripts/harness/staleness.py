@@ -56,5 +56,5 @@ def texts_of(block: dict[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _is_derived(rule: Any, name: str) -> bool:
-    """Return whether a param derives from the job's files, which Snakemake compares separately."""
+    """Return whether a param derives from the job's files, which Snakemake compares separately, or its resources."""
     return bool(rule._is_deriving_function(getattr(rule.params, name)))

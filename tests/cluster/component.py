@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,17 +70,18 @@ def running(cluster: Cluster, name: str, image: str, k8s: Path, fill: Callable[[
         yield Component(cluster, name, namespace, found["metadata"]["name"])
 
 
-def accepted(cluster: Kubectl, name: str, objects: dict[str, dict]) -> int:
+def accepted(cluster: Kubectl, name: str, objects: Iterable[dict], template: dict) -> int:
     """Let the API server check a component's objects and its pod, under the base's pod security; create none.
 
-    name: of the component. objects: its own by kind. Returns how many were accepted; one more than there are is all.
+    name: of the component. objects: its own. template: of its pod. Returns how many were accepted; one more than there
+    are is all.
     """
     labels = next(one for one in rendered(K8S / "base") if one["kind"] == "Namespace")["metadata"]["labels"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
-    pod["spec"] = objects["Deployment"]["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
+    pod["spec"] = template["spec"] | {"serviceAccountName": "default"}
     namespace = f"vlmflow-{name}-checked"
     with cluster.having(a_namespace(namespace, labels)):
-        given = {"apiVersion": "v1", "kind": "List", "items": [*objects.values(), pod]}
+        given = {"apiVersion": "v1", "kind": "List", "items": [*objects, pod]}
         for one in given["items"]:
             one["metadata"]["namespace"] = namespace
         words = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-"]

@@ -105,10 +105,10 @@ LOCKS = [PROJECT / "envs" / f"{name}.lock" for name in ("uv", "data", "train")]
 def _sources(target: str) -> str:
     """Return the digest of the files that a target is made of, the Dockerfile, and the base's recipe."""
     digest = hashlib.sha256(base_image.recipe().encode())
-    more = []
+    more = [] if target in TARGETS else [PROJECT / "envs" / f"{target}.lock"]
     if target == "jupyter":
         code = sorted((PROJECT / "scripts" / "vlmflow").rglob("*"))
-        more = [PROJECT / "envs" / "jupyter.lock", PROJECT / "notebooks" / "look.ipynb"]
+        more.append(PROJECT / "notebooks" / "look.ipynb")
         more += [path for path in code if path.is_file() and path.parent.name != "__pycache__"]
     for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *LOCKS, *more]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

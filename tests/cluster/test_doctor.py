@@ -134,7 +134,7 @@ def test_a_namespace_administrator_is_ready_too(
     assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
     assert "you have no right to read it" in checks["GPUs"]["found"]
     assert checks["rights, controller"]["found"].startswith(f"all {len(EXECUTOR)} that the executor uses")
-    assert checks["pod templates"]["found"] == "default, fetch, gpu, train"
+    assert checks["pod templates"]["found"] == "answer, default, fetch, gpu, search, train"
     assert "2 processes on CPU over gloo" in checks["training together"]["found"]
 
 

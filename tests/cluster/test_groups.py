@@ -122,7 +122,7 @@ def test_policies_allow_what_a_group_does_and_no_more(overlay: str, instance: st
     ends: dict[int | str, End] = {0: rank, 1: rank, DNS: DNS}
     for source, target, port, protocol in CONNECTIONS:
         assert allowed(policies, ends[source], ends[target], port, protocol), (source, target, port, protocol)
-    assert {"default", "fetch", "train", "gpu"} <= others.keys()
+    assert {"answer", "default", "fetch", "train", "gpu"} <= others.keys()
     for name, other in others.items():
         for port in (PORT, 443):
             assert not allowed(policies, rank, other, port), f"to {name}, {port}"

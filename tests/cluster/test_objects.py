@@ -112,7 +112,7 @@ def granted(role: dict) -> set[tuple[str, str]]:
 def test_an_overlay_is_complete(overlay: str) -> None:
     objects = rendered(K8S / "overlays" / overlay)
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
-    assert {("CronJob", name) for name in ("default", "fetch", "train", "gpu")} <= names
+    assert {("CronJob", name) for name in ("answer", "default", "fetch", "train", "gpu")} <= names
     claims = {"cache", "outputs"} | (set() if overlay.startswith("s3") else {"controller-state"})
     assert {name for kind, name in names if kind == "PersistentVolumeClaim"} == claims
     assert ("Secret", "hf-token") not in names
@@ -157,7 +157,7 @@ def test_no_job_writes_what_a_pod_with_a_token_executes(overlay: str, component:
     workloads = [one for one in rendered(tmp_path) if one["kind"] in WORKLOADS]
     pods = {one["metadata"]["name"]: pod_of(one)["spec"] for one in workloads}
     controller = pods.pop("controller", None)
-    assert set(pods) == {"default", "fetch", "train", "gpu"}
+    assert set(pods) == {"answer", "default", "fetch", "train", "gpu", "search"}
     of_jobs = set()
     for name, spec in pods.items():
         refuse_reach(name, spec, "")
@@ -196,10 +196,11 @@ def test_an_instance_names_nothing_of_anothers(overlay: str, tmp_path: Path) -> 
             spec = pod_of(one)["spec"]
             assert all(claim.endswith("-ann") for claim in claims_of(spec).values())
             assert spec["serviceAccountName"].endswith("-ann")
-            if one["metadata"]["name"] == "fetch-ann":
-                env = spec["containers"][0]["env"]
-                secrets = [each["valueFrom"]["secretKeyRef"]["name"] for each in env if "valueFrom" in each]
-                assert secrets == ["hf-token-ann"]
+            env = spec["containers"][0]["env"] if one["kind"] == "CronJob" else []
+            secrets = [each["valueFrom"]["secretKeyRef"]["name"] for each in env if "secretKeyRef" in str(each)]
+            assert secrets == {"fetch-ann": ["hf-token-ann"], "answer-ann": ["answer-key-ann"]}.get(
+                one["metadata"]["name"], []
+            )
     selectors = [one["spec"]["podSelector"]["matchLabels"] for one in objects if one["kind"] == "NetworkPolicy"]
     assert all(labels["app.kubernetes.io/instance"] == "ann" for labels in selectors)
 

@@ -99,6 +99,11 @@ def gpu_pod(name: str, template: Template) -> dict:
     return pod_of(job, name)
 
 
+def refusal(pod: dict) -> str:
+    """Return what the scheduler said of a pod when it last refused it."""
+    return " ".join(condition.get("message", "") for condition in pod["status"].get("conditions", []))
+
+
 def pod_of(job: dict, name: str) -> dict:
     """Return a pod of a Job, under a name."""
     pod = deepcopy(job["spec"]["template"])
@@ -127,9 +132,12 @@ def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
     cluster.apply([gpu_pod(name, template) for name in names], NAMESPACE)
 
     def placed() -> list[dict]:
-        """Return the pods once all for which there is room are placed; at first their claims may not be bound."""
+        """Return the pods once each has a node, or has none because too few GPUs are free.
+
+        Until their claims are bound, the scheduler refuses them for that; it tries again afterwards.
+        """
         pods = cluster.get("pods", namespace=NAMESPACE)["items"]
-        settled = [pod for pod in pods if pod["spec"].get("nodeName") or pod["status"].get("conditions")]
+        settled = [pod for pod in pods if pod["spec"].get("nodeName") or "Insufficient" in refusal(pod)]
         full = sum("nodeName" in pod["spec"] for pod in pods) >= sum(room.values())
         return pods if full and len(settled) == len(names) else []
 

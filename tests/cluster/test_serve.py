@@ -53,7 +53,8 @@ def test_an_instances_server_is_nobody_elses(overlay: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("components", [["serve"], ["serve", "serve-vllm"]])
 def test_the_api_server_and_pod_security_accept_it(any_cluster: Kubectl, tmp_path: Path, components: list[str]) -> None:
     folder = with_component(tmp_path / "k8s", "local", *components)
-    assert accepted(any_cluster, "serve", own(rendered(folder))) == 4
+    objects = own(rendered(folder))
+    assert accepted(any_cluster, "serve", objects.values(), objects["Deployment"]["spec"]["template"]) == 4
 
 
 @pytest.fixture(scope="module")

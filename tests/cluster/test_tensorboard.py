@@ -80,7 +80,8 @@ def test_no_pod_reaches_a_component_and_it_reaches_nothing(component: str, overl
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_the_api_server_and_pod_security_accept_it(any_cluster: Kubectl, component: str, tmp_path: Path) -> None:
     folder = with_component(tmp_path / "k8s", "local", component)
-    assert accepted(any_cluster, component, own(rendered(folder), component)) == 4
+    objects = own(rendered(folder), component)
+    assert accepted(any_cluster, component, objects.values(), objects["Deployment"]["spec"]["template"]) == 4
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-Behaviour = Callable[[str, list[dict[str, Any]]], str | int]
-"""Takes the model's name and the messages; returns the answer, or the status of an error."""
+Behaviour = Callable[[str, list[dict[str, Any]]], str | int | bytes]
+"""Takes the model's name and the messages; returns the answer, the status of an error, or a whole reply."""
 
 
 class ChatServer(ThreadingHTTPServer):
@@ -35,10 +35,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append(body)
         self.server.keys.append(self.headers["Authorization"])
         said = self.server.behave(body["model"], body["messages"])
+        if isinstance(said, bytes):
+            return self._send(200, said)
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
         reply = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
         content = json.dumps(reply if isinstance(said, str) else {"error": {"message": "no, \x1b[2J"}}).encode()
-        self.send_response(200 if isinstance(said, str) else said)
+        self._send(200 if isinstance(said, str) else said, content)
+
+    def _send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -65,3 +70,10 @@ def last_text(messages: list[dict[str, Any]]) -> str:
     """Return the text of the last message."""
     content = messages[-1]["content"]
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+@contextmanager
+def canned_server(reply: bytes) -> Iterator[str]:
+    """Run a server that gives one reply to everything; yield its address."""
+    with chat_server(lambda model, messages: reply) as server:
+        yield server.url

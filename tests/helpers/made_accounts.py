@@ -141,8 +141,8 @@ def some_evaluation(**fields: Any) -> EvaluationReport:
         "sources": {"gqa": some_figures()},
         "looks": None,
         "rows_digest": "rows",
-        "base": EvaluatedModel("base", 0),
-        "tuned": EvaluatedModel("tuned", 400),
+        "base": EvaluatedModel("base"),
+        "tuned": EvaluatedModel("tuned"),
         "seed": 42,
         "dtype": "bfloat16",
         "device": "cuda",
@@ -158,7 +158,7 @@ def some_answers() -> AnswerReport:
     mean = Interval(0.4, 0.3, 0.5)
     at_first = ModelFigures(mean, 0.4, mean, 0, None, None)
     after = ModelFigures(mean, 0.4, mean, 0, Change(9, 6, mean), Change(6, 0, mean))
-    model = AskedModel("digest", 30, Overlap(30, [0.5, 0.4, 0.3, 0.2], 1.0))
+    model = AskedModel("digest", Overlap(30, [0.5, 0.4, 0.3, 0.2], 1.0))
     rounds = [AfterRounds(k, 15, 15, one, one, mean, mean) for k, one in enumerate([at_first, after])]
     return AnswerReport(
         run="mine",

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+OWN = ("track", "search")
+"""The environments beside .venv, whose programs some of the modules are (core/own_environment)."""
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 from vlmflow.config.yaml_file import read_yaml  # noqa: E402
@@ -115,21 +117,25 @@ def environment() -> dict[str, str]:
     PYTHONPATH: it may lead to another checkout. With long lines: pytest shortens its output.
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return kept | {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
+    own = {f"VLMFLOW_VENV_{name.upper()}": str(ROOT / f".venv-{name}") for name in OWN}
+    return own | kept | {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
 
 
 def imports(copy: Path, file: str) -> str:
-    """Import a module of the copy; give the error's last line, or "" where it imports."""
+    """Import a module of the copy; give the error's last line, or "" where it imports in one of the environments."""
     module = ".".join(Path(file).relative_to("scripts").with_suffix("").parts)
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {module}"],
-        cwd=copy / "scripts",
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+    for python in (sys.executable, *(str(ROOT / f".venv-{name}" / "bin" / "python") for name in OWN)):
+        done = subprocess.run(
+            [python, "-c", f"import {module}"],
+            cwd=copy / "scripts",
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            return ""
+    return done.stderr.strip().splitlines()[-1]
 
 
 def judge(copy: Path, mutation: Mutation) -> str:

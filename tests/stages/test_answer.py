@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pydantic
 import pytest
@@ -59,8 +60,18 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_bytes().splitlines()]
 
 
-def test_both_models_answer_by_servers_of_their_own(demo_run: Path, tmp_path: Path) -> None:
+def asked_now(caplog: pytest.LogCaptureFixture) -> list[list[int]]:
+    """Return of each model how many answers were asked for, and how many there are, since the last call."""
+    said = re.findall(r"answers of the [a-z ]+: (\d+) of (\d+) were asked for now", "\n".join(caplog.messages))
+    caplog.clear()
+    return [list(map(int, numbers)) for numbers in said]
+
+
+def test_both_models_answer_by_servers_of_their_own(
+    demo_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And are not asked again; each making is a look at test."""
+    caplog.set_level("INFO", "vlmflow")
     first, again = tmp_path / "first" / RUN / "test", tmp_path / "again" / RUN / "test"
     given = files(demo_run) | {"evaluation_store": tmp_path / "store", "threads": 2}
     answer(answered=first, settings=settings(), **given)
@@ -70,13 +81,15 @@ def test_both_models_answer_by_servers_of_their_own(demo_run: Path, tmp_path: Pa
     assert (report.run, report.split, report.dataset, report.looks) == (RUN, "test", "fire", 1)
     assert (report.server, report.picture_limits) == ("transformers serve", "4 to 64 tokens")
     assert report.gold_from_raw == report.rows == len(rows) >= 2
-    assert report.base.asked == report.tuned.asked == report.base.overlap.answers == len(turns)
+    assert report.base.overlap.answers == len(turns)
+    assert asked_now(caplog) == [[len(turns)] * 2] * 2
     assert [after.rounds for after in report.all] == [0, 1]
     assert any(turn["base"]["text"] != turn["tuned"]["text"] for turn in turns), "two models answered"
     assert all(turn["tuned"]["text"] for turn in turns)
     answer(answered=again, settings=settings(), **given)
     repeated = read_account(again / "report.json", AnswerReport)
-    assert (repeated.base.asked, repeated.tuned.asked, repeated.looks) == (0, 0, 2)
+    assert asked_now(caplog) == [[0, len(turns)]] * 2
+    assert repeated == msgspec.structs.replace(report, looks=2)
     assert (again / "rows.jsonl").read_bytes() == (first / "rows.jsonl").read_bytes()
     assert not list((tmp_path / "store").rglob("*.log")), "the output of servers that did their work is not kept"
 
@@ -104,6 +117,8 @@ def test_a_given_server_is_asked_and_its_picture_limits_are_unknown(
     assert report.left_out["over_long"] > 0
     assert sum(report.left_out.values()) == len(out)
     assert sorted(row["id"] for row in [*rows, *out]) == sorted(row["id"] for row in lines(given["rows"]))
+    not_drawn = {row["detail"] for row in out if row["reason"] == "not_drawn"}
+    assert not_drawn == {f"9 rows were to be drawn (runs.{RUN}.answer.rows)"}
     written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert b"sesame" not in written
 
@@ -137,4 +152,5 @@ def test_a_server_that_is_killed_is_named_and_its_answers_are_kept(demo_run: Pat
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = read_account(answered / "report.json", AnswerReport)
-    assert report.base.asked + report.tuned.asked == 2 * report.base.overlap.answers - kept
+    now = re.findall(r"answers of the [a-z ]+: (\d+) of \d+ were asked for now", done.stderr)
+    assert sum(map(int, now)) == 2 * report.base.overlap.answers - kept

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from planted_feedback import CODES, ROWS, RUNS
-from vlmflow.core.account import read_account
+import trial
+from planted_feedback import CODES, ROWS, RUNS, TRAIN
+from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.account import read_account, write_account
 from vlmflow.evaluation.accounts import HISTORY, PLACEBO, QUESTION, EvaluationReport
 from vlmflow.evaluation.verdict import LEARNED, NOT_SHOWN
 from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.search.accounts import Asked, AskedTrial, TrialResult
+from workflow_runs import copy_folder
 
 CHANCE = math.log(len(CODES)) / 2
 """The loss per token of a guess between all codes."""
@@ -59,3 +64,60 @@ def test_the_runs_differ_in_the_code_in_the_feedback_alone(planted_runs: Path, s
         assert [turn.value for turn in other.conversations] == expected
         dealt_its_own += held == right
     assert dealt_its_own / len(real) < 0.1
+
+
+@pytest.fixture
+def trials(planted_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the runs, whose finished trainings are those of trials."""
+    folder = copy_folder(planted_runs, tmp_path / "trials")
+    for run in RUNS:
+        (folder / "stores" / "runs" / run / "full").rename(folder / "stores" / "runs" / run / "search")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def judged(run: str, objective: str) -> TrialResult:
+    """Return the result of a trial with a run's own settings."""
+    here = Path("search", objective, "0", "0")
+    asked = AskedTrial(number=0, settings={}, steps=TRAIN["max_steps"], hours=None)
+    write_account(here / "asked.json", Asked(search=objective, round=0, rung=0, trials=[asked]))
+    trial.main(
+        asked=here / "asked.json",
+        rows=Path("fitted", run),
+        model=Path("models", "planted"),
+        smoke=Path("checkpoints", run, "smoke"),
+        cached=[],
+        result=here / "0.json",
+        settings=TrainBlock(
+            model_type="qwen3",
+            train=TrainSettings(**TRAIN),
+            device="cpu",
+            nodes=1,
+            processes=1,
+            strategy="ddp",
+            deepspeed=None,
+            tuner="full",
+        ),
+        objective=trial.JudgeBlock(objective=objective, rows=1_000, feedback=True),
+        picture_store=Path("stores", "pictures"),
+        run_store=Path("stores", "runs"),
+        evaluation_store=Path("stores", "evaluations"),
+        stats=[Path("data", run, "stats.json")],
+        val=[Path("data", run, "val.jsonl")],
+        threads=2,
+    )
+    return read_account(here / "0.json", TrialResult)
+
+
+def test_a_search_judges_its_trials_as_the_evaluation_does(trials: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "vlmflow"):
+        found = {run: judged(run, "uses_feedback") for run in RUNS}
+    assert caplog.text.count("already trained to step") == len(RUNS), "nothing is trained again"
+    for run, result in found.items():
+        assert result.state == "done"
+        assert result.value == pytest.approx(evaluation(trials, run).all.tuned_uses.mean, abs=1e-4)
+        assert result.hours > 0, "the evaluation counts"
+    learned = judged("real", "learned")
+    assert learned.value == pytest.approx(evaluation(trials, "real").all.learned.mean, abs=1e-4)
+    (folder,) = (trials / "stores" / "runs" / "real" / "search").iterdir()
+    assert not (folder / "judged").exists(), "the merged weights go"

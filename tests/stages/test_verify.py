@@ -1,6 +1,7 @@
 """`make verify` on a finished run: the whole chain from the raw file to the tensors."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +33,10 @@ def test_the_whole_chain_holds_and_a_changed_number_breaks_it(folder: Path) -> N
     whole = verify("--run", RUN, "--directory", folder)
     assert whole.returncode == 0, whole.stdout + whole.stderr
     lines = whole.stdout.splitlines()
-    assert [line[:8].strip() for line in lines] == ["ok"] * 8
-    assert "but for the picture limits in preprocessor_config.json" in lines[6]
-    assert "tensors carry the training" in lines[7]
+    assert [line[:8].strip() for line in lines] == ["ok"] * 9
+    assert re.fullmatch(r"ok +pictures of these rows: (\d+) of \1 files", lines[3])
+    assert "but for the picture limits in preprocessor_config.json" in lines[7]
+    assert "tensors carry the training" in lines[8]
 
     shard = sorted((folder / "merged" / RUN).glob("*.safetensors"))[0]
     recorded = sha256_of(shard)

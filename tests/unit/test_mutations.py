@@ -10,7 +10,7 @@ TABLE = read_table()
 ROOMS = {
     *("archives", "cluster", "config", "core", "doctor", "estimate", "fetch", "lengths", "merging", "pictures", "raw"),
     *("reports", "rows", "swift", "trainer", "training", "web", "harness", "harness/kubernetes", "harness/storage"),
-    *("serving", "publish"),
+    *("serving", "publish", "track"),
 }
 
 

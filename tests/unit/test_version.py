@@ -8,7 +8,7 @@ import yaml
 
 from workflow_runs import ROOT, VERSION
 
-IMAGE = re.compile(r"\bvlmflow[-/](?:data|train|jupyter):([\w.-]+)")
+IMAGE = re.compile(r"\bvlmflow[-/](?:data|train|track|search|jupyter):([\w.-]+)")
 TAG = re.compile(r"newTag: ([\w.-]+)")
 ARGUMENT = re.compile(r"^ARG VERSION=(\S+)", re.MULTILINE)
 

@@ -39,6 +39,7 @@ def leave(folder: Path) -> set[Path]:
         copy_folder(full, trainings / "full" / OTHER),
         copy_folder(full, trainings / "full" / f"{OTHER}.refused-1"),
         copy_folder(trainings / "smoke" / digest_of(folder, "smoke"), trainings / "smoke" / OTHER),
+        trainings / "search" / OTHER,
         copy_folder(next((full / "checkpoints").glob("checkpoint-*")), full / "checkpoints" / "checkpoint-1"),
         folder / "work" / RUN,
         folder / "merged" / f"{RUN}.part",

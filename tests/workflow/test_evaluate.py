@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from cluster.shell import wait_for
 from evaluate import RunBlock
 from evaluate import main as evaluate
+from forked_snakemake import called
+from trace_sink import trace_sink
 from vlmflow.core.account import read_account
 from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport
 from vlmflow.evaluation.answer_losses import Work
@@ -24,6 +29,7 @@ from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
 from vlmflow.reports.accounts import Provenance
 from vlmflow.rows.chat import ROLES, Turn
 from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.track.accounts import Tracked
 from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
 
 SETTINGS: dict[str, Any] = {
@@ -36,7 +42,6 @@ SETTINGS: dict[str, Any] = {
     "max_length": 512,
     "device": "cpu",
     "dtype": "float32",
-    "processes": 1,
 }
 
 
@@ -88,7 +93,7 @@ def test_looks_at_test_are_counted_and_shown(evaluated: Path) -> None:
     (look,) = read_looks(evaluated / "stores" / "evaluations")
     assert (look.what, look.run, look.dataset) == ("evaluate", RUN, "fire")
     card = (evaluated / "merged" / RUN / "README.md").read_text()
-    assert "has been looked at 1 time(s) so far" in card
+    assert "had been looked at 1 time(s) with this evaluation" in card
 
 
 def test_the_card_and_the_provenance_hold_the_evaluation(evaluated: Path) -> None:
@@ -96,6 +101,43 @@ def test_the_card_and_the_provenance_hold_the_evaluation(evaluated: Path) -> Non
     assert facts.evaluations == {split: report(evaluated, split) for split in ("val", "test")}
     assert "model-index" in (evaluated / "merged" / RUN / "README.md").read_text()
     assert (evaluated / "reports" / f"eval-{RUN}.html").read_text().count("nats per token") > 10
+
+
+def with_trackers(**block: Any) -> list[str]:
+    runs = {RUN: {"evaluate": {"splits": ["val", "test"]}, "track": block}}
+    return ["--config", f"runs={json.dumps(runs)}", "--", f"tracked/{RUN}.json", f"reports/eval-{RUN}.html"]
+
+
+def test_a_tracker_that_is_away_fails_nothing_else(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    page = evaluated / "reports" / f"eval-{RUN}.html"
+    page.unlink()
+    first = ["--cores", "1", "--prioritize", f"tracked/{RUN}.json"]
+    # Nobody listens on port 9 (discard).
+    done = called(command(evaluated, *first, *with_trackers(otlp="http://127.0.0.1:9", wandb="demo")))
+    said = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"run {RUN} did not reach every tracker (it reached: wandb). otlp: " in said
+    assert not (evaluated / "tracked" / f"{RUN}.json").exists()
+    assert page.is_file()
+
+
+def test_the_run_is_sent_to_its_trackers_once(evaluated: Path) -> None:
+    with trace_sink() as sink:
+        words = with_trackers(mlflow="sqlite:///mlflow.db", wandb="demo", otlp=sink.url)
+        said = snakemake(evaluated, *words)
+        assert "rule train_model" not in said
+        assert sink.bytes > 0
+        again = snakemake(evaluated, *words)
+    assert "Nothing to be done" in again
+    tracked = read_account(evaluated / "tracked" / f"{RUN}.json", Tracked)
+    assert tracked.mlflow is not None
+    assert tracked.otlp is not None
+    assert tracked.otlp.figures == 4 * sum(report(evaluated, split).rows for split in ("val", "test"))
+    with closing(sqlite3.connect(evaluated / "mlflow.db")) as database:
+        metrics = dict(database.execute("select key, value from latest_metrics"))
+    assert metrics["evaluate/test/learned"] == pytest.approx(report(evaluated, "test").all.learned.mean)
+    assert metrics["best/eval_loss"] < metrics["train/loss"] + 1
 
 
 def test_weights_that_fall_short_are_not_published(evaluated: Path) -> None:
@@ -146,14 +188,19 @@ def test_a_killed_evaluation_measures_no_row_again(evaluated: Path, tmp_path: Pa
     done = subprocess.run(words(evaluated, store, tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     again = read_account(tmp_path / RUN / "test" / "report.json", EvaluationReport)
-    assert again.base.computed + again.tuned.computed == 2 * again.rows - before
-    ours, theirs = (folder / RUN / "test" / "rows.jsonl" for folder in (tmp_path, evaluated / "eval"))
-    assert ours.read_bytes() == theirs.read_bytes()
+    now = re.findall(rf"losses of the [a-z ]+: (\d+) of {again.rows} rows were measured now", done.stderr)
+    assert sum(map(int, now)) == 2 * again.rows - before
+    for name in ("rows.jsonl", "left_out.jsonl", "report.json"):
+        ours, theirs = (folder / RUN / "test" / name for folder in (tmp_path, evaluated / "eval"))
+        assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_another_run_does_not_measure_the_base_again(evaluated: Path, tmp_path: Path) -> None:
+def test_another_run_does_not_measure_the_base_again(
+    evaluated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The folder's store has the losses of both models, and fewer rows are among those of before."""
     folder = evaluated / "data" / "fire"
+    caplog.set_level("INFO", "vlmflow")
     evaluate(
         verified=evaluated / "verified" / RUN,
         model=evaluated / "models" / "tiny",
@@ -166,8 +213,12 @@ def test_another_run_does_not_measure_the_base_again(evaluated: Path, tmp_path: 
         pictures=[evaluated / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
     )
     other = read_account(tmp_path / "other" / "val" / "report.json", EvaluationReport)
-    assert (other.base.computed, other.tuned.computed) == (0, 0)
-    assert other.left_out["not_drawn"] > 0
+    now = [line for line in caplog.messages if line.startswith("losses of ")]
+    assert [line.partition(": ")[2].split()[:3] for line in now] == [["0", "of", str(other.rows)]] * 2
+    out = [json.loads(line) for line in (tmp_path / "other" / "val" / "left_out.jsonl").read_text().splitlines()]
+    drawn_out = [row["detail"] for row in out if row["reason"] == "not_drawn"]
+    assert other.left_out["not_drawn"] == len(drawn_out) > 0
+    assert set(drawn_out) == {"5 rows were to be drawn (runs.other.evaluate.rows)"}
 
 
 def test_the_loss_of_an_answer_is_that_of_plain_transformers(evaluated: Path, tmp_path: Path) -> None:

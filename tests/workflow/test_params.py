@@ -10,6 +10,7 @@ from snakemake.iocontainers import Wildcards
 
 from harness.staleness import texts_of
 from rules import read_rules
+from vlmflow.config.raw_forms import module_of
 from vlmflow.config.settings import Settings
 
 COMMIT = "0" * 40
@@ -21,12 +22,18 @@ BASE: dict[str, Any] = {
         "text": {"kind": "text", "modality": "text", "prompt": "Go on.", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
     },
     "runs": {name: {"model": "m", "dataset": name} for name in ("fire", "volcano", "text")},
+    "search": {
+        name: {"run": name, "space": {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}, "lora.rank": [4, 8]}}
+        for name in ("fire", "volcano", "text")
+    },
 }
-"""A data set of each sort, and a run of the same name on it."""
+"""A data set of each sort, and a run and a search of the same name on it."""
 
 LOOKING = {"fetch_images", "resolve_images"}
 MEASURED = {"measure_lengths", "fit_rows", "cache_dataset"}
-TRAINED = {"train_smoke", "train_model"}
+TRIED = {"propose", "trial"}
+TRAINED = {"train_smoke", "train_model", *TRIED}
+CHOSEN_BY = {"search": "s", "trial": 3, "trials": 4, "study": "0" * 64, "settings": {}}
 ESTIMATED = {"estimate_run", "estimate_page"}
 EVALUATED = {"evaluate", "answer"}
 
@@ -57,9 +64,17 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.licence": ("mit", {"publish_merged"}),
     "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
     "picture_sources.coco-train2017.licence": ("mit", {"publish_merged"}),
-    "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED, "evaluate"}),
-    "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED}),
-    "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED}),
+    "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED - {"propose"}, "evaluate"}),
+    "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED - TRIED, "search_page"}),
+    "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED - TRIED, "search_page"}),
+    "runs.fire.train.lora.alpha": (8, {*ESTIMATED, *TRAINED}),
+    "search.fire.rounds": (5, set()),
+    "search.fire.together": (5, {"propose"}),
+    "search.fire.rungs": (2, {"propose", "tell"}),
+    "search.fire.objective": ("learned", {"tell", "trial"}),
+    "search.fire.limits.hours": (2, {"propose", "tell", "choose_best", "search_page"}),
+    "search.fire.limits.gpu_hours": (2, {"propose", "tell", "choose_best", "search_page"}),
+    "search.fire.seed": (2, {"propose", "choose_best"}),
     "runs.fire.train.seed": (7, {*ESTIMATED, "cache_dataset", *EVALUATED, *TRAINED}),
     "runs.fire.train.dtype": ("float32", {*ESTIMATED, "cache_dataset", "verify_merged", *EVALUATED, *TRAINED}),
     "runs.fire.train.max_length": (
@@ -70,18 +85,20 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*ESTIMATED, *EVALUATED, *MEASURED, *TRAINED}),
     "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, {*ESTIMATED, *TRAINED}),
     "runs.fire.smoke.steps": (30, {"train_smoke"}),
-    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED}),
-    "runs.fire.processes": (3, {*ESTIMATED, "evaluate", *TRAINED}),
+    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED - {"propose"}}),
+    "runs.fire.processes": (3, {*ESTIMATED, *TRAINED}),
     "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, *EVALUATED}),
+    "runs.fire.chosen_by": (CHOSEN_BY, {"publish_merged"}),
     "runs.fire.evaluate.require": ("learned", {*ESTIMATED, "publish_merged"}),
     "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED}),
     "runs.fire.evaluate.splits": (["val", "test"], ESTIMATED),
     "runs.fire.evaluate.answers": (True, ESTIMATED),
     "runs.fire.answer.rounds": (1, {"answer"}),
+    "runs.fire.track": ({"wandb": "fire"}, {"track"}),
     "runs.fire.nodes": (3, {*ESTIMATED, *TRAINED}),
     "runs.fire.network_gbit": (400, ESTIMATED),
-    "runs.fire.strategy": ("zero2", {*ESTIMATED, *TRAINED}),
-    "runs.fire.tuner": ("full", {*ESTIMATED, *TRAINED}),
+    "runs.fire.strategy": ("zero2", {*ESTIMATED, *TRAINED - {"propose"}}),
+    "runs.fire.tuner": ("qlora", {*ESTIMATED, *TRAINED - {"propose"}}),
     "runs.fire.train.freeze": (["aligner"], {*ESTIMATED, *TRAINED}),
     "runs.fire.experimental": (True, set()),
     "runs.fire.over_long": ("leave_out", {*ESTIMATED, "fit_rows"}),
@@ -114,11 +131,16 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def params_of(rule: Any, name: str) -> dict[str, Any]:
-    """Give a rule's params for the run and the data set of a name."""
+    """Give a rule's params for the run and the data set of a name, without those that derive from its job."""
     wildcards = Wildcards(
-        fromdict={"dataset": name, "run": name, "split": "train", "model": "m", "file": "t.json"},
+        fromdict={"dataset": name, "run": name, "split": "train", "model": "m", "file": "t.json"}
+        | {"search": name, "round": "0", "rung": "0", "slot": "0"},
     )
-    return {key: value(wildcards) if callable(value) else value for key, value in rule.params.items()}
+    return {
+        key: value(wildcards) if callable(value) else value
+        for key, value in rule.params.items()
+        if not rule._is_deriving_function(value)
+    }
 
 
 def texts(folder: Path, name: str, **settings: Any) -> dict[str, set[str]]:
@@ -138,9 +160,28 @@ def test_a_setting_is_recorded_by_just_the_rules_that_use_it(
     recorded: dict[str, dict[str, set[str]]], key: str, tmp_path: Path
 ) -> None:
     value, expected = CHANGES[key]
-    name = key.split(".")[1] if key.startswith(("datasets.", "runs.")) else "fire"
+    name = key.split(".")[1] if key.startswith(("datasets.", "runs.", "search.")) else "fire"
     before, now = recorded[name], texts(tmp_path, name, **changed(key, value))
     assert {rule for rule in now if now[rule] != before[rule]} == expected
+
+
+@pytest.mark.parametrize("rule", sorted(EVALUATED))
+def test_an_evaluation_depends_on_the_module_of_its_form(tmp_path: Path, rule: str) -> None:
+    """No import statement names it: it says whether rows have feedback, and reads right answers."""
+    (found,) = [one for one in read_rules(tmp_path, **BASE) if one.name == rule]
+    for name in ("fire", "volcano"):
+        wildcards = Wildcards(fromdict={"run": name, "split": "val"})
+        assert found.params.modules(wildcards) == [module_of(name)]
+
+
+def test_only_a_job_that_asks_another_server_gets_the_template_with_its_key(tmp_path: Path) -> None:
+    def template(name: str, **answer: Any) -> str:
+        settings = changed("runs.fire.answer", answer)
+        (rule,) = [one for one in read_rules(tmp_path / name, **settings) if one.name == "answer"]
+        return rule.resources["pod_template"].evaluate(Wildcards(fromdict={"run": "fire"})).value
+
+    assert template("own", rounds=1) == "gpu"
+    assert template("another", url="http://host:8000/v1", url_base="b", url_tuned="t") == "answer"
 
 
 def test_a_changed_address_shows_just_its_source(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         PUBLISHING,
     ),
     "a function that the trainers run": (
-        edit("scripts/vlmflow/trainer/callback.py", "def _stalled(", "def _has_stalled("),
+        edit("scripts/vlmflow/trainer/callback.py", "def _ends_here(", "def _ends_there("),
         FROM_TRAINING,
     ),
     "a function that the demo's generator uses": (

@@ -160,7 +160,13 @@ def run(stage: str, **changed: Any) -> None:
         "publish_merged": {
             **(rows | trained | {"stats": "data/fire/stats.json", "verified": f"verified/{RUN}"}),
             "published": "out/published",
-            "settings": {"all_addresses": [], "licence": None, "source_licences": {}, "require": None},
+            "settings": {
+                "all_addresses": [],
+                "licence": None,
+                "source_licences": {},
+                "require": None,
+                "chosen_by": None,
+            },
             "picture_licences": {},
         },
     }

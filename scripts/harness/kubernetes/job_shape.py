@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from harness.kubernetes.apart import refuse_reach, with_private_sources
@@ -76,7 +77,8 @@ class RuleJob:
             gpus=int(resources.get("gpu") or 0),
             template=resources.get("pod_template"),
             nodes=nodes,
-            runs=f"{job.params.run_store}/{wildcards['run']}" if nodes > 1 else "",
+            # A search's trial has no wildcard `run`; it reads fitted/RUN.
+            runs=f"{job.params.run_store}/{wildcards.get('run') or Path(job.input.rows).name}" if nodes > 1 else "",
         )
 
     @property

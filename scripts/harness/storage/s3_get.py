@@ -56,7 +56,7 @@ def main(address: str, local: Path) -> None:
     if local.exists():
         raise VlmflowError(f"{local} already exists", "use another folder (TO=…), or remove it")
     try:
-        _Download(_server().Bucket(place.netloc), key).to(local)
+        checked = _Download(_server().Bucket(place.netloc), key).to(local)
     except (ClientError, BotoCoreError, FileNotFoundError) as error:
         raise VlmflowError(
             f"{address}: cannot download it ({type(error).__name__}: {printable(str(error))})",
@@ -64,7 +64,9 @@ def main(address: str, local: Path) -> None:
         ) from None
     except OSError as error:
         raise PassingError(f"{error.filename or local}: {error.strerror}", f"fix it, then {AGAIN}") from None
-    log.info(f"copied {address} to {local}; every file has the digest of the original")
+    what = "every file has the digest of the original"
+    unknown = "sizes are right; for some files an older checkout recorded no digest to compare"
+    log.info(f"copied {address} to {local}; {what if checked else unknown}")
 
 
 def _server() -> Any:
@@ -90,17 +92,20 @@ class _Download:
         self._bucket, self._key, self._folder = bucket, key, Folder(bucket, key)
         self._ended = Event()
 
-    def to(self, local: Path) -> None:
-        """Download it. Raises as `main`, and what boto3 raises; FileNotFoundError if there is no such target."""
+    def to(self, local: Path) -> bool:
+        """Download it; return whether every file was compared with a digest.
+
+        Raises as `main`, and what boto3 raises; FileNotFoundError if there is no such target.
+        """
         entries = self._folder.entries()
         if entries is None:
-            self._file(local)
-            return
+            return self._file(local)
         with whole_folder(local, resumed=True) as part:
             while True:
+                self._ended.clear()  # the requests of an earlier version are over
                 try:
                     self._files(entries, part)
-                    return
+                    return all(entry.sha256 for entry in entries.values())
                 except PassingError:
                     raise
                 except VlmflowError:
@@ -128,8 +133,8 @@ class _Download:
                 with place.open("a+b") as file:
                     self._complete(name, entry, file, progress)
 
-    def _file(self, local: Path) -> None:
-        """Download a target that is one object."""
+    def _file(self, local: Path) -> bool:
+        """Download a target that is one object; return as `to`."""
         found = self._bucket.Object(self._key)
         try:
             found.load()
@@ -140,6 +145,7 @@ class _Download:
         entry = Entry(found.content_length, self._key, found.metadata.get("sha256"), found.e_tag)
         with whole_file(local) as file, self._progress([entry]) as progress:
             self._complete("the file", entry, file, progress)
+        return entry.sha256 is not None
 
     def _progress(self, entries: Any) -> Progress:
         return Progress(f"get {self._key}", sum(entry.size for entry in entries), "bytes")

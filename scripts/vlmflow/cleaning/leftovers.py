@@ -69,6 +69,7 @@ def find_leftovers(
         found += _of_work(folder, run)
         if store := _own_store(folder, settings.stores.runs, "runs", notes):
             found += _of_trainings(store / run, made_of)
+            found += of_trials(folder, store / run)
     found += _unfinished(folder)
     if not stores:
         notes.append(
@@ -155,6 +156,17 @@ def _of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[L
                 what = "set aside: its input changed" if "." in place.name else "other data or settings"
                 yield Leftover(place, f"{what}; the finished training is {kept}", is_run_folder=True)
         yield from _older_checkpoints(store / stage / kept / "checkpoints", report)
+
+
+def of_trials(folder: Path, store: Path) -> Iterator[Leftover]:
+    """Yield the trainings of a finished run's searches, unless a search has not chosen its best settings yet.
+
+    folder: the working directory. store: the run's own folder of all its trainings.
+    """
+    if all((search / "best.yaml").is_file() for search in _folders(folder / "search")):
+        for place in _folders(store / "search"):
+            if RUN_FOLDER.fullmatch(place.name):
+                yield Leftover(place, "a trial of a search that has ended", is_run_folder=True)
 
 
 def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftover]:

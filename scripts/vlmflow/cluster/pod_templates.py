@@ -13,7 +13,7 @@ from vlmflow.cluster.instance import selector, short
 CRON_JOBS, POD_TEMPLATES = "batch/v1/cronjobs", "podtemplates"
 
 NAMES = ("default", "fetch", "gpu", "train")
-"""The templates that rules use; an overlay may have more."""
+"""The templates that every namespace must have; an overlay may have more, as `answer` and `search`, for few runs."""
 
 CONTAINER = "snakemake"
 """The container of a template that runs the rule; the executor plugin uses this name."""

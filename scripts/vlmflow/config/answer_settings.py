@@ -1,11 +1,11 @@
 """The settings of the answers by which a run's weights are compared with their base."""
 
 from typing import Annotated, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from vlmflow.config.settings import Count, Positive, Settings
+from vlmflow.config.web_address import refuse_no_address
 
 
 class AnswerSettings(Settings):
@@ -34,17 +34,8 @@ class AnswerSettings(Settings):
     @field_validator("url")
     @classmethod
     def _is_an_address(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-        except ValueError:
-            good = False
-        if not good:
-            raise ValueError(f"{url!r} is not an address such as http://HOST:8000/v1")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("url is the address alone; a key goes into the environment variable VLMFLOW_ANSWER_KEY")
+        if url is not None:
+            refuse_no_address(url, "http://HOST:8000/v1", "the environment variable VLMFLOW_ANSWER_KEY")
         return url
 
     @model_validator(mode="after")

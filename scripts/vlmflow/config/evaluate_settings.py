@@ -19,8 +19,9 @@ class EvaluateSettings(Settings):
 
     require: Literal["learned", "uses_feedback", "not_worse"] | None = None
     """What val must show before the weights are published. learned: the run learned to use feedback (without feedback:
-    the loss of the answers fell). uses_feedback: the tuned model uses it, the base perhaps too. not_worse: anything but
-    a shown decline. null: nothing."""
+    the loss of the answers fell). uses_feedback: the tuned model uses it, the base perhaps too. Neither
+    looks at what the training cost. not_worse: anything but a shown decline, of the use of feedback, or of the loss of
+    the first answer or of the last one with its history. null: nothing."""
 
     feedback: bool | None = None
     """Whether the human's later turns are feedback on the answer before, and the last answer is right; null: true for

@@ -9,7 +9,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
 from vlmflow.config.picture_sources import PictureSource
+from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.search_settings import SearchSettings, check_search
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, parse_source, refuse_path
 from vlmflow.config.swift_args import check_model_type
@@ -18,8 +20,8 @@ from vlmflow.core.integrity import Integrity
 
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
-    *("estimates", "checkpoints", "work", "verified", "eval", "answers"),
-    *("merged", "reports", "logs", "benchmarks"),
+    *("estimates", "checkpoints", "work", "verified", "eval", "answers", "search"),
+    *("merged", "tracked", "reports", "logs", "benchmarks"),
 )
 """The folders in the working directory whose files the workflow makes and removes."""
 
@@ -47,6 +49,9 @@ class StoreSettings(Settings):
 
     evaluations: str = "stores/evaluations"
     """Losses and answers of models that were evaluated, and `looks.jsonl`, the log of looks at test splits."""
+
+    trackers: str = "stores/trackers"
+    """Offline runs of Weights & Biases, one folder per run."""
 
     @field_validator("*")
     @classmethod
@@ -112,12 +117,26 @@ class Config(Settings):
     runs: dict[Name, RunSettings]
     """Runs, by name; `merged/NAME` is the target."""
 
+    search: dict[Name, SearchSettings] = {}
+    """Searches for settings of a run, by name; `search/NAME/best.yaml` is the target."""
+
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         for name, run in self.runs.items():
             for key, known in (("model", self.models), ("dataset", self.datasets)):
                 if (wanted := getattr(run, key)) not in known:
                     raise ValueError(f"runs.{name}.{key}: unknown {key} {wanted!r}; {key}s has: {_names(known)}")
+        return self
+
+    @model_validator(mode="after")
+    def _searches_are_possible(self) -> Self:
+        for name, search in self.search.items():
+            if search.run not in self.runs:
+                raise ValueError(f"search.{name}.run: unknown run {search.run!r}; runs has: {_names(self.runs)}")
+            run = self.runs[search.run]
+            wanted = run.evaluation.feedback
+            feedback = has_feedback(self.datasets[run.dataset].kind) if wanted is None else wanted
+            check_search(name, search, run, feedback=feedback)
         return self
 
     @model_validator(mode="after")

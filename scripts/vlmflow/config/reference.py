@@ -51,9 +51,10 @@ def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[st
     found = []
     for key, value in block.get("properties", {}).items():
         named = next(iter(value.get("patternProperties", {}).values()), None)
-        step, reference = (f"{key}.NAME.", named) if named else (f"{key}.", value)
-        if "$ref" in reference:
-            found.append((step, definitions[reference["$ref"].rsplit("/", 1)[-1]]))
+        step = f"{key}.NAME." if named else f"{key}."
+        for branch in [named or value, *value.get("anyOf", [])]:
+            if "$ref" in branch:
+                found.append((step, definitions[branch["$ref"].rsplit("/", 1)[-1]]))
     return found
 
 

@@ -19,7 +19,7 @@ class PictureLimits(Settings):
     """Shortest side in pixels. Below 17 (half a picture token of Qwen3-VL) transformers scales a picture otherwise than
     the trainer."""
 
-    max_aspect: Annotated[Number, Field(ge=1)] = 200.0
+    max_aspect: Annotated[Number, Field(ge=1, le=200)] = 200.0
     """Longest side over shortest side: Qwen-VL's processor refuses more than 200."""
 
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970), EXPONENT_FORM] = 40_000_000

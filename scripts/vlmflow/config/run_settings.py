@@ -6,12 +6,14 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config import gpus, tuners
 from vlmflow.config.answer_settings import AnswerSettings
+from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.evaluate_settings import EvaluateSettings
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
 from vlmflow.config.swift_args import check_argument, check_init_weights, check_template, check_value
+from vlmflow.config.track_settings import TrackSettings
 from vlmflow.config.tuners import LORA, TUNERS, tuner_of
 
 TEXT_ARGS = (
@@ -90,8 +92,9 @@ class TrainSettings(Settings):
     """Tokens that a row may have, including picture tokens; over_long decides about longer rows.
     `lengths/RUN/summary.json` recommends a value that fits 99.9 % of the rows; the others need over_long, too."""
 
-    image_max_tokens: Positive = 1024
-    """Tokens that one picture may take (Qwen3-VL: one per 32 × 32 pixels); larger pictures are scaled down."""
+    image_max_tokens: Annotated[int, Field(ge=4, le=MOST), EXPONENT_FORM] = 1024
+    """Tokens that one picture may take (Qwen3-VL: one per 32 × 32 pixels); larger pictures are scaled down. At least 4,
+    to which the trainer scales small pictures up."""
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """The type in which the weights are loaded and trained."""
@@ -317,6 +320,25 @@ class RunSettings(Settings):
     `merged/NAME` says "not evaluated"; `eval/NAME/val` can be made all the same."""
 
     answer: AnswerSettings = AnswerSettings()
+
+    chosen_by: ChosenBy | None = None
+    """What chose these settings; `search/NAME/best.yaml` sets it. It is named in `provenance.json` and the model card,
+    and changes nothing else."""
+
+    track: TrackSettings | None = None
+    """Send the finished run to trackers: `tracked/NAME.json`."""
+
+    @model_validator(mode="after")
+    def _settings_are_those_that_were_chosen(self) -> Self:
+        if self.chosen_by:
+            self.chosen_by.refuse_others(self.train)
+        return self
+
+    @model_validator(mode="after")
+    def _traces_are_of_evaluated_rows(self) -> Self:
+        if self.track and self.track.otlp and not self.evaluate:
+            raise ValueError("track.otlp gets a trace for each evaluated row: add evaluate: {}, or remove track.otlp")
+        return self
 
     @model_validator(mode="after")
     def _price_is_of_a_product(self) -> Self:

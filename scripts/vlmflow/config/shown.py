@@ -36,6 +36,8 @@ BOUNDS = {
 
 def allowed(schema: Schema) -> str:
     """Return what a JSON Schema allows, as messages and the reference page put it."""
+    if "$ref" in schema:
+        return "a block, see below"
     if "anyOf" in schema:
         return " or ".join(allowed(branch) for branch in schema["anyOf"])
     if "enum" in schema:

@@ -35,3 +35,9 @@ def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], N
     """Return a function for a child to call at its start (pool initializer, preexec_fn): it then ends with us."""
     parent = os.getpid()
     return lambda: die_with_parent(parent, signal_number)
+
+
+def import_path() -> str:
+    """Return PYTHONPATH for a process of ours in another working directory: our modules, and no relative folder."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(os.path.isabs, given)])

@@ -1,5 +1,7 @@
 """The files in which an evaluation records its results: `rows.jsonl`, `left_out.jsonl` and `report.json`."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 HISTORY, QUESTION, PLACEBO, FIRST = "history", "question", "placebo", "first"
@@ -61,6 +63,24 @@ class LeftOut(msgspec.Struct, frozen=True):
     detail: str
 
 
+WHY_OUT = {
+    "no_feedback": "without feedback",
+    "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
+    "no_donor": (
+        "without a donor (a donor gives the placebo: another row of the same source, with as many turns of feedback "
+        "and the same score, but with another picture or question and another answer)"
+    ),
+    "over_long": "longer than train.max_length",
+    "not_drawn": "not drawn",
+}
+"""The reasons for which rows are out, for people: words that follow "row(s)"."""
+
+
+def left_out_in_words(left_out: Mapping[str, int]) -> str:
+    """Return how many rows are out and why, for people. left_out: rows by reason."""
+    return "; ".join(f"{count:,} row(s) {WHY_OUT.get(reason, reason)}" for reason, count in left_out.items()) or "none"
+
+
 class Interval(msgspec.Struct, frozen=True):
     """A mean over rows, in nats per token, and its 95 % interval; low, high: null if there are too few groups."""
 
@@ -98,10 +118,9 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class EvaluatedModel(msgspec.Struct, frozen=True):
-    """A model. digest: of its files (`fetch.model_folder.digest_of`). computed: rows whose losses were computed now."""
+    """A model. digest: of its files (`fetch.model_folder.digest_of`)."""
 
     digest: str
-    computed: int
 
 
 class EvaluationReport(msgspec.Struct, frozen=True):
@@ -110,7 +129,8 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     verdict: "learned", "used already", "not shown" or "worse" (`evaluation.verdict`). sentence: the same for people.
     rows, groups: evaluated ones. left_out: rows of the split that are out, by reason. feedback: whether rows have
     feedback. all: the figures of all rows. sources: the same by source.
-    looks: how often the data set's test split was looked at so far, this time included; null for val.
+    looks: how often the data set's test split was looked at so far, this time included, so that no two reports on
+    test are the same; null for val.
     rows_digest: SHA-256 of the split's file. seed: of the draw, the donors and the intervals. dtype, device,
     image_max_tokens, max_length: those of the run. versions: of packages, by name.
     """

@@ -80,10 +80,11 @@ def last_attempts(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:
     return [case for case in cases if case.row.id in kept], earlier
 
 
-def draw(cases: Iterable[Case], rows: int, seed: int) -> tuple[list[Case], list[LeftOut]]:
+def draw(cases: Iterable[Case], rows: int, seed: int, key: str) -> tuple[list[Case], list[LeftOut]]:
     """Draw whole groups until there are at least `rows` rows, or all; returns the others as left out.
 
-    The drawn rows are in the order of `cases`. With the same seed more rows include the fewer.
+    key: the one of the configuration that says how many rows, for the reason. The drawn rows are in the order of
+    `cases`. With the same seed more rows include the fewer.
     """
     cases = list(cases)
     groups: dict[str, list[Case]] = defaultdict(list)
@@ -99,7 +100,7 @@ def draw(cases: Iterable[Case], rows: int, seed: int) -> tuple[list[Case], list[
         drawn.add(name)
         count += len(groups[name])
     others = [
-        LeftOut(case.row.id, "not_drawn", f"{rows} rows are evaluated (runs.NAME.evaluate.rows)")
+        LeftOut(case.row.id, "not_drawn", f"{rows} rows were to be drawn ({key})")
         for case in cases
         if case.group not in drawn
     ]

@@ -37,6 +37,11 @@ class ChosenSplit:
     feedback: bool
     last_answer_only: bool
 
+    @property
+    def loss_scale(self) -> str:
+        """The value of ms-swift's `loss_scale` that scores what is compared: the last answer, or all of them."""
+        return "last_round" if self.feedback or self.last_answer_only else "default"
+
 
 def choose_from_split(
     file: Path,
@@ -47,13 +52,14 @@ def choose_from_split(
     *,
     feedback: bool | None,
     count: int,
+    key: str,
     seed: int,
 ) -> ChosenSplit:
     """Choose rows of a split (data/DATASET/SPLIT.jsonl).
 
     stats: the data set's account. base: the base model's folder. picture_store: the folder of all picture stores.
-    manifests: the image manifests; none if rows have no pictures. feedback: the run's evaluate.feedback. count, seed:
-    of the draw.
+    manifests: the image manifests; none if rows have no pictures. feedback: the run's evaluate.feedback. count, key,
+    seed: of the draw (`choose_rows`).
 
     Raises VlmflowError if rows or pictures have changed, or no row can be evaluated.
     """
@@ -78,6 +84,7 @@ def choose_from_split(
         feedback=has,
         last_answer_only=last_answer_only,
         count=count,
+        key=key,
         seed=seed,
     )
     refuse_none(rows, file, out)

@@ -39,13 +39,15 @@ def choose_rows(
     feedback: bool,
     last_answer_only: bool,
     count: int,
+    key: str,
     seed: int,
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     """Choose the rows of a split; returns them in its order, and all others with the reason.
 
     pictures: the SHA-256 of every picture, by its name in the store. tokenizer: the base's, for the length of feedback.
     feedback: whether the human's later turns are feedback. last_answer_only: whether a trajectory is one row per
-    attempt. count: how many rows are wanted. seed: of the draw and of the donors.
+    attempt. count: how many rows are wanted. key: the one of the configuration that says so. seed: of the draw and of
+    the donors.
     """
     cases = [read_case(row, pictures) for row in rows]
     out: list[LeftOut] = []
@@ -58,7 +60,7 @@ def choose_rows(
         donors = find_donors(cases, _feedback_tokens(cases, tokenizer), seed)
         out += [without_donor(case) for case in cases if case.row.id not in donors]
         cases = [case for case in cases if case.row.id in donors]
-    cases, others = draw(cases, count, seed)
+    cases, others = draw(cases, count, seed, key)
     return [_chosen(case, donors.get(case.row.id)) for case in cases], out + others
 
 

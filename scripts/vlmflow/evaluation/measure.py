@@ -1,6 +1,7 @@
 """Measures the losses of rows with one model: in several processes, each with its share of the rows and GPUs."""
 
 import importlib.metadata
+import logging
 import subprocess
 import sys
 import tempfile
@@ -22,10 +23,16 @@ from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Work
 from vlmflow.evaluation.store import LossStore
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.swift.arguments import as_words
-from vlmflow.swift.child_process import environment, failed, visible_gpus
+from vlmflow.swift.child_process import environment, failed, gpu_products, visible_gpus
+
+log = logging.getLogger("vlmflow")
 
 PACKAGES = ("torch", "transformers", "ms-swift")
 """Packages whose versions may change a loss."""
+
+MEASURING = 1
+"""The way in which losses are measured. Kept losses belong to it: raise it whenever a change of this code or of
+`answer_losses` may change a loss of the same conversation."""
 
 SPARE = 1.2
 """A model on one GPU needs this much of the size of its weights: activations and logits of one row come on top."""
@@ -61,7 +68,7 @@ class Measurement:
     threads: int
 
     def meaning(self, model: ScoredModel) -> dict[str, Any]:
-        """Return everything but the rows that determines a model's losses."""
+        """Return everything but the rows that determines a model's losses; kernels differ between GPU products."""
         return {
             "model": model.digest,
             "model_type": self.model_type,
@@ -70,8 +77,10 @@ class Measurement:
             "image_max_tokens": self.image_max_tokens,
             "max_length": self.max_length,
             "device": self.device,
+            "gpus": gpu_products() if self.device == "cuda" else [],
             "dtype": self.dtype,
             "versions": versions(),
+            "measuring": MEASURING,
         }
 
 
@@ -81,15 +90,15 @@ def versions() -> dict[str, str]:
 
 
 class ModelScorer:
-    """Measures rows with one model. computed: how many rows were measured, and not in the store."""
+    """Measures rows with one model; logs how many of them were measured now, and not in the store."""
 
     def __init__(self, model: ScoredModel, how: Measurement, store: Path) -> None:
         self._model, self._how, self._store = model, how, store
-        self.computed = 0
 
     def __call__(self, rows: Sequence[Work]) -> Mapping[str, Measured]:
         """Return the losses by the works' keys."""
-        found, self.computed = measure(self._model, rows, self._how, self._store)
+        found, new = measure(self._model, rows, self._how, self._store)
+        log.info(f"losses of {self._model.name}: {new} of {len(rows)} rows were measured now, the others before")
         return found
 
 

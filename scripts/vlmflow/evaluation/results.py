@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluationReport
-from vlmflow.evaluation.verdict import ACCEPTED
+from vlmflow.evaluation.verdict import ACCEPTED, NOT_WORSE, shown_rises
 from vlmflow.merging.proof import Proof, proven_digest
 
 REPORT = "report.json"
@@ -35,7 +35,7 @@ def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, Evaluat
 def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: str | None) -> None:
     """Refuse weights whose evaluation on val falls short. require: a key of ACCEPTED; None accepts all.
 
-    Raises VlmflowError with the verdict, and the figures on which it rests.
+    Raises VlmflowError with the verdict, and the figures on which it rests; for NOT_WORSE also if a loss rose.
     """
     if require is None:
         return
@@ -51,4 +51,11 @@ def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: st
             f"{', '.join(repr(verdict) for verdict in sorted(ACCEPTED[require]))}. {val.sentence}",
             f"look at eval/{val.run}/val/report.json; take more rows (few show nothing), train with other settings, or "
             f"remove runs.NAME.evaluate.require. The weights stay in verified/{val.run}",
+        )
+    if require == NOT_WORSE and (rises := shown_rises(val.all)):
+        raise VlmflowError(
+            f"eval/{val.run}/val: runs.NAME.evaluate.require: {require} accepts no shown decline, but "
+            f"{'; '.join(rises)}",
+            f"look at reports/eval-{val.run}.html; train with other settings (a lower learning rate, fewer epochs), or "
+            f"require what may cost this (uses_feedback, learned). The weights stay in verified/{val.run}",
         )

@@ -9,10 +9,13 @@ from vlmflow.evaluation.accounts import ANSWER, FIRST, HISTORY, QUESTION, Figure
 
 LEARNED, USED_ALREADY, NOT_SHOWN, WORSE = "learned", "used already", "not shown", "worse"
 
+NOT_WORSE = "not_worse"
+"""The value of `runs.NAME.evaluate.require` for which no loss may have risen, either (`shown_rises`)."""
+
 ACCEPTED = {
     "learned": {LEARNED},
     "uses_feedback": {LEARNED, USED_ALREADY},
-    "not_worse": {LEARNED, USED_ALREADY, NOT_SHOWN},
+    NOT_WORSE: {LEARNED, USED_ALREADY, NOT_SHOWN},
 }
 """The verdicts that fulfil `runs.NAME.evaluate.require`, by its value."""
 
@@ -34,6 +37,18 @@ def verdict_of(figures: Figures) -> str:
     if figures.learned.below_zero:
         return LEARNED
     return USED_ALREADY if figures.base_uses.below_zero else NOT_SHOWN
+
+
+def shown_rises(figures: Figures) -> list[str]:
+    """Return the declines that are shown apart from the use of feedback: losses that rose, for people.
+
+    With feedback they are those of what the model says in a dialogue: the first answer, and the last one after its
+    history. The last answer to the question alone, or after another row's feedback, is no such: it often speaks of
+    feedback that is not there.
+    """
+    names = {FIRST: "the first answer", HISTORY: "the last answer with its history", ANSWER: "the answers"}
+    rises = [(name, figures.difference[each]) for each, name in names.items() if each in figures.difference]
+    return [f"the loss of {name} rose: {_in_words(rise)} nats per token" for name, rise in rises if rise.above_zero]
 
 
 def sentence_of(verdict: str, figures: Figures) -> str:

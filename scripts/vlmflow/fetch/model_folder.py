@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -126,6 +127,19 @@ def read_model_manifest(model: Path) -> ModelManifest:
     digests = {name: record.sha256 for name, record in manifest.files.items()}
     refuse_changed("model files", manifest.folder, digests, f"models/{manifest.name}", next_step)
     return manifest
+
+
+def model_with(models: Path, digest: str) -> tuple[Path, ModelManifest] | None:
+    """Return the model of a digest among those of a working directory (its `models`), with its manifest, unchecked.
+
+    A manifest that cannot be read is not its: another model's must not stand in the way.
+    """
+    for file in sorted(models.glob(f"*/{MANIFEST}")):
+        with suppress(VlmflowError):
+            manifest = read_account(file, ModelManifest)
+            if manifest.digest == digest:
+                return file.parent, manifest
+    return None
 
 
 def _names(folder: Path) -> set[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.files import remove, sha256_of
-from vlmflow.pictures.size_limits import PictureLimits, processor_of
+from vlmflow.pictures.size_limits import ScaleLimits, processor_of
 
 
 class LimitedFile(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class LimitedFile(msgspec.Struct, frozen=True):
     file: str
     proven: str
     published: str
-    limits: PictureLimits
+    limits: ScaleLimits
 
 
 def publish_limits(folder: Path, most_tokens: int) -> LimitedFile | None:

@@ -30,7 +30,7 @@ ADVICE = "take a Qwen3 or Qwen3-VL model with the files that its owner published
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
-class PictureLimits(msgspec.Struct, frozen=True):
+class ScaleLimits(msgspec.Struct, frozen=True):
     """The smallest and the largest picture in pixels (width × height); others are scaled to them."""
 
     shortest_edge: int
@@ -57,11 +57,11 @@ class Processor(msgspec.Struct, frozen=True):
     end: int
     side: int
 
-    def limits(self, most_tokens: int) -> PictureLimits:
+    def limits(self, most_tokens: int) -> ScaleLimits:
         """Return the limits of a run with `train.image_max_tokens` = most_tokens."""
-        return PictureLimits(FEWEST_TOKENS * self.side**2, most_tokens * self.side**2)
+        return ScaleLimits(FEWEST_TOKENS * self.side**2, most_tokens * self.side**2)
 
-    def limited(self, limits: PictureLimits) -> bytes:
+    def limited(self, limits: ScaleLimits) -> bytes:
         """Return the file's content with these limits; all but the value of `size` stays the same, byte for byte."""
         return (self.text[: self.start] + json.dumps(msgspec.to_builtins(limits)) + self.text[self.end :]).encode()
 

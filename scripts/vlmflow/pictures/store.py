@@ -117,7 +117,7 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
 
     Raises VlmflowError with their number, and what to do.
     """
-    digests = {name_and_digest(entry)[0]: _digest_in(store, entry) for entry in entries}
+    digests = {name_and_digest(entry)[0]: digest_in_store(store, entry) for entry in entries}
     refuse_changed(
         "pictures",
         store,
@@ -127,7 +127,7 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
     )
 
 
-def _digest_in(store: Path, entry: KnownPicture | PictureEntry) -> str:
+def digest_in_store(store: Path, entry: KnownPicture | PictureEntry) -> str:
     """Return the SHA-256 that the file in the store must have: the original's, or the copy's from its name."""
     name, sha256 = name_and_digest(entry)
     if entry.rewritten is None:

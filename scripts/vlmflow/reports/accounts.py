@@ -29,6 +29,7 @@ class Provenance(msgspec.Struct, frozen=True):
     the base's and from verified/RUN on purpose; null if the model sees no pictures. git_commit: that of the code; null
     without a checkout.
     versions: of Python and of packages, by name. evaluations: by split; {} if the run was not evaluated.
+    chosen_by: the search, trial and study that chose the settings (`runs.NAME.chosen_by`); null if none did.
     """
 
     run: str
@@ -44,3 +45,4 @@ class Provenance(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     evaluations: dict[str, EvaluationReport] = {}
     picture_limits: LimitedFile | None = None
+    chosen_by: str | None = None

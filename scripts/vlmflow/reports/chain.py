@@ -6,8 +6,7 @@ types, its names stay inside the folders, and nothing is run or opened but the f
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,13 +16,15 @@ from vlmflow.config.tuners import TUNERS
 from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import lies_within
-from vlmflow.core.integrity import read_files
 from vlmflow.fetch.model_files import INDEX, is_housekeeping
-from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
+from vlmflow.fetch.model_folder import model_with
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import WEIGHT_SUFFIXES, WRITTEN_AFTERWARDS
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.pictures.size_limits import processor_of
+from vlmflow.reports.link import Difference, Link, compared
+from vlmflow.reports.picture_link import pictures_link
+from vlmflow.swift.quick_imports import quick_imports
 
 PROVENANCE = "provenance.json"
 
@@ -86,35 +87,6 @@ TENSORS = "tensors: base + training = weights"
 """The name of the last link."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A file that is not as recorded. found: its SHA-256, or what is wrong with it."""
-
-    file: str
-    expected: str
-    found: str
-
-
-@dataclass(frozen=True)
-class Link:
-    """One link of the chain. name: for people. detail: what was compared, or where it should be.
-
-    here: whether there was something to compare. differences: [] if all of it is as recorded. missing: names of
-    recorded files that are not here.
-    """
-
-    name: str
-    detail: str
-    here: bool
-    differences: list[Difference] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    @property
-    def whole(self) -> bool:
-        """Whether every recorded file is here and as recorded."""
-        return self.here and not self.differences and not self.missing
-
-
 def read_record(folder: Path) -> Record:
     """Read a published folder's provenance.
 
@@ -156,15 +128,17 @@ def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[
         yield _from_base(folder, record, None)
         yield Link(TENSORS, "base and training are in the working directory", False)
         return
-    yield _compared("raw files", directory, record.data.raw_files)
+    yield compared("raw files", directory, record.data.raw_files)
     rows = {name: digest for name, digest in record.data.digests.items() if name.endswith(".jsonl")}
-    yield _compared("rows of the data set", directory / "data" / record.data.dataset, rows)
-    yield _fitted(directory / "fitted" / record.run, record)
-    model = _model_in(directory, record.base_model.digest)
+    yield compared("rows of the data set", directory / "data" / record.data.dataset, rows)
+    yield (fitted := _fitted(directory / "fitted" / record.run, record))
+    yield pictures_link(directory, directory / "fitted" / record.run, record.data.dataset, fitted)
+    found = model_with(directory / "models", record.base_model.digest)
+    model = found[1].folder if found else None
     models = model or directory / "models"
-    yield (base := _compared("files of the base model", models, record.base_model.files if model else {}))
+    yield (base := compared("files of the base model", models, record.base_model.files if model else {}))
     full = directory / "checkpoints" / record.run / "full"
-    yield (trained := _compared("adapter or trained weights", full, record.training.digests.released))
+    yield (trained := compared("adapter or trained weights", full, record.training.digests.released))
     yield (weights := _published(folder, record))
     yield _from_base(folder, record, model if base.whole else None)
     if model and base.whole and trained.whole and weights.whole:
@@ -175,44 +149,25 @@ def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[
         yield Link(TENSORS, "not proven, because base, training or weights are not all here", False)
 
 
-def _compared(name: str, folder: Path, digests: Mapping[str, str]) -> Link:
-    found = read_files(f"reading {name}", "files", folder, sorted(digests))
-    differences = [
-        Difference(str(folder / file), digests[file], seen.sha256)
-        for file, seen in found.items()
-        if seen.sha256 != digests[file]
-    ]
-    missing = [str(folder / file) for file in sorted(digests) if file not in found]
-    return Link(
-        name, f"{len(found)} of {len(digests)} files" if found else str(folder), bool(found), differences, missing
-    )
-
-
 def _fitted(folder: Path, record: Record) -> Link:
     """Compare the rows that fit with their account, and this with the rows and pictures that the training names."""
     name = "rows that fit"
     if not (folder / ACCOUNT).is_file():
         return Link(name, str(folder), False)
-    digests = fitted_rows(folder).digests
+    try:
+        digests = fitted_rows(folder).digests
+    except VlmflowError as error:  # damaged, or another version's
+        return Link(name, "", True, [Difference(str(folder / ACCOUNT), record.training.digests.data, error.cause)])
     trained = "".join(digests.get(part, "") for part in ("train.jsonl", "val.jsonl", "pictures"))
-    link = _compared(name, folder, {file: digest for file, digest in digests.items() if file.endswith(".jsonl")})
+    link = compared(name, folder, {file: digest for file, digest in digests.items() if file.endswith(".jsonl")})
     if trained != record.training.digests.data:
         link.differences.append(Difference(str(folder / ACCOUNT), record.training.digests.data, trained))
     return link
 
 
-def _model_in(directory: Path, digest: str) -> Path | None:
-    """Return the folder of the model in a working directory that has the digest of the run's base."""
-    for manifest in sorted((directory / "models").glob(f"*/{MANIFEST}")):
-        found = read_account(manifest, ModelManifest)
-        if found.digest == digest:
-            return found.folder
-    return None
-
-
 def _published(folder: Path, record: Record) -> Link:
     """Compare the published folder with its own provenance: no file of it is missing, other, or too many."""
-    link = _compared("published files", folder, record.merged)
+    link = compared("published files", folder, record.merged)
     wrong = link.differences + [
         Difference(name, record.merged[os.path.relpath(name, folder)], "is missing") for name in link.missing
     ]
@@ -269,7 +224,8 @@ def _tensors(folder: Path, record: Record, model: Path, full: Path, threads: int
     """Prove the tensors again. The proof compares all other files with the base too, so it gets the base's limits."""
     name, limited = TENSORS, record.picture_limits
     try:
-        from vlmflow.merging.verify_tensors import verify_tensors  # with torch, which only this link needs
+        with quick_imports():
+            from vlmflow.merging.verify_tensors import verify_tensors  # with torch, which only this link needs
     except ModuleNotFoundError as error:
         return Link(name, f"{error.name} is not installed here", False)
     tuner = TUNERS.get(record.training.tuner)

@@ -19,6 +19,7 @@ from vlmflow.evaluation.accounts import (
     EvaluationReport,
     Figures,
     Interval,
+    left_out_in_words,
     use_of_feedback,
 )
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, AnswerReport
@@ -83,14 +84,16 @@ class ShownRow:
 class ShownSplit:
     """The evaluation on one split.
 
-    statements: the figures on which the verdict rests. changes: what the training changed. sources: the statement of
-    each source, with the number of its rows. passes: the losses of base and tuned. gains, losses: the rows with most.
+    left_out: the rows that are out, for people. statements: the figures on which the verdict rests. changes: what the
+    training changed. sources: the statement of each source, with the number of its rows. passes: the losses of base and
+    tuned. gains, losses: the rows with most.
     answers: how often both models answer rightly; None if they were not asked.
     """
 
     report: EvaluationReport
     colour: str
     tiles: list[Tile]
+    left_out: str
     statements: list[Range]
     changes: list[Range]
     sources: list[tuple[str, int, Range]]
@@ -134,6 +137,7 @@ def eval_page(
 
 def _split(folder: Path, rows: Path, answers: Path | None, store: Path | None, limits: PictureLimits) -> ShownSplit:
     report = read_account(folder / REPORT, EvaluationReport)
+    asked = read_account(answers / REPORT, AnswerReport) if answers else None
     found = list(lines_of(folder / "rows.jsonl", EvaluatedRow))
     by_gain = sorted(found, key=lambda row: (_gain(row), row.id))
     gains = [row for row in by_gain[:ROWS_SHOWN] if _gain(row) < 0]
@@ -147,18 +151,19 @@ def _split(folder: Path, rows: Path, answers: Path | None, store: Path | None, l
     return ShownSplit(
         report=report,
         colour=COLOURS.get(report.verdict, "quiet"),
-        tiles=_tiles(report),
+        tiles=_tiles(report, asked),
+        left_out=left_out_in_words(report.left_out),
         statements=_ranges(statements),
         changes=_ranges(changes),
         sources=[(name, count, bar) for (name, count, _), bar in zip(sources, bars, strict=True)],
         passes=[(PASSES[name], report.all.base[name], report.all.tuned[name]) for name in report.all.base],
         gains=[_shown(row, texts, said, store, limits) for row in gains],
         losses=[_shown(row, texts, said, store, limits) for row in losses],
-        answers=read_account(answers / REPORT, AnswerReport) if answers else None,
+        answers=asked,
     )
 
 
-def _tiles(report: EvaluationReport) -> list[Tile]:
+def _tiles(report: EvaluationReport, asked: AnswerReport | None) -> list[Tile]:
     out = sum(report.left_out.values())
     reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in report.left_out.items())
     tiles = [
@@ -166,7 +171,8 @@ def _tiles(report: EvaluationReport) -> list[Tile]:
         Tile("left out", f"{out:,}", reasons or "none"),
     ]
     if report.looks is not None:
-        tiles.append(Tile("looks at test", f"{report.looks:,}", "by all runs on these rows so far"))
+        looks = max(report.looks, (asked and asked.looks) or 0)  # asking for answers is a look, too
+        tiles.append(Tile("looks at test", f"{looks:,}", "by all runs on these rows, up to what is shown here"))
     return tiles
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from vlmflow.config.tuners import Tuner, tuner_of
 from vlmflow.core.account import read_account
-from vlmflow.evaluation.accounts import EvaluationReport, Interval
+from vlmflow.evaluation.accounts import EvaluationReport, Interval, left_out_in_words
 from vlmflow.evaluation.verdict import shown_figures
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
@@ -73,7 +73,7 @@ class ModelCard:
     trains_adapter: whether an adapter was trained, or the model's own weights. adapter: its kind, for people.
     quantises: whether the base was in 4 bit meanwhile. rows_per_step: of all processes together. tags: the hub's, for
     search. results: those of the evaluations, as the hub's metadata has them (`model-index`). shown: the figures
-    of the evaluations by split.
+    of the evaluations by split. left_out: by split, the rows that are out, for people.
     """
 
     facts: Provenance
@@ -86,6 +86,7 @@ class ModelCard:
     tags: list[str]
     results: list[dict[str, Any]]
     shown: dict[str, list[tuple[str, Interval]]]
+    left_out: dict[str, str]
 
 
 def model_card(facts: Provenance) -> str:
@@ -104,6 +105,7 @@ def model_card(facts: Provenance) -> str:
         tags,
         hub_results(facts),
         {split: shown_figures(report.all) for split, report in facts.evaluations.items()},
+        {split: left_out_in_words(report.left_out) for split, report in facts.evaluations.items()},
     )
     return render("card/card.md.jinja", card)
 

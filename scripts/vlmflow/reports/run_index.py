@@ -16,6 +16,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
 from vlmflow.core.progress import clock
 from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
 from vlmflow.evaluation.verdict import LEARNED, WORSE
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
@@ -24,7 +25,7 @@ from vlmflow.reports.page import render
 from vlmflow.rows.stats import Stats
 from vlmflow.training.accounts import Gate, TrainingReport
 
-PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval")
+PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval", "answers")
 """The folders of targets in which a run has a folder of its name."""
 
 NEVER_WRITTEN = (ArithmeticError, LookupError, ValueError)
@@ -209,15 +210,39 @@ def _evaluation(run: Run) -> Cell:
     found = [read_account(report, EvaluationReport) for report in reports if report.is_file()]
     if not found:
         return Cell("not evaluated", links=links)
-    proof = run.folder / "verified" / run.name / PROOF
-    present = proven_digest(read_account(proof, Proof)) if proof.is_file() else None
-    if present is not None and any(one.tuned.digest != present for one in found):
+    if any(_of_other_weights(run, one.tuned.digest) for one in found):
         return Cell("of other weights", "bad", ["evaluate again"], links)
     lines = [
         f"{one.split}: {one.verdict}, {one.rows:,} rows" + (f", look {one.looks:,}" if one.looks else "")
         for one in found
     ]
     return Cell(found[0].verdict, VERDICTS.get(found[0].verdict, "maybe"), lines, links)
+
+
+def _answers(run: Run) -> Cell:
+    """Return how often the tuned model and its base answer rightly on val: at first, and after one round of feedback.
+
+    Later rounds are those of fewer rows, and do not compare.
+    """
+    file = run.folder / "answers" / run.name / "val" / REPORT
+    if not file.is_file():
+        return Cell("not asked")
+    report = read_account(file, AnswerReport)
+    if _of_other_weights(run, report.tuned.digest):
+        return Cell("of other weights", "bad", ["ask again"])
+    shown = report.all[:2] if report.feedback else report.all[:1]
+    tuned, base = (
+        " \N{RIGHTWARDS ARROW} ".join(f"{model.right.mean:.1%}" for model in models)
+        for models in ([one.tuned for one in shown], [one.base for one in shown])
+    )
+    when = "at first, and after feedback" if len(shown) > 1 else "at first"
+    return Cell(lines=[f"tuned {tuned} right", f"base {base}", f"val, {when}; {shown[0].rows:,} rows"])
+
+
+def _of_other_weights(run: Run, digest: str) -> bool:
+    """Return whether a digest is not that of the weights that are proven now."""
+    proof = run.folder / "verified" / run.name / PROOF
+    return proof.is_file() and proven_digest(read_account(proof, Proof)) != digest
 
 
 def _address(page: Path, start: Path) -> str:
@@ -231,5 +256,6 @@ COLUMNS: dict[str, Callable[[Run], Cell]] = {
     "full run": _training,
     "verification": _verification,
     "evaluation": _evaluation,
+    "answers": _answers,
 }
 """The columns of the table, in the order of the stages."""

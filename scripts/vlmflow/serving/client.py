@@ -56,6 +56,9 @@ class Client:
                 temperature=0,
             )
             choice = reply.choices[0]
+            text, cut = choice.message.content, choice.finish_reason == "length"
+            if not isinstance(text, str | None):
+                raise TypeError(f"its content is no text: {text!r}")
         except openai.APIStatusError as error:
             said = printable(error.response.text[:SHOWN_OF_ERROR])
             passing = error.status_code >= 500 or error.status_code in (408, 429)
@@ -67,12 +70,12 @@ class Client:
             raise PassingError(
                 f"{self._url}: no answer: {error.__cause__ or error}", "see whether the server runs, and its output"
             ) from None
-        except (openai.OpenAIError, IndexError, TypeError, ValueError) as error:
+        except (openai.OpenAIError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise VlmflowError(
                 f"{self._url}: its reply is not a chat completion: {printable(str(error)[:SHOWN_OF_ERROR])}",
                 "name the address of an OpenAI-compatible API, with /v1",
             ) from None
-        return Answer(choice.message.content or "", choice.finish_reason == "length")
+        return Answer(text or "", cut)
 
 
 def picture_part(file: Path) -> dict[str, Any]:

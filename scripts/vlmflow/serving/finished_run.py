@@ -11,7 +11,7 @@ import msgspec
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import MANIFEST, ModelManifest, read_model_manifest
+from vlmflow.fetch.model_folder import model_with, read_model_manifest
 from vlmflow.training.released import read_release
 
 
@@ -66,9 +66,8 @@ class FinishedRun:
 
         Raises VlmflowError if no model in the working directory is, or its files have changed.
         """
-        for manifest in sorted((self.folder / "models").glob(f"*/{MANIFEST}")):
-            if read_account(manifest, ModelManifest).digest == self.base_digest:
-                return read_model_manifest(manifest.parent).folder
+        if found := model_with(self.folder / "models", self.base_digest):
+            return read_model_manifest(found[0]).folder
         raise VlmflowError(
             f"{self.folder / 'models'}: holds no model with the files of {self.source} that the run was trained on",
             "fetch it: .venv/bin/snakemake … -- models/NAME/manifest.json",
@@ -94,6 +93,18 @@ def finished_run(folder: Path, name: str) -> FinishedRun:
 
     Raises VlmflowError if its weights are not there, or their provenance cannot be read.
     """
+    merged = published(folder, name)
+    record = read_account(merged / "provenance.json", _Record)
+    training, base = record.training, record.base_model
+    how = (training.settings, training.device, training.world_size, training.tuner)
+    return FinishedRun(name, folder, merged, *how, base.source, base.digest)
+
+
+def published(folder: Path, name: str) -> Path:
+    """Return the folder of a run's published weights, merged/RUN.
+
+    Raises VlmflowError, with the runs that are there, if this one is not.
+    """
     merged = (folder / "merged" / name).absolute()
     if Path(name).name != name or not merged.is_dir():
         there = sorted(place.name for place in (folder / "merged").glob("*") if place.is_dir())
@@ -101,7 +112,4 @@ def finished_run(folder: Path, name: str) -> FinishedRun:
             f"{merged}: the weights of run {name!r} are not there; finished here: {', '.join(there) or 'none'}",
             f'make them: .venv/bin/snakemake … -- merged/{name}; or name the working directory: ARGS="--directory …"',
         )
-    record = read_account(merged / "provenance.json", _Record)
-    training, base = record.training, record.base_model
-    how = (training.settings, training.device, training.world_size, training.tuner)
-    return FinishedRun(name, folder, merged, *how, base.source, base.digest)
+    return merged

@@ -5,10 +5,10 @@ from pathlib import Path
 from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_folder
-from vlmflow.pictures.size_limits import PictureLimits, processor_of
+from vlmflow.pictures.size_limits import ScaleLimits, processor_of
 
 
-def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | None = None) -> PictureLimits | None:
+def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | None = None) -> ScaleLimits | None:
     """Make the folder from which a model is served.
 
     model: the model's files: a base model's folder of links, or merged/RUN.

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from vlmflow.config.tuners import ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.adapter_config import read_adapter_config
-from vlmflow.pictures.size_limits import PictureLimits
+from vlmflow.pictures.size_limits import ScaleLimits
 from vlmflow.serving.server import LOOPBACK
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -29,7 +29,7 @@ def vllm_words(
     name: str,
     gpus: int,
     max_length: int,
-    limits: PictureLimits | None,
+    limits: ScaleLimits | None,
     port: int,
     adapter: Path | None = None,
 ) -> list[str]:

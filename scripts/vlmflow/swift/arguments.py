@@ -52,6 +52,9 @@ class Training:
 
     cached: the folder of `cached_dataset.cache_dataset` to read the data from. It has the same rows in the same order,
     so it is not part of the digest.
+    stop_at: the optimizer step, a multiple of `settings.evaluate_every`, after which the training stops; None trains to
+    the last step. hours: how long trainers may run from each start on; None: without a limit. Neither is part of the
+    digest: with a larger value the training goes on, as if it had not stopped.
     """
 
     data: TrainingData
@@ -63,6 +66,8 @@ class Training:
     tuner: Tuner = LORA
     cached: Path | None = None
     nodes: int = 1
+    stop_at: int | None = None
+    hours: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -101,7 +106,7 @@ class Training:
 
     def arguments(self) -> list[str]:
         """Return ms-swift's arguments (`swift sft`, 4.6) without those that are paths."""
-        return as_words({**self._values(), **self.settings.swift_args})
+        return as_words({**self._values(), **dict(sorted(self.settings.swift_args.items()))})
 
     def _values(self) -> dict[str, object]:
         settings = self.settings

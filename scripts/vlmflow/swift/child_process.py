@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.process import bound_to_this_process, import_path
 from vlmflow.core.progress import LOG_INTERVAL
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
 
@@ -45,18 +45,19 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
     }
 
 
-def import_path() -> str:
-    """Return PYTHONPATH for a process of ours in another working directory: our modules, and no relative folder."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(os.path.isabs, given)])
-
-
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     import torch  # only here: it takes seconds
 
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def gpu_products() -> list[str]:
+    """Return the products of the GPUs that this process may use, each once, sorted."""
+    import torch
+
+    return sorted({torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())})
 
 
 def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, what: str) -> None:
@@ -84,12 +85,16 @@ def run_module(module: str, words: list[str], folder: Path, env: dict[str, str],
         raise failed(what, log, process.returncode)
 
 
-def failed(what: str, log: Path, code: int) -> VlmflowError:
+class ChildFailedError(VlmflowError):
+    """A program that this one started ended with an error, or was killed."""
+
+
+def failed(what: str, log: Path, code: int) -> ChildFailedError:
     """Return the error for a process that ended with an exit code other than 0: the last error in its log."""
     text = log.read_text(errors="replace")
     faults = FAULT.findall(text)
     cause = faults[-1].strip() if faults else f"ms-swift ended with code {code}"
-    return VlmflowError(f"{what}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
+    return ChildFailedError(f"{what}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
 
 
 def progress_line(output: str) -> str | None:

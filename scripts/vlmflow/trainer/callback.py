@@ -3,8 +3,10 @@
 It
 - refuses a training that is not really distributed: it compares the world size at the start, and the ranks' trained
   weights before every checkpoint, if the strategy gives each rank all of them;
-- ends the training after a number of evaluations without a lower loss, and at a step that spoils it (`faults`);
-- saves and ends on SIGTERM, also during an evaluation; a resumed training repeats that evaluation before its next step;
+- ends the training after a number of evaluations without a lower loss, at the step where it is told to stop, and at a
+  step that spoils it (`faults`);
+- saves and ends on SIGTERM or when its time is over, also during an evaluation; a resumed training repeats that
+  evaluation before its next step;
 - evaluates every row once (`evaluation`), notes the rows of each step (`batches`), gives signs of life (`heartbeat`);
 - writes `events` to the run folder (rank 0).
 """
@@ -46,11 +48,11 @@ LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
 
 
 class EvaluationCut(Exception):
-    """SIGTERM came during an evaluation; raised on all ranks after the same batch."""
+    """SIGTERM came, or the time was over, during an evaluation; raised on all ranks after the same batch."""
 
 
 class EndsAtOnce(Exception):
-    """The resumed training lacked only its last evaluation, or SIGTERM came during that evaluation."""
+    """The resumed training lacked only its last evaluation, or that evaluation was cut."""
 
 
 def register(orders: Orders, heart: Heart) -> None:
@@ -71,7 +73,7 @@ class Watch(TrainerCallback):
         """So many neighbouring ranks train on the same rows (ms-swift, sequence_parallel.py, `_init_device_mesh`)."""
         self.batches = Batches(trainer, RowLog(folder, heart.rank) if heart.rank % self.sharing == 0 else None)
         self.faults = Faults(trainer, args, self.batches, folder)
-        self.stop = False
+        self.terminated = False
         self.trainer = trainer
         self.log_save_evaluate = trainer._maybe_log_save_evaluate
         trainer._maybe_log_save_evaluate = self._log_save_evaluate
@@ -81,7 +83,13 @@ class Watch(TrainerCallback):
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
-        self.stop = True
+        self.terminated = True
+
+    @property
+    def stop(self) -> bool:
+        """Whether this rank must save and end."""
+        over = self.orders.seconds is not None and self.heart.age > self.orders.seconds
+        return self.terminated or over
 
     def _write(self, event: Event) -> None:
         if self.args.process_index == 0:
@@ -129,16 +137,18 @@ class Watch(TrainerCallback):
             if args.process_index == 0:
                 with whole_file(folder / STATE) as file:
                     file.write((json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True) + "\n").encode())
-            if state.global_step < state.max_steps and not self._stalled(state):
+            if state.global_step < state.max_steps and not self._ends_here(state):
                 return
         self.on_train_end(args, state, control)
         raise EndsAtOnce
 
-    def _stalled(self, state: Any) -> bool:
-        return stalled(state.log_history, self.orders.early_stop_after)
+    def _ends_here(self, state: Any) -> bool:
+        """Return whether the training ends at its present step, which is evaluated, before its last one."""
+        at_stop = self.orders.stop_at is not None and state.global_step >= self.orders.stop_at
+        return at_stop or stalled(state.log_history, self.orders.early_stop_after)
 
     def _log_save_evaluate(self, *arguments: Any, **values: Any) -> None:
-        """Evaluate and save as transformers does; if SIGTERM interrupts the evaluation, only save."""
+        """Evaluate and save as transformers does; if the evaluation is cut, only save."""
         try:
             self.log_save_evaluate(*arguments, **values)
         except EvaluationCut:
@@ -162,17 +172,17 @@ class Watch(TrainerCallback):
         self.heart.beat(Doing.TRAINING)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Cut the evaluation on all ranks after the same batch, if SIGTERM came to one of them."""
+        """Cut the evaluation on all ranks after the same batch, if one of them must end."""
         if any(gather(self.stop)):
             raise EvaluationCut
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End early, if validation loss stopped falling."""
-        if self._stalled(state):
+        """End where the training is told to stop, or early, if validation loss stopped falling."""
+        if self._ends_here(state):
             control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the step's tokens; save and end on all ranks if SIGTERM came to one of them; end at a bad step."""
+        """Count the step's tokens; save and end on all ranks if one of them must; end at a bad step."""
         votes = gather((self.stop, self.faults.measure(), self.batches.tokens_of_step()))
         self.faults.stop_at_a_bad_step([measured for _, measured, _ in votes])
         state.num_input_tokens_seen += sum(tokens for _, _, tokens in votes) // self.sharing

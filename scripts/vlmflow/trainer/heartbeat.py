@@ -9,6 +9,7 @@ import faulthandler
 import os
 import re
 import signal
+import time
 from enum import StrEnum
 from pathlib import Path
 
@@ -44,12 +45,18 @@ class Heart:
     def __init__(self, run_folder: Path, rank: int) -> None:
         """Begin with `Doing.STARTING`, and write the stacks on SIGUSR1 from now on."""
         self.rank = rank
+        self._born = time.monotonic()
         self._file = beats_of(run_folder, rank)
         self._file.parent.mkdir(exist_ok=True)
         self._doing: Doing | None = None
         self._stacks = stacks_of(run_folder, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
         self.beat(Doing.STARTING)
+
+    @property
+    def age(self) -> float:
+        """Seconds since this process began."""
+        return time.monotonic() - self._born
 
     @property
     def doing(self) -> Doing | None:

@@ -15,7 +15,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: the absolute path of the run folder. processes: the number of trainers. tuner, strategy: their
     names in `config`. early_stop_after: evaluations in a row without a lower loss after which the training ends;
-    null: never.
+    null: never. stop_at: the step after whose evaluation the training ends; null: the last one. seconds: how long this
+    process may run before it saves a checkpoint and ends, after at least one step; null: without a limit.
     """
 
     folder: str
@@ -23,6 +24,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     tuner: str
     strategy: str
     early_stop_after: int | None
+    stop_at: int | None = None
+    seconds: float | None = None
 
     @property
     def progress(self) -> Path:

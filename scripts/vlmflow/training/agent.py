@@ -87,6 +87,8 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
         tuner=training.tuner.name,
         strategy=training.strategy.name,
         early_stop_after=training.settings.early_stop_after,
+        stop_at=training.stop_at,
+        seconds=None if training.hours is None else 3600 * training.hours,
     )
     worker = ["-m", trainer.__name__, orders.as_word()]
     rows = {"dataset": training.data.train, "val_dataset": training.data.val}

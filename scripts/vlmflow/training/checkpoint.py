@@ -74,10 +74,14 @@ class Checkpoint:
         named = self.state.best_model_checkpoint
         return self.folder.parent / Path(named).name if named else None
 
-    def ended(self, early_stop_after: int | None) -> bool:
-        """Return whether the training ended here: at its evaluated last step, or early (see `ended_early`)."""
-        at_target = self.step >= self.target and evaluated(self.state.log_history, self.step)
-        return at_target or self.ended_early(early_stop_after)
+    def ended(self, early_stop_after: int | None, stop_at: int | None = None) -> bool:
+        """Return whether the training ended here or before: at its evaluated last step, or early (see `ended_early`).
+
+        stop_at: the last step of a training that is told to stop before its target (`Training.stop_at`).
+        """
+        last = self.target if stop_at is None else min(stop_at, self.target)
+        at_end = self.step >= last and evaluated(self.state.log_history, last)
+        return at_end or self.ended_early(early_stop_after)
 
     def ended_early(self, early_stop_after: int | None) -> bool:
         """Return whether the training ended before its last step because validation loss stopped falling."""

@@ -11,6 +11,15 @@ from vlmflow.training.resumed import OutOfGpuMemoryError
 
 REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"
 
+
+class TrainersDiedError(PassingError):
+    """The trainers ended by an error of their own, or the kernel killed one: the same start may end better."""
+
+
+class MachineFaultError(VlmflowError):
+    """The machines are not what the training needs; its data and settings may be good."""
+
+
 FAULTS = [
     (
         r"MaxLengthError: (.*)",
@@ -22,7 +31,7 @@ FAULTS = [
         r"(Signal 9 \(SIGKILL\) received by PID \d+)",
         "a trainer killed from outside usually ran out of main memory: look at the kernel's log (dmesg), raise the "
         "memory, or lower runs.NAME.train.dataloader_workers; the same command resumes from the newest checkpoint",
-        PassingError,
+        TrainersDiedError,
     ),
     (
         r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
@@ -33,17 +42,17 @@ FAULTS = [
     (
         r"(not really distributed: .*)",
         "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
-        VlmflowError,
+        MachineFaultError,
     ),
     (
         r"(not the same GPUs on all nodes: .*)",
         "select one product in the pod template gpu (docs/kubernetes.md, Several nodes): the slowest would hold up all",
-        VlmflowError,
+        MachineFaultError,
     ),
     (
         r"(strategy \S+ is not at work: .*)",
         "train with another strategy: accelerate did not start this one on the run's device",
-        VlmflowError,
+        MachineFaultError,
     ),
     (
         r"(Target modules .* not found in the base model)",
@@ -58,10 +67,15 @@ FAULTS = [
     (
         r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
         "look at the end of the trainer's log; the same command resumes from the newest checkpoint",
-        PassingError,  # it may also be a failing GPU or link
+        TrainersDiedError,
     ),
 ]
 """Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
+
+OF_THE_MACHINE = re.compile(
+    r"CUDA error|cuDNN|CUBLAS|NCCL|DistBackendError|DistNetworkError|Connection (?:closed|reset)|\[Errno (?:5|28|116)\]"
+)
+"""What an error says that a GPU, a link or a disk is to blame for (EIO, ENOSPC and ESTALE of the latter)."""
 
 NO_CAUSE = re.compile(r"ChildFailedError")
 NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
@@ -123,13 +137,15 @@ def failure_of(code: int, logs: Sequence[Said], what: str, passed_on: Sequence[i
         if found:
             first_hand = [one for one in found if not FROM_ANOTHER.search(one[0])]
             cause, log = (first_hand or found)[-1]
+            if kind is TrainersDiedError and (passed_on or OF_THE_MACHINE.search(cause)):
+                kind = PassingError
             return kind(f"{what}: {cause}", f"{next_step} ({log})")
     if passed_on:
         return PassingError(
             f"{what}: {signal.Signals(passed_on[0]).name} ended the trainers before they could save a checkpoint",
             f"run the same command again: it resumes from the newest whole checkpoint, if there is one ({trainer_log})",
         )
-    return PassingError(
+    return TrainersDiedError(
         f"{what}: the trainers ended with code {code}",
         f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
         "the same command resumes from the newest checkpoint",

@@ -68,6 +68,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     deepspeed: dict[str, Any] | None
     tuner: str
     cached: str | None
+    stop_at: int | None
+    hours: float | None
 
     @classmethod
     def of(cls, training: Training, attempt: str, session: int, endpoint: str, resume: Path | None) -> Self:
@@ -95,6 +97,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             deepspeed=training.strategy.deepspeed,
             tuner=training.tuner.name,
             cached=str(training.cached.absolute()) if training.cached else None,
+            stop_at=training.stop_at,
+            hours=training.hours,
         )
 
     @property
@@ -117,6 +121,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             tuner_of(self.tuner),
             _place(self.cached) if self.cached else None,
             self.nodes,
+            self.stop_at,
+            self.hours,
         )
 
 

@@ -2,13 +2,17 @@
 
 import importlib.metadata
 import logging
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.swift.arguments import Training
 from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
+from vlmflow.training.failures import MachineFaultError
 from vlmflow.training.group import Group, group_of
 from vlmflow.training.launch import launch
 from vlmflow.training.onlooker import Onlooker, nobody
@@ -18,6 +22,14 @@ from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
 
 log = logging.getLogger("vlmflow")
+
+
+class TrainingFailedError(VlmflowError):
+    """The training itself failed, with its data and settings; neither this machine nor somebody's signal ended it."""
+
+
+class OutOfHoursError(VlmflowError):
+    """The trainers saved and ended because their hours were over (`Training.hours`)."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +52,40 @@ def train(
     what: the stage and run, for messages. threads: cores for all processes of this machine together. resumes: whether a
     training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
 
-    Raises VlmflowError if the trainers fail, or end before their target, or a step has spoiled the training.
+    Raises TrainingFailedError if the trainers fail, or a step has spoiled the training; OutOfHoursError if they ended
+    because their hours were over, or have none to begin with; PassingError if they ended before their target
+    (TrainersDiedError if nobody asked them to); VlmflowError if this machine cannot train, or a checkpoint cannot be
+    read.
     """
     refuse_slow_torch(importlib.metadata.version("torch"))
     folder = RunFolder(runs / training.digest())
     with folder.held(training.describe()) as lock, group_of(training, folder, threads) as group:
         refuse_small_shared_memory(training.settings, training.ranks if group.is_local else training.processes)
         patience = training.settings.early_stop_after
-        refuse_bad_step(folder, training.data.train, what)
+        with _failures_of_the_training():
+            refuse_bad_step(folder, training.data.train, what)
         last = _newest(training, folder)
-        if last is None or not last.ended(patience):
+        over = training.hours is not None and training.hours <= 0
+        if last is not None and last.ended(patience, training.stop_at):
+            log.info(f"{what}: already trained to step {last.step} ({folder.path})")
+        elif not over:
             if last is not None:
                 lost = max(0, last_step(folder.progress) - last.step)
                 again = f"; {lost} step(s) since then were lost, and are trained again" if lost else ""
                 log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
-            _launch(training, folder, last, lock, group, what, resumes, onlooker)
-            refuse_bad_step(folder, training.data.train, what)
+            with _failures_of_the_training():
+                left = _launch(training, folder, last, lock, group, what, resumes, onlooker)
+                over = left is not None and left <= 0
+                refuse_bad_step(folder, training.data.train, what)
             last = _newest(training, folder)
-        else:
-            log.info(f"{what}: already trained to step {last.step} ({folder.path})")
         log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
-        if last is None or not last.ended(patience):
+        if last is None or not last.ended(patience, training.stop_at):
+            if over:
+                at = f"step {last.step} of {last.target}" if last else "no checkpoint"
+                raise OutOfHoursError(
+                    f"{what}: its hours are over, with {at}",
+                    "give it more hours: it resumes there",
+                )
             if last is None:
                 raise PassingError(
                     f"{what}: the training was interrupted before its first checkpoint",
@@ -71,7 +96,7 @@ def train(
                 "run the same command again: it resumes there",
             )
         if last.best is None:
-            raise VlmflowError(
+            raise TrainingFailedError(
                 f"{what}: no evaluation up to step {last.step} gave a finite validation loss",
                 f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
             )
@@ -91,6 +116,17 @@ def train(
     return Trained(folder, last, best)
 
 
+@contextmanager
+def _failures_of_the_training() -> Iterator[None]:
+    """Tell what ends the trainers from what the machines lack."""
+    try:
+        yield
+    except (PassingError, MachineFaultError):
+        raise
+    except VlmflowError as error:
+        raise TrainingFailedError(error.cause, error.next_step) from None
+
+
 def _launch(
     training: Training,
     folder: RunFolder,
@@ -100,16 +136,28 @@ def _launch(
     what: str,
     resumes: bool,
     onlooker: Onlooker,
-) -> None:
-    """Start the trainers; if a GPU runs out of memory, or they hang, start them once more from each checkpoint."""
+) -> float | None:
+    """Start the trainers; if a GPU runs out of memory, or they hang, start them once more from each checkpoint.
+
+    Returns the hours that are left to them then; None without a limit.
+    """
+    begun = time.monotonic()
+    left = training.hours
     while True:
         try:
-            return launch(training, folder, last.folder if last else None, lock, group, what, onlooker)
+            now = replace(training, hours=left)
+            launch(now, folder, last.folder if last else None, lock, group, what, onlooker)
+            return _left(training.hours, begun)
         except ResumableError as error:
+            left = _left(training.hours, begun)
             last = _newest(training, folder) if resumes else None
             begin = 0 if resumes and error.begins_again else None
             mark = resume_once(folder, last.step if last else begin, error)
             log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
+
+
+def _left(hours: float | None, begun: float) -> float | None:
+    return None if hours is None else max(0.0, hours - (time.monotonic() - begun) / 3600)
 
 
 def _newest(training: Training, folder: RunFolder) -> Checkpoint | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import stale_lock
-from vlmflow.cleaning.leftovers import find_leftovers
+from vlmflow.cleaning.leftovers import find_leftovers, of_trials
 from vlmflow.config.model import Config, check_config
 from vlmflow.core.errors import VlmflowError
 
@@ -77,3 +77,13 @@ def test_nobody_begins_while_the_folder_is_kept(tmp_path: Path, monkeypatch: pyt
 def test_no_run_has_the_name_of_an_unfinished_folder() -> None:
     with pytest.raises(VlmflowError, match=r"models\.v1\.part.*must not end in"):
         check_config({"models": {"v1.part": {"source": "/m", "model_type": "qwen3"}}, "datasets": {}, "runs": {}}, [])
+
+
+def test_the_trials_of_a_search_stay_until_it_has_chosen(tmp_path: Path) -> None:
+    trial, other = (tmp_path / "stores" / "runs" / "r" / "search" / name for name in ("0123456789abcdef", "notes"))
+    made(trial, other, tmp_path / "search" / "done", tmp_path / "search" / "begun")
+    (tmp_path / "search" / "done" / "best.yaml").write_text("")
+    store = tmp_path / "stores" / "runs" / "r"
+    assert list(of_trials(tmp_path, store)) == []
+    (tmp_path / "search" / "begun" / "best.yaml").write_text("")
+    assert [one.path for one in of_trials(tmp_path, store)] == [trial]

@@ -157,11 +157,11 @@ def test_claims_are_bound_and_shared() -> None:
 
 def test_templates_are_complete_and_run_the_rule() -> None:
     check = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), [], []))
-    assert check == Finding("pod templates", "ok", "default, fetch, gpu, train")
+    assert check == Finding("pod templates", "ok", "answer, default, fetch, gpu, search, train")
     old = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), ["gpu"], ["train"]))
     assert (old.state, old.found) == (
         "warn",
-        "default, fetch, gpu, train; PodTemplates, which the next release will not read: gpu; "
+        "answer, default, fetch, gpu, search, train; PodTemplates, which the next release will not read: gpu; "
         "PodTemplates that are ignored, since CronJobs have their names: train",
     )
     assert "k8s/README.md" in old.next_step

@@ -38,11 +38,12 @@ def test_of_a_trajectory_in_timestep_form_the_last_row_is_evaluated() -> None:
 @given(st.integers(1, 40), st.integers(0, 5))
 def test_whole_pictures_are_drawn_and_more_rows_include_fewer(count: int, seed: int) -> None:
     of = [read_case(row(n // 3, f"c{n}"), {}) for n in range(30)]
-    drawn, others = draw(of, count, seed)
+    drawn, others = draw(of, count, seed, "runs.my-run.answer.rows")
     assert min(count, 30) <= len(drawn) < count + 3
     assert len(drawn) + len(others) == 30
+    assert {out.detail for out in others} <= {f"{count} rows were to be drawn (runs.my-run.answer.rows)"}
     assert not {case.group for case in drawn} & {case.group for case in of if case not in drawn}
-    assert {case.row.id for case in drawn} <= {case.row.id for case in draw(of, count + 1, seed)[0]}
+    assert {case.row.id for case in drawn} <= {case.row.id for case in draw(of, count + 1, seed, "k")[0]}
 
 
 def cases_of(count: int, seed: int) -> list:

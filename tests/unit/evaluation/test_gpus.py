@@ -2,17 +2,22 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.evaluation.answering.models import OwnModel
 from vlmflow.evaluation.measure import Measurement, ScoredModel, _places
 
 
+def how(folder: Path, processes: int = 1, device: str = "cuda") -> Measurement:
+    return Measurement("qwen3", {}, "last_round", folder, 64, 512, device, "bfloat16", processes, 1)
+
+
 def places(folder: Path, processes: int) -> list[str | None]:
-    how = Measurement("qwen3", {}, "last_round", folder, 64, 512, "cuda", "bfloat16", processes, 1)
-    return _places(ScoredModel("it", folder, "digest"), how)
+    return _places(ScoredModel("it", folder, "digest"), how(folder, processes))
 
 
 @pytest.fixture
@@ -47,3 +52,24 @@ def test_a_model_that_one_gpu_does_not_hold_gets_several(model: Path, monkeypatc
     (model / "model.safetensors").write_bytes(b"x" * 1500)
     assert places(model, 4) == ["0,1", "2,3"]
     assert places(model, 3) == ["0,1"]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_one_gpu_product_computed_is_not_that_of_another(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither losses nor answers; on the CPU GPUs do not count."""
+
+    def meanings(products: list[str]) -> tuple[Any, Any]:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(products))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: products[number])
+        scored, asked = (
+            ScoredModel("it", tmp_path, "digest"),
+            OwnModel("it", "digest", tmp_path, 64, "bfloat16", device, 1),
+        )
+        return how(tmp_path, device=device).meaning(scored), asked.meaning
+
+    h100, same, mixed = (meanings(products) for products in (["H100"] * 2, ["H100"], ["H100", "A100"]))
+    assert h100 == same
+    for ours, theirs in zip(h100, mixed, strict=True):
+        assert (ours == theirs) == (device == "cpu")

@@ -9,13 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from made_accounts import some_checks, some_evaluation
+from made_accounts import some_checks, some_evaluation, some_figures
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluatedModel, Interval, Loss
+from vlmflow.evaluation import measure
+from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interval, Loss
 from vlmflow.evaluation.answer_losses import Measured
 from vlmflow.evaluation.bootstrap import FEWEST_GROUPS, interval
 from vlmflow.evaluation.looks import LOG, read_looks, record_look
+from vlmflow.evaluation.measure import Measurement, ScoredModel
 from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
 from vlmflow.evaluation.store import LossStore
 from vlmflow.merging.proof import Proof, ProvenFile, proven_digest
@@ -65,6 +67,15 @@ def test_losses_are_kept_by_model_and_cut_lines_are_left_out(tmp_path: Path) -> 
     assert LossStore(tmp_path, {"model": "b", "dtype": "float32"}).read() == {}
 
 
+def test_losses_of_another_way_of_measuring_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = Measurement("qwen3", {}, "last_round", tmp_path, 64, 512, "cpu", "float32", 1, 1)
+    model = ScoredModel("it", tmp_path, "digest")
+    LossStore(tmp_path, how.meaning(model)).new_file().write_bytes(msgspec.json.encode(measured("one")) + b"\n")
+    assert LossStore(tmp_path, how.meaning(model)).read().keys() == {"one"}
+    monkeypatch.setattr(measure, "MEASURING", measure.MEASURING + 1)
+    assert LossStore(tmp_path, how.meaning(model)).read() == {}
+
+
 def test_every_look_at_test_is_counted(tmp_path: Path) -> None:
     assert read_looks(tmp_path) == []
     assert [record_look(tmp_path, "evaluate", run, "fire", "rows-1", "m") for run in ("a", "a", "b")] == [1, 2, 3]
@@ -108,9 +119,33 @@ def test_what_val_must_show() -> None:
         refuse_unless_shown({"test": some_evaluation(split="test")}, "learned")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("first", "the loss of the first answer rose"), ("history", "the loss of the last answer with")]
+)
+def test_a_shown_rise_of_a_loss_is_worse(name: str, said: str) -> None:
+    """Whatever the use of feedback; a rise that is not shown is none."""
+
+    def of_val(low: float | None) -> dict[str, EvaluationReport]:
+        difference = some_figures().difference | {name: Interval(0.3, low, 0.5)}
+        return {"val": some_evaluation(all=some_figures(difference=difference))}
+
+    refuse_unless_shown(of_val(0.1), "learned")
+    for not_shown in (-0.1, None):
+        refuse_unless_shown(of_val(not_shown), "not_worse")
+    with pytest.raises(VlmflowError, match=rf"not_worse accepts no shown decline, but {said}.*: \+0\.300 \[\+0\.100, "):
+        refuse_unless_shown(of_val(0.1), "not_worse")
+
+
+def test_a_lost_answer_to_the_question_alone_is_no_decline() -> None:
+    """It speaks of feedback that is not there."""
+    difference = dict.fromkeys(("question", "placebo"), Interval(0.3, 0.1, 0.5))
+    all_rows = some_figures(difference=some_figures().difference | difference)
+    refuse_unless_shown({"val": some_evaluation(all=all_rows)}, "not_worse")
+
+
 def test_an_evaluation_of_other_weights_is_refused(tmp_path: Path) -> None:
     proof = Proof(some_checks(), {"model.safetensors": ProvenFile(3, "ab")}, None, {})
-    ours = some_evaluation(tuned=EvaluatedModel(proven_digest(proof), 0))
+    ours = some_evaluation(tuned=EvaluatedModel(proven_digest(proof)))
     folder = tmp_path / "val"
     write_account(folder / "report.json", ours)
     assert read_evaluations([folder], proof) == {"val": ours}

@@ -117,7 +117,7 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
         after = digests()
         return {name for name in asked if after[name] != before[name]}
 
-    pages = {"data_page", "estimate_page", "eval_page", "lengths_page", "run_page"}
+    pages = {"data_page", "estimate_page", "eval_page", "lengths_page", "run_page", "search_page"}
     assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke", "publish_merged"}
     assert edited("live_page.py") == set()
     for template in ("base.html.jinja", "style.css", "gate.html.jinja"):

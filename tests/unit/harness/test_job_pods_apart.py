@@ -31,7 +31,7 @@ def test_the_controllers_code_is_on_its_claim_or_in_its_config_map() -> None:
 def test_nothing_is_written_into_an_images_files() -> None:
     """A container's own files go to an emptyDir: HOME with the caches, and temporary files."""
     files = [K8S / "base/controller.yaml", *(K8S / "templates").glob("[!k]*.yaml")]
-    assert len(files) == 5
+    assert len(files) == 7
     for file in files:
         found = yaml.safe_load(file.read_text())
         spec = (template_in(found) if found["kind"] == "CronJob" else found["spec"])["template"]["spec"]

@@ -4,6 +4,7 @@ import os
 import sys
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -51,7 +52,7 @@ OWNER = {"vlmflow/invocation": "abc"}
 
 
 def shipped() -> list[dict]:
-    files = (FOLDER / f"{name}.yaml" for name in ("default", "fetch", "gpu", "train"))
+    files = (FOLDER / f"{name}.yaml" for name in ("default", "fetch", "gpu", "train", "answer"))
     return [template_in(yaml.safe_load(file.read_text())) for file in files]
 
 
@@ -71,6 +72,19 @@ def pod_of(job: dict) -> dict:
 
 def main_of(job: dict) -> dict:
     return pod_of(job)["containers"][0]
+
+
+@pytest.mark.parametrize("trial", [{"run": "mine"}, {"search": "rates", "round": "0", "rung": "0", "slot": "1"}])
+def test_a_training_on_several_nodes_knows_its_run_folders(trial: dict[str, str]) -> None:
+    job = SimpleNamespace(
+        rules=["x"],
+        wildcards_dict=trial,
+        threads=2,
+        resources={"nodes": 2},
+        params=SimpleNamespace(run_store="/outputs/stores/runs"),
+        input=SimpleNamespace() if "run" in trial else SimpleNamespace(rows="/outputs/targets/fitted/mine"),
+    )
+    assert RuleJob.of(job).runs == "/outputs/stores/runs/mine"
 
 
 def test_the_template_overrides_the_plugin_and_the_rule_overrides_the_template() -> None:
@@ -144,9 +158,16 @@ def test_nothing_given_is_changed() -> None:
     assert before == PLUGINS_JOB
 
 
-def test_only_fetch_holds_the_token() -> None:
-    with_token = [found["metadata"]["name"] for found in shipped() if "hf-token" in yaml.safe_dump(found)]
-    assert with_token == ["fetch"]
+@pytest.mark.parametrize(
+    ("secret", "key", "holder"),
+    [("hf-token", "HF_TOKEN", "fetch"), ("answer-key", "VLMFLOW_ANSWER_KEY", "answer")],
+)
+def test_only_one_template_holds_a_secret(secret: str, key: str, holder: str) -> None:
+    """And its pods start without it."""
+    (found,) = [one for one in shipped() if secret in yaml.safe_dump(one)]
+    assert found["metadata"]["name"] == holder
+    (variable,) = [one for one in read_template(found).spec["containers"][0]["env"] if one["name"] == key]
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": secret, "key": key, "optional": True}}
 
 
 @pytest.mark.parametrize("found", shipped(), ids=lambda found: found["metadata"]["name"])

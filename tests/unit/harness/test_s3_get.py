@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,7 +184,32 @@ def test_a_run_that_replaces_the_folder_meanwhile(bucket: BucketServer, tmp_path
     assert content_of(tmp_path / "x") == newer
 
 
-def test_a_folder_of_an_older_checkout_is_compared_by_etag(bucket: BucketServer, tmp_path: Path) -> None:
+def test_after_a_replaced_folder_a_passing_fault_is_still_waited_for(
+    bucket: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[bool] = []
+    ended = threading.Event.wait
+    monkeypatch.setattr(
+        threading.Event, "wait", lambda self, *words: waits.append(self.is_set()) or ended(self, *words)
+    )
+
+    def replace(answer: Answer) -> Answer:
+        bucket.store("run/merged/x", FILES | {FIRST: b"newer" * PIECE}, "1")
+        del bucket.objects[key_of(FIRST)]
+        bucket.faults[key_of(FIRST, "1")] = [refuses(503)] * 12  # boto3 itself repeats each of the six requests once
+        waits.clear()
+        return refuses(404)(answer)
+
+    bucket.faults[key_of(FIRST)] = [replace]
+    main(ADDRESS, tmp_path / "x")
+    assert waits
+    assert not any(waits), "a pause of an event that is set is none"
+
+
+def test_a_folder_of_an_older_checkout_is_compared_by_etag(
+    bucket: BucketServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vlmflow")
     bucket.objects["old/a"] = b"a" * 3 * PIECE
     files = {"a": {"size": 3 * PIECE, "etag": etag_of(bucket.objects["old/a"])}}
     bucket.objects["old/.manifest.json"] = json.dumps({"files": files}).encode()
@@ -191,6 +217,7 @@ def test_a_folder_of_an_older_checkout_is_compared_by_etag(bucket: BucketServer,
     (tmp_path / "x.part" / "a").write_bytes(b"b" * PIECE)
     main("s3://bucket/old", tmp_path / "x")
     assert content_of(tmp_path / "x") == {"a": bucket.objects["old/a"]}
+    assert "has the digest of the original" not in caplog.text
     bucket.objects["old/a"] = b"b" * 3 * PIECE
     with pytest.raises(VlmflowError, match="old is damaged: a: its object has changed"):
         main("s3://bucket/old", tmp_path / "y")

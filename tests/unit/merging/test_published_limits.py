@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmflow.core.files import sha256_of
 from vlmflow.merging.proof import take_over
 from vlmflow.merging.published_limits import LimitedFile, publish_limits
-from vlmflow.pictures.size_limits import PictureLimits
+from vlmflow.pictures.size_limits import ScaleLimits
 
 PROCESSOR = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
 
@@ -19,7 +19,7 @@ def test_only_the_published_file_changes(tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in proven.iterdir()}
     digest = sha256_of(proven / "preprocessor_config.json")
     take_over(proven, merged)
-    limits = PictureLimits(4096, 65_536)
+    limits = ScaleLimits(4096, 65_536)
     published = merged / "preprocessor_config.json"
     limited = publish_limits(merged, 64)
     assert limited == LimitedFile(published.name, digest, sha256_of(published), limits)

@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize 
 
 from vlmflow.config.row_settings import PictureLimits as Admitted
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.size_limits import PictureLimits, Processor, processor_of
+from vlmflow.pictures.size_limits import Processor, ScaleLimits, processor_of
 
 QWEN = """{
     "size": {
@@ -39,7 +39,7 @@ def test_only_the_value_of_size_changes(tmp_path: Path) -> None:
 
 
 def test_the_limits_are_those_of_the_trainer(tmp_path: Path) -> None:
-    assert found(tmp_path, preprocessor_config=QWEN).limits(2048) == PictureLimits(4 * 32 * 32, 2048 * 32 * 32)
+    assert found(tmp_path, preprocessor_config=QWEN).limits(2048) == ScaleLimits(4 * 32 * 32, 2048 * 32 * 32)
 
 
 def test_the_nested_processor_wins_if_there_is_one(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from made_accounts import LENGTHS
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import FittedRows, FittedSplit
+from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest
+from vlmflow.serving.finished_run import published
 from workflow_runs import ROOT
 
 PROCESSOR = b'{"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}'
@@ -177,20 +179,75 @@ def test_raw_files_are_found_whose_paths_a_pod_recorded(merged: Path, capsys: py
 def test_rows_that_fit_are_those_of_the_training(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fitted = merged.parent / "fitted" / "mine"
     fitted.mkdir(parents=True)
-    files = {"train.jsonl": b"{}", "val.jsonl": b"[]"}
+    files = {"train.jsonl": b'{"images": []}', "val.jsonl": b""}
     for name, content in files.items():
         (fitted / name).write_bytes(content)
     digests = {name: of(content) for name, content in files.items()} | {"pictures": "p"}
     split = FittedSplit(9, 0, 0, LENGTHS)
     write_account(fitted / "account.json", FittedRows("fire", "trajectory", 64, split, split, digests))
     assert not main(merged, merged.parent)
-    assert f"account.json: expected rows, found {of(b'{}')}" in capsys.readouterr().out
+    assert f"account.json: expected rows, found {digests['train.jsonl']}" in capsys.readouterr().out
     change(merged, lambda record: record["training"]["digests"].update(data="".join(digests.values())))
     assert main(merged, merged.parent)
     assert verdicts(capsys.readouterr().out)[2] == "ok"
     (fitted / "val.jsonl").write_bytes(b"{}")
     assert not main(merged, merged.parent)
-    assert f"val.jsonl: expected {of(b'[]')}, found {of(b'{}')}" in capsys.readouterr().out
+    assert f"val.jsonl: expected {of(b'')}, found {of(b'{}')}" in capsys.readouterr().out
+
+
+def test_pictures_of_the_rows_are_compared(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = merged.parent
+    fitted, store = directory / "fitted" / "mine", directory / "stores" / "pictures" / "fire"
+    for folder in (fitted, store, directory / "images" / "fire"):
+        folder.mkdir(parents=True)
+    rows = {"train.jsonl": b'{"images": ["a.png"]}\n', "val.jsonl": b'{"images": []}\n'}
+    for name, content in rows.items():
+        (fitted / name).write_bytes(content)
+    (store / "a.png").write_bytes(b"picture")
+    manifest = directory / "images" / "fire" / "train.jsonl"
+    entry = {"name": "a.png", "sha256": of(b"picture"), "rewritten": None}
+    digests = {name: of(content) for name, content in rows.items()}
+    digests |= {"pictures": pictures_digest({"a.png": KnownPicture(**entry)})}
+    split = FittedSplit(9, 0, 0, LENGTHS)
+    write_account(fitted / "account.json", FittedRows("fire", "trajectory", 64, split, split, digests))
+    change(merged, lambda record: record["training"]["digests"].update(data="".join(digests.values())))
+
+    def found() -> str:
+        main(merged, directory)
+        return next(line for line in capsys.readouterr().out.split("\n") if "pictures of these rows" in line)
+
+    assert found() == f"not here  pictures of these rows: {manifest}"
+    manifest.write_text(json.dumps(entry))
+    assert found() == "ok        pictures of these rows: 1 of 1 files"
+    (store / "a.png").write_bytes(b"another")
+    assert not main(merged, directory)
+    assert f"{store}/a.png: expected {of(b'picture')}, found {of(b'another')}" in capsys.readouterr().out
+    manifest.write_text(json.dumps(entry | {"sha256": of(b"another")}))
+    assert found().startswith("DIFFERS"), "the account of the rows has another digest"
+    manifest.write_text("{")
+    assert found().startswith("DIFFERS")
+
+
+def test_damaged_accounts_of_the_working_directory_stop_nothing(
+    merged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another model's manifest is not the run's; an account of its own rows that cannot be read is a difference."""
+    (merged.parent / "models" / "another").mkdir(parents=True)
+    (merged.parent / "models" / "another" / "manifest.json").write_text("{")
+    assert main(merged, merged.parent)
+    assert verdicts(capsys.readouterr().out)[-1] == "not here"
+    (merged.parent / "fitted" / "mine").mkdir(parents=True)
+    (merged.parent / "fitted" / "mine" / "account.json").write_text('{"dataset": 3}')
+    assert not main(merged, merged.parent)
+    said = capsys.readouterr().out
+    assert verdicts(said)[2] == "DIFFERS"
+    assert len(verdicts(said)) == 9
+
+
+def test_a_run_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "merged" / "mine").mkdir(parents=True)
+    with pytest.raises(VlmflowError, match="finished here: mine"):
+        published(tmp_path, "other")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
         for said in (
             "learned",
             "1,234 no donor",
+            "1,234 row(s) without a donor (a donor gives the placebo: another row of the same source",
+            "Another row's feedback is a placebo",
             "-0.500 (-0.600 to -0.400)",
             "What the training changed",
             "-1.000 nats",
@@ -112,6 +114,34 @@ def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
     assert "In 25.0% of the rows the feedback holds the right answer. Picture limits: 4 to 64 tokens." in " ".join(
         text.split()
     )
+
+
+def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> None:
+    """And each question has its own right answer."""
+    loss, change = {"answer": Loss(10.0, 5)}, Interval(-0.1, -0.2, -0.05)
+    rows = [EvaluatedRow("r0", "s", [], "g0", None, loss, {"answer": Loss(5.0, 5)})]
+    (folder / "rows.jsonl").write_bytes(msgspec.json.encode(rows[0]) + b"\n")
+    figures = some_figures(
+        base={"answer": 2.0},
+        tuned={"answer": 1.0},
+        difference={"answer": change},
+        **dict.fromkeys(("base_uses", "tuned_uses", "learned")),
+    )
+    plain = {"feedback": False, "all": figures, "sources": {"s": figures}, "left_out": {}, "sentence": "Better."}
+    write_account(folder / "report.json", some_evaluation(split="test", looks=3, **plain))
+    answer = an_answer("blue", False)
+    turns = [AnsweredTurn(k, "q", "r", gold, "text", answer, answer) for k, gold in enumerate(["green", "grey"])]
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    (answers / "rows.jsonl").write_bytes(msgspec.json.encode(AnsweredRow("r0", "s", [], "g", None, turns)) + b"\n")
+    asked = msgspec.structs.replace(some_answers(), feedback=False, holds_gold=None, looks=5)
+    write_account(answers / "report.json", asked)
+    made = html(folder)
+    for word in ("placebo", "own feedback", "after feedback", "corrected", "donor"):
+        assert word not in made
+    shown = " ".join(made.split())
+    for said in ("after k earlier questions", "question 2", ">green<", ">grey<", ">5<"):
+        assert said in shown
 
 
 def test_the_same_evaluation_gives_the_same_page(folder: Path) -> None:

@@ -10,10 +10,11 @@ from msgspec import structs
 
 from made_accounts import LENGTHS, some_checks, some_evaluation, some_figures, some_gate, some_provenance, some_report
 from made_stats import some_stats
+from vlmflow.evaluation.accounts import Interval
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.published_limits import LimitedFile
-from vlmflow.pictures.size_limits import PictureLimits
+from vlmflow.pictures.size_limits import ScaleLimits
 from vlmflow.reports.accounts import BaseModelFiles
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
@@ -107,7 +108,7 @@ def test_every_byte_of_a_card() -> None:
             verification=some_checks(structs.replace(LOGITS, verdict="inconclusive")),
             data=some_stats(train=SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}), test=SplitCounts(3, 3, {})),
             sees_pictures=True,
-            picture_limits=LimitedFile("preprocessor_config.json", "", "", PictureLimits(4_096, 1_048_576)),
+            picture_limits=LimitedFile("preprocessor_config.json", "", "", ScaleLimits(4_096, 1_048_576)),
         )
     )
     assert card == Path(__file__).with_name("whole_card.txt").read_text()
@@ -146,12 +147,27 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     assert "**val: learned.** The tuned model uses feedback, and learned to." in section
     assert "| own minus another row's feedback, tuned | -0.600 | -0.700 to -0.500 |" in section
     assert "| loss of the first answer, tuned minus base | -0.100 | too few rows |" in section
-    assert "The test split of `fire` has been looked at 3 time(s) so far." in section
+    assert "The test split of `fire` had been looked at 3 time(s) with this evaluation; later looks" in section
+    assert "Left out, for both models: 2 row(s) without feedback.\n" in section
+    assert "Another row's feedback is a placebo" in section
     results = ModelCard(card).data.eval_results
     assert results is not None
     val, test = (result for result in results if result.metric_name == "difference of these two")
     assert (val.dataset_split, test.dataset_split, val.metric_value) == ("validation", "test", -0.5)
     assert val.task_type in ("image-text-to-text", "text-generation")
+
+
+def test_the_card_speaks_of_feedback_only_where_there_is_some() -> None:
+    change = Interval(-0.1, -0.2, -0.05)
+    figures = some_figures(
+        base={"answer": 2.0}, tuned={"answer": 1.0}, difference={"answer": change}, tuned_uses=None, learned=None
+    )
+    plain = some_evaluation(feedback=False, all=figures, sources={}, left_out={"over_long": 3}, sentence="Better.")
+    card = model_card(some_provenance(evaluations={"val": plain}))
+    section = card.partition("## Evaluation\n")[2].partition("\n## Use")[0]
+    assert "Left out, for both models: 3 row(s) longer than train.max" in section
+    assert "\nBelow zero is better. The best checkpoint was chosen by its loss on val." in section
+    assert "feedback" not in section
 
 
 def test_a_run_without_an_evaluation_says_so() -> None:

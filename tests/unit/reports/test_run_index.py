@@ -9,11 +9,11 @@ import pytest
 
 from browser import Browser
 from index_page import main
-from made_accounts import LENGTHS, some_checks, some_evaluation, some_fitted, some_gate, some_report
+from made_accounts import LENGTHS, some_answers, some_checks, some_evaluation, some_fitted, some_gate, some_report
 from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluatedModel
+from vlmflow.evaluation.accounts import EvaluatedModel, Interval
 from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
@@ -28,8 +28,12 @@ ACCOUNTS = {
     "full run": "checkpoints/mine/full/report.json",
     "verification": "verified/mine/proof.json",
     "evaluation": "eval/mine/val/report.json",
+    "answers": "answers/mine/val/report.json",
 }
 """The file behind each column."""
+
+
+THREE_OF_5 = Interval(0.6, 0.5, 0.7)
 
 
 @pytest.fixture
@@ -45,10 +49,14 @@ def folder(tmp_path: Path) -> Path:
     write_account(where / "checkpoints/mine/full/report.json", some_report(seconds=7_384.0))
     proof = Proof(some_checks(), {}, None, {})
     write_account(where / "verified/mine/proof.json", proof)
-    evaluation = some_evaluation(rows=7, tuned=EvaluatedModel(proven_digest(proof), 7))
+    evaluation = some_evaluation(rows=7, tuned=EvaluatedModel(proven_digest(proof)))
     write_account(where / "eval/mine/val/report.json", evaluation)
     on_test = msgspec.structs.replace(evaluation, split="test", verdict=HOSTILE, looks=3)
     write_account(where / "eval/mine/test/report.json", on_test)
+    asked = some_answers()
+    asked = msgspec.structs.replace(asked, tuned=msgspec.structs.replace(asked.tuned, digest=proven_digest(proof)))
+    later = msgspec.structs.replace(asked.all[1], tuned=msgspec.structs.replace(asked.all[1].tuned, right=THREE_OF_5))
+    write_account(where / "answers/mine/val/report.json", msgspec.structs.replace(asked, all=[asked.all[0], later]))
     pages = [f"reports/{name}.html" for name in ("data-fire", "lengths-mine", "estimate-mine", "run-mine", "eval-mine")]
     for page in [*pages, "checkpoints/mine/smoke/gate.html", "merged/mine/README.md", "data/fire/counts.html"]:
         (where / page).parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +89,10 @@ def test_a_browser_shows_every_run_and_its_pages(folder: Path, tmp_path: Path) -
     assert "time 2:03:04, on 4 CPU process(es)" in shown["full run"]
     assert "proven\n9 tensors\nlogits not compared" in shown["verification"]
     assert f"learned\nval: learned, 7 rows\ntest: {HOSTILE}, 7 rows, look 3" in shown["evaluation"]
+    said = "tuned 40.0% → 60.0% right\nbase 40.0% → 40.0%\nval, at first, and after feedback; 15 rows"
+    assert shown["answers"] == said
     assert "fire" in other
+    assert "not asked" in other
     assert "not evaluated" in other
     places = [Path(unquote(urlparse(link).path)) for link in links]
     assert len(places) == 8 + 2, "both runs have the data set's pages"

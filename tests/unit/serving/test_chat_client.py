@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from chat_server import canned_server
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.chat import Turn
 from vlmflow.serving.client import Client, data_uri, picture_part
@@ -47,3 +48,27 @@ def test_pictures_without_a_tag_and_files_that_are_none_are_refused(tmp_path: Pa
 def test_a_server_that_is_not_there_may_come_back() -> None:
     with Client(f"http://127.0.0.1:{free_port()}/v1", "mine") as client, pytest.raises(PassingError, match="no answer"):
         client.answer([{"role": "user", "content": "?"}], 5)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '"text"',
+        "<html>it works</html>",
+        "[]",
+        "{}",
+        '{"choices": []}',
+        '{"choices": null}',
+        '{"choices": [null]}',
+        '{"choices": [{"message": null}]}',
+        '{"choices": [{"message": {"content": ["a", "list"]}, "finish_reason": "stop"}]}',
+    ],
+)
+def test_a_reply_that_is_no_completion_says_so(reply: str) -> None:
+    with (
+        canned_server(reply.encode()) as url,
+        Client(url, "mine") as client,
+        pytest.raises(VlmflowError, match="its reply is not a chat completion") as caught,
+    ):
+        client.answer([{"role": "user", "content": "?"}], 5)
+    assert "\x1b" not in str(caught.value)

@@ -8,10 +8,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.size_limits import PictureLimits
+from vlmflow.pictures.size_limits import ScaleLimits
 from vlmflow.serving.vllm import vllm_words
 
-LIMITS = PictureLimits(4096, 1_048_576)
+LIMITS = ScaleLimits(4096, 1_048_576)
 LANGUAGE = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"
 TOWER = "base_model.model.model.visual.blocks.0.attn.qkv.lora_A.weight"
 

@@ -41,7 +41,7 @@ class AnsweredRow(msgspec.Struct, frozen=True):
     """A line of `rows.jsonl`. id, source, images: those of the row; images are names in the picture store.
 
     group: rows with the same picture, or without one the same question, have the same. holds_gold: whether the
-    feedback before the last answered turn holds the gold answer; null without feedback.
+    feedback before the last answered turn holds the gold answer; null if there is none.
     """
 
     id: str
@@ -94,13 +94,9 @@ class AfterRounds(msgspec.Struct, frozen=True):
 
 
 class AskedModel(msgspec.Struct, frozen=True):
-    """A model. digest: of its files. asked: answers that were asked for now; the others were kept.
-
-    overlap: with the rows' own turns, over all turns.
-    """
+    """A model. digest: of its files. overlap: of its answers with the rows' own turns, over all turns."""
 
     digest: str
-    asked: int
     overlap: Overlap
 
 
@@ -109,7 +105,7 @@ class AnswerReport(msgspec.Struct, frozen=True):
 
     rows, groups: answered ones. left_out: rows of the split that are out, by reason. feedback: whether rows have
     feedback. gold_from_raw: rows whose gold answer is that of the raw row. holds_gold: the share of rows whose feedback
-    holds the gold answer; null without feedback. all: the figures of all rows. without_gold, with_gold: of the rows
+    holds the gold answer; null if none was shown. all: the figures of all rows. without_gold, with_gold: of the rows
     whose feedback does not hold it, and does; null if there are none. sources, rules: by source, and by the rule of the
     gold answer.
     server: what answered. picture_limits: "4 to 64 tokens", "unknown" with another server, or "no pictures".

@@ -13,6 +13,10 @@ from vlmflow.evaluation.kept_lines import KeptLines
 from vlmflow.serving.client import picture_part
 from vlmflow.serving.dialogue import messages_of
 
+ASKING = 1
+"""The way in which models are asked. Kept answers belong to it: raise it whenever a change of this code, of `models` or
+of `vlmflow.serving` may change the answer to the same question."""
+
 
 class KeptAnswer(msgspec.Struct, frozen=True):
     """A model's answer. key: that of the question. cut: whether it had not ended after the allowed tokens."""
@@ -32,7 +36,7 @@ def answers_to(
     A server is started only if an answer is missing. Its log is removed if all goes well.
     Raises VlmflowError with the row if an answer fails.
     """
-    kept = KeptLines(store, "answers", {**model.meaning, "max_tokens": max_tokens}, KeptAnswer)
+    kept = KeptLines(store, "answers", {**model.meaning, "max_tokens": max_tokens, "asking": ASKING}, KeptAnswer)
     known = kept.read()
     missing = list({question.key: question for question in questions if question.key not in known}.values())
     if missing:

@@ -15,6 +15,7 @@ from vlmflow.serving.answer import Answer
 from vlmflow.serving.client import Client
 from vlmflow.serving.served_folder import link_served
 from vlmflow.serving.server import Server, end_of, serve_with_transformers
+from vlmflow.swift.child_process import gpu_products
 
 PACKAGES = ("torch", "transformers")
 """Packages whose versions may change an answer of our own server."""
@@ -50,6 +51,7 @@ class OwnModel:
             "image_tokens": [FEWEST_TOKENS, self.image_max_tokens],
             "dtype": self.dtype,
             "device": self.device,
+            "gpus": gpu_products() if self.device == "cuda" else [],
             "versions": versions(),
         }
 

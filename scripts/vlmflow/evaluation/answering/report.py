@@ -1,5 +1,6 @@
 """Asks both models about chosen rows, and reports how often they are right."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -8,12 +9,14 @@ from statistics import fmean
 from typing import Any
 
 from vlmflow.evaluation.answering.accounts import AfterRounds, AnsweredRow, AskedModel
-from vlmflow.evaluation.answering.asking import answers_to
-from vlmflow.evaluation.answering.dialogues import questions_of
+from vlmflow.evaluation.answering.asking import KeptAnswer, answers_to
+from vlmflow.evaluation.answering.dialogues import Question, questions_of
 from vlmflow.evaluation.answering.figures import figures_after_rounds, figures_by
 from vlmflow.evaluation.answering.models import Model
 from vlmflow.evaluation.answering.rows import answered_row, overlap_of
 from vlmflow.evaluation.choice import Case
+
+log = logging.getLogger("vlmflow")
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,21 @@ def ask_both(
     """
     questions = [questions_of(case, how.rounds, how.feedback, how.gold.get(case.row.id)) for case in cases]
     every = list(chain.from_iterable(questions))
-    of_base, new_of_base = answers_to(every, base, how.pictures, how.max_tokens, how.store)
-    of_tuned, new_of_tuned = answers_to(every, tuned, how.pictures, how.max_tokens, how.store)
+    of_base, of_tuned = (_asked(every, model, how) for model in (base, tuned))
     rows = [
         answered_row(case, some, of_base, of_tuned, how.feedback) for case, some in zip(cases, questions, strict=True)
     ]
     return (
         rows,
-        AskedModel(base.digest, new_of_base, overlap_of(every, of_base)),
-        AskedModel(tuned.digest, new_of_tuned, overlap_of(every, of_tuned)),
+        AskedModel(base.digest, overlap_of(every, of_base)),
+        AskedModel(tuned.digest, overlap_of(every, of_tuned)),
     )
+
+
+def _asked(questions: Sequence[Question], model: Model, how: Asking) -> Mapping[str, KeptAnswer]:
+    found, new = answers_to(questions, model, how.pictures, how.max_tokens, how.store)
+    log.info(f"answers of {model.name}: {new} of {len(found)} were asked for now, the others before")
+    return found
 
 
 def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:
@@ -60,11 +68,12 @@ def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:
     def of(some: Sequence[AnsweredRow]) -> list[AfterRounds] | None:
         return figures_after_rounds(some, how.seed, how.feedback) if some else None
 
+    leaks = [row.holds_gold for row in rows if row.holds_gold is not None]
     return {
         "rows": len(rows),
         "groups": len({row.group for row in rows}),
         "gold_from_raw": sum(row.id in how.gold for row in rows) if how.feedback else 0,
-        "holds_gold": fmean(bool(row.holds_gold) for row in rows) if how.feedback else None,
+        "holds_gold": fmean(leaks) if leaks else None,
         "all": figures_after_rounds(rows, how.seed, how.feedback),
         "without_gold": of([row for row in rows if row.holds_gold is False]),
         "with_gold": of([row for row in rows if row.holds_gold]),
@@ -73,14 +82,15 @@ def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:
     }
 
 
-def sentence_of(after: Sequence[AfterRounds]) -> str:
-    """Return the shares of right answers, for people."""
+def sentence_of(after: Sequence[AfterRounds], feedback: bool) -> str:
+    """Return the shares of right answers, for people. feedback: whether later turns of the human are feedback."""
     return "; ".join(
-        f"{_rounds(each.rounds)} {each.base.right.mean:.1%} of the base's and {each.tuned.right.mean:.1%} of the tuned "
-        f"model's answers are right ({each.rows} rows)"
+        f"{_rounds(each.rounds, feedback)} {each.base.right.mean:.1%} of the base's and {each.tuned.right.mean:.1%} of "
+        f"the tuned model's answers are right ({each.rows} rows)"
         for each in after
     )
 
 
-def _rounds(count: int) -> str:
-    return "at first" if not count else f"after {count} round{'s' if count > 1 else ''}"
+def _rounds(count: int, feedback: bool) -> str:
+    what = "round" if feedback else "earlier question"
+    return "at first" if not count else f"after {count} {what}{'s' if count > 1 else ''}"

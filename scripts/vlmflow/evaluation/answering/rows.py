@@ -26,7 +26,7 @@ def answered_row(
         source=case.row.source,
         images=case.row.images,
         group=case.group,
-        holds_gold=any(holds(text, questions[0].gold) for text in shown) if feedback else None,
+        holds_gold=any(holds(text, questions[0].gold) for text in shown) if feedback and shown else None,
         turns=[
             AnsweredTurn(
                 rounds=question.rounds,

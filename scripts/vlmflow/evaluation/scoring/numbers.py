@@ -8,14 +8,31 @@ from decimal import Decimal
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,20})(?:\.[0-9]{1,20})?|\.[0-9]{1,20}"
 """Digits, as 1234.5, 1,234.5 or .5; bounded, so that no text takes long."""
 
-UNIT = r"per cent|[^\W\d_][^\s\d]{0,14}|°[CF]?|%"
-"""One word: horses, km/h, %."""
+SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+"""Words after a number that multiply it."""
 
-ALONE = re.compile(rf"[$€£¥]? ?(?P<sign>[-+]?) ?[$€£¥]?(?P<digits>{DIGITS}) ?(?P<unit>{UNIT})?\.?")
+SCALE = rf"(?: (?P<scale>(?i:{'|'.join(SCALES)}))(?![^\W_]))?"
+
+SYMBOLS = "mm cm dm km nm ft yd mi in mg kg lbs? oz ml cl dl ms secs? mins? hrs? [kmgt]b [kmg]?hz kwh? mph kph m/s"
+"""Units that may follow digits without a space, in any case."""
+
+SYMBOL = rf"(?:%|°[CF]?|(?:(?i:{'|'.join(SYMBOLS.split())}|km/?h|px|fps|rpm|am|pm|percent)|[mghlLVW])(?![^\W_]))"
+"""The same, with single letters. All else makes digits part of a name: 7up, 16th, 3D, 1990s, 5A; so does $5m."""
+
+UNIT = r"per cent|[^\W\d_][^\s\d]{0,14}|°[CF]?|%"
+"""After a space: one word, horses or km/h, or %."""
+
+ALONE = re.compile(
+    rf"(?P<before>[$€£¥])? ?(?P<sign>[-+]?) ?(?P<after>[$€£¥])?(?P<digits>{DIGITS}){SCALE}"
+    rf"(?: (?P<unit>{UNIT})|(?(before)(?!)|(?(after)(?!)|(?P<symbol>{SYMBOL}))))?\.?"
+)
 """An answer that is a number: with a currency before it, or a unit after it."""
 
-INSIDE = re.compile(rf"(?<![\w.,/])(?<![0-9]:)(?P<sign>[-+]?)(?P<digits>{DIGITS})(?![.,:/]?[0-9])(?P<percent> ?%)?")
-"""A number in a sentence. B2, 10:30, 1/2 and 1.2.3 hold none."""
+INSIDE = re.compile(
+    rf"(?<![\w.,/])(?<![0-9]:)(?:(?<=[$€£¥])(?P<price>)|(?<![$€£¥]))(?P<sign>[-+]?)(?P<digits>{DIGITS})"
+    rf"(?![.,:/]?[0-9])(?:(?![^\W_])|(?(price)(?!)|(?={SYMBOL}))){SCALE}(?P<percent> ?%)?"
+)
+"""A number in a sentence. B2, 10:30, 1/2, 1.2.3 and 16th hold none."""
 
 PER_CENT = frozenset({"%", "percent", "per cent", "percentage"})
 
@@ -37,7 +54,7 @@ def read_number(answer: str) -> Number | None:
     found = ALONE.fullmatch(_plain(answer))
     if not found:
         return None
-    unit = (found["unit"] or "").strip().rstrip(".").strip().casefold()
+    unit = (found["unit"] or found["symbol"] or "").strip().rstrip(".").strip().casefold()
     return _number(found, "%" if unit in PER_CENT else unit)
 
 
@@ -74,7 +91,8 @@ def _plain(text: str) -> str:
 
 def _number(found: re.Match[str], unit: str) -> Number:
     digits = found["digits"].replace(",", "")
-    return Number(Decimal(found["sign"] + digits), "." not in digits, unit)
+    scale = SCALES[found["scale"].lower()] if found["scale"] else 1
+    return Number(Decimal(found["sign"] + digits) * scale, "." not in digits, unit)
 
 
 def _singular(unit: str) -> str:

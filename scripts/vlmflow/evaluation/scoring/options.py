@@ -14,9 +14,11 @@ ALONE = re.compile(
 """Nothing but a letter: B, (B), B., B), [b], Option B, answer is B."""
 
 FIRST = re.compile(
-    r"(?:[Oo]ption |[Cc]hoice )?" + LETTER.format(name="letter", letters="A-F") + r"(?:[.:),]\s|(?<=[\])])\s)"
+    r"(?:[Oo]ption |[Cc]hoice )?"
+    + LETTER.format(name="letter", letters="A-F")
+    + r"(?:[.:)]\s|(?<=[\])])\s)(?!(?:and|or|nor)\b)"
 )
-"""A capital letter before its text: B. a red car, (B) a red car, Option B: a red car."""
+"""A capital letter before its text: B. a red car, (B) a red car, Option B: a red car; no list, as "(A) and (B)"."""
 
 NAMED = re.compile(
     r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:? (?:[Oo]ption )?"

@@ -10,6 +10,7 @@ from PIL import Image
 from chat_server import ChatServer, chat_server, last_text
 from made_cases import row
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.evaluation.answering import asking
 from vlmflow.evaluation.answering.asking import answers_to
 from vlmflow.evaluation.answering.dialogues import Question, questions_of
 from vlmflow.evaluation.answering.models import ModelAtUrl, ask_own
@@ -67,6 +68,13 @@ def test_each_model_and_limit_has_its_own_answers(tmp_path: Path) -> None:
         answers_to(questions(), at(server), tmp_path, 9, tmp_path)
         for model, limit in ((at(server, "tuned"), 9), (at(server, digest="1" * 64), 9), (at(server), 8)):
             assert answers_to(questions(), model, tmp_path, limit, tmp_path)[1] == 6
+
+
+def test_answers_to_another_way_of_asking_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with chat_server(echo) as server:
+        answers_to(questions(), at(server), tmp_path, 9, tmp_path)
+        monkeypatch.setattr(asking, "ASKING", asking.ASKING + 1)
+        assert answers_to(questions(), at(server), tmp_path, 9, tmp_path)[1] == 6
 
 
 def test_a_line_that_a_kill_cut_is_asked_again(tmp_path: Path) -> None:

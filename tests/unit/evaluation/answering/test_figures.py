@@ -49,14 +49,14 @@ def cases(code: str = "code", feedback: str | None = None) -> list[Case]:
 
 
 def ask(
-    folder: Path, base: Speaks, tuned: Speaks, some: list[Case], feedback: bool = True
+    folder: Path, base: Speaks, tuned: Speaks, some: list[Case], feedback: bool = True, rounds: int = 3
 ) -> tuple[dict[str, Any], list[AnsweredRow], AskedModel, AskedModel]:
     speak = {"base": base, "tuned": tuned}
 
     def behave(model: str, messages: list[dict[str, Any]]) -> str:
         return speak[model](last_text(messages))
 
-    how = Asking(rounds=3, max_tokens=9, feedback=feedback, gold={}, pictures=folder, store=folder, seed=1)
+    how = Asking(rounds=rounds, max_tokens=9, feedback=feedback, gold={}, pictures=folder, store=folder, seed=1)
     with chat_server(behave) as server:
         models = [ModelAtUrl(name, name, server.url, name) for name in ("base", "tuned")]
         rows, of_base, of_tuned = ask_both(some, models[0], models[1], how)
@@ -85,7 +85,7 @@ def test_who_copies_from_feedback_corrects_all_and_spoils_nothing(tmp_path: Path
     assert [turn.tuned.answer for turn in rows[0].turns] == ["What is the code of door 0?", "code."]
     assert [turn.gold for turn in rows[0].turns] == ["code", "code"]
     assert "after 1 round 0.0% of the base's and 100.0% of the tuned model's answers are right" in sentence_of(
-        found["all"]
+        found["all"], feedback=True
     )
 
 
@@ -138,6 +138,13 @@ def test_without_feedback_there_are_no_transitions(tmp_path: Path) -> None:
     assert {each.holds_gold for each in rows} == {None}
 
 
+def test_feedback_that_no_model_saw_gives_nothing_away(tmp_path: Path) -> None:
+    found, rows, _, _ = ask(tmp_path, never, copies, cases(), rounds=0)
+    assert [after.rounds for after in found["all"]] == [0]
+    assert (found["holds_gold"], found["without_gold"], found["with_gold"]) == (None, None, None)
+    assert {each.holds_gold for each in rows} == {None}
+
+
 def test_overlap_is_with_the_rows_own_turns(tmp_path: Path) -> None:
     some = [Row(f"r{n}", [Turn("human", f"What {n}?"), Turn("gpt", f"the answer to {n} is {n}")]) for n in range(5)]
 
@@ -146,6 +153,6 @@ def test_overlap_is_with_the_rows_own_turns(tmp_path: Path) -> None:
         return f"the answer to {number} is {number}"
 
     _, _, base, tuned = ask(tmp_path, never, repeats, [read_case(each, {}) for each in some])
-    assert (base.overlap.answers, base.asked, tuned.overlap.bleu) == (5, 5, [1.0] * 4)
+    assert (base.overlap.answers, tuned.overlap.bleu) == (5, [1.0] * 4)
     assert tuned.overlap.cider == pytest.approx(10)
     assert base.overlap.bleu[3] < 0.01

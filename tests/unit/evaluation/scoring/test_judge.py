@@ -100,14 +100,24 @@ def test_options(gold: str, answer: str) -> None:
     assert not judge(answer, gold.replace("B", "C")).right
 
 
-@pytest.mark.parametrize("answer", ["A red car", "It is A or B", "answer A car", "Option A or option B", "", "G", "AB"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("A red car", "It is A or B", "answer A car", "Option A or option B", "", "G", "AB"),
+        *("A, B and C are all wrong", "A, however, is wrong", "(A) and (B) are wrong"),
+    ],
+)
 def test_no_option(answer: str) -> None:
     assert option_in(answer) is None or answer == "answer A car"
     assert not judge(answer, "B").right
 
 
 @pytest.mark.parametrize(
-    "gold", ["a", "Apple", "A car", "G", "AB", "A. Lincoln", "Yes", "three", "", "10:30", "1,23", "..."]
+    "gold",
+    [
+        *("a", "Apple", "A car", "G", "AB", "A. Lincoln", "Yes", "three", "", "10:30", "1,23", "..."),
+        *("7up", "16th", "1990s", "3D", "5A", "$5m", "A, B and C"),
+    ],
 )
 def test_neither_option_nor_number(gold: str) -> None:
     assert rule_of(gold) == "text"
@@ -133,6 +143,15 @@ def test_neither_option_nor_number(gold: str) -> None:
         ("1004.9", "1000.0"),
         ("It is 5cm long", "5"),
         ("6 of the 6", "6"),
+        ("5 cm", "5cm"),
+        ("60km/h", "60 km/h"),
+        ("5%", "5 %"),
+        ("$5", "5"),
+        ("5pm", "5 pm"),
+        ("$5 million", "5,000,000"),
+        ("It costs 5 million dollars.", "$5 million"),
+        ("5.2 Million people", "5200000"),
+        ("2 dozen", "24 eggs"),
         (".5", "0.5"),
         ("٦", "٦"),
         ("６", "6"),
@@ -160,6 +179,15 @@ def test_right_numbers(answer: str, gold: str) -> None:
         ("B6", "6"),
         ("1.6.2", "6"),
         ("1,6", "16"),
+        ("7up", "7"),
+        ("A can of 7up.", "7"),
+        ("16th", "16"),
+        ("the 16th century", "16"),
+        ("the 1990s", "1990"),
+        ("3D", "3"),
+        ("$5 million", "5"),
+        ("It costs 5 million.", "5"),
+        ("It costs $5m.", "5"),
         ("", "6"),
         ("9" * 400, "9"),
     ],

@@ -1,0 +1,31 @@
+# The best settings that a search found, as an overlay for the configuration.
+#
+# Needs: the study after the last step, and the results of all trials.
+# Makes: search/{search}/best.yaml: the run's keys of `train` with the values of the best trial; comments give search,
+#        trial and value. `snakemake --configfile … search/NAME/best.yaml` trains the run with them.
+# Holds: the trial trained to its end, within the limits; its value is the lowest. A result that was changed after the
+#        study learned from it is refused; one that was removed is made again (scripts/harness/search_targets.py).
+
+
+rule choose_best:
+    """Write the best settings that a search found."""
+    input:
+        study=inputs.last_study,
+        results=inputs.search_results,
+    output:
+        best="search/{search}/best.yaml",
+    log:
+        "logs/choose_best/{search}.log",
+    benchmark:
+        "benchmarks/choose_best/{search}.tsv"
+    params:
+        settings=params.search("run", "limits", "seed"),
+    threads: 1
+    resources:
+        mem_mb=1_000,
+        disk_mb=1_000,
+        runtime=30,
+    message:
+        "Choosing the best settings of {wildcards.search}"
+    script:
+        "../scripts/choose_best.py"

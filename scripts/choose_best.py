@@ -1,0 +1,41 @@
+"""Write the best settings that a search found, as an overlay for the configuration."""
+
+import logging
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.search_settings import SearchLimits
+from vlmflow.config.settings import Settings
+from vlmflow.core.account import read_account
+from vlmflow.core.files import whole_file
+from vlmflow.search.best import best_of, overlay, refuse_other_results
+from vlmflow.search.study import Study
+
+
+class SearchBlock(Settings):
+    """The search's settings that this stage uses; see docs/config.md."""
+
+    run: str
+    limits: SearchLimits
+    seed: int
+
+
+def main(*, study: Path, results: list[Path], best: Path, settings: SearchBlock) -> None:
+    """Write the overlay.
+
+    study: the search's account after its last step. results: those of all its trials.
+    best: the file to write (search/NAME/best.yaml). settings: those of the search.
+    """
+    account = read_account(study, Study)
+    refuse_other_results(account, study, results)
+    chosen = best_of(account, settings.limits)
+    with whole_file(best, "w") as file:
+        file.write(overlay(account, study, chosen, settings.run, settings.seed))
+    logging.getLogger("vlmflow").info(
+        f"search {account.search}: trial {chosen.number} is the best, {account.objective} {chosen.value:.6g}: "
+        f"{chosen.settings}"
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,92 @@
+"""Choose the trials of one step of a search: new ones that Optuna proposes, or the best third of the rung before."""
+
+import logging
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.search_settings import RangeSettings, SearchLimits, SearchSettings
+from vlmflow.config.settings import Settings
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.lengths.fitted import ACCOUNT
+from vlmflow.search.budget import hours_of_run, refuse_too_much
+from vlmflow.search.propose import Schedule, propose, refuse_equal_rungs
+from vlmflow.search.study import Study
+
+
+class SearchBlock(Settings):
+    """The search's settings that this stage uses; see docs/config.md."""
+
+    run: str
+    space: dict[str, RangeSettings | list[bool | int | float | str]]
+    together: int
+    rungs: int
+    limits: SearchLimits
+    seed: int
+
+
+class RunBlock(Settings):
+    """Those of its run; the searched keys of `train` have any value."""
+
+    train: TrainSettings
+    nodes: int
+    processes: int
+
+
+class PlanBlock(Settings):
+    """What is compared with the budget, and the GPU product that the run names."""
+
+    rounds: int
+    gpu: str | None
+
+
+def main(
+    *,
+    rows: Path,
+    estimate: Path,
+    smoke: list[Path],
+    study: list[Path],
+    journal: list[Path],
+    asked: Path,
+    asked_journal: Path,
+    settings: SearchBlock,
+    run: RunBlock,
+    planned: PlanBlock | None,
+) -> None:
+    """Choose the trials of one step.
+
+    rows: the run's rows that fit (fitted/RUN). estimate: of the run (estimates/RUN.json). smoke: the smoke run
+    (checkpoints/RUN/smoke), if only that tells how long a training takes: [] otherwise.
+    study, journal: account and journal of the step before; [] for the first.
+    asked: the account to write (search/NAME/ROUND/RUNG/asked.json). asked_journal: the journal to write beside it.
+    settings: those of the search. run: those of its run. planned: for the first step of a search with a budget; null
+    otherwise.
+    """
+    name, number, rung = asked.parts[-4], int(asked.parts[-3]), int(asked.parts[-2])
+    search = SearchSettings.model_validate(settings.model_dump() | ({"rounds": planned.rounds} if planned else {}))
+    ranks = run.nodes * run.processes
+    lengths = rows / "train.lengths.jsonl"
+    refuse_other_rows(rows / ACCOUNT, [lengths])
+    schedule = Schedule(run.train, RowLengths.read(lengths).tokens.tolist(), ranks)
+    if (number, rung) == (0, 0):
+        refuse_equal_rungs(name, search, schedule)
+    if planned:
+        hours = hours_of_run(estimate, smoke[0] if smoke else None, planned.gpu)
+        refuse_too_much(name, search, hours, ranks, schedule.fewest_stops(search))
+    before = read_account(study[0], Study) if study else None
+    found = propose(
+        *(search, before, journal[0] if journal else None, asked_journal, schedule, ranks), step=(name, number, rung)
+    )
+    write_account(asked, found)
+    trials = [trial for trial in found.trials if trial]
+    said = ", ".join(f"trial {trial.number} to step {trial.steps}: {trial.settings}" for trial in trials)
+    empty = f"{len(found.trials) - len(trials)} slot(s) are empty: {found.empty}" if found.empty else ""
+    logging.getLogger("vlmflow").info(
+        f"search {name}, round {number}, rung {rung}: {'; '.join(filter(None, [said, empty]))}"
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,57 @@
+"""Add the results of one step of a search to its study."""
+
+import logging
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.search_settings import SearchLimits
+from vlmflow.config.settings import Settings
+from vlmflow.core.account import read_account, write_account
+from vlmflow.search.accounts import Asked, TrialResult
+from vlmflow.search.study import STATES, Study
+from vlmflow.search.tell import tell
+
+
+class SearchBlock(Settings):
+    """The search's settings that this stage uses; see docs/config.md."""
+
+    objective: str
+    rungs: int
+    limits: SearchLimits
+
+
+def main(
+    *,
+    asked: Path,
+    asked_journal: Path,
+    results: list[Path],
+    before: list[Path],
+    study: Path,
+    journal: Path,
+    settings: SearchBlock,
+) -> None:
+    """Add the results of one step.
+
+    asked, asked_journal: what it asked, with the journal (propose). results: of its trials, in the order of the slots.
+    before: the study's account after the step before; [] for the first.
+    study: the account to write (search/NAME/ROUND/RUNG/study.json). journal: the journal to write beside it.
+    settings: those of the search.
+    """
+    told = tell(
+        read_account(asked, Asked),
+        {file: read_account(file, TrialResult) for file in results},
+        read_account(before[0], Study) if before else None,
+        (asked_journal, journal),
+        (settings.objective, settings.rungs, settings.limits),
+    )
+    write_account(study, told)
+    states = [STATES[trial.state] for trial in told.trials]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
+    logging.getLogger("vlmflow").info(
+        f"search {told.search}, after round {told.last[0]}, rung {told.last[1]}: trials: {counts}; "
+        f"{told.gpu_hours:.3g} GPU-hours"
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

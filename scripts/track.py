@@ -1,0 +1,49 @@
+"""Send a finished run to its trackers."""
+
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.settings import Settings
+from vlmflow.config.track_settings import TrackSettings
+from vlmflow.core.account import write_account
+from vlmflow.track.row_traces import all_traces
+from vlmflow.track.send import send
+from vlmflow.track.story import story_of
+
+
+class RunBlock(Settings):
+    """The run's settings that this stage uses; see docs/config.md."""
+
+    track: TrackSettings | None
+
+
+def main(
+    *,
+    full: Path,
+    merged: Path,
+    evaluated: list[Path],
+    answered: list[Path],
+    rows: list[Path],
+    pictures: list[Path],
+    tracked: Path,
+    settings: RunBlock,
+    tracker_store: Path,
+) -> None:
+    """Send one run.
+
+    full, merged: checkpoints/RUN/full and merged/RUN. evaluated, answered: eval/RUN/SPLIT and answers/RUN/SPLIT, as far
+    as the run has them. rows: the data set's files of these splits. pictures: the image manifests; none if rows have no
+    pictures.
+    tracked: the file to write, tracked/RUN.json: what each tracker has.
+    settings: those of the run. tracker_store: the folder of offline runs.
+    """
+    story = story_of(full, merged, evaluated, answered)
+    files = {file.stem: file for file in rows}
+    trackers = settings.track or TrackSettings()
+    write_account(
+        tracked, send(story, lambda: all_traces(evaluated, answered, files, pictures), trackers, tracker_store)
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

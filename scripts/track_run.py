@@ -1,0 +1,98 @@
+"""Send a finished run to trackers: also one of the past, and one whose configuration names none.
+
+make track RUN=my-run ARGS="--configfile my-run.yaml"                          the trackers of runs.my-run.track
+make track RUN=qwen3vl-fire ARGS="--directory runs/demo --mlflow sqlite:///mlflow.db"
+make track RUN=my-run ARGS="--wandb my-project --otlp http://localhost:4318"
+
+It reads what the run recorded, with all evaluations and answers that are there. A second call sends nothing twice.
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from vlmflow.config.model import check_config
+from vlmflow.config.track_settings import TrackSettings
+from vlmflow.config.yaml_file import read_layers
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.evaluation.results import REPORT
+from vlmflow.serving.finished_run import finished_run
+from vlmflow.track.row_traces import all_traces
+from vlmflow.track.send import send
+from vlmflow.track.story import story_of
+
+CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+
+
+def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> None:
+    """Send the run.
+
+    name: the run. files: as for snakemake's --configfile. folder: the working directory. given: trackers, as in
+    runs.NAME.track; without any, those of the configuration.
+
+    Raises VlmflowError if the run has no weights, no tracker is named, or one of them failed.
+    """
+    run = finished_run(folder, name)
+    config = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    settings = _trackers(given) if given else config.runs[name].track if name in config.runs else None
+    if settings is None:
+        raise VlmflowError(
+            f"run {name}: no tracker is named",
+            'name one: ARGS="--mlflow sqlite:///mlflow.db", or set runs.NAME.track and give its file: '
+            'ARGS="--configfile my-run.yaml"',
+        )
+    evaluated = _made(folder / "eval" / name)
+    answered = _made(folder / "answers" / name)
+    if settings.otlp and not evaluated:
+        raise VlmflowError(
+            f"{folder / 'eval' / name}: the run was not evaluated, and traces are of evaluated rows",
+            f"evaluate it: .venv/bin/snakemake … -- eval/{name}/val; or leave otlp out",
+        )
+    story = story_of(folder / "checkpoints" / name / "full", run.merged, evaluated, answered)
+    datasets = {each.name: read_account(each / REPORT, EvaluationReport).dataset for each in evaluated}
+    rows = {split: folder / "data" / dataset / f"{split}.jsonl" for split, dataset in datasets.items()}
+    places = (
+        folder / "images" / dataset / f"{split}.jsonl"
+        for dataset in {*datasets.values()}
+        for split in ("train", "test")
+    )
+    manifests = [place for place in places if place.is_file()]
+    send(story, lambda: all_traces(evaluated, answered, rows, manifests), settings, folder / config.stores.trackers)
+
+
+def _made(place: Path) -> list[Path]:
+    """Return the folders of the splits that have a report."""
+    return sorted(report.parent for report in place.glob(f"*/{REPORT}"))
+
+
+def _trackers(given: dict[str, str]) -> TrackSettings:
+    try:
+        return TrackSettings.model_validate(given)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'trackers'}: {fault['msg']}" for fault in error.errors()
+        )
+        raise VlmflowError(faults, "see --help") from None
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", required=True, help="its name under merged")
+    parser.add_argument("--mlflow", help="a server's address, or sqlite:///FILE")
+    parser.add_argument("--experiment", help="MLflow's experiment (vlmflow)")
+    parser.add_argument("--wandb", help="a project of Weights & Biases; the run is written as an offline run")
+    parser.add_argument("--otlp", help="an OpenTelemetry endpoint, without /v1/traces")
+    parser.add_argument("--configfile", nargs="+", type=Path, default=[], help="as for snakemake")
+    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    options = parser.parse_args()
+    chosen = {key: getattr(options, key) for key in ("mlflow", "experiment", "wandb", "otlp")}
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        main(options.run, options.configfile, options.directory, {key: value for key, value in chosen.items() if value})
+    except VlmflowError as error:
+        sys.exit(str(error).replace("runs.NAME", f"runs.{options.run}"))

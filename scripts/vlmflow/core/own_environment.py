@@ -1,0 +1,76 @@
+"""Programs in an environment of their own: packages that must not be resolved together with those that train.
+
+`make env-NAME` installs `envs/NAME.lock` into `.venv-NAME`; the image of that name has it elsewhere, and says where
+(`VLMFLOW_VENV_NAME`). Such a program imports its packages, the standard library, and modules of ours that need nothing
+else. It reads one JSON value on its standard input and writes one on its standard output (`own_program`).
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.process import bound_to_this_process, import_path
+
+EnvironmentName = Literal["track", "search"]
+
+CHECKOUT = Path(__file__).parents[3]
+
+
+def python_of(name: EnvironmentName) -> Path:
+    """Return the interpreter of an environment.
+
+    Raises VlmflowError with the command that installs it if it is missing.
+    """
+    folder = Path(os.environ.get(f"VLMFLOW_VENV_{name.upper()}") or CHECKOUT / f".venv-{name}")
+    python = folder / "bin" / "python"
+    if not python.is_file():
+        raise VlmflowError(f"{folder}: the environment `{name}` is not installed", f"make env-{name}")
+    return python
+
+
+def ask(name: EnvironmentName, module: str, question: Any, env: dict[str, str] | None = None) -> Any:
+    """Run a module in an environment with a JSON value as its input, and return its answer.
+
+    env: variables that it gets besides this process's own. What it writes to its standard error passes through. It ends
+    with this process.
+    Raises VlmflowError if the environment is missing, or if the program fails (an exit code other than 0, with its
+    last line as the cause).
+    """
+    process = subprocess.Popen(
+        [str(python_of(name)), "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Without PYTHONSAFEPATH, Python would import from the working directory first, where users keep files.
+        env=os.environ | {"PYTHONPATH": import_path(), "PYTHONSAFEPATH": "1"} | (env or {}),
+        preexec_fn=bound_to_this_process(),
+    )
+    assert process.stdin is not None  # for mypy: all three are pipes
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said: deque[str] = deque(maxlen=20)
+    relay = threading.Thread(target=_relay, args=(process.stderr, said))
+    relay.start()
+    with contextlib.suppress(BrokenPipeError):  # it ended before it read everything: its exit code and words say why
+        process.stdin.write(json.dumps(question).encode())
+        process.stdin.close()
+    answer = process.stdout.read()
+    relay.join()
+    if process.wait():
+        cause = said[-1] if said else f"it ended with code {process.returncode}"
+        raise VlmflowError(f"{module}: {cause}", "see what it said:\n" + "\n".join(said))
+    return json.loads(answer)
+
+
+def _relay(source: IO[bytes], last: deque[str]) -> None:
+    """Show a program's messages as they come, and keep the last ones."""
+    for line in source:
+        last.append(line.decode(errors="replace").rstrip())
+        print(last[-1], file=sys.stderr, flush=True)

@@ -1,0 +1,62 @@
+"""The accounts of a search: what a step asks of its trials (`asked.json`), and each trial's result (`SLOT.json`)."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+"""A number that adds up with others: never negative, never NaN."""
+
+State = Literal["done", "failed", "stopped", "empty"]
+"""How a trial of a step ended. done: it reached its step. failed: its training cannot go on with these settings.
+stopped: its hours were over before its step. empty: nothing was asked of this slot."""
+
+
+class AskedTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of one trial in one step.
+
+    number: the trial's in its study, the same in all rungs. settings: values by key of `search.NAME.space`
+    (`lora.rank`). steps: the optimizer step after which it stops, an evaluation's. hours: how long it may train in this
+    step; null without a limit.
+    """
+
+    number: int
+    settings: dict[str, Any]
+    steps: int
+    hours: float | None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step asks (`search/NAME/ROUND/RUNG/asked.json`).
+
+    trials: by slot; null for an empty one. empty: why there are empty ones (too few survivors, or nothing is left of
+    the budget); null if there is none.
+    """
+
+    search: str
+    round: int
+    rung: int
+    trials: list[AskedTrial | None]
+    empty: str | None = None
+
+
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one trial of a step gave (`search/NAME/ROUND/RUNG/SLOT.json`).
+
+    number, settings: as asked; null and {} for an empty slot. reason: why it did not reach its step; null if it is
+    done. steps: the step that it reached. value: the objective there, the lower the better; null without one. mem_mb:
+    peak memory in MB of a GPU, or of a trainer's process on the CPU; null if unknown. hours: that it took in this step,
+    from each start of its trainers to their end, and to be judged; gpu_hours: these times the trainers. curve: steps of
+    its training so far, each with its validation loss.
+    """
+
+    number: int | None
+    settings: dict[str, Any]
+    state: State
+    reason: str | None
+    steps: int
+    value: float | None
+    mem_mb: Amount | None
+    hours: Amount
+    gpu_hours: Amount
+    curve: list[tuple[int, float]]

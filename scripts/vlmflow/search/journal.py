@@ -1,0 +1,84 @@
+"""Asks the study program, and keeps the study's journal as an ordinary file of one writer: copy, extend, rename."""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.search_settings import Dimension, SearchLimits
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.core.own_environment import ask as ask_program
+from vlmflow.core.own_environment import python_of
+from vlmflow.search.study import StudyTrial
+
+PROGRAM = "vlmflow.search.study_program"
+
+TOLD = {"done": "done", "failed": "failed", "stopped": "ended", "left": "ended", "waiting": "running"}
+"""The program's state of a trial, by that of the study."""
+
+
+def new_trials(
+    before: Path | None, journal: Path, search: str, seed: int, number: int, space: Sequence[Dimension], count: int
+) -> list[tuple[int, dict[str, Any]] | None]:
+    """Ask for new trials, and write the journal with them.
+
+    before: the journal so far; None for the first trials. number: of the round. count: how many trials.
+
+    Returns number and settings of each; None where every combination was asked before. Raises VlmflowError if the
+    environment `search` is missing, or the program fails.
+    """
+    wanted = {"count": count, "space": [asdict(one) for one in space]}
+    found = _ask(before, journal, search, {"seed": seed_of(seed, number), "tell": [], "ask": wanted})
+    return [None if one is None else (one["number"], one["settings"]) for one in found["asked"]]
+
+
+def told(
+    before: Path, journal: Path, search: str, trials: Sequence[StudyTrial], limits: SearchLimits
+) -> dict[str, float] | None:
+    """Write the journal with the results of trials whose last state it does not know; returns the importances.
+
+    before: the journal that asked for them. Raises VlmflowError as `new_trials` does.
+    """
+    results = [
+        {
+            "number": trial.number,
+            "state": TOLD[trial.state],
+            "value": trial.value if trial.state == "done" else None,
+            "losses": [] if trial.state == "failed" else [value for _, value in trial.rungs],
+            "constraints": trial.above(limits),
+        }
+        for trial in trials
+    ]
+    found = _ask(before, journal, search, {"seed": 0, "tell": results, "ask": None, "importances": True})
+    importances: dict[str, float] | None = found["importances"]
+    return importances
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Return the sampler's seed in a round: 32 bits of a digest, since neighbouring seeds should not draw alike."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
+
+
+def _ask(before: Path | None, journal: Path, search: str, question: dict[str, Any]) -> Any:
+    # In a folder of this process: the storage makes its lock beside the journal, and some shared folders have none.
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "journal"
+        if before:
+            shutil.copyfile(before, work)
+        python_of("search")  # it says what to install
+        try:
+            found = ask_program(
+                "search", PROGRAM, {"importances": False, **question, "journal": str(work), "study": search}
+            )
+        except VlmflowError as error:
+            raise VlmflowError(
+                f"{before or 'the study program'}: {error.cause}",
+                f"remove search/{search}, and run the same command again: what is trained is kept",
+            ) from None
+        with whole_file(journal) as file:
+            file.write(work.read_bytes())
+    return found

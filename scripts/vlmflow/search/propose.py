@@ -1,0 +1,141 @@
+"""What a step of a search asks: new trials in the first rung, the best third of the rung before in others."""
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.search_settings import (
+    SearchSettings,
+    dimensions,
+    share_of_rung,
+    step_before,
+    trained_with,
+    trials_of_rung,
+)
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.search.accounts import Asked, AskedTrial
+from vlmflow.search.budget import hours_each
+from vlmflow.search.journal import new_trials
+from vlmflow.search.study import Study, ranked
+from vlmflow.training.steps import Steps, samples_of
+
+SPENT = "the budget is spent (limits.gpu_hours)"
+FEW = "too few trials finished the rung before within the limits"
+ASKED_BEFORE = "no combination was found that was not asked before"
+
+BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
+"""The searched keys that change the number of steps."""
+
+
+def refuse_equal_rungs(name: str, search: SearchSettings, schedule: "Schedule") -> None:
+    """Refuse rungs that end at the same evaluation: they would halve nothing.
+
+    Raises VlmflowError with their steps. name: the search's.
+    """
+    stops = schedule.fewest_stops(search)
+    if len(set(stops)) == len(stops):
+        return
+    first = stops[-1] // 3 ** (search.rungs - 1)
+    rarer = f"set runs.{search.run}.train.evaluation_steps to {first} or less, or "
+    raise VlmflowError(
+        f"search.{name}.rungs: {search.rungs}, but a rung ends at an evaluation, and these would end at the steps "
+        f"{', '.join(map(str, stops))}: nothing was started",
+        f"{rarer if first else ''}lower search.{name}.rungs",
+    )
+
+
+class Schedule:
+    """The steps of a search's trials. lengths: tokens of the run's rows. ranks: the trainers of a trial."""
+
+    def __init__(self, train: TrainSettings, lengths: Sequence[int], ranks: int) -> None:
+        self._train, self._ranks = train, ranks
+        self._samples = len(samples_of(lengths, train))
+
+    def stops(self, values: Mapping[str, Any], rungs: int) -> list[int]:
+        """Return the steps after which a trial's rungs stop: evaluations', at least each rung's share of all steps.
+
+        values: the trial's settings.
+        """
+        train = trained_with(self._train, values)
+        total, every = Steps.of(self._samples, train, self._ranks).total, train.evaluate_every
+        shares = (share_of_rung(rungs, rung) for rung in range(rungs))
+        return [min(total, math.ceil(total * share / every) * every) for share in shares]
+
+    def fewest_stops(self, search: SearchSettings) -> list[int]:
+        """Return the stops of a search's trials with the fewest steps: those with the largest batches."""
+        most = {
+            one.key: max(one.choices) if one.high is None else one.high
+            for one in dimensions(search.space)
+            if one.key in BATCH
+        }
+        return self.stops(most, search.rungs)
+
+
+def propose(
+    search: SearchSettings,
+    before: Study | None,
+    journal_before: Path | None,
+    journal: Path,
+    schedule: Schedule,
+    ranks: int,
+    step: tuple[str, int, int],
+) -> Asked:
+    """Return what a step asks, and write the journal with it.
+
+    before, journal_before: the study and its journal after the step before; None for the first. step: the search's
+    name, round and rung.
+
+    Raises VlmflowError if the study program fails.
+    """
+    name, number, rung = step
+    if before and (before.search, before.last) != (name, step_before(search.rungs, number, rung)):
+        raise VlmflowError(
+            f"search {name}, round {number}, rung {rung}: the study before it is that of search {before.search}, round "
+            f"{before.last[0]}, rung {before.last[1]}",
+            f"remove search/{name}, and run the same command again: what is trained is kept",
+        )
+    slots = trials_of_rung(search.together, rung)
+    spent = before.gpu_hours if before else 0.0
+    empty = None
+    chosen: list[tuple[int, dict[str, Any], float] | None] = []
+    if hours_each(search, spent, slots, ranks, 0.0) == 0:
+        empty = SPENT
+    elif rung == 0:
+        new = new_trials(journal_before, journal, name, search.seed, number, dimensions(search.space), slots)
+        known = {trial.number for trial in before.trials} if before else set()
+        if twice := [one[0] for one in new if one and one[0] in known]:
+            raise VlmflowError(
+                f"{journal_before}: it is not the journal of its study.json, which has trial {twice[0]}",
+                f"remove search/{name}, and run the same command again: what is trained is kept",
+            )
+        chosen = [None if one is None else (*one, 0.0) for one in new]
+        empty = ASKED_BEFORE if None in chosen else None
+    else:
+        assert before is not None  # for mypy: a later rung has one
+        waiting = [trial for trial in before.trials if trial.state == "waiting" and trial.round == number]
+        chosen = [(trial.number, trial.settings, trial.hours) for trial in ranked(waiting, search.limits)[:slots]]
+        empty = FEW if len(chosen) < slots else None
+    if rung or empty == SPENT:
+        _copy(journal_before, journal)
+    trials = [
+        None
+        if one is None
+        else AskedTrial(
+            number=one[0],
+            settings=one[1],
+            steps=schedule.stops(one[1], search.rungs)[rung],
+            hours=hours_each(search, spent, slots, ranks, one[2]),
+        )
+        for one in chosen
+    ]
+    return Asked(search=name, round=number, rung=rung, trials=[*trials, *[None] * (slots - len(trials))], empty=empty)
+
+
+def _copy(before: Path | None, journal: Path) -> None:
+    assert before is not None  # for mypy: the first step asks for trials
+    with before.open("rb") as source, whole_file(journal) as file:
+        shutil.copyfileobj(source, file)

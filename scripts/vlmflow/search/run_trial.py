@@ -1,0 +1,138 @@
+"""Trains one trial of a search up to the end of its step, and says what came of it.
+
+A training that cannot go on is an answer, as one that reaches its step is. A training that was stopped from outside is
+none: the same command resumes it.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from vlmflow.config.search_settings import trained_with
+from vlmflow.search.accounts import AskedTrial, TrialResult
+from vlmflow.search.starts import forget_tries, one_start, starts_of
+from vlmflow.swift.arguments import Training
+from vlmflow.trainer.events import End, read_events
+from vlmflow.training.failures import TrainersDiedError
+from vlmflow.training.newest import Newest
+from vlmflow.training.run_folder import RunFolder
+from vlmflow.training.train import OutOfHoursError, Trained, TrainingFailedError, train
+
+log = logging.getLogger("vlmflow")
+
+TRIES = 2
+"""How often in a row a step may get nowhere before that is its answer: its trainers died, or nobody was left to say
+why, as when a pod without memory is killed as a whole. A cluster starts a failed job twice more (profiles/kubernetes).
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial's training. trained: its checkpoints; None if it is not done."""
+
+    result: TrialResult
+    trained: Trained | None
+
+
+def empty_slot(reason: str | None) -> TrialResult:
+    """Return the result of a slot of which nothing is asked."""
+    return TrialResult(
+        number=None,
+        settings={},
+        state="empty",
+        reason=reason,
+        steps=0,
+        value=None,
+        mem_mb=None,
+        hours=0.0,
+        gpu_hours=0.0,
+        curve=[],
+    )
+
+
+def of_trial(training: Training, asked: AskedTrial) -> Training:
+    """Return a run's training with a trial's settings, up to the end of its step."""
+    return replace(training, settings=trained_with(training.settings, asked.settings), stop_at=asked.steps)
+
+
+def kept_result(own: Training, runs: Path, judged_by: Mapping[str, Any]) -> Path:
+    """Return the file of a trial's run folder that keeps a finished step's result.
+
+    A result that is made again, perhaps after later steps have trained on, is then the same. own: the trial's training.
+    judged_by: objective and settings that decide its value.
+    """
+    how = sha256(json.dumps(judged_by, sort_keys=True).encode()).hexdigest()[:16]
+    return runs / own.digest() / "results" / f"{own.stop_at}-{how}.json"
+
+
+def went_on(own: Training, runs: Path) -> bool:
+    """Return whether a trial has trained beyond the end of its step, for a later one."""
+    assert own.stop_at is not None
+    return Newest.of(read_events(RunFolder(runs / own.digest()).progress)).step > own.stop_at
+
+
+def run_trial(asked: AskedTrial, own: Training, runs: Path, threads: int, what: str) -> Ended:
+    """Train a trial in its run folder under `runs`, which its later steps go on in.
+
+    own: its training. threads: cores for all its trainers. what: its name for messages.
+
+    Raises PassingError if the training was stopped from outside, VlmflowError if this machine cannot train; a training
+    that fails is a result, as is one whose trainers die twice at the same place.
+    """
+    folder = RunFolder(runs / own.digest())
+    died = None
+    while (before := starts_of(folder, asked.steps)).tries < TRIES:
+        hours = None if asked.hours is None else max(0.0, asked.hours - before.seconds / 3600)
+        try:
+            with one_start(folder, asked.steps):
+                trained = train(replace(own, hours=hours), runs, threads, what)
+            return Ended(_result(asked, folder, own.ranks, None), trained)
+        except OutOfHoursError as error:
+            log.warning(f"{error.cause} (search.NAME.limits; with more hours it resumes there)")
+            return Ended(_result(asked, folder, own.ranks, error.cause, stopped=True), None)
+        except TrainingFailedError as error:
+            log.warning(f"{error.cause}\n  what to do: {error.next_step}")
+            return Ended(_result(asked, folder, own.ranks, error.cause), None)
+        except TrainersDiedError as error:
+            died = error.cause
+            log.warning(f"{died} ({error.next_step})")
+            if own.nodes > 1 and starts_of(folder, asked.steps).tries < TRIES:
+                raise  # the other nodes' pods ended with this start: the cluster starts all of them again
+    forget_tries(folder, asked.steps)
+    silent = "it ended without a word, probably because main memory ran out (runs.NAME.resources)"
+    return Ended(_result(asked, folder, own.ranks, f"{died or silent}; {TRIES} times in a row"), None)
+
+
+def _result(
+    asked: AskedTrial, folder: RunFolder, ranks: int, failure: str | None, stopped: bool = False
+) -> TrialResult:
+    """Return what the events of a run folder say about a step. failure: why it ended before the step's end.
+
+    The value is the lowest validation loss up to that step, as a run keeps its best checkpoint.
+    """
+    events = read_events(folder.progress)
+    newest = Newest.of(events)
+    curve = sorted((step, loss) for step, loss in newest.eval_losses.items() if step <= asked.steps)
+    finite = [loss for _, loss in curve if math.isfinite(loss)]
+    if failure is None and not finite:
+        failure = "no evaluation gave a finite validation loss"
+    hours = starts_of(folder, asked.steps).seconds / 3600
+    ends = [max(event.peak_memory) for event in events if isinstance(event, End) and event.peak_memory]
+    memory = max([*ends, *([newest.memory] if newest.memory else [])], default=None)
+    return TrialResult(
+        number=asked.number,
+        settings=asked.settings,
+        state="stopped" if stopped else "failed" if failure else "done",
+        reason=failure,
+        steps=min(newest.step, asked.steps),
+        value=None if failure else min(finite),
+        mem_mb=None if memory is None else memory / 1e6,
+        hours=hours,
+        gpu_hours=hours * ranks,
+        curve=[(step, loss) for step, loss in curve if math.isfinite(loss)],
+    )

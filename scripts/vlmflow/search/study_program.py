@@ -1,0 +1,135 @@
+"""Tells an Optuna study results and asks it for trials: a program of the environment `search` (`core/own_environment`).
+
+Its question, as JSON: journal (the file of a JournalStorage; made if missing), study (its name), seed (of the sampler),
+tell (results: number, state, value, losses, constraints), ask (null, or count and space), importances (whether to
+compute them). Its answer: asked (number and settings of each new trial; null where every combination was asked
+before), importances (share by key; null without enough results).
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from vlmflow.core.own_program import answer_with
+
+STARTUP = 5
+"""Results that the sampler needs before it learns from them; until then trials are drawn at random."""
+
+TRIES, RANDOM_TRIES = 10, 100
+"""How often a trial is drawn again that was asked before: by the sampler, then at random."""
+
+FEW, MOST_COMBINATIONS = 10, 100_000
+"""With so few combinations of lists left, one of them is drawn: the sampler would repeat those that it likes. How many
+are looked at."""
+
+STATES = {"done": TrialState.COMPLETE, "failed": TrialState.PRUNED, "ended": TrialState.PRUNED}
+"""The states that a result may have besides `running`. ended: before its last step, but not by a failure. The sampler
+does not read trials in Optuna's state FAIL: it would ask for more of those that fail. One that was pruned without a
+loss counts as the worst (optuna 5.0, samplers/_tpe/sampler.py, `_get_pruned_trial_score`)."""
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Answer one question; the journal is then extended."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(question["journal"])),
+        study_name=question["study"],
+        sampler=TPESampler(seed=question["seed"], n_startup_trials=STARTUP),
+        direction="minimize",
+        load_if_exists=True,
+    )
+    for result in question["tell"]:
+        _tell(study, result)
+    ask = question["ask"]
+    return {
+        "asked": _ask(study, ask, question["seed"]) if ask else [],
+        "importances": _importances(study) if question["importances"] else None,
+    }
+
+
+def _tell(study: optuna.Study, result: dict[str, Any]) -> None:
+    known = study.get_trials(deepcopy=False)[result["number"]]
+    trial = optuna.trial.Trial(study, known._trial_id)
+    for rung, loss in enumerate(result["losses"]):
+        if rung not in known.intermediate_values:
+            trial.report(loss, rung)
+    if result["state"] == "running":
+        return
+    for name, value in result["constraints"].items():
+        trial.set_constraint(name, value)
+    study.tell(result["number"], result["value"], STATES[result["state"]])
+
+
+def _ask(study: optuna.Study, ask: dict[str, Any], seed: int) -> list[dict[str, Any] | None]:
+    space = {one["key"]: _distribution(one) for one in ask["space"]}
+    before = [trial.params for trial in study.get_trials(deepcopy=False)]
+    asked: list[dict[str, Any] | None] = []
+    for _ in range(ask["count"]):
+        trial = _new(study, space, before, seed)
+        if trial:
+            before.append(trial.params)
+        asked.append({"number": trial.number, "settings": trial.params} if trial else None)
+    return asked
+
+
+def _new(
+    study: optuna.Study, space: dict[str, BaseDistribution], before: list[dict[str, Any]], seed: int
+) -> optuna.trial.Trial | None:
+    """Ask for a trial with settings that none had before; None if there seem to be none."""
+    if all(isinstance(one, CategoricalDistribution) for one in space.values()):
+        left = [one for one in _combinations(space) if one not in before]
+        if not left:
+            return None
+        if len(left) <= FEW:
+            drawn = int.from_bytes(hashlib.sha256(f"{seed} {len(before)}".encode()).digest()[:8])
+            study.enqueue_trial(left[drawn % len(left)])
+            return study.ask(space)
+    sampler = study.sampler
+    for number in range(TRIES + RANDOM_TRIES):
+        if number == TRIES:
+            study.sampler = RandomSampler(seed=seed)
+        trial = study.ask(space)
+        if trial.params not in before:
+            study.sampler = sampler
+            return trial
+        study.tell(trial, state=TrialState.FAIL)
+    study.sampler = sampler
+    return None
+
+
+def _combinations(space: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    values = itertools.product(*(one.choices for one in space.values()))
+    return itertools.islice((dict(zip(space, each, strict=True)) for each in values), MOST_COMBINATIONS)
+
+
+def _distribution(one: dict[str, Any]) -> BaseDistribution:
+    if one["choices"]:
+        return CategoricalDistribution(one["choices"])
+    if one["whole"]:
+        return IntDistribution(one["low"], one["high"], log=one["log"])
+    return FloatDistribution(one["low"], one["high"], log=one["log"])
+
+
+def _importances(study: optuna.Study) -> dict[str, float] | None:
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if len({trial.value for trial in done}) < STARTUP:
+        return None
+    found: dict[str, float] = optuna.importance.get_param_importances(study)
+    return found
+
+
+if __name__ == "__main__":
+    answer_with(answer)

@@ -1,0 +1,1 @@
+"""Tells trackers about a finished run: MLflow, Weights & Biases, OpenTelemetry."""

@@ -1,0 +1,99 @@
+"""Tells each evaluated row as two traces, one for each model: what it was asked and what it answered, with scores."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
+from vlmflow.evaluation.accounts import PLACEBO, EvaluatedRow, EvaluationReport, Losses, use_of_feedback
+from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
+from vlmflow.evaluation.results import REPORT
+from vlmflow.pictures.image_manifest import name_and_digest
+from vlmflow.rows.chat import ROLES
+from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.training_data import entries_named, pictures_in
+from vlmflow.track.accounts import RowTrace, Turn
+
+Model = Literal["base", "tuned"]
+
+MODELS: tuple[Model, ...] = ("base", "tuned")
+
+
+def row_traces(evaluated: Path, answered: Path | None, rows: Path, manifests: Sequence[Path]) -> list[RowTrace]:
+    """Return the traces of one split, in the order of its rows.
+
+    evaluated: eval/RUN/SPLIT. answered: answers/RUN/SPLIT, if the models were asked. rows: data/DATASET/SPLIT.jsonl.
+    manifests: the data set's image manifests; none without pictures.
+
+    Raises VlmflowError if the rows are not those of the evaluation, or a file is damaged.
+    """
+    report = read_account(evaluated / REPORT, EvaluationReport)
+    if sha256_of(rows) != report.rows_digest:
+        raise VlmflowError(
+            f"{rows}: it has changed since {evaluated} was made from it",
+            f"evaluate again: remove {evaluated}, and run the same command again",
+        )
+    said = _answers(answered, report) if answered else {}
+    digests = dict(map(name_and_digest, entries_named(pictures_in(rows), manifests).values()))
+    losses = {row.id: row for row in lines_of(evaluated / "rows.jsonl", EvaluatedRow)}
+    at = (evaluated / REPORT).stat().st_mtime
+    return [
+        RowTrace(
+            identity="\0".join([report.run, report.tuned.digest, report.split, row.id, model]),
+            run=report.run,
+            split=report.split,
+            row=row.id,
+            source=row.source,
+            model=model,
+            pictures=[digests[name] for name in row.images],
+            at=at,
+            turns=[*_answered(said.get(row.id), model), *_scored(row, losses.get(row.id), model)],
+        )
+        for row in lines_of(rows, Row)
+        if row.id in losses or row.id in said
+        for model in MODELS
+    ]
+
+
+def _answers(answered: Path, evaluation: EvaluationReport) -> dict[str, AnsweredRow]:
+    """Return the answered rows by id; raises VlmflowError if other weights than the evaluated ones gave them."""
+    if read_account(answered / REPORT, AnswerReport).tuned.digest != evaluation.tuned.digest:
+        raise VlmflowError(
+            f"{answered}: its answers are of other weights than those of eval/{evaluation.run}/{evaluation.split}",
+            f"ask again: remove {answered}, and run the same command again",
+        )
+    return {row.id: row for row in lines_of(answered / "rows.jsonl", AnsweredRow)}
+
+
+def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:
+    for turn in said.turns if said else ():
+        answer = turn.base if model == "base" else turn.tuned
+        scores = {"right": float(answer.right), "exact": float(answer.exact), "anls": answer.anls}
+        facts = {"gold": turn.gold, "rule": turn.rule, "reference": turn.reference, "cut": str(answer.cut).lower()}
+        yield Turn(f"after {turn.rounds} round(s)", turn.prompt, answer.text, scores, facts)
+
+
+def _scored(row: Row, found: EvaluatedRow | None, model: Model) -> Iterator[Turn]:
+    if found is not None:
+        *before, last = row.conversations
+        history = "\n\n".join(f"{ROLES[turn.speaker]}: {turn.value}" for turn in before)
+        yield Turn("gold answer", history, last.value, _scores(found.base if model == "base" else found.tuned), {})
+
+
+def _scores(losses: Losses) -> dict[str, float]:
+    scores = {f"loss_{name}": loss.per_token for name, loss in losses.items()}
+    return scores | ({"uses_feedback": use_of_feedback(losses)} if PLACEBO in losses else {})
+
+
+def all_traces(
+    evaluated: Sequence[Path], answered: Sequence[Path], rows: Mapping[str, Path], manifests: Sequence[Path]
+) -> list[RowTrace]:
+    """Return the traces of all evaluated splits; `rows` has the data set's file of each."""
+    said = {folder.name: folder for folder in answered}
+    return [
+        trace
+        for folder in evaluated
+        for trace in row_traces(folder, said.get(folder.name), rows[folder.name], manifests)
+    ]

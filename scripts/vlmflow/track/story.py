@@ -1,0 +1,182 @@
+"""Reads what a run has recorded, and tells it in the form of trackers."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
+from vlmflow.evaluation.accounts import EvaluationReport, Interval
+from vlmflow.evaluation.answering.accounts import AnswerReport
+from vlmflow.evaluation.results import REPORT
+from vlmflow.reports.accounts import Provenance
+from vlmflow.track.accounts import Point, Story
+from vlmflow.trainer.events import Begin, Log, read_events
+from vlmflow.trainer.orders import PROGRESS
+from vlmflow.training.accounts import TrainingReport
+
+OF_TRAINING = ("loss", "learning_rate", "grad_norm", "epoch", "tokens", "waited", "memory")
+"""The figures of a step (`trainer.events.Log`) that trackers get as train/NAME."""
+
+
+def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequence[Path]) -> Story:
+    """Return a finished run's story.
+
+    full: checkpoints/RUN/full. merged: merged/RUN. evaluated, answered: eval/RUN/SPLIT and answers/RUN/SPLIT.
+
+    Raises VlmflowError if a file is missing or damaged, or belongs to another training.
+    """
+    report = read_account(full / "report.json", TrainingReport)
+    facts = read_account(merged / "provenance.json", Provenance)
+    if facts.training.digests != report.digests:
+        raise VlmflowError(
+            f"{merged}: its weights come from another training than {full}",
+            f"make them again: .venv/bin/snakemake … -- merged/{facts.run}",
+        )
+    if sha256_of(full / PROGRESS) != report.digests.progress:
+        raise VlmflowError(f"{full / PROGRESS}: it is not what the training wrote", f"remove {full}, and make it again")
+    figures: dict[str, tuple[float, float]] = {}
+    verdicts = {}
+    for folder in evaluated:
+        evaluation = read_account(folder / REPORT, EvaluationReport)
+        shown = facts.evaluations.get(evaluation.split)
+        if shown and shown.tuned.digest != evaluation.tuned.digest:
+            raise VlmflowError(
+                f"{folder}: it evaluated other weights than those in {merged}",
+                f"remove {folder} and run the same command again",
+            )
+        verdicts[f"evaluate.{evaluation.split}"] = f"{evaluation.verdict}: {evaluation.sentence}"
+        at = (folder / REPORT).stat().st_mtime
+        figures |= {key: (value, at) for key, value in _of_evaluation(evaluation)}
+    for folder in answered:
+        answers = read_account(folder / REPORT, AnswerReport)
+        at = (folder / REPORT).stat().st_mtime
+        figures |= {key: (value, at) for key, value in _of_answers(answers)}
+    points = list(_points(full / PROGRESS))
+    settings = _flat(report.settings) | {
+        "tuner": report.tuner,
+        "strategy": report.strategy,
+        "device": report.device,
+        "processes": report.world_size,
+        "base_model": facts.base_model.source,
+        "dataset": facts.data.dataset,
+    }
+    texts = _facts(facts, sha256_of(merged / "provenance.json")) | verdicts
+    results = _results(report)
+    told = [settings, texts, results, {key: value for key, (value, _) in figures.items()}, msgspec.to_builtins(points)]
+    return Story(
+        run=facts.run,
+        digest=_digest([facts.run, report.digests.job, report.digests.progress]),
+        content=_digest(told),
+        ended=(full / PROGRESS).stat().st_mtime,
+        seconds=max((point.seconds for point in points), default=0.0),
+        settings=settings,
+        facts=texts,
+        points=points,
+        results=results,
+        evaluated=figures,
+    )
+
+
+def _points(progress: Path) -> Iterator[Point]:
+    """Yield the figures of every step. A step that a resumed training repeated has those of its last time."""
+    found: dict[tuple[str, int], Point] = {}
+    before = session = 0.0
+    for event in read_events(progress):
+        if isinstance(event, Begin):
+            before, session = before + session, 0.0
+            found = {at: point for at, point in found.items() if point.step <= event.step}
+        if isinstance(event, Log):
+            session = max(session, event.time)
+            for key, value in _figures(event):
+                found[key, event.step] = Point(key, event.step, value, before + event.time)
+    yield from found.values()
+
+
+def _figures(event: Log) -> Iterator[tuple[str, float]]:
+    if event.eval_loss is not UNSET:
+        yield "eval/loss", event.eval_loss
+        return
+    for name in OF_TRAINING:
+        if (value := getattr(event, name)) is not UNSET:
+            yield f"train/{name}", float(value)
+
+
+def _of_evaluation(report: EvaluationReport) -> Iterator[tuple[str, float]]:
+    at, figures = f"evaluate/{report.split}", report.all
+    yield f"{at}/rows", float(figures.rows)
+    for model in ("base", "tuned"):
+        for name, value in getattr(figures, model).items():
+            yield f"{at}/{model}/loss_{name}", value
+    intervals: dict[str, Interval | None] = {f"difference_{name}": each for name, each in figures.difference.items()}
+    intervals |= {"base_uses": figures.base_uses, "tuned_uses": figures.tuned_uses, "learned": figures.learned}
+    yield from _intervals(at, intervals)
+
+
+def _of_answers(report: AnswerReport) -> Iterator[tuple[str, float]]:
+    for after in report.all:
+        at = f"answer/{report.split}/after_{after.rounds}"
+        for model in ("base", "tuned"):
+            figures = getattr(after, model)
+            yield from _intervals(f"{at}/{model}", {"right": figures.right, "anls": figures.anls})
+            yield f"{at}/{model}/exact", figures.exact
+        yield from _intervals(at, {"difference_right": after.right, "difference_anls": after.anls})
+
+
+def _intervals(at: str, intervals: Mapping[str, Interval | None]) -> Iterator[tuple[str, float]]:
+    for name, interval in intervals.items():
+        if interval is not None:
+            ends = {"": interval.mean, "_low": interval.low, "_high": interval.high}
+            yield from ((f"{at}/{name}{end}", value) for end, value in ends.items() if value is not None)
+
+
+def _results(report: TrainingReport) -> dict[str, float]:
+    results = {
+        "best/step": float(report.best.step),
+        "best/eval_loss": report.best.eval_loss,
+        "steps": float(report.steps),
+        "target": float(report.target),
+        "sessions": float(report.sessions),
+        "seconds": report.seconds,
+        "tokens": float(report.tokens),
+    }
+    if report.tokens_per_second is not None:
+        results["tokens_per_second"] = report.tokens_per_second
+    if report.peak_memory:
+        results["peak_memory"] = float(max(report.peak_memory))
+    return results
+
+
+def _facts(facts: Provenance, digest: str) -> dict[str, str]:
+    """Return the run's origin. digest: SHA-256 of provenance.json."""
+    texts = {
+        "provenance": digest,
+        "git_commit": facts.git_commit,
+        "base_model.revision": facts.base_model.revision,
+        "base_model.digest": facts.base_model.digest,
+        "data.digest": facts.training.digests.data,
+        "training.digest": facts.training.digests.job,
+    }
+    texts |= {f"version.{name}": version for name, version in facts.training.versions.items()}
+    return {key: value for key, value in texts.items() if value is not None}
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested settings with dotted keys; lists as JSON."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

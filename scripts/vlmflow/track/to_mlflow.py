@@ -1,0 +1,102 @@
+"""Sends a run to MLflow; runs in the environment `track` (core/own_environment).
+
+Question: {"to": tracking address, "experiment": its name, "story": `Story`}. Answer: {"name": MLflow's id of the run,
+"new": whether it was sent now, "figures": how many it has}.
+
+A run is found again by its tag vlmflow.digest. The tag vlmflow.content is set last: a run without it is unfinished, as
+after a kill, and gets all figures again. MLflow keeps one of equal figures (key, step, time and value).
+"""
+
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Seven tries with doubling pauses take four minutes for a server that is away.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+
+from vlmflow.core.own_program import answer_with
+
+METRICS, PARAMS = 1000, 100
+"""How many metrics, and how many params or tags, a request may have (MLflow's REST API, runs/log-batch)."""
+
+LONGEST_PARAM, LONGEST_TAG = 6000, 8000
+"""Characters of a value (mlflow/utils/validation.py)."""
+
+
+def main(question: dict[str, Any]) -> dict[str, Any]:
+    """Send the run, unless MLflow has it."""
+    story = question["story"]
+    client = MlflowClient(tracking_uri=question["to"])
+    experiment = experiment_id(client, question["experiment"])
+    digest = story["digest"]
+    found = client.search_runs([experiment], f"tags.`vlmflow.digest` = '{digest}'", ViewType.ACTIVE_ONLY, 1)
+    run = found[0] if found else begin(client, experiment, story)
+    metrics = metrics_of(story, run.info.start_time)
+    name = run.info.run_id
+    if run.data.tags.get("vlmflow.content") == story["content"]:
+        return {"name": name, "new": False, "figures": len(metrics)}
+    tags = [RunTag(key, cut(key, value, LONGEST_TAG)) for key, value in story["facts"].items()]
+    params = [Param(key, cut(key, str(value), LONGEST_PARAM)) for key, value in story["settings"].items()]
+    for at in range(0, len(params), PARAMS):
+        client.log_batch(name, params=params[at : at + PARAMS])
+    for at in range(0, len(tags), PARAMS):
+        client.log_batch(name, tags=tags[at : at + PARAMS])
+    for at in range(0, len(metrics), METRICS):
+        client.log_batch(name, metrics=metrics[at : at + METRICS])
+    client.set_terminated(name, "FINISHED", end_time=run.info.start_time + round(1000 * story["seconds"]))
+    client.set_tag(name, "vlmflow.content", story["content"])
+    return {"name": name, "new": True, "figures": len(metrics)}
+
+
+def cut(key: str, value: str, longest: int) -> str:
+    """Return a value as MLflow takes it, and say so if its end is cut off."""
+    if len(value) > longest:
+        print(f"mlflow: {key} has {len(value):,} characters; MLflow gets {longest:,} of them", file=sys.stderr)
+    return value[:longest]
+
+
+def experiment_id(client: MlflowClient, name: str) -> str:
+    """Return the id of the experiment, and make it if it does not exist."""
+    if (known := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:  # another sender made it meanwhile
+            known = client.get_experiment_by_name(name)
+    if known is None or known.lifecycle_stage != "active":
+        sys.exit(f"experiment {name!r} is deleted in MLflow: restore it there, or set another one")
+    return str(known.experiment_id)
+
+
+def begin(client: MlflowClient, experiment: str, story: dict[str, Any]) -> Run:
+    """Make the run, with the digest by which it is found again."""
+    start = round(1000 * (story["ended"] - story["seconds"]))
+    return client.create_run(
+        experiment, start_time=start, tags={"vlmflow.digest": story["digest"]}, run_name=story["run"]
+    )
+
+
+def metrics_of(story: dict[str, Any], start: int) -> list[Metric]:
+    """Return all figures of a story. start: of the run, in milliseconds since 1970: the same at each sending."""
+    end = start + round(1000 * story["seconds"])
+    of_steps = [
+        Metric(point["key"], point["value"], start + round(1000 * point["seconds"]), point["step"])
+        for point in story["points"]
+    ]
+    of_run = [Metric(key, value, end, 0) for key, value in story["results"].items()]
+    # An evaluation that is made again counts as the newer one.
+    evaluated = [Metric(key, value, round(1000 * at), 0) for key, (value, at) in story["evaluated"].items()]
+    return of_steps + of_run + evaluated
+
+
+if __name__ == "__main__":
+    try:
+        answer_with(main)
+    except MlflowException as error:
+        sys.exit(" ".join(str(error).split()))

@@ -1,0 +1,91 @@
+"""A finished run for trackers: its training was resumed once, its val split evaluated, both models asked."""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from made_accounts import some_answers, some_evaluation, some_provenance, some_report
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.account import write_account
+from vlmflow.core.files import sha256_of
+from vlmflow.evaluation.accounts import EvaluatedRow, Loss
+from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
+from vlmflow.trainer.events import Begin, End, Event, Log, as_line
+from vlmflow.training.accounts import TrainingDigests
+
+RUN = "mine"
+STEPS = 8
+
+
+def events(steps: int = STEPS) -> list[Event]:
+    """Return a training that was killed after step 3, when step 2 was its last checkpoint, and then ended."""
+    return [
+        Begin(0, steps, 0, 4, "DISTRIBUTED", "cpu"),
+        *(Log(10.0 * step, step, steps, 500 * step, loss=9.0) for step in (1, 2, 3)),
+        Begin(2, steps, 1000, 4, "DISTRIBUTED", "cpu"),
+        *(
+            Log(10.0 * (step - 2), step, steps, 500 * step, loss=1 / step, learning_rate=1e-4)
+            for step in range(3, steps + 1)
+        ),
+        Log(10.0 * (steps - 2) + 5, steps, steps, 500 * steps, eval_loss=0.5),
+        End(steps, [10]),
+    ]
+
+
+def losses(history: float) -> dict[str, Loss]:
+    return {
+        name: Loss(nats, 2)
+        for name, nats in (("history", history), ("question", 4.0), ("placebo", 3.0), ("first", 2.0))
+    }
+
+
+def rows(count: int) -> list[dict]:
+    """Return rows with a picture and one round of feedback."""
+    return [
+        {
+            "id": f"row-{number}",
+            "source": "coco",
+            "images": ["a.png"],
+            "scores": [1.0, 10.0],
+            "conversations": [
+                {"from": "human", "value": f"<image>\nquestion {number}?"},
+                {"from": "gpt", "value": "wrong"},
+                {"from": "human", "value": "look again"},
+                {"from": "gpt", "value": f"gold {number}"},
+            ],
+        }
+        for number in range(count)
+    ]
+
+
+def tracked_run(folder: Path, steps: int = STEPS, count: int = 3) -> Path:
+    """Make the run in a working directory. steps: of its training. count: rows of val."""
+    full, merged = folder / "checkpoints" / RUN / "full", folder / "merged" / RUN
+    data, images = folder / "data" / "fire", folder / "images" / "fire"
+    evaluated, answered = folder / "eval" / RUN / "val", folder / "answers" / RUN / "val"
+    for place in (full, merged, data, images, evaluated, answered):
+        place.mkdir(parents=True)
+    (full / "progress.jsonl").write_text("".join(map(as_line, events(steps))))
+    digests = TrainingDigests("job", "data", "model", {}, sha256_of(full / "progress.jsonl"))
+    settings = TrainSettings(freeze=["vision_tower"]).model_dump()
+    report = some_report(digests=digests, settings=settings, steps=steps, target=steps)
+    write_account(full / "report.json", report)
+    write_account(merged / "provenance.json", some_provenance(training=report))
+    (data / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
+    picture = {"path": "coco/a.png", "rows": count, "name": "a.png", "sha256": "ab" * 32, "rewritten": None}
+    (images / "train.jsonl").write_text(json.dumps(picture) + "\n")
+    write_account(evaluated / "report.json", some_evaluation(rows_digest=sha256_of(data / "val.jsonl")))
+    answers = some_answers()
+    tuned = msgspec.structs.replace(answers.tuned, digest=some_evaluation().tuned.digest)
+    write_account(answered / "report.json", msgspec.structs.replace(answers, tuned=tuned))
+    found = [EvaluatedRow(f"row-{n}", "coco", ["a.png"], "a", "row-0", losses(3.0), losses(1.0)) for n in range(count)]
+    (evaluated / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in found))
+    wrong, right = (
+        ModelAnswer("wrong", "wrong", False, False, False, 0.0),
+        ModelAnswer("gold 1", "gold 1", False, True, True, 1.0),
+    )
+    turn = AnsweredTurn(1, "look again", "gold 1", "gold 1", "text", wrong, right)
+    said = AnsweredRow("row-1", "coco", ["a.png"], "a", False, [turn])
+    (answered / "rows.jsonl").write_bytes(msgspec.json.encode(said) + b"\n")
+    return folder

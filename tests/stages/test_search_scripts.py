@@ -1,0 +1,166 @@
+"""The scripts of a search, one after the other, with results from a function: from the first trial to an overlay."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec import structs
+
+import choose_best
+import propose
+import search_page
+import tell
+from browser import Browser
+from made_accounts import some_fitted, some_gate
+from made_case import some_case
+from made_search import NOTHING, TRAIN, result
+from vlmflow.config.model import check_config
+from vlmflow.config.search_settings import SearchSettings, step_before, steps_of, trials_of_rung
+from vlmflow.config.yaml_file import read_layers
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
+from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.estimate import estimate
+from vlmflow.search.accounts import Asked
+
+HOSTILE = "<script>document.title='taken'</script>"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a search reads of its run, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    fitted = tmp_path / "fitted" / "r"
+    fitted.mkdir(parents=True)
+    lengths = fitted / "train.lengths.jsonl"
+    row = {"id": "a", "start": 0, "end": 1, "text_tokens": 100, "picture_tokens": 0}
+    lengths.write_text("".join(json.dumps(row) + "\n" for _ in range(64)))
+    write_account(fitted / "account.json", structs.replace(some_fitted(), digests={lengths.name: sha256_of(lengths)}))
+    write_account(tmp_path / "estimates" / "r.json", NoEstimate("an unknown model"))
+    return tmp_path
+
+
+def config(**search: Any) -> dict[str, Any]:
+    space = {"learning_rate": {"low": "1e-5", "high": 1e-2, "log": True}, "lora.rank": [8, "16"]}
+    return {
+        "models": {"m": {"source": "tiny", "model_type": "qwen3"}},
+        "datasets": {"d": {"kind": "alpaca", "modality": "text", "train": "rows.json"}},
+        "runs": {"r": {"model": "m", "dataset": "d", "device": "cpu", "train": TRAIN.model_dump(exclude_unset=True)}},
+        "search": {"s": {"run": "r", "space": space, "rounds": 2, "together": 3, "rungs": 2} | search},
+    }
+
+
+def settings(**search: Any) -> SearchSettings:
+    return check_config(config(**search), []).search["s"]
+
+
+def proposed(search: SearchSettings, step: tuple[int, int], planned: propose.PlanBlock | None, **files: Any) -> Path:
+    """Run `propose` for a step; returns the step's folder."""
+    here, before = Path("search/s") / f"{step[0]}/{step[1]}", step_before(search.rungs, *step)
+    earlier = [Path("search/s") / f"{before[0]}/{before[1]}"] if before else []
+    others: dict[str, Any] = {"estimate": Path("estimates/r.json"), "smoke": []} | files
+    propose.main(
+        rows=Path("fitted/r"),
+        study=[one / "study.json" for one in earlier],
+        journal=[one / "study.journal" for one in earlier],
+        asked=here / "asked.json",
+        asked_journal=here / "asked.journal",
+        settings=propose.SearchBlock.model_validate(
+            search.model_dump(include=set(propose.SearchBlock.model_fields)),
+        ),
+        run=propose.RunBlock(train=TRAIN, nodes=1, processes=2),
+        planned=planned,
+        **others,
+    )
+    return here
+
+
+def whole_search(search: SearchSettings) -> tuple[Path, list[Path]]:
+    """Run all steps; returns the last account of the study, and all results."""
+    results: list[Path] = []
+    for step in steps_of(search):
+        here = proposed(search, step, None)
+        asked = read_account(here / "asked.json", Asked)
+        for slot, trial in enumerate(asked.trials):
+            answer = NOTHING
+            if trial and trial.number == 1:
+                answer = result(trial, None, state="failed", reason=f"out of memory {HOSTILE}")
+            elif trial:
+                answer = result(trial, 1 + 1000 * trial.settings["learning_rate"])
+            write_account(here / f"{slot}.json", answer)
+        files = [here / f"{slot}.json" for slot in range(trials_of_rung(search.together, step[1]))]
+        earlier = step_before(search.rungs, *step)
+        tell.main(
+            asked=here / "asked.json",
+            asked_journal=here / "asked.journal",
+            results=files,
+            before=[Path("search/s") / f"{earlier[0]}/{earlier[1]}/study.json"] if earlier else [],
+            study=here / "study.json",
+            journal=here / "study.journal",
+            settings=tell.SearchBlock.model_validate(
+                search.model_dump(include=set(tell.SearchBlock.model_fields)),
+            ),
+        )
+        results += files
+    return here / "study.json", results
+
+
+def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path) -> None:
+    search = settings()
+    study, results = whole_search(search)
+    best = Path("search/s/best.yaml")
+    limits = search.limits
+    choose_best.main(
+        study=study, results=results, best=best, settings=choose_best.SearchBlock(run="r", limits=limits, seed=42)
+    )
+    trials = [json.loads(file.read_text()) for file in results if file.parent.name == "1"]
+    lowest = min((one for one in trials if one["state"] == "done"), key=lambda one: one["value"])
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config()))
+    laid_over = check_config(read_layers([folder / "mine.yaml", best]), [folder / "mine.yaml", best])
+    train = laid_over.runs["r"].train
+    assert (train.learning_rate, train.lora.rank) == tuple(
+        lowest["settings"][key] for key in ("learning_rate", "lora.rank")
+    )
+    assert train.max_steps == TRAIN.max_steps
+    # Whoever changes a value afterwards is told that the search did not choose it.
+    (folder / "later.yaml").write_text("runs: {r: {train: {learning_rate: 0.5}}}")
+    later = [folder / "mine.yaml", best, folder / "later.yaml"]
+    with pytest.raises(VlmflowError, match=r"search s chose learning_rate: .* but train.learning_rate is 0.5"):
+        check_config(read_layers(later), later)
+
+    page = Path("reports/search-s.html")
+    own = {"learning_rate": 1e-4, "lora.rank": 16}
+    block = search_page.SearchBlock(run="r", limits=limits)
+    search_page.main(study=study, results=results, page=page, settings=block, own=own)
+    with Browser(folder / "profile") as browser:
+        browser.check_page(folder / page, "s: search for the settings of r")
+        text = browser.evaluate("document.body.innerText")
+        rows = browser.evaluate("document.querySelectorAll('#trials tbody tr').length")
+        first = browser.evaluate("document.querySelector('#trials tbody tr').innerText")
+        lines = browser.evaluate("document.querySelectorAll('#curves svg g.trial').length")
+    assert f"Trial {lowest['number']} is the best" in text
+    assert f"out of memory {HOSTILE}" in text
+    assert (rows, lines) == (6, 5)
+    assert "best" in first
+    assert "did not go on" in text
+
+
+def test_a_search_above_its_budget_is_refused_before_its_first_trial(folder: Path) -> None:
+    search = settings(limits={"gpu_hours": 0.001})
+    write_account(folder / "estimates/r.json", estimate(some_case(), "h100", None))
+    with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but 2 round\(s\) of 3 trial\(s\) .* GPU-hours"):
+        proposed(search, (0, 0), propose.PlanBlock(rounds=2, gpu="h100"))
+    write_account(folder / "checkpoints/r/smoke/gate.json", some_gate())
+    with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but .* need [\d.e-]+ GPU-hours"):
+        proposed(search, (0, 0), propose.PlanBlock(rounds=2, gpu=None), smoke=[Path("checkpoints/r/smoke")])
+    assert not Path("search/s/0/0/asked.json").exists()
+
+
+def test_other_rows_than_those_of_the_account_are_refused(folder: Path) -> None:
+    with (folder / "fitted/r/train.lengths.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(VlmflowError, match="records other digests"):
+        proposed(settings(), (0, 0), None)

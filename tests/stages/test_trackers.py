@@ -1,0 +1,191 @@
+"""Trackers get a run once and whole: a real MLflow server, killed in the middle, which also collects the traces."""
+
+import json
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_server import MlflowServer, mlflow_server
+from trace_sink import trace_sink
+from track import RunBlock
+from track import main as track
+from track_run import main as track_run
+from tracked_run import RUN, tracked_run
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.track.accounts import Tracked
+
+STEPS, ROWS = 1500, 300
+"""Enough for several requests to each tracker, so that there is a middle."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-mlflow-experiment-id=0")
+
+
+def send(folder: Path, store: str = "stores/trackers", **trackers: str) -> Tracked:
+    """Call the rule's script."""
+    track(
+        full=folder / "checkpoints" / RUN / "full",
+        merged=folder / "merged" / RUN,
+        evaluated=[folder / "eval" / RUN / "val"],
+        answered=[folder / "answers" / RUN / "val"],
+        rows=[folder / "data" / "fire" / "val.jsonl"],
+        pictures=[folder / "images" / "fire" / "train.jsonl"],
+        tracked=folder / "tracked" / f"{RUN}.json",
+        settings=RunBlock.model_validate({"track": trackers}),
+        tracker_store=folder / store,
+    )
+    return read_account(folder / "tracked" / f"{RUN}.json", Tracked)
+
+
+def count(server: MlflowServer, table: str) -> int:
+    with closing(sqlite3.connect(f"file:{server.database}?mode=ro", uri=True, timeout=30)) as database:
+        return int(database.execute(f"select count(*) from {table}").fetchone()[0])  # noqa: S608 (our own words)
+
+
+def killed_while(server: MlflowServer, table: str, more_than: int, sending: Callable[[], Any]) -> None:
+    """Send, and kill the server as soon as a table has more than some lines."""
+    watch = threading.Event()
+
+    def kill_in_the_middle() -> None:
+        while not watch.is_set():
+            if count(server, table) > more_than:
+                return server.kill()
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_in_the_middle)
+    killer.start()
+    try:
+        with pytest.raises(PassingError, match=r"did not reach every tracker"):
+            sending()
+    finally:
+        watch.set()
+        killer.join()
+        server.kill()
+
+
+def runs_of(server: MlflowServer, experiment: str = "vlmflow") -> list[dict[str, Any]]:
+    known = server.ask(f"2.0/mlflow/experiments/get-by-name?experiment_name={experiment}")
+    question = {"experiment_ids": [known["experiment"]["experiment_id"]], "max_results": 100}
+    return server.ask("2.0/mlflow/runs/search", question)["runs"]
+
+
+def test_a_server_that_dies_in_the_middle_gets_every_figure_once(server: MlflowServer, tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path, steps=STEPS)
+    killed_while(server, "metrics", 900, lambda: send(folder, mlflow=server.url))
+    assert not (folder / "tracked" / f"{RUN}.json").exists()
+    server.start()
+    [half] = runs_of(server)
+    assert half["info"]["status"] == "RUNNING"
+    sent = send(folder, mlflow=server.url).mlflow
+    assert sent is not None
+    assert sent.new
+    [run] = runs_of(server)
+    assert run["info"]["run_id"] == sent.name
+    assert (run["info"]["status"], run["info"]["run_name"]) == ("FINISHED", RUN)
+    assert count(server, "metrics") == sent.figures
+    params = {each["key"]: each["value"] for each in run["data"]["params"]}
+    assert (params["lora.rank"], params["dataset"]) == ("16", "fire")
+    latest = {each["key"]: each["value"] for each in run["data"]["metrics"]}
+    assert latest["train/loss"] == pytest.approx(1 / STEPS)
+    assert latest["evaluate/val/learned"] == pytest.approx(-0.5)
+
+    again = send(folder, mlflow=server.url).mlflow
+    assert again is not None
+    assert (again.new, again.name) == (False, sent.name)
+    assert count(server, "metrics") == sent.figures
+    assert len(runs_of(server)) == 1
+
+
+def test_a_collector_that_dies_in_the_middle_gets_every_span_once(server: MlflowServer, tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path, count=ROWS)
+    killed_while(server, "spans", 0, lambda: send(folder, otlp=server.url))
+    server.start()
+    assert 0 < count(server, "spans") < 1202
+    sent = send(folder, otlp=server.url).otlp
+    assert sent is not None
+    assert sent.figures == 2 * ROWS + 2 * ROWS + 2  # a row and its gold answer, for each model; one answered turn
+    assert count(server, "spans") == sent.figures
+    assert count(server, "trace_info") == 2 * ROWS
+    with closing(sqlite3.connect(f"file:{server.database}?mode=ro", uri=True)) as database:
+        spans = [json.loads(content) for (content,) in database.execute("select content from spans")]
+    asked = [span for span in spans if span["name"] == "after 1 round(s)"]
+    answers = Counter(json.loads(span["attributes"]["output.value"]) for span in asked)
+    assert answers == {"wrong": 1, "gold 1": 1}
+    [right] = [span for span in asked if "gold 1" in span["attributes"]["output.value"]]
+    assert "mine tuned" in right["attributes"]["session.id"]
+    assert "ab" * 32 in str(right["attributes"])
+    assert {event["name"] for event in right["events"]} == {"gen_ai.evaluation.result"}
+
+
+def test_an_offline_run_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tracked_run(tmp_path)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    sent = send(folder, wandb="my project").wandb
+    assert sent is not None
+    [file] = (folder / "stores" / "trackers").rglob("run-*.wandb")
+    content = file.read_bytes()
+    for told in (b"train/loss", b"lora.rank", b"evaluate/val/learned", b"my project"):
+        assert told in content
+    assert not [each for each in (folder / "stores").rglob("*") if each.is_file() and b"kkkkkkkk" in each.read_bytes()]
+    again = send(folder, wandb="my project").wandb
+    assert again is not None
+    assert (again.new, again.figures) == (False, sent.figures)
+    assert [*(folder / "stores" / "trackers").rglob("run-*.wandb")] == [file]
+    # The evaluation is done again with another result: the run's folder is replaced.
+    report = folder / "eval" / RUN / "val" / "report.json"
+    report.write_text(report.read_text().replace("-0.4", "-0.3"))
+    other = send(folder, wandb="my project").wandb
+    assert other is not None
+    assert other.new
+    assert len([*(folder / "stores" / "trackers").rglob("run-*.wandb")]) == 1
+
+
+def test_one_that_fails_keeps_no_other_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
+    folder = tracked_run(tmp_path)
+    with pytest.raises(PassingError) as caught:
+        send(folder, mlflow="http://127.0.0.1:9", wandb="mine")  # nobody listens on port 9 (discard)
+    assert "it reached: wandb" in caught.value.cause
+    assert "127.0.0.1" in caught.value.cause
+    assert "very-secret" not in str(caught.value)
+    assert [*(folder / "stores").rglob("run-*.wandb")]
+    assert not (folder / "tracked").exists()
+
+
+def test_refused_spans_are_no_success(tmp_path: Path) -> None:
+    with trace_sink(refuses=2) as sink, pytest.raises(PassingError, match="2 spans refused: too old"):
+        send(tracked_run(tmp_path), otlp=sink.url)
+
+
+def test_a_run_of_the_past_goes_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tracked_run(tmp_path)
+    for _ in range(2):
+        track_run(RUN, [], folder, {"mlflow": f"sqlite:///{tmp_path}/new/mlflow.db"})
+    with closing(sqlite3.connect(tmp_path / "new" / "mlflow.db")) as database:
+        assert database.execute("select name from runs").fetchall() == [(RUN,)]
+
+
+def test_without_a_tracker_it_says_how_to_name_one(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match="no tracker is named"):
+        track_run(RUN, [], tracked_run(tmp_path), {})
+    with pytest.raises(VlmflowError, match="user, password or query"):
+        track_run(RUN, [], tmp_path, {"mlflow": "http://ann:secret@localhost"})

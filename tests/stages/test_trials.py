@@ -1,0 +1,194 @@
+"""A search's trial, trained for real: it stops, goes on as if it had not stopped, and answers also when it fails."""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tiny_trainings import Tiny, losses_of
+from vlmflow.config.search_settings import trained_with
+from vlmflow.core.account import write_account
+from vlmflow.core.errors import PassingError
+from vlmflow.core.files import sha256_of
+from vlmflow.search.accounts import AskedTrial
+from vlmflow.search.run_trial import TRIES, Ended, empty_slot, of_trial, run_trial
+from vlmflow.search.starts import Starts, forget_tries, one_start, starts_of
+from vlmflow.swift.arguments import Training
+from vlmflow.training.failures import TrainersDiedError
+from vlmflow.training.run_folder import RunFolder
+from vlmflow.training.train import train
+from workflow_runs import words_of
+
+SEARCHED = {"learning_rate": 3e-3, "lora.rank": 4}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny.write(tmp_path_factory.mktemp("tiny"), vision=False)
+
+
+def plan(tiny: Tiny, **settings: Any) -> Training:
+    return tiny.training(max_steps=6, checkpoint_steps=2, evaluation_steps=2, **settings)
+
+
+def asked(steps: int, hours: float | None = None, **settings: float) -> AskedTrial:
+    return AskedTrial(number=3, settings=settings or SEARCHED, steps=steps, hours=hours)
+
+
+def tried(asked: AskedTrial, training: Training, runs: Path) -> Ended:
+    return run_trial(asked, of_trial(training, asked), runs, 1, "trial")
+
+
+def test_a_trial_that_stops_goes_on_as_if_it_had_not_stopped(tiny: Tiny, tmp_path: Path) -> None:
+    training = plan(tiny)
+    own = replace(training, settings=trained_with(training.settings, SEARCHED))
+    folder = tmp_path / own.digest()
+
+    first = tried(asked(2), training, tmp_path).result
+    assert (first.state, first.steps, [step for step, _ in first.curve]) == ("done", 2, [2])
+    assert first.value == first.curve[0][1]
+    assert first.mem_mb is not None
+    assert first.mem_mb > 50
+    assert first.gpu_hours == first.hours > 0
+
+    stopped = tried(asked(6, hours=0.0002), training, tmp_path).result
+    assert (stopped.state, stopped.value) == ("stopped", None)
+    assert "hours are over" in str(stopped.reason)
+    assert 2 < stopped.steps < 6
+    assert stopped.hours > 0.0002, "loading counts, too"
+    begun = (folder / "trainer.log").stat().st_size
+    again = tried(asked(6, hours=0.0002), training, tmp_path).result
+    assert (again.state, again.steps) == ("stopped", stopped.steps)
+    assert (folder / "trainer.log").stat().st_size == begun, "no hours are left: nothing is started"
+
+    last = tried(asked(6, hours=1), training, tmp_path)
+    assert (last.result.state, last.result.steps) == ("done", 6)
+    assert last.result.hours > stopped.hours, "an attempt of the same step counts, the step before does not"
+    assert last.trained is not None
+
+    straight = train(own, tmp_path / "straight", 1, "straight")
+    once = dict(losses_of(own, tmp_path))
+    assert once == dict(losses_of(own, tmp_path / "straight"))
+    assert len(once) == 6
+    name = "adapter_model.safetensors"
+    assert sha256_of(last.trained.best.folder / name) == sha256_of(straight.best.folder / name)
+    # It had its hours: asked again with fewer, it is still done, and nothing is trained.
+    again = tried(asked(6, hours=1e-9), training, tmp_path).result
+    assert (again.state, again.value, again.curve) == ("done", last.result.value, last.result.curve)
+    assert again.hours == pytest.approx(last.result.hours, abs=1e-3)
+    # Its first result is deleted and made again: nothing is trained, and nothing of the later steps is in it.
+    again = tried(asked(2), training, tmp_path).result
+    assert (again.state, again.steps, again.curve, again.value) == ("done", 2, first.curve, first.value)
+    assert again.hours == pytest.approx(first.hours, abs=1e-3), "not those of the later steps"
+    assert starts_of(RunFolder(folder), 2).tries == 0
+
+
+def test_a_training_that_cannot_go_on_is_an_answer(tiny: Tiny, tmp_path: Path) -> None:
+    failed = tried(asked(6, learning_rate=1e37), plan(tiny), tmp_path).result
+    assert (failed.state, failed.value) == ("failed", None)
+    assert "finite" in str(failed.reason) or "exploded" in str(failed.reason)
+    assert all(math.isfinite(loss) for _, loss in failed.curve)
+
+
+@contextmanager
+def kernel_that_kills_trainers() -> Iterator[list[int]]:
+    """Send SIGKILL to each trainer as soon as it is there, as the kernel does without memory; yields their ids."""
+    over, hit = threading.Event(), list[int]()
+    me = psutil.Process()
+
+    def kill() -> None:
+        while not over.is_set():
+            with suppress(psutil.Error):
+                torchruns = [child for child in me.children() if "torch.distributed.run" in words_of(child)]
+                for trainer in (each for torchrun in torchruns for each in torchrun.children()):
+                    if trainer.pid not in hit:
+                        hit.append(trainer.pid)
+                        trainer.send_signal(signal.SIGKILL)
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield hit
+    finally:
+        over.set()
+        killer.join()
+
+
+def test_a_trainer_that_the_kernel_kills_again_and_again_is_an_answer(tiny: Tiny, tmp_path: Path) -> None:
+    training = plan(tiny)
+    with kernel_that_kills_trainers() as hit:
+        result = tried(asked(6), training, tmp_path).result
+    assert len(hit) == TRIES
+    assert (result.state, result.value) == ("failed", None)
+    assert "SIGKILL" in str(result.reason)
+    assert result.hours > 0
+    # Whoever removes the answer, after adding memory, gets another try.
+    assert tried(asked(2), training, tmp_path).result.state == "done"
+
+
+def test_an_error_of_the_trainers_own_is_an_answer(tiny: Tiny, tmp_path: Path) -> None:
+    training = plan(tiny, swift_args={"template": "qwen3", "optim": "no_such_optimizer"})
+    result = tried(asked(6), training, tmp_path).result
+    assert result.state == "failed"
+    assert "no_such_optimizer" in str(result.reason)
+
+
+def test_one_that_ends_without_a_word_again_and_again_is_an_answer(tiny: Tiny, tmp_path: Path) -> None:
+    """Nobody is left to say that memory ran out, where a pod is killed as a whole."""
+    training = plan(tiny)
+    own = replace(training, settings=trained_with(training.settings, SEARCHED))
+    folder = RunFolder(tmp_path / own.digest())
+    write_account(folder.path / "starts" / "6.json", Starts(TRIES, 0, 60.0, None))
+    result = tried(asked(6), training, tmp_path).result
+    assert (result.state, result.hours) == ("failed", 60 / 3600)
+    assert "without a word" in str(result.reason)
+    assert starts_of(folder, 6).tries == 0, "asked again, it is tried again"
+
+
+def test_starts_are_counted_and_timed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert starts_of(folder, 4) == Starts(0, 0, 0.0, None)
+    with one_start(folder, 4):
+        silent = starts_of(folder, 4)  # what a later process finds if this one is killed here
+        assert (silent.tries, silent.seconds) == (1, 0.0)
+        folder.trainer_log.write_text("loading\n")
+        os.utime(folder.trainer_log, (time.time() + 50, time.time() + 50))  # the clock of another machine is ahead
+        assert starts_of(folder, 4).seconds < 1
+        write_account(folder.path / "starts" / "4.json", Starts(1, 0, 3.0, time.time() - 20))
+        os.utime(folder.trainer_log, (time.time() - 10, time.time() - 10))
+        assert 12 < starts_of(folder, 4).seconds < 14
+    ended = starts_of(folder, 4)
+    assert (ended.tries, ended.since) == (0, None)
+    assert ended.seconds < 1
+    assert starts_of(folder, 8) == Starts(0, 0, 0.0, None), "each step has its own"
+    with pytest.raises(TrainersDiedError), one_start(folder, 4):
+        raise TrainersDiedError("a cause", "a step")
+    assert starts_of(folder, 4).tries == 1
+    with pytest.raises(PassingError), one_start(folder, 4):
+        raise PassingError("SIGTERM", "run the same command again")
+    assert starts_of(folder, 4).tries == 1
+    with pytest.raises(PassingError, match="SIGTERM"), one_start(folder, 4):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert starts_of(folder, 4).tries == 1
+    forget_tries(folder, 4)
+    assert starts_of(folder, 4).tries == 0
+    write_account(folder.path / "starts" / "4.json", Starts(1, 0, 60.0, None))
+    with one_start(folder, 4):
+        pass
+    assert 60 < starts_of(folder, 4).seconds < 61
+
+
+def test_an_empty_slot_has_its_reason() -> None:
+    result = empty_slot("the budget is spent")
+    assert (result.state, result.number, result.reason) == ("empty", None, "the budget is spent")

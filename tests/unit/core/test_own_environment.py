@@ -1,0 +1,62 @@
+"""Programs in an environment of their own: what goes in and out, and each way to fail."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.own_environment import ask, python_of
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that makes a module of a text, for `ask`, and gives its name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(text: str) -> str:
+        (tmp_path / "asked_program.py").write_text(f"import json, os, sys\n{text}")
+        return "asked_program"
+
+    return make
+
+
+def test_it_answers_from_its_own_packages(module, capfd: pytest.CaptureFixture[str]) -> None:
+    program = module(
+        "import optuna\n"
+        "from vlmflow.core.own_program import answer_with\n"
+        "def main(question):\n"
+        "    print('on the way')\n"
+        "    os.write(1, b'below Python')\n"
+        "    return [question, optuna.__version__]\n"
+        "answer_with(main)"
+    )
+    assert ask("search", program, {"ü": 1}) == [{"ü": 1}, "5.0.0"]
+    said = capfd.readouterr().err
+    assert "on the way" in said
+    assert "below Python" in said
+
+
+def test_its_last_line_is_the_cause(module) -> None:
+    program = module("print('first', file=sys.stderr)\nsys.exit('the server is away')")
+    with pytest.raises(VlmflowError, match="the server is away") as caught:
+        ask("search", program, "x" * 1_000_000)  # more than a pipe holds, which it never reads
+    assert "first" in caught.value.next_step
+
+
+def test_a_module_of_the_working_directory_is_not_imported(
+    module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = module("import colorlog\njson.dump(colorlog.__file__, sys.stdout)")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "colorlog.py").write_text("raise SystemExit('taken over')")
+    monkeypatch.chdir(tmp_path / "here")
+    assert "site-packages" in ask("search", program, None)
+
+
+def test_a_missing_environment_names_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLMFLOW_VENV_TRACK", str(tmp_path / "away"))
+    with pytest.raises(VlmflowError) as caught:
+        python_of("track")
+    assert caught.value.next_step == "make env-track"
+    assert json.dumps(str(tmp_path / "away"))[1:-1] in caught.value.cause

@@ -1,0 +1,228 @@
+"""The steps of a search: failures, rungs, limits, the budget, and spaces that are asked whole."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec import structs
+
+from made_search import LENGTHS, TRAIN, asked_in, result, searched
+from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.config.search_settings import SearchLimits, SearchSettings
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.search.accounts import AskedTrial, TrialResult
+from vlmflow.search.best import best_of, overlay, refuse_other_results
+from vlmflow.search.budget import refuse_too_much, trainings_of
+from vlmflow.search.propose import ASKED_BEFORE, SPENT, Schedule, propose, refuse_equal_rungs
+from vlmflow.search.study import with_step
+
+
+def settings(**other: Any) -> SearchSettings:
+    space = {"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "lora.rank": [8, 16]}
+    return SearchSettings.model_validate({"run": "r", "space": space, "rounds": 2, "together": 3} | other)
+
+
+def by_rate(asked: AskedTrial) -> TrialResult:
+    """The lower the learning rate, the better."""
+    return result(asked, 1000 * asked.settings["learning_rate"])
+
+
+def test_failed_and_stopped_trials_are_told_and_are_never_the_best(tmp_path: Path) -> None:
+    def answer(asked: AskedTrial) -> TrialResult:
+        if asked.number in (0, 4):
+            return result(asked, None, state="failed", reason="out of memory", steps=3)
+        if asked.number == 1:
+            return result(asked, 0.0, state="stopped", reason="its hours were over", steps=30)
+        if asked.number == 2:
+            return result(asked, float("nan"), curve=[])
+        return by_rate(asked)
+
+    study = searched(tmp_path, settings(), answer)
+    assert [trial.state for trial in study.trials] == ["failed", "stopped", "failed", "done", "failed", "done"]
+    assert study.trials[2].reason == "its value is no finite number"
+    assert study.trials[0].reason == "out of memory"
+    best = best_of(study, settings().limits)
+    assert best.value == min(study.trials[3].value or 0, study.trials[5].value or 0)
+
+
+def test_a_search_without_a_result_says_what_became_of_its_trials(tmp_path: Path) -> None:
+    study = searched(
+        tmp_path, settings(rounds=1), lambda asked: result(asked, None, state="failed", reason="out of memory")
+    )
+    assert study.importances is None
+    with pytest.raises(VlmflowError, match=r"no trial trained to its end .*3 failed.*out of memory"):
+        best_of(study, settings().limits)
+
+
+def test_the_best_third_of_each_rung_goes_on_from_the_same_schedule(tmp_path: Path) -> None:
+    search = settings(rounds=2, together=7, rungs=3)
+    study = searched(tmp_path, search, by_rate)
+    for number in range(2):
+        first, second, third = (asked_in(tmp_path, number, rung).trials for rung in range(3))
+        assert [len(first), len(second), len(third)] == [7, 3, 1]
+        rates = sorted(trial.settings["learning_rate"] for trial in first if trial)
+        assert [trial.settings["learning_rate"] for trial in second if trial] == rates[:3]
+        assert [trial.settings["learning_rate"] for trial in third if trial] == rates[:1]
+        assert [{trial.steps for trial in rung if trial} for rung in (first, second, third)] == [{10}, {30}, {90}]
+    states = [trial.state for trial in study.trials]
+    assert (states.count("done"), states.count("left")) == (2, 12)
+    done = next(trial for trial in study.trials if trial.state == "done")
+    assert (done.hours, [step for step, _ in done.rungs]) == (3.0, [10, 30, 90])
+
+
+def test_steps_are_those_of_an_evaluation_and_follow_the_trials_settings() -> None:
+    train = TRAIN.model_copy(update={"max_steps": None, "epochs": 4})
+    schedule = Schedule(train, LENGTHS, 2)
+    assert schedule.stops({"gradient_accumulation_steps": 2}, 2) == [30, 64]  # a third of 64 is 22
+    assert schedule.stops({"gradient_accumulation_steps": 8}, 2) == [10, 16]
+
+
+def test_rungs_that_end_at_the_same_evaluation_are_refused() -> None:
+    """They cost as many whole trainings, and were booked twice."""
+    space = {"gradient_accumulation_steps": [1, 4], "learning_rate": {"low": 1e-5, "high": 1e-2}}
+    search = settings(space=space, rungs=3)
+    train = TRAIN.model_copy(update={"max_steps": None, "epochs": 4})
+    refuse_equal_rungs("s", search, Schedule(train, LENGTHS * 9, 2))
+    with pytest.raises(VlmflowError, match=r"search.s.rungs: 3, .* at the steps 20, 20, 32") as refused:
+        refuse_equal_rungs("s", search, Schedule(train.model_copy(update={"evaluation_steps": 20}), LENGTHS, 2))
+    assert refused.value.next_step == "set runs.r.train.evaluation_steps to 3 or less, or lower search.s.rungs"
+
+
+def test_a_trial_above_a_limit_does_not_go_on_and_is_not_the_best(tmp_path: Path) -> None:
+    search = settings(rounds=2, together=3, rungs=2, limits={"mem_mb": 500, "hours": 5})
+
+    def answer(asked: AskedTrial) -> TrialResult:
+        found = by_rate(asked)
+        return structs.replace(found, mem_mb=501.0, value=0.0) if asked.number == 0 else found
+
+    study = searched(tmp_path, search, answer)
+    assert not study.trials[0].within(search.limits)
+    assert study.trials[0].state == "left"
+    assert best_of(study, search.limits).number != 0
+    assert {trial.hours for trial in asked_in(tmp_path, 0, 0).trials if trial} == {5.0}
+    assert {trial.hours for trial in asked_in(tmp_path, 0, 1).trials if trial} == {4.0}
+
+
+def test_a_spent_budget_asks_nothing_more_and_what_is_left_is_shared(tmp_path: Path) -> None:
+    search = settings(rounds=3, together=3, limits={"gpu_hours": 6})
+    study = searched(tmp_path, search, by_rate)
+    assert [trial.hours for trial in asked_in(tmp_path, 0).trials if trial] == [2.0] * 3
+    assert [trial.hours for trial in asked_in(tmp_path, 1).trials if trial] == [1.0] * 3
+    assert (asked_in(tmp_path, 2).trials, asked_in(tmp_path, 2).empty) == ([None] * 3, SPENT)
+    assert (study.gpu_hours, [one.reason for one in study.empty]) == (6.0, [SPENT])
+    assert best_of(study, search.limits).state == "done"
+
+
+def test_trials_that_wait_when_the_budget_ends_are_left(tmp_path: Path) -> None:
+    study = searched(tmp_path, settings(rounds=1, rungs=2, limits={"gpu_hours": 3}), by_rate)
+    assert {(trial.state, trial.reason) for trial in study.trials} == {("left", SPENT)}
+
+
+def test_a_space_of_few_combinations_is_asked_once_each(tmp_path: Path) -> None:
+    search = settings(space={"lora.rank": [8, 16], "lora.dora": [True, False]}, rounds=2)
+    study = searched(tmp_path, search, lambda asked: result(asked, float(asked.settings["lora.rank"])))
+    asked = [tuple(trial.settings.values()) for trial in study.trials]
+    assert sorted(asked) == [(False, 8), (False, 16), (True, 8), (True, 16)]
+    assert asked_in(tmp_path, 1).empty == ASKED_BEFORE
+    assert [trial is None for trial in asked_in(tmp_path, 1).trials].count(True) == 2
+
+
+def test_a_search_that_needs_more_than_its_budget_is_refused_with_both_figures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    search = settings(rounds=2, together=3, limits={"gpu_hours": 100})
+    with pytest.raises(VlmflowError, match=r"search.s.limits.gpu_hours: 100, .* need 120 to 240 GPU-hours"):
+        refuse_too_much("s", search, (10.0, 20.0), 2, [90])
+    refuse_too_much("s", search, (5.0, 10.0), 2, [90])
+    assert "need 60 to 120 GPU-hours; when they are spent" in caplog.text
+    refuse_too_much("s", settings(), (1000.0, 2000.0), 2, [90])
+
+
+def test_a_rung_costs_what_it_trains_beyond_the_rung_before() -> None:
+    assert trainings_of(settings(rounds=4, together=3), [90]) == 12
+    nine = settings(rounds=1, together=9, rungs=3)
+    assert trainings_of(nine, [10, 30, 90]) == pytest.approx(9 / 9 + 3 * (1 / 3 - 1 / 9) + 1 * (1 - 1 / 3))
+
+
+def test_the_result_of_another_trial_is_refused(tmp_path: Path) -> None:
+    searched(tmp_path, settings(rounds=1), by_rate)
+    asked = asked_in(tmp_path, 0)
+    trials = [trial for trial in asked.trials if trial]
+    with pytest.raises(
+        VlmflowError, match=r"round 0, rung 0: 0.json is the result of trial 1 at step 90, but trial 0 was asked"
+    ):
+        with_step(None, asked, [by_rate(trial) for trial in (trials[1], trials[0], trials[2])], 1, SearchLimits())
+
+
+def test_a_result_that_changed_after_the_study_learned_from_it_is_refused(tmp_path: Path) -> None:
+    study = searched(tmp_path, settings(rounds=1), by_rate)
+    results = [tmp_path / f"search/s/0/0/{slot}.json" for slot in range(3)]
+    refuse_other_results(study, tmp_path, results)
+    results[1].write_text(results[1].read_text() + "\n")
+    with pytest.raises(VlmflowError, match=r"made from other results: 0/0/1.json"):
+        refuse_other_results(study, tmp_path, results)
+
+
+def test_the_overlay_gives_the_run_the_best_values(tmp_path: Path) -> None:
+    study = searched(tmp_path, settings(), by_rate)
+    best = best_of(study, settings().limits)
+    text = overlay(study, tmp_path / "search/s/1/0/study.json", best, "my-run", 42)
+    content = yaml.safe_load(text)
+    named = content["runs"]["my-run"].pop("chosen_by")
+    words = ChosenBy.model_validate(named).in_words()
+    assert re.fullmatch(
+        rf"search \S+, trial {best.number} \(best of \d+\), study.json with sha256 [0-9a-f]{{64}}", words
+    )
+    assert named["settings"] == best.settings
+    assert content == {
+        "runs": {
+            "my-run": {
+                "train": {
+                    "learning_rate": best.settings["learning_rate"],
+                    "lora": {"rank": best.settings["lora.rank"]},
+                }
+            }
+        }
+    }
+    assert f"# trial: {best.number} (round {best.round}, step 90)" in text
+    assert f"# eval_loss: {best.value!r}" in text
+
+
+def test_a_study_or_a_journal_of_another_step_is_refused(tmp_path: Path) -> None:
+    search = settings(rounds=2, together=3)
+    study = searched(tmp_path, search, by_rate, last=(0, 0))
+    journal, new = tmp_path / "search/s/0/0/study.journal", tmp_path / "new.journal"
+    schedule = Schedule(TRAIN, LENGTHS, 1)
+    with pytest.raises(VlmflowError, match="the study before it is that of search s, round 0, rung 0"):
+        propose(search, study, journal, new, schedule, 1, step=("s", 2, 0))
+    journal.write_text("")
+    with pytest.raises(VlmflowError, match=r"study.journal: it is not the journal of its study.json, .* trial 0"):
+        propose(search, study, journal, new, schedule, 1, step=("s", 1, 0))
+    journal.write_text("{")
+    with pytest.raises(VlmflowError, match=r"0/0/study.journal: .*") as damaged:
+        propose(search, study, journal, new, schedule, 1, step=("s", 1, 0))
+    assert "remove search/s" in damaged.value.next_step
+
+
+def test_all_combinations_of_lists_are_asked(tmp_path: Path) -> None:
+    """The sampler repeats those that it likes: of 100, five were never asked."""
+    space = {"lora.rank": [2, 4, 8, 16, 32, 64], "lora.alpha": [8, 16, 32, 64, 128]}
+    search = settings(space=space, rounds=4, together=8)
+    study = searched(tmp_path, search, lambda asked: result(asked, float(asked.settings["lora.rank"])))
+    assert len({tuple(trial.settings.values()) for trial in study.trials}) == len(study.trials) == 30
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
+def test_hours_that_cannot_be_are_refused(tmp_path: Path, number: float) -> None:
+    asked = AskedTrial(number=0, settings={}, steps=10, hours=None)
+    write_account(tmp_path / "0.json", result(asked, 1.0, gpu_hours=number))
+    with pytest.raises(VlmflowError, match=r"0.json: gpu_hours"):
+        read_account(tmp_path / "0.json", TrialResult)
+
+
+def test_more_steps_than_can_be_planned_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rounds, rungs: 100 times 3"):
+        settings(rounds=100, rungs=3)

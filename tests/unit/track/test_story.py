@@ -1,0 +1,117 @@
+"""What trackers are told about a run: every figure once, and one identity."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tracked_run import RUN, tracked_run
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
+from vlmflow.track.accounts import Story
+from vlmflow.track.row_traces import all_traces
+from vlmflow.track.story import story_of
+from vlmflow.trainer.events import Log, as_line
+
+
+def told(folder: Path, evaluated: bool = True) -> Story:
+    of = {name: [folder / name / RUN / "val"] if evaluated else [] for name in ("eval", "answers")}
+    return story_of(folder / "checkpoints" / RUN / "full", folder / "merged" / RUN, of["eval"], of["answers"])
+
+
+def test_a_repeated_step_has_the_figures_of_its_last_time(tmp_path: Path) -> None:
+    points = {(point.key, point.step): point for point in told(tracked_run(tmp_path)).points}
+    losses = {step: point.value for (key, step), point in points.items() if key == "train/loss"}
+    assert losses == {1: 9.0, 2: 9.0, **{step: 1 / step for step in range(3, 9)}}
+    assert points["eval/loss", 8].value == 0.5
+    assert ("train/learning_rate", 1) not in points
+    # The first session took 30 s; the second began after it.
+    assert points["train/loss", 2].seconds == 20
+    assert points["train/loss", 3].seconds == 40
+
+
+def test_steps_that_were_lost_are_not_told(tmp_path: Path) -> None:
+    """A figure that a step has only in the lost session: step 3's validation loss, say."""
+    folder = tracked_run(tmp_path)
+    full = folder / "checkpoints" / RUN / "full"
+    lines = (full / "progress.jsonl").read_text().splitlines(keepends=True)
+    lines.insert(4, as_line(Log(31.0, 3, 8, 1500, eval_loss=7.0)))
+    (full / "progress.jsonl").write_text("".join(lines))
+    digest = sha256_of(full / "progress.jsonl")
+    for file in (full / "report.json", folder / "merged" / RUN / "provenance.json"):
+        account = json.loads(file.read_text())
+        account.get("training", account)["digests"]["progress"] = digest
+        file.write_text(json.dumps(account))
+    assert [point.step for point in told(folder).points if point.key == "eval/loss"] == [8]
+
+
+def test_settings_are_flat_and_evaluations_are_figures(tmp_path: Path) -> None:
+    story = told(tracked_run(tmp_path))
+    assert story.settings["lora.rank"] == 16
+    assert story.settings["freeze"] == '["vision_tower"]'
+    assert story.evaluated["evaluate/val/learned"][0] == pytest.approx(-0.5)
+    assert story.evaluated["evaluate/val/learned_low"][0] < story.evaluated["evaluate/val/learned"][0]
+    assert story.evaluated["answer/val/after_1/tuned/right"][0] == 0.4
+    assert story.facts["evaluate.val"].startswith("learned: ")
+    assert story.facts["training.digest"] == "job"
+
+
+def test_an_evaluation_adds_to_the_run_and_another_training_is_another_run(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path / "one")
+    before, after = told(folder, evaluated=False), told(folder)
+    assert before.digest == after.digest
+    assert before.content != after.content
+    assert told(folder).content == after.content
+    assert told(tracked_run(tmp_path / "two", steps=9)).digest != after.digest
+
+
+def test_weights_of_another_training_are_refused(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path)
+    report = folder / "checkpoints" / RUN / "full" / "report.json"
+    report.write_text(report.read_text().replace('"job": "job"', '"job": "other"'))
+    with pytest.raises(VlmflowError, match="come from another training"):
+        told(folder)
+
+
+def test_a_changed_log_is_refused(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path)
+    with (folder / "checkpoints" / RUN / "full" / "progress.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(VlmflowError, match="not what the training wrote"):
+        told(folder)
+
+
+def traces(folder: Path):
+    return all_traces(
+        [folder / "eval" / RUN / "val"],
+        [folder / "answers" / RUN / "val"],
+        {"val": folder / "data" / "fire" / "val.jsonl"},
+        [folder / "images" / "fire" / "train.jsonl"],
+    )
+
+
+def test_each_row_is_a_trace_of_each_model(tmp_path: Path) -> None:
+    found = traces(tracked_run(tmp_path))
+    assert [(trace.row, trace.model) for trace in found] == [
+        (f"row-{number}", model) for number in range(3) for model in ("base", "tuned")
+    ]
+    assert len({trace.identity for trace in found}) == 6
+    base, tuned = found[2:4]
+    assert [turn.name for turn in tuned.turns] == ["after 1 round(s)", "gold answer"]
+    assert (base.turns[0].answer, tuned.turns[0].answer) == ("wrong", "gold 1")
+    assert tuned.turns[0].scores == {"right": 1.0, "exact": 1.0, "anls": 1.0}
+    assert tuned.turns[1].answer == "gold 1"
+    assert "user: look again" in tuned.turns[1].prompt
+    assert tuned.turns[1].scores["uses_feedback"] == pytest.approx(-1.0)
+    assert base.turns[1].scores["uses_feedback"] == pytest.approx(0.0)
+    assert tuned.pictures == ["ab" * 32]
+
+
+def test_rows_that_changed_since_the_evaluation_are_refused(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path)
+    file = folder / "data" / "fire" / "val.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[0]["conversations"][0]["value"] = "<image>\nanother?"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(VlmflowError, match="has changed since"):
+        traces(folder)

@@ -1,0 +1,124 @@
+"""A search of the demo's run, for real: four trials in two rounds; killed in the middle, and called again."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from cluster.shell import wait_for
+from vlmflow.core.account import read_account
+from vlmflow.search.accounts import Asked, TrialResult
+from workflow_runs import RUN, command, copy_folder, snakemake
+
+QUICK, LONG = 1, 256
+"""Batches of a step: a trial with many has no time to reach its last step."""
+
+SEARCH = {
+    "rates": {
+        "run": RUN,
+        "space": {"learning_rate": [0.008, 1e37], "gradient_accumulation_steps": [QUICK, LONG]},
+        "rounds": 2,
+        "together": 2,
+        "limits": {"gpu_hours": 200 / 3600},
+        "seed": 6,
+    }
+}
+"""All four combinations are asked: with this seed the quick ones first, of which one explodes."""
+
+WORDS = ["--config", f"search={json.dumps(SEARCH)}"]
+TARGETS = ["--", "search/rates/best.yaml", "reports/search-rates.html"]
+TRIALS = [(number, slot) for number in range(2) for slot in range(2)]
+
+
+@pytest.fixture(scope="module")
+def searched(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the demo's folder with a search, killed in its second trial and called again."""
+    folder = copy_folder(demo_run, tmp_path_factory.mktemp("searched") / "demo")
+    gate = folder / "checkpoints" / RUN / "smoke" / "gate.json"
+    measured = json.loads(gate.read_text())
+    measured["full_run"]["seconds"] = 1  # beside other tests it may have been so slow that the budget is refused
+    gate.write_text(json.dumps(measured))
+    with (folder / "killed.txt").open("wb") as said:
+        first = subprocess.Popen(command(folder, *WORDS, *TARGETS), stdout=said, stderr=subprocess.STDOUT)
+    results = [folder / "search" / "rates" / "0" / "0" / f"{slot}.json" for slot in range(2)]
+    one_is_done = lambda: any(file.is_file() for file in results)  # noqa: E731
+    # Only when the next one has begun, Snakemake has recorded that the one before is whole.
+    logs = folder / "logs" / "trial"
+    wait_for(
+        "a trial has ended",
+        lambda: (one_is_done() and len([*logs.glob("*.log")]) > 1) or first.poll() is not None,
+        300,
+        pause=0.05,
+    )
+    children = psutil.Process(first.pid).children(recursive=True)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    _, alive = psutil.wait_procs(children, timeout=120)
+    assert alive == []
+    (folder / "first.json").write_text(json.dumps([str(file) for file in results if file.is_file()]))
+    (folder / "again.txt").write_text(snakemake(folder, *WORDS, *TARGETS))
+    return folder
+
+
+def result(folder: Path, number: int, slot: int) -> TrialResult:
+    return read_account(folder / "search" / "rates" / str(number) / "0" / f"{slot}.json", TrialResult)
+
+
+def test_no_finished_trial_runs_again(searched: Path) -> None:
+    (done,) = json.loads((searched / "first.json").read_text())
+    slot = Path(done).stem
+    said = (searched / "again.txt").read_text()
+    assert f"round 0, rung 0, slot {slot}" not in said
+    assert "rule train_smoke" not in said
+
+
+def test_one_fails_the_budget_stops_one_and_the_best_of_the_others_wins(searched: Path) -> None:
+    results = [result(searched, *one) for one in TRIALS]
+    said = [(one.settings, one.state, one.reason, one.hours) for one in results]
+    assert len({one.number for one in results}) == len(TRIALS)
+    states = {(one.settings["learning_rate"], one.settings["gradient_accumulation_steps"]): one for one in results}
+    assert states[0.008, QUICK].state == "done", said
+    assert states[1e37, QUICK].state == "failed", said
+    stopped = states[0.008, LONG]
+    assert stopped.state == "stopped", said
+    assert "hours are over" in str(stopped.reason)
+    budget = SEARCH["rates"]["limits"]["gpu_hours"]
+    spent = sum(one.gpu_hours for one in results)
+    assert budget / 2 < spent < 1.5 * budget, said  # each trial ends with the step in which its hours end
+    best = yaml.safe_load((searched / "search" / "rates" / "best.yaml").read_text())
+    assert best["runs"][RUN]["train"] == {"gradient_accumulation_steps": QUICK, "learning_rate": 0.008}
+    page = (searched / "reports" / "search-rates.html").read_text()
+    assert "1e+37" in page
+    assert "hours are over" in page
+
+
+def test_nothing_is_left_to_do(searched: Path) -> None:
+    assert "Nothing to be done" in snakemake(searched, *WORDS, *TARGETS)
+
+
+def test_a_deleted_result_is_made_again_and_the_same_trials_are_asked(searched: Path) -> None:
+    file = searched / "search" / "rates" / "0" / "0" / "0.json"
+    before = file.read_bytes()
+    asked = [searched / "search" / "rates" / str(number) / "0" / "asked.json" for number in range(2)]
+    trials = [[trial and trial.settings for trial in read_account(each, Asked).trials] for each in asked]
+    file.unlink()
+    said = snakemake(searched, *WORDS, *TARGETS)
+    assert "round 0, rung 0, slot 0" in said
+    assert file.read_bytes() == before, "its training is kept"
+    assert [[trial and trial.settings for trial in read_account(each, Asked).trials] for each in asked] == trials
+    assert [result(searched, *one).state for one in TRIALS].count("done") == 1
+    assert "Nothing to be done" in snakemake(searched, *WORDS, *TARGETS)
+
+
+def test_the_run_takes_the_best_settings(searched: Path) -> None:
+    call = command(searched, "-n", f"checkpoints/{RUN}/full")
+    call[call.index("--cores") : call.index("--cores")] = [str(searched / "search" / "rates" / "best.yaml")]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "train_model" in done.stdout + done.stderr
+    assert "propose" not in done.stdout + done.stderr
