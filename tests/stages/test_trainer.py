@@ -137,7 +137,14 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
     paths = {"model": demo_run / "tiny-model", "dataset": rows, "val_dataset": rows, "output_dir": tmp_path / "o"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", trainer.__name__]
-    orders = Orders(folder=str(tmp_path), processes=2, tuner=LORA.name, strategy=DDP.name, early_stop_after=None)
+    orders = Orders(
+        folder=str(tmp_path),
+        starter=os.getpid(),
+        processes=2,
+        tuner=LORA.name,
+        strategy=DDP.name,
+        early_stop_after=None,
+    )
     done = subprocess.run(
         [sys.executable, *torchrun, orders.as_word(), *words, *lone.arguments()],
         capture_output=True,

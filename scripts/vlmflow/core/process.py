@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -24,17 +25,24 @@ def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:
 def descends_from(ancestor: int) -> bool:
     """Return whether a process (id) is the parent of this one, or one above the parent."""
     process = os.getpid()
-    while process > 1:
-        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-        if process == ancestor:
-            return True
+    with suppress(FileNotFoundError, ProcessLookupError):  # one of them has just ended
+        while process > 1:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+            if process == ancestor:
+                return True
     return False
 
 
 def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
     """Return a function for a child to call at its start (pool initializer, preexec_fn): it then ends with us."""
     parent = os.getpid()
-    return lambda: die_with_parent(parent, signal_number)
+
+    def bind() -> None:
+        if signal_number != signal.SIGKILL:  # our handler would take a signal until the child has its own program
+            signal.signal(signal_number, signal.SIG_DFL)
+        die_with_parent(parent, signal_number)
+
+    return bind
 
 
 def import_path() -> str:

@@ -4,6 +4,7 @@ A machine may be lost, or a pod killed as a whole, and nobody is left to say tha
 recorded in the trial's run folder before it begins.
 """
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ import msgspec
 from msgspec.structs import replace
 
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import PassingError
 from vlmflow.trainer.events import read_events
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.newest import Newest
@@ -55,15 +55,26 @@ def starts_of(folder: RunFolder, steps: int) -> Starts:
 def one_start(folder: RunFolder, steps: int) -> Iterator[None]:
     """Record that the block trains or judges the step's model, and that it has ended.
 
-    Raises PassingError in the block on SIGTERM, unless the block handles that itself: a process that the signal ends
-    would leave a start without a word.
+    SIGTERM ends this process, with code 143, after that is recorded, unless the block handles the signal itself.
     """
     before = starts_of(folder, steps)
     file = _file(folder, steps)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_account(file, replace(before, tries=before.tries + 1, since=time.time()))
-    began, died = time.monotonic(), False
-    handler = signal.signal(signal.SIGTERM, _raise_interrupted)
+    began = time.monotonic()
+
+    def end(died: bool) -> None:
+        ended = replace(before, tries=before.tries + died, seconds=before.seconds + time.monotonic() - began)
+        with suppress(OSError):  # its own failure must not hide the one that ended the training
+            write_account(file, ended)
+
+    def end_with_process(number: int, frame: object) -> None:
+        end(False)
+        # No exception: Python drops what a handler raises while it starts a process, and the trial would go on.
+        os._exit(128 + number)
+
+    handler = signal.signal(signal.SIGTERM, end_with_process)
+    died = False
     try:
         yield
     except TrainersDiedError:
@@ -71,13 +82,7 @@ def one_start(folder: RunFolder, steps: int) -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
-        ended = replace(before, tries=before.tries + died, seconds=before.seconds + time.monotonic() - began)
-        with suppress(OSError):  # its own failure must not hide the one that ended the training
-            write_account(file, ended)
-
-
-def _raise_interrupted(number: int, frame: object) -> None:
-    raise PassingError("SIGTERM ended the trial", "run the same command again: it goes on from there")
+        end(died)
 
 
 def forget_tries(folder: RunFolder, steps: int) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.process import die_with_parent
+from vlmflow.core.process import descends_from, die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.trainer.heartbeat import Heart
@@ -24,6 +24,8 @@ def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
     orders = read_orders(sys.argv[1])
+    if not descends_from(orders.starter):  # torchrun was killed between our start and the line above
+        sys.exit(f"process {orders.starter}, which starts the trainers, has no torchrun any more")
     heart = Heart(Path(orders.folder), int(os.environ["RANK"]))
     with quick_imports():
         refuse_remote_code()

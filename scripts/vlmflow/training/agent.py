@@ -83,6 +83,7 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
     torchrun = ["-m", "torch.distributed.run", *_meeting(training, place), f"--nproc_per_node={training.processes}"]
     orders = Orders(
         folder=str(folder.path.absolute()),
+        starter=os.getpid(),
         processes=training.ranks,
         tuner=training.tuner.name,
         strategy=training.strategy.name,
@@ -142,17 +143,17 @@ def ranks_of(torchrun: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
 def let_them_save(torchrun: subprocess.Popen[bytes]) -> int:
     """Ask the trainers to save a checkpoint and end; those that still load end at once. Returns how many there are.
 
-    torchrun itself would kill them after 30 seconds.
+    torchrun itself would kill them after 30 seconds. If it has none yet, it is killed: there is nothing to save, and
+    while it waits for other nodes it answers no other signal. Its other children are no trainers: a program that it
+    asks about the machine, or a process that is to become a trainer, which would forget the signal.
     """
-    workers: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):  # they have just ended
-        workers = psutil.Process(torchrun.pid).children()
-        for process in workers:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGTERM)
-        if not workers:  # there is nothing to save; while it waits for other nodes it answers no other signal
-            torchrun.kill()
-    return len(workers)
+    trainers = ranks_of(torchrun)
+    for process in trainers.values():
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    if not trainers:
+        torchrun.kill()
+    return len(trainers)
 
 
 def end(torchrun: subprocess.Popen[bytes]) -> bool:

@@ -53,9 +53,11 @@ def launch(
     hangs = HangWatch(folder.path, training.ranks, training.settings.hang_minutes)
     seen = end_of_whole_lines(folder.progress)
     logs = [Said(log_of(folder, node)) for node in range(training.nodes)]
-    trainers = start(training, folder, resume, group.threads, group.begin(resume), lock)
     error: VlmflowError | None = None
-    with _signals_passed_on(trainers) as passed_on:
+    with signals_passed_on() as signals:
+        passed_on = signals.numbers
+        trainers = start(training, folder, resume, group.threads, group.begin(resume), lock)
+        signals.reach(trainers)
         try:
             silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, passed_on, logs[0])
             if silent is not None:
@@ -85,23 +87,38 @@ def end_of_whole_lines(progress: Path) -> int:
     return whole
 
 
+class Signals:
+    """The signals that this process got for its trainers. numbers: of all of them so far."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self._trainers: subprocess.Popen[bytes] | None = None
+
+    def take(self, number: int, frame: Any) -> None:
+        """Handle a signal. It raises nothing: Python drops what a handler raises while it starts a process."""
+        self.numbers.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._trainers is not None:
+            asked, name = let_them_save(self._trainers), signal.Signals(number).name
+            log.info(f"{name}: {asked} trainer(s) save a checkpoint and end; those that still load end at once")
+
+    def reach(self, trainers: subprocess.Popen[bytes]) -> None:
+        """Pass signals on from now on, and the one that came while the trainers were started."""
+        self._trainers = trainers
+        if self.numbers:
+            let_them_save(trainers)
+
+
 @contextmanager
-def _signals_passed_on(trainers: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+def signals_passed_on() -> Iterator[Signals]:
     """Pass SIGTERM and Ctrl-C to torchrun's children, which save and end; torchrun would kill them after 30 s.
 
-    Yields a list of the signals that were passed on. A second Ctrl-C ends at once.
+    A second Ctrl-C ends at once.
     """
-    passed_on: list[int] = []
-
-    def pass_on(number: int, frame: Any) -> None:
-        passed_on.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        asked, name = let_them_save(trainers), signal.Signals(number).name
-        log.info(f"{name}: {asked} trainer(s) save a checkpoint and end; those that still load end at once")
-
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    signals = Signals()
+    before = {number: signal.signal(number, signals.take) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield passed_on
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
