@@ -1,6 +1,7 @@
 # Whether the tuned model is better than its base: losses of both on rows that the run was not trained on.
 #
-# Needs: the proven weights, the base model, a split of the data set with its pictures.
+# Needs: the proven weights, the base model, a split of the data set with its pictures; raw rows, where they have gold
+#        answers beside their turns (FIRE): no row gets the feedback of one with the same gold answer.
 # Makes: eval/{run}/{split}/: report.json (verdict, figures with intervals, per source and in all), rows.jsonl (both
 #        models' losses of every row), left_out.jsonl (every other row of the split, with the reason). Measured losses
 #        are kept in stores.evaluations: a killed evaluation resumes, and the base is measured once for all runs.
@@ -16,6 +17,9 @@ rule evaluate:
         rows=inputs.split_rows,
         stats=inputs.data("stats.json"),
         pictures=inputs.run_pictures,
+        raw_train=inputs.raw_gold("train"),
+        raw_test=inputs.raw_gold("test"),
+        mended=inputs.mended_gold,
     output:
         evaluated=directory("eval/{run}/{split}"),
     log:

@@ -21,6 +21,8 @@ rule trial:
         stats=inputs.judged(inputs.data("stats.json")),
         val=inputs.judged(inputs.data("val.jsonl")),
         judged_pictures=inputs.judged(inputs.run_pictures),
+        raw_train=inputs.judged(inputs.raw_gold("train")),
+        mended=inputs.judged(inputs.mended_gold),
     output:
         result="search/{search}/{round}/{rung}/{slot}.json",
     log:

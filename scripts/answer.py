@@ -7,7 +7,6 @@ from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.answer_settings import AnswerSettings
-from vlmflow.config.raw_forms import form_of
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
@@ -15,13 +14,12 @@ from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.answering.lengths import fitting_cases
 from vlmflow.evaluation.answering.models import Model, ModelAtUrl, OwnModel, versions
 from vlmflow.evaluation.answering.report import Asking, ask_both, figures, sentence_of
-from vlmflow.evaluation.chosen_split import choose_from_split, refuse_none
+from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import counts_of, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.pictures.size_limits import FEWEST_TOKENS, processor_of
-from vlmflow.rows.gold import gold_answers
 
 KEY = "VLMFLOW_ANSWER_KEY"
 """The environment variable with the key of a server at `url`."""
@@ -77,6 +75,7 @@ def main(
     proof, base = read_proof(verified), read_model_manifest(model)
     chosen = choose_from_split(
         *(rows, stats, base.folder, picture_store, pictures),
+        RawRows({"train": raw_train, "test": raw_test}, mended),
         feedback=settings.feedback,
         count=min(settings.answer.rows, settings.rows),
         key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",
@@ -88,10 +87,8 @@ def main(
     refuse_none(cases, rows, out)
     if settings.text_args:
         log.warning(f"a server does not apply these arguments of the training: {', '.join(sorted(settings.text_args))}")
-    read_gold, raw = form_of(chosen.kind).gold, {"train": raw_train, "test": raw_test}
-    ids = [case.row.id for case in cases]
     how = Asking(
-        gold=gold_answers(ids, raw, mended, read_gold) if read_gold else {},
+        gold=chosen.gold,
         rounds=settings.answer.rounds,
         max_tokens=settings.answer.max_tokens,
         feedback=chosen.feedback,

@@ -9,7 +9,7 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport
-from vlmflow.evaluation.chosen_split import choose_from_split, refuse_none
+from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
 from vlmflow.evaluation.figures import figures_by_source, figures_of
 from vlmflow.evaluation.looks import record_look
@@ -47,6 +47,9 @@ def main(
     picture_store: Path,
     evaluation_store: Path,
     pictures: list[Path] | None = None,
+    raw_train: list[Path] | None = None,
+    raw_test: list[Path] | None = None,
+    mended: list[Path] | None = None,
     processes: int = 1,
     threads: int = 1,
 ) -> None:
@@ -58,12 +61,14 @@ def main(
     settings: those of the run. picture_store: the folder with all picture stores.
     evaluation_store: the folder that keeps measured losses, and the log of looks at test splits.
     pictures: the image manifests of the data set; none if rows have no pictures.
+    raw_train, raw_test, mended: the raw files and those of edited rows, if raw rows have gold answers.
     processes: how many measure side by side, each with a share of the cores or GPUs; losses do not depend on it.
     """
     run, split = evaluated.parent.name, evaluated.name
     proof, base = read_proof(verified), read_model_manifest(model)
     chosen = choose_from_split(
         *(rows, stats, base.folder, picture_store, pictures or []),
+        RawRows({"train": raw_train or [], "test": raw_test or []}, mended or []),
         feedback=settings.feedback,
         count=settings.rows,
         key=f"runs.{run}.evaluate.rows",

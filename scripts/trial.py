@@ -11,6 +11,7 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
+from vlmflow.evaluation.chosen_split import RawRows
 from vlmflow.search.accounts import Asked, TrialResult
 from vlmflow.search.judge import Judgement, judged
 from vlmflow.search.run_trial import empty_slot, kept_result, of_trial, run_trial, went_on
@@ -48,6 +49,8 @@ def main(
     stats: list[Path] | None = None,
     val: list[Path] | None = None,
     judged_pictures: list[Path] | None = None,
+    raw_train: list[Path] | None = None,
+    mended: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Run one trial.
@@ -59,7 +62,7 @@ def main(
     settings: those of the run. objective: what is compared. picture_store, run_store, evaluation_store: the folders
     with all picture stores, all run folders and all measured losses. pictures: the image manifest of the train split;
     none if rows have no pictures.
-    stats, val, judged_pictures: what an evaluation needs; none if the validation loss judges.
+    stats, val, judged_pictures, raw_train, mended: what an evaluation needs; none if the validation loss judges.
     """
     account, slot = read_account(asked, Asked), int(result.stem)
     trial = account.trials[slot]
@@ -105,6 +108,7 @@ def main(
             val=val[0],
             stats=stats[0],
             pictures=judged_pictures or [],
+            raw=RawRows({"train": raw_train or []}, mended or []),
             picture_store=picture_store,
             rows=objective.rows,
             feedback=objective.feedback,

@@ -1,6 +1,7 @@
 """The scripts of a search, one after the other, with results from a function: from the first trial to an overlay."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from made_accounts import some_fitted, some_gate
 from made_case import some_case
 from made_search import NOTHING, TRAIN, result
 from vlmflow.config.model import check_config
-from vlmflow.config.search_settings import SearchSettings, step_before, steps_of, trials_of_rung
+from vlmflow.config.search_settings import SearchLimits, SearchSettings, step_before, steps_of, trials_of_rung
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate
+from vlmflow.reports.search_page import search_page as search_page_of
 from vlmflow.search.accounts import Asked
+from vlmflow.search.study import Study
 
 HOSTILE = "<script>document.title='taken'</script>"
 
@@ -146,6 +149,27 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
     assert (rows, lines) == (6, 5)
     assert "best" in first
     assert "did not go on" in text
+    shown = shown_page(study, own, importances={"learning_rate": 0.75, "lora.rank": 0.25})
+    differs = "differs" if lowest["settings"]["lora.rank"] != 16 else ""
+    for said in (
+        f"learning_rate 0.0001 {lowest['settings']['learning_rate']:.4g} differs 75.0%",
+        f"lora.rank 16 {lowest['settings']['lora.rank']} {differs} 25.0%".replace("  ", " "),
+        "peak memory of a trial 1,000 MB 1",
+        "hours of a trial 10 h 0",
+        "above its limit: peak memory",
+        f"GPU-hours {len(results)} of 100 allowed",  # each result says one
+    ):
+        assert said in shown, shown
+
+
+def shown_page(study: Path, own: dict[str, Any], importances: dict[str, float]) -> str:
+    """Return the text of a page of the same study with importances, limits, and a trial that is above one of them."""
+    account = read_account(study, Study)
+    worst = max((trial for trial in account.trials if trial.state == "done"), key=lambda trial: trial.value or 0)
+    trials = [structs.replace(trial, mem_mb=5000.0) if trial is worst else trial for trial in account.trials]
+    account = structs.replace(account, trials=trials, importances=importances)
+    page = search_page_of(account, "r", SearchLimits(mem_mb=1000, hours=10, gpu_hours=100), own)
+    return " ".join(re.sub("<[^>]+>", " ", page.partition("</style>")[2]).split())
 
 
 def test_a_search_above_its_budget_is_refused_before_its_first_trial(folder: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from drawn_pictures import drawn, encoded, put
 from forked_snakemake import called
 from stage_settings import validation
+from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import write_json
 from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
@@ -310,6 +311,15 @@ def test_a_file_swapped_between_two_stages_is_refused(
         run(stage)
     assert re.search(said, str(refusal.value)), refusal.value
     assert not list((place / "out").rglob("*.safetensors"))
+
+
+def test_provenance_and_card_name_the_study_that_chose_the_settings(place: Path) -> None:
+    chosen = ChosenBy(search="rates", trial=3, trials=12, study="5" * 64, settings={"learning_rate": 0.01})
+    settings = {"all_addresses": [], "licence": None, "source_licences": {}, "require": None}
+    run("publish_merged", settings=settings | {"chosen_by": chosen.model_dump()})
+    words = f"search rates, trial 3 (best of 12), study.json with sha256 {'5' * 64}"
+    assert json.loads((place / "out" / "published" / "provenance.json").read_text())["chosen_by"] == words
+    assert f"These settings were chosen by {words}." in (place / "out" / "published" / "README.md").read_text()
 
 
 def test_merged_weights_that_changed_after_their_tensors_were_verified_are_refused(place: Path) -> None:

@@ -85,8 +85,8 @@ class SearchLimits(Settings):
     it does not go on to the next rung, is never the best, and the study learns to avoid it."""
 
     hours: Annotated[Number, Field(gt=0, le=10**6)] | None = None
-    """Hours that one trial may take over all its rungs, loading and evaluation included; then it is stopped. One above
-    it is no result."""
+    """Hours that one trial may take over all its rungs, loading and evaluation included; then its training is stopped.
+    A trial that took more is never the best."""
 
     gpu_hours: Annotated[Number, Field(gt=0, le=10**8)] | None = None
     """GPU-hours of all trials together (on the CPU: hours of trainers). A search that is estimated to need more does

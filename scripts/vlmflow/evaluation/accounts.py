@@ -68,7 +68,7 @@ WHY_OUT = {
     "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
     "no_donor": (
         "without a donor (a donor gives the placebo: another row of the same source, with as many turns of feedback "
-        "and the same score, but with another picture or question and another answer)"
+        "and the same score, but with another picture or question and another right answer)"
     ),
     "over_long": "longer than train.max_length",
     "not_drawn": "not drawn",

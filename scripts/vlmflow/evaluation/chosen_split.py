@@ -1,11 +1,11 @@
 """Reads a split of a data set, and chooses its rows to evaluate."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.raw_forms import has_feedback
+from vlmflow.config.raw_forms import form_of, has_feedback
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
@@ -15,8 +15,17 @@ from vlmflow.lengths.count import tokenizer_of
 from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.gold import gold_answers
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import entries_named, pictures_in
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Raw files by split, and those of edited rows; none of both where raw rows have no gold answer."""
+
+    splits: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    mended: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class ChosenSplit:
 
     dataset, kind: its name, and the kind of its raw rows. rows_digest: SHA-256 of the split's file. pictures: the store
     of its pictures. feedback: whether the human's later turns are feedback. last_answer_only: whether only a row's last
-    answer is trained.
+    answer is trained. gold: the gold answers that raw rows have beside their turns, by the ids of rows.
     """
 
     rows: list[ChosenRow]
@@ -36,6 +45,7 @@ class ChosenSplit:
     pictures: Path
     feedback: bool
     last_answer_only: bool
+    gold: Mapping[str, str]
 
     @property
     def loss_scale(self) -> str:
@@ -49,6 +59,7 @@ def choose_from_split(
     base: Path,
     picture_store: Path,
     manifests: Sequence[Path],
+    raw: RawRows,
     *,
     feedback: bool | None,
     count: int,
@@ -58,10 +69,10 @@ def choose_from_split(
     """Choose rows of a split (data/DATASET/SPLIT.jsonl).
 
     stats: the data set's account. base: the base model's folder. picture_store: the folder of all picture stores.
-    manifests: the image manifests; none if rows have no pictures. feedback: the run's evaluate.feedback. count, key,
-    seed: of the draw (`choose_rows`).
+    manifests: the image manifests; none if rows have no pictures. raw: where gold answers are. feedback: the run's
+    evaluate.feedback. count, key, seed: of the draw (`choose_rows`).
 
-    Raises VlmflowError if rows or pictures have changed, or no row can be evaluated.
+    Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
     account = read_account(stats, Stats)
     refuse_other_rows(stats, [file])
@@ -77,10 +88,14 @@ def choose_from_split(
     refuse_changed_pictures(store, entries.values())
     has = has_feedback(account.kind) if feedback is None else feedback
     last_answer_only = account.form == "timestep"
+    read_gold = form_of(account.kind).gold
+    ids = (row.id for row in lines_of(file, Row))
+    gold = gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
     rows, out = choose_rows(
         lines_of(file, Row),
         dict(map(name_and_digest, entries.values())),
         tokenizer_of(base),
+        gold,
         feedback=has,
         last_answer_only=last_answer_only,
         count=count,
@@ -97,6 +112,7 @@ def choose_from_split(
         pictures=store,
         feedback=has,
         last_answer_only=last_answer_only,
+        gold=gold,
     )
 
 

@@ -2,8 +2,9 @@
 
 What a model gains from its own feedback may come from the presence of feedback, not from its content. Against the
 feedback of a donor only the content counts. A donor has the same source, as many turns of feedback, and the same score
-on the answer before the last; another picture (without pictures another question) and another answer; of these, the row
-whose feedback is nearest in tokens.
+on the answer before the last; another picture (without pictures another question) and another right answer; of these,
+the row whose feedback is nearest in tokens. A row's right answers are its last one and, where the raw row has it beside
+its turns, the gold answer: sentences that differ may say the same.
 """
 
 from collections import defaultdict
@@ -15,11 +16,13 @@ from vlmflow.evaluation.choice import Case
 from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 
 
-def find_donors(cases: Sequence[Case], tokens: Mapping[str, int], seed: int) -> dict[str, Case]:
+def find_donors(
+    cases: Sequence[Case], tokens: Mapping[str, int], gold: Mapping[str, str], seed: int
+) -> dict[str, Case]:
     """Return the donor of every row that has one, by the row's id.
 
     cases: all rows with feedback of a split; each may give and receive. tokens: those of a row's feedback, by its id.
-    seed: decides between donors that are equally near.
+    gold: the gold answers that raw rows have, likewise. seed: decides between donors that are equally near.
     """
     random = Random(seed)  # noqa: S311 (drawn, not secret)
     alike: dict[tuple[object, ...], list[tuple[int, float, Case]]] = defaultdict(list)
@@ -29,16 +32,21 @@ def find_donors(cases: Sequence[Case], tokens: Mapping[str, int], seed: int) -> 
     found: dict[str, Case] = {}
     for some in alike.values():
         some.sort(key=lambda each: each[:2])
-        answers = [normalised(answer_in(case.answer)) for _, _, case in some]
+        right = [_right_answers(case, gold) for _, _, case in some]
         for place in range(len(some)):
-            donor = _nearest(some, answers, place)
+            donor = _nearest(some, right, place)
             if donor is not None:
                 found[some[place][2].row.id] = donor
     return found
 
 
-def _nearest(some: Sequence[tuple[int, float, Case]], answers: Sequence[str], place: int) -> Case | None:
-    """Return the nearest row in tokens with another group and answer. some: sorted by tokens."""
+def _right_answers(case: Case, gold: Mapping[str, str]) -> frozenset[str]:
+    texts = [case.answer, *([gold[case.row.id]] if case.row.id in gold else [])]
+    return frozenset(normalised(answer_in(text)) for text in texts)
+
+
+def _nearest(some: Sequence[tuple[int, float, Case]], right: Sequence[frozenset[str]], place: int) -> Case | None:
+    """Return the nearest row in tokens with another group and no right answer in common. some: sorted by tokens."""
     own_tokens, _, own = some[place]
     down, up = place - 1, place + 1
     while down >= 0 or up < len(some):
@@ -47,7 +55,7 @@ def _nearest(some: Sequence[tuple[int, float, Case]], answers: Sequence[str], pl
         take_below = above is None or (below is not None and below <= above)
         candidate = down if take_below else up
         down, up = (down - 1, up) if take_below else (down, up + 1)
-        if some[candidate][2].group != own.group and answers[candidate] != answers[place]:
+        if some[candidate][2].group != own.group and right[candidate].isdisjoint(right[place]):
             return some[candidate][2]
     return None
 
@@ -59,5 +67,5 @@ def without_donor(case: Case) -> LeftOut:
         case.row.id,
         "no_donor",
         f"no other row of source {case.row.source} with {len(case.feedback)} turns of feedback{score} has another "
-        "picture or question and another answer",
+        "picture or question and another right answer",
     )

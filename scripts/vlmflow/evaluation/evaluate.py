@@ -35,6 +35,7 @@ def choose_rows(
     rows: Iterable[Row],
     pictures: Mapping[str, str],
     tokenizer: Tokenizer,
+    gold: Mapping[str, str],
     *,
     feedback: bool,
     last_answer_only: bool,
@@ -45,9 +46,9 @@ def choose_rows(
     """Choose the rows of a split; returns them in its order, and all others with the reason.
 
     pictures: the SHA-256 of every picture, by its name in the store. tokenizer: the base's, for the length of feedback.
-    feedback: whether the human's later turns are feedback. last_answer_only: whether a trajectory is one row per
-    attempt. count: how many rows are wanted. key: the one of the configuration that says so. seed: of the draw and of
-    the donors.
+    gold: the gold answers that raw rows have beside their turns, by the ids of rows. feedback: whether the human's
+    later turns are feedback. last_answer_only: whether a trajectory is one row per attempt. count: how many rows are
+    wanted. key: the one of the configuration that says so. seed: of the draw and of the donors.
     """
     cases = [read_case(row, pictures) for row in rows]
     out: list[LeftOut] = []
@@ -57,7 +58,7 @@ def choose_rows(
     if feedback:
         out += [LeftOut(case.row.id, "no_feedback", "it has one answer") for case in cases if not case.feedback]
         cases = [case for case in cases if case.feedback]
-        donors = find_donors(cases, _feedback_tokens(cases, tokenizer), seed)
+        donors = find_donors(cases, _feedback_tokens(cases, tokenizer), gold, seed)
         out += [without_donor(case) for case in cases if case.row.id not in donors]
         cases = [case for case in cases if case.row.id in donors]
     cases, others = draw(cases, count, seed, key)

@@ -86,7 +86,7 @@ class ShownSplit:
 
     left_out: the rows that are out, for people. statements: the figures on which the verdict rests. changes: what the
     training changed. sources: the statement of each source, with the number of its rows. passes: the losses of base and
-    tuned. gains, losses: the rows with most.
+    tuned. gains, losses: the rows with most; where the models were asked, of the rows that they were asked about.
     answers: how often both models answer rightly; None if they were not asked.
     """
 
@@ -139,11 +139,11 @@ def _split(folder: Path, rows: Path, answers: Path | None, store: Path | None, l
     report = read_account(folder / REPORT, EvaluationReport)
     asked = read_account(answers / REPORT, AnswerReport) if answers else None
     found = list(lines_of(folder / "rows.jsonl", EvaluatedRow))
-    by_gain = sorted(found, key=lambda row: (_gain(row), row.id))
+    said = {row.id: row for row in lines_of(answers / "rows.jsonl", AnsweredRow)} if answers else {}
+    by_gain = sorted((row for row in found if row.id in said or not answers), key=lambda row: (_gain(row), row.id))
     gains = [row for row in by_gain[:ROWS_SHOWN] if _gain(row) < 0]
     losses = [row for row in by_gain[::-1][:ROWS_SHOWN] if _gain(row) > 0]
     texts = _texts({name for row in [*gains, *losses] for name in (row.id, row.donor) if name}, rows)
-    said = {row.id: row for row in lines_of(answers / "rows.jsonl", AnsweredRow)} if answers else {}
     figures = shown_figures(report.all)
     statements, changes = (figures[:STATEMENTS], figures[STATEMENTS:]) if report.feedback else (figures, [])
     sources = [(name, each.rows, _statement(each)) for name, each in report.sources.items()]

@@ -15,7 +15,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.evaluation.accounts import Interval
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.chosen_split import choose_from_split, refuse_none
+from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import evaluated_rows
 from vlmflow.evaluation.figures import figures_of
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
@@ -38,7 +38,7 @@ class NotJudgedError(VlmflowError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """How trials are judged. objective: "learned" or "uses_feedback". val, stats, pictures: the val split.
+    """How trials are judged. objective: "learned" or "uses_feedback". val, stats, pictures, raw: the val split.
 
     rows, feedback: as in runs.NAME.evaluate. run: its name, for messages. store: of measured losses; the base is
     measured once for all trials.
@@ -49,6 +49,7 @@ class Judgement:
     val: Path
     stats: Path
     pictures: list[Path]
+    raw: RawRows
     picture_store: Path
     rows: int
     feedback: bool | None
@@ -94,7 +95,7 @@ def judged(ended: Ended, own: Training, model: Path, how: Judgement, threads: in
 def _value(base: ScoredModel, tuned: ScoredModel, training: Training, how: Judgement, threads: int) -> float:
     settings = training.settings
     chosen = choose_from_split(
-        *(how.val, how.stats, base.folder, how.picture_store, how.pictures),
+        *(how.val, how.stats, base.folder, how.picture_store, how.pictures, how.raw),
         feedback=how.feedback,
         count=how.rows,
         key=f"runs.{how.run}.evaluate.rows",

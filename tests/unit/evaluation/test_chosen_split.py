@@ -10,7 +10,7 @@ from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.chosen_split import choose_from_split
+from vlmflow.evaluation.chosen_split import RawRows, choose_from_split
 
 
 def test_a_picture_in_no_manifest_is_named(tmp_path: Path) -> None:
@@ -19,4 +19,6 @@ def test_a_picture_in_no_manifest_is_named(tmp_path: Path) -> None:
     manifest.write_text("")
     write_account(stats, some_stats(digests={"val.jsonl": sha256_of(rows)}))
     with pytest.raises(VlmflowError, match=r"1 pictures are in no image manifest .*train.jsonl\): gqa/1.jpg"):
-        choose_from_split(rows, stats, tmp_path, tmp_path, [manifest], feedback=True, count=1, key="k", seed=1)
+        choose_from_split(
+            rows, stats, tmp_path, tmp_path, [manifest], RawRows(), feedback=True, count=1, key="k", seed=1
+        )

@@ -26,7 +26,7 @@ def chosen(
     of: list[Row] | None = None, feedback: bool = True, **settings: int
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     values = {"count": 1000, "seed": 1} | settings
-    return choose_rows(of or rows(), {}, words(), feedback=feedback, last_answer_only=False, key="k", **values)
+    return choose_rows(of or rows(), {}, words(), {}, feedback=feedback, last_answer_only=False, key="k", **values)
 
 
 def compared(base: Judge, tuned: Judge) -> list[EvaluatedRow]:

@@ -111,6 +111,9 @@ def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
         text = browser.evaluate("document.body.innerText")
     assert "40.0%" in text
     assert "6 of 9" in text
+    assert "Rows with most gain, of those that both models were asked about" in text
+    assert text.count("at first") == 1, "rows that were not asked are not shown"
+    assert "Rows with most loss" not in text
     assert "In 25.0% of the rows the feedback holds the right answer. Picture limits: 4 to 64 tokens." in " ".join(
         text.split()
     )
