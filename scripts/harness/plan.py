@@ -164,14 +164,23 @@ def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
 
 
 def _refuse_a_missing_environment(workflow: Any) -> None:
-    """Refuse a planned search on this machine without its environment: the stages before it may take hours."""
+    """Refuse a planned search on this machine without its environment: the stages before it may take hours.
+
+    A tracker is told at the end of a run, and its failure fails nothing else: that its environment is missing is said.
+    """
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere
-    if any(job.rule.name in SEARCHING for job in workflow.dag.needrun_jobs()):
+    planned = {job.rule.name for job in workflow.dag.needrun_jobs()}
+    if not planned.isdisjoint(SEARCHING):
         try:
             python_of("search")
         except VlmflowError as error:
             sys.exit(str(error))
+    if "track" in planned:
+        try:
+            python_of("track")
+        except VlmflowError as error:
+            print(f"the rule track will fail, and nothing else: {error}", file=sys.stderr)
 
 
 def _refuse_missing_roots(workflow: Any, settings: Config) -> None:

@@ -45,7 +45,8 @@ def scorer(judge: Judge) -> Callable[[Sequence[Work]], Mapping[str, Measured]]:
                 for name, turns in each.passes.items()
             }
             inputs = {name: _digest(turns) for name, turns in each.passes.items()}
-            found[each.key] = Measured(each.key, losses, inputs, 9)
+            answers = {name: _digest(turns[-1:]) for name, turns in each.passes.items()}
+            found[each.key] = Measured(each.key, losses, inputs, answers, 9)
         return found
 
     return measure

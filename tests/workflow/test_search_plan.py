@@ -125,6 +125,16 @@ def test_a_missing_environment_is_said_by_a_dry_run(folder: Path, monkeypatch: p
     assert "make env-search" in said
 
 
+def test_that_no_tracker_can_be_told_is_said_by_a_dry_run_and_refuses_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLMFLOW_VENV_TRACK", str(folder / "no-venv"))
+    said = planned(folder, run={"track": {"mlflow": "sqlite:///mlflow.db"}})
+    assert jobs(said)["track"] == 1
+    assert "the rule track will fail, and nothing else: " in said
+    assert "make env-track" in said
+
+
 @pytest.mark.parametrize(
     ("space", "advice"),
     [

@@ -52,12 +52,13 @@ class Measured(msgspec.Struct, frozen=True):
     """One row's losses. key: that of the work.
 
     losses: by pass; empty if the row is too long. inputs: a digest of the tokens of each pass, prompt and answer.
-    tokens: those of the longest pass.
+    answers: the same of the scored tokens alone. tokens: those of the longest pass.
     """
 
     key: str
     losses: dict[str, Loss]
     inputs: dict[str, str]
+    answers: dict[str, str]
     tokens: int
 
 
@@ -95,11 +96,12 @@ def _rows(work: Path) -> Iterator[Work]:
 
 def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measured:
     encoded = {name: _encode(template, turns, row.images) for name, turns in row.passes.items()}
-    inputs = {name: _digest(each) for name, each in encoded.items()}
+    inputs = {name: _digest([each["input_ids"], each["labels"]]) for name, each in encoded.items()}
+    answers = {name: _digest([n for n in each["labels"] if n != IGNORED]) for name, each in encoded.items()}
     longest = max(len(each["input_ids"]) for each in encoded.values())
-    if longest > how.max_length:
-        return Measured(row.key, {}, inputs, longest)
-    return Measured(row.key, {name: _loss(template, model, each) for name, each in encoded.items()}, inputs, longest)
+    fits = longest <= how.max_length
+    losses = {name: _loss(template, model, each) for name, each in encoded.items()} if fits else {}
+    return Measured(row.key, losses, inputs, answers, longest)
 
 
 def _encode(template: Any, turns: list[Turn], images: list[str]) -> dict[str, Any]:
@@ -109,9 +111,8 @@ def _encode(template: Any, turns: list[Turn], images: list[str]) -> dict[str, An
     return encoded
 
 
-def _digest(encoded: dict[str, Any]) -> str:
-    """Return a digest of the tokens, and of which of them are scored."""
-    return hashlib.sha256(msgspec.json.encode([encoded["input_ids"], encoded["labels"]])).hexdigest()[:16]
+def _digest(tokens: list[Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(tokens)).hexdigest()[:16]
 
 
 def _loss(template: Any, model: Any, encoded: dict[str, Any]) -> Loss:

@@ -128,10 +128,11 @@ def _chosen(case: Case, donor: Case | None) -> ChosenRow:
 
 
 def _refuse_other_answers(identity: str, measured: Measured) -> None:
-    """Refuse a row whose answer has another number of tokens after another history: the losses would not compare."""
-    scored = {name: loss.tokens for name, loss in measured.losses.items() if name in SAME_ANSWER}
-    if len(set(scored.values())) > 1:
+    """Refuse a row whose answer has other tokens after another history: the losses would not compare."""
+    scored = [name for name in measured.losses if name in SAME_ANSWER]
+    if len({(measured.answers[name], measured.losses[name].tokens) for name in scored}) > 1:
+        tokens = {name: measured.losses[name].tokens for name in scored}
         raise VlmflowError(
-            f"row {identity}: its answer has a different number of tokens in different histories: {scored}",
+            f"row {identity}: its answer has different tokens in different histories (their numbers: {tokens})",
             "this is a bug; please report it with the row",
         )

@@ -105,7 +105,7 @@ def test_over_long_rows_are_out_for_both_models() -> None:
     def too_long(work: list[Work]) -> dict[str, Measured]:
         found = dict(scorer(ignores)(work))
         first = work[0].key
-        found[first] = Measured(first, {}, found[first].inputs, 600)
+        found[first] = Measured(first, {}, found[first].inputs, {}, 600)
         return found
 
     of, _ = chosen()
@@ -123,16 +123,20 @@ def test_other_tokens_for_the_tuned_model_are_refused() -> None:
         evaluated_rows(of, scorer(uses), other)
 
 
-def test_an_answer_of_other_tokens_after_another_history_is_refused() -> None:
-    def shorter(work: list[Work]) -> dict[str, Measured]:
+@pytest.mark.parametrize("number", [4, 5])
+def test_an_answer_of_other_tokens_after_another_history_is_refused(number: int) -> None:
+    """Also if there are as many."""
+
+    def other(work: list[Work]) -> dict[str, Measured]:
         found = dict(scorer(uses)(work))
         for each in found.values():
-            each.losses[PLACEBO] = msgspec.structs.replace(each.losses[PLACEBO], tokens=4)
+            each.losses[PLACEBO] = msgspec.structs.replace(each.losses[PLACEBO], tokens=number)
+            each.answers[PLACEBO] = "others"
         return found
 
     of, _ = chosen()
-    with pytest.raises(VlmflowError, match="a different number of tokens in different histories"):
-        evaluated_rows(of, shorter, shorter)
+    with pytest.raises(VlmflowError, match="different tokens in different histories"):
+        evaluated_rows(of, other, other)
 
 
 def test_a_source_with_few_rows_has_no_interval() -> None:

@@ -53,7 +53,7 @@ def test_few_groups_have_no_interval() -> None:
 
 
 def measured(key: str) -> Measured:
-    return Measured(key, {"history": Loss(1.5, 3)}, {"history": "ab"}, 9)
+    return Measured(key, {"history": Loss(1.5, 3)}, {"history": "ab"}, {"history": "cd"}, 9)
 
 
 def test_losses_are_kept_by_model_and_cut_lines_are_left_out(tmp_path: Path) -> None:
