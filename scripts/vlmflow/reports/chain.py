@@ -7,6 +7,7 @@ types, its names stay inside the folders, and nothing is run or opened but the f
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,15 +30,16 @@ from vlmflow.swift.quick_imports import quick_imports
 PROVENANCE = "provenance.json"
 
 
-class _RawFile(msgspec.Struct, frozen=True):
+class _File(msgspec.Struct, frozen=True):
     file: str
     sha256: str
 
 
 class _Data(msgspec.Struct, frozen=True):
     dataset: str
-    raw: dict[str, list[_RawFile]]
+    raw: dict[str, list[_File]]
     digests: dict[str, str]
+    mended: list[_File] = []
 
     @property
     def raw_files(self) -> dict[str, str]:
@@ -129,6 +131,8 @@ def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[
         yield Link(TENSORS, "base and training are in the working directory", False)
         return
     yield compared("raw files", directory, record.data.raw_files)
+    if record.data.mended:
+        yield _edited(directory, record.data.mended)
     rows = {name: digest for name, digest in record.data.digests.items() if name.endswith(".jsonl")}
     yield compared("rows of the data set", directory / "data" / record.data.dataset, rows)
     yield (fitted := _fitted(directory / "fitted" / record.run, record))
@@ -147,6 +151,15 @@ def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[
         yield Link(TENSORS, "not proven, because a line above differs", False)
     else:
         yield Link(TENSORS, "not proven, because base, training or weights are not all here", False)
+
+
+def _edited(directory: Path, files: list[_File]) -> Link:
+    """Compare the files of edited rows that lie in the working directory; the provenance may name any others."""
+    inside = {file.file: file.sha256 for file in files if lies_within(file.file)}
+    link = compared("files of edited rows", directory, inside)
+    if outside := len(files) - len(inside):
+        link = replace(link, detail=f"{link.detail}; {outside} outside of the working directory not read")
+    return link
 
 
 def _fitted(folder: Path, record: Record) -> Link:

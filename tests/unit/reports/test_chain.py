@@ -165,6 +165,25 @@ def test_raw_files_of_the_working_directory_are_found(merged: Path, capsys: pyte
     assert f"expected {of(b'rows')}, found {of(b'other rows')}" in capsys.readouterr().out
 
 
+def test_files_of_edited_rows_are_compared_and_none_outside_of_the_folder_is_read(
+    merged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = merged.parent / "work"
+    work.mkdir()
+    (work / "mended.jsonl").write_bytes(b"edited")
+    outside = merged.parent / "secret"
+    outside.write_bytes(b"secret")
+    files = [{"file": name, "sha256": of(b"edited")} for name in ("mended.jsonl", str(outside), "../secret")]
+    change(merged, lambda record: record["data"].update(mended=files))
+    main(merged, work)
+    said = capsys.readouterr().out
+    assert "files of edited rows: 1 of 1 files; 2 outside of the working directory not read" in said
+    assert of(b"secret") not in said
+    (work / "mended.jsonl").write_bytes(b"edited again")
+    assert not main(merged, work)
+    assert of(b"edited again") in capsys.readouterr().out
+
+
 def test_raw_files_are_found_whose_paths_a_pod_recorded(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There they are below the pod's own folder, and the digests are what counts."""
     path = "/outputs/.pods/a-pod/fs/outputs/targets/raw/fire/a.json"
