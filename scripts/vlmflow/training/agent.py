@@ -140,20 +140,23 @@ def ranks_of(torchrun: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
     return found
 
 
-def let_them_save(torchrun: subprocess.Popen[bytes]) -> int:
-    """Ask the trainers to save a checkpoint and end; those that still load end at once. Returns how many there are.
+def let_them_save(torchrun: subprocess.Popen[bytes], asked: set[int]) -> None:
+    """Ask the trainers to save a checkpoint and end; those that still load end at once.
 
-    torchrun itself would kill them after 30 seconds. If it has none yet, it is killed: there is nothing to save, and
-    while it waits for other nodes it answers no other signal. Its other children are no trainers: a program that it
-    asks about the machine, or a process that is to become a trainer, which would forget the signal.
+    asked: the process ids of those that were asked before; those of the others are added. Call it again until torchrun
+    ends: its child may be no trainer yet, and would forget the signal, or be a program that tells it about the machine.
+
+    torchrun itself would kill them after 30 seconds. If it has no child, and never had a trainer, it is killed: there
+    is nothing to save, and while it waits for other nodes it answers no other signal.
     """
-    trainers = ranks_of(torchrun)
-    for process in trainers.values():
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGTERM)
-    if not trainers:
-        torchrun.kill()
-    return len(trainers)
+    for process in ranks_of(torchrun).values():
+        if process.pid not in asked:
+            asked.add(process.pid)
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGTERM)
+    with suppress(psutil.NoSuchProcess):
+        if not asked and not psutil.Process(torchrun.pid).children():
+            torchrun.kill()
 
 
 def end(torchrun: subprocess.Popen[bytes]) -> bool:
@@ -162,7 +165,10 @@ def end(torchrun: subprocess.Popen[bytes]) -> bool:
     Returns whether it ended: the kernel may not end a process that waits for a device.
     """
     everybody = [] if torchrun.poll() is not None else psutil.Process(torchrun.pid).children(recursive=True)
-    let_them_save(torchrun)
+    asked: set[int] = set()
+    let_them_save(torchrun, asked)
+    if not asked:
+        torchrun.kill()
     _, alive = psutil.wait_procs(everybody, timeout=GRACE)
     for process in alive:
         with suppress(psutil.NoSuchProcess):

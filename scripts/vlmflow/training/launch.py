@@ -57,9 +57,9 @@ def launch(
     with signals_passed_on() as signals:
         passed_on = signals.numbers
         trainers = start(training, folder, resume, group.threads, group.begin(resume), lock)
-        signals.reach(trainers)
+        signals.trainers = trainers
         try:
-            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, passed_on, logs[0])
+            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, signals, logs[0])
             if silent is not None:
                 error = end_hang(hangs, trainers, group, folder.trainer_log, silent, what)
         finally:
@@ -88,25 +88,25 @@ def end_of_whole_lines(progress: Path) -> int:
 
 
 class Signals:
-    """The signals that this process got for its trainers. numbers: of all of them so far."""
+    """The signals that this process got for its trainers. numbers: of all of them so far. trainers: torchrun."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        self._trainers: subprocess.Popen[bytes] | None = None
+        self.trainers: subprocess.Popen[bytes] | None = None
+        self._asked: set[int] = set()
 
     def take(self, number: int, frame: Any) -> None:
         """Handle a signal. It raises nothing: Python drops what a handler raises while it starts a process."""
         self.numbers.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._trainers is not None:
-            asked, name = let_them_save(self._trainers), signal.Signals(number).name
-            log.info(f"{name}: {asked} trainer(s) save a checkpoint and end; those that still load end at once")
+        self.pass_on()
+        name = signal.Signals(number).name
+        log.info(f"{name}: {len(self._asked)} trainer(s) save a checkpoint and end; those that still load end at once")
 
-    def reach(self, trainers: subprocess.Popen[bytes]) -> None:
-        """Pass signals on from now on, and the one that came while the trainers were started."""
-        self._trainers = trainers
-        if self.numbers:
-            let_them_save(trainers)
+    def pass_on(self) -> None:
+        """Let the trainers know of a signal, if there was one; also those that have started since."""
+        if self.numbers and self.trainers is not None:
+            let_them_save(self.trainers, self._asked)
 
 
 @contextmanager
@@ -132,12 +132,12 @@ def _watch(
     seen: int,
     what: str,
     onlooker: Onlooker,
-    passed_on: list[int],
+    signals: Signals,
     said: Said,
 ) -> float | None:
     """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
 
-    passed_on: signals that they got. said: their output. They also end, or are ended, after those of another node have
+    signals: what they are told. said: their output. They also end, or are ended, after those of another node have
     failed.
 
     Returns the minutes without a sign of life if they hang.
@@ -162,7 +162,8 @@ def _watch(
                 print(f"{what}: {line}{ranks}", file=sys.stderr, flush=True)
             if ended:
                 return None
-            asked_at = asked_at or (time.monotonic() if passed_on else None)
+            signals.pass_on()
+            asked_at = asked_at or (time.monotonic() if signals.numbers else None)
             long_ago = asked_at is not None and time.monotonic() - asked_at > AFTER_SIGNAL * 60
             most = AFTER_SIGNAL if long_ago and group.others else math.inf
             if (silent := hangs.silent_for(most)) is not None:

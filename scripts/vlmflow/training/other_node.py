@@ -60,6 +60,7 @@ class OtherNode:
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._reported = Report(0, False, None)
         self._ends = False
+        self._asked: set[int] = set()
         self._said = ""
 
     def serve(self) -> bool:
@@ -74,6 +75,8 @@ class OtherNode:
             if self._ends and (self._torchrun is None or self._torchrun.poll() is not None):
                 break
             self._obey(*found, RunFolder(file.parent))
+            if self._ends:
+                self._let_them_save()
             self._report(file.parent)
             time.sleep(PAUSE)
         self._end_trainers()
@@ -118,8 +121,11 @@ class OtherNode:
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         self._ends = True
+        self._let_them_save()
+
+    def _let_them_save(self) -> None:
         if self._torchrun is not None:
-            let_them_save(self._torchrun)
+            let_them_save(self._torchrun, self._asked)
 
     def _obey(self, launch: Launch, training: Training, folder: RunFolder) -> None:
         if self._obeyed == (launch.session, launch.order) or (self._ends and launch.order == "train"):
@@ -136,8 +142,7 @@ class OtherNode:
             resume = folder.output / launch.resume if launch.resume else None
             place = Place(self._node, launch.endpoint, launch.meeting)
             self._torchrun = start(training, folder, resume, self._threads, place)
-            if self._ends:  # SIGTERM came meanwhile
-                let_them_save(self._torchrun)
+            self._asked = set()
 
     def _end_trainers(self) -> None:
         if self._torchrun is not None and self._torchrun.poll() is None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
-import pytest
 
+from cluster.shell import wait_for
 from vlmflow.trainer import process as trainer
 from vlmflow.trainer.orders import Orders
 from vlmflow.training.agent import let_them_save
@@ -18,42 +18,64 @@ from vlmflow.training.launch import signals_passed_on
 from workflow_runs import ROOT
 
 STARTER = """
-import os, subprocess, sys
-subprocess.run(["sleep", "60"], env=os.environ | {"RANK": sys.argv[1]} if sys.argv[1] else None)
+import os, subprocess, time
+other = subprocess.Popen(["sleep", "60"])  # as ldconfig, which tells torchrun about the machine
+time.sleep(0.5)
+subprocess.run(["sleep", "60"], env=os.environ | {"RANK": "0"})
+other.kill()
 """
 
 
 @contextmanager
-def starter(rank: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process in torchrun's place whose only child has that rank; "" if it is no trainer."""
+def program(text: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process in torchrun's place that runs a program, and kill it and its children afterwards."""
     env = {key: value for key, value in os.environ.items() if key != "RANK"}
-    with subprocess.Popen([sys.executable, "-c", STARTER, rank], env=env) as torchrun:
+    with subprocess.Popen([sys.executable, "-c", text], env=env) as torchrun:
         try:
-            while not any(child.name() == "sleep" for child in psutil.Process(torchrun.pid).children()):
-                time.sleep(0.01)
-            children = psutil.Process(torchrun.pid).children()
             yield torchrun
         finally:
-            torchrun.kill()
-            for child in children:
-                with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(torchrun.pid).children():
                     child.kill()
+            torchrun.kill()
 
 
-@pytest.mark.parametrize(("rank", "asked", "code"), [("0", 1, 0), ("", 0, -signal.SIGKILL)])
-def test_a_program_that_torchrun_asks_is_no_trainer(rank: str, asked: int, code: int) -> None:
-    """As when it runs ldconfig, before it starts the trainers: it would start them after the signal."""
-    with starter(rank) as torchrun:
-        assert let_them_save(torchrun) == asked
-        assert torchrun.wait(30) == code
+def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children()
 
 
-def test_a_signal_before_the_trainers_are_there_reaches_them() -> None:
-    with signals_passed_on() as signals:
+def test_a_signal_reaches_a_trainer_that_starts_after_it() -> None:
+    """The first child of torchrun is no trainer, and gets no signal in its place."""
+    asked: set[int] = set()
+    with program(STARTER) as torchrun:
+        wait_for("a first child", lambda: children(torchrun))
+        (first,) = children(torchrun)
+        let_them_save(torchrun, asked)
+        assert asked == set()
+        assert first.is_running()
+        while torchrun.poll() is None:
+            let_them_save(torchrun, asked)
+            time.sleep(0.02)
+        assert torchrun.returncode == 0, "it ended by itself: its trainer did"
+    assert len(asked) == 1
+    assert first.pid not in asked
+
+
+def test_trainers_that_have_just_ended_are_no_reason_to_kill_torchrun() -> None:
+    """Their exit codes say that the training is finished."""
+    with program("import os, time\nif os.fork():\n    time.sleep(1)") as torchrun:
+        zombie = psutil.STATUS_ZOMBIE
+        wait_for("a child has ended", lambda: [child for child in children(torchrun) if child.status() == zombie])
+        let_them_save(torchrun, set())
+        assert torchrun.wait(30) == 0
+
+
+def test_a_signal_before_the_trainers_are_there_ends_their_start() -> None:
+    with signals_passed_on() as signals, program("import time; time.sleep(60)") as torchrun:
         signal.raise_signal(signal.SIGTERM)
-        with starter("") as torchrun:
-            signals.reach(torchrun)
-            assert torchrun.wait(30) == -signal.SIGKILL
+        signals.trainers = torchrun
+        signals.pass_on()
+        assert torchrun.wait(30) == -signal.SIGKILL
     assert signals.numbers == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
