@@ -10,11 +10,13 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import printable
 from vlmflow.evaluation.chosen_split import RawRows
-from vlmflow.search.accounts import Asked, TrialResult
-from vlmflow.search.judge import Judgement, judged
-from vlmflow.search.run_trial import empty_slot, kept_result, of_trial, run_trial, went_on
+from vlmflow.evaluation.measure import MEASURING
+from vlmflow.search.accounts import Asked
+from vlmflow.search.judge import JUDGING, Judgement, judged
+from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
 from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Gate
 from vlmflow.training.cached_dataset import refuse_changed_cache
@@ -80,14 +82,14 @@ def main(
 
     training, runs = look(), run_store / run / "search"
     own = of_trial(training, trial)
-    kept = kept_result(own, runs, objective.model_dump())
+    # The account of the data set has the digests of all rows, raw ones with their gold answers included.
+    of_rows = {"data": sha256_of(stats[0]), "measuring": MEASURING, "judging": JUDGING} if stats else {}
+    kept = kept_file(own, runs, objective.model_dump() | of_rows)
     if kept.is_file():
         logging.getLogger("vlmflow").info(
             f"{what}: has trained to step {trial.steps} before; its result is kept ({kept})"
         )
-        write_account(
-            result, structs.replace(read_account(kept, TrialResult), number=trial.number, settings=trial.settings)
-        )
+        write_account(result, read_account(kept, KeptResult).of(account.search, trial))
         return
     if objective.rows is not None and went_on(own, runs):
         folder = runs / own.digest()
@@ -96,7 +98,7 @@ def main(
             f"{objective.objective}",
             f"remove {folder}, and run the same command again: this trial trains from step 0",
         )
-    ended = run_trial(trial, own, runs, threads, what)
+    ended = run_trial(trial, own, runs, threads, account.search)
     if ended.trained:
         with ended.trained.folder.set_aside_where_refused(what):
             look()  # check again: trainers read pictures for hours
@@ -118,7 +120,7 @@ def main(
     if found.reason:
         found = structs.replace(found, reason=printable(found.reason.replace("runs.NAME", f"runs.{run}")))
     if found.state == "done":
-        write_account(kept, found)
+        write_account(kept, KeptResult(account.search, found))
     write_account(result, found)
     said = f"{found.value:.4f} at step {found.steps}" if found.value is not None else f"{found.state}: {found.reason}"
     logging.getLogger("vlmflow").info(f"{what}: {said}")

@@ -40,14 +40,15 @@ def take(count: int) -> None:
             said = True
         time.sleep(PAUSE)
     if count < len(names):
+        if VISIBLE not in os.environ:
+            os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the names are the driver's numbers
         os.environ[VISIBLE] = ",".join(taken)
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the driver's numbers
 
 
 def gpus() -> list[str]:
     """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or the driver's numbers of all."""
-    if given := os.environ.get(VISIBLE):
-        return given.split(",")
+    if (given := os.environ.get(VISIBLE)) is not None:
+        return given.split(",") if given else []
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

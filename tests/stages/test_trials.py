@@ -21,8 +21,9 @@ from vlmflow.core.errors import PassingError
 from vlmflow.core.files import sha256_of
 from vlmflow.search.accounts import AskedTrial
 from vlmflow.search.run_trial import TRIES, Ended, empty_slot, of_trial, run_trial
-from vlmflow.search.starts import Starts, forget_tries, one_start, starts_of
+from vlmflow.search.starts import Starts, Step, forget_tries, one_start, starts_of
 from vlmflow.swift.arguments import Training
+from vlmflow.training.agent import ranks_of
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
@@ -45,7 +46,7 @@ def asked(steps: int, hours: float | None = None, **settings: float) -> AskedTri
 
 
 def tried(asked: AskedTrial, training: Training, runs: Path) -> Ended:
-    return run_trial(asked, of_trial(training, asked), runs, 1, "trial")
+    return run_trial(asked, of_trial(training, asked), runs, 1, "s")
 
 
 def test_a_trial_that_stops_goes_on_as_if_it_had_not_stopped(tiny: Tiny, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_trial_that_stops_goes_on_as_if_it_had_not_stopped(tiny: Tiny, tmp_pat
     again = tried(asked(2), training, tmp_path).result
     assert (again.state, again.steps, again.curve, again.value) == ("done", 2, first.curve, first.value)
     assert again.hours == pytest.approx(first.hours, abs=1e-3), "not those of the later steps"
-    assert starts_of(RunFolder(folder), 2).tries == 0
+    assert starts_of(Step(RunFolder(folder), "s", 2)).tries == 0
 
 
 def test_a_training_that_cannot_go_on_is_an_answer(tiny: Tiny, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def kernel_that_kills_trainers() -> Iterator[list[int]]:
         while not over.is_set():
             with suppress(psutil.Error):
                 torchruns = [child for child in me.children() if "torch.distributed.run" in words_of(child)]
-                for trainer in (each for torchrun in torchruns for each in torchrun.children()):
+                for trainer in (each for torchrun in torchruns for each in ranks_of(torchrun).values()):
                     if trainer.pid not in hit:
                         hit.append(trainer.pid)
                         trainer.send_signal(signal.SIGKILL)
@@ -147,43 +148,44 @@ def test_one_that_ends_without_a_word_again_and_again_is_an_answer(tiny: Tiny, t
     """Nobody is left to say that memory ran out, where a pod is killed as a whole."""
     training = plan(tiny)
     own = replace(training, settings=trained_with(training.settings, SEARCHED))
-    folder = RunFolder(tmp_path / own.digest())
-    write_account(folder.path / "starts" / "6.json", Starts(TRIES, 0, 60.0, None))
+    step = Step(RunFolder(tmp_path / own.digest()), "s", 6)
+    write_account(step.file, Starts(TRIES, 0, 60.0, None))
     result = tried(asked(6), training, tmp_path).result
     assert (result.state, result.hours) == ("failed", 60 / 3600)
     assert "without a word" in str(result.reason)
-    assert starts_of(folder, 6).tries == 0, "asked again, it is tried again"
+    assert starts_of(step).tries == 0, "asked again, it is tried again"
 
 
 def test_starts_are_counted_and_timed(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    assert starts_of(folder, 4) == Starts(0, 0, 0.0, None)
-    with one_start(folder, 4):
-        silent = starts_of(folder, 4)  # what a later process finds if this one is killed here
+    step = Step(RunFolder(tmp_path / "run"), "s", 4)
+    file, trainer_log = step.file, step.folder.trainer_log
+    assert starts_of(step) == Starts(0, 0, 0.0, None)
+    with one_start(step):
+        silent = starts_of(step)  # what a later process finds if this one is killed here
         assert (silent.tries, silent.seconds) == (1, 0.0)
-        folder.trainer_log.write_text("loading\n")
-        os.utime(folder.trainer_log, (time.time() + 50, time.time() + 50))  # the clock of another machine is ahead
-        assert starts_of(folder, 4).seconds < 1
-        write_account(folder.path / "starts" / "4.json", Starts(1, 0, 3.0, time.time() - 20))
-        os.utime(folder.trainer_log, (time.time() - 10, time.time() - 10))
-        assert 12 < starts_of(folder, 4).seconds < 14
-    ended = starts_of(folder, 4)
+        trainer_log.write_text("loading\n")
+        os.utime(trainer_log, (time.time() + 50, time.time() + 50))  # the clock of another machine is ahead
+        assert starts_of(step).seconds < 30
+        write_account(file, Starts(1, 0, 3.0, time.time() - 120))
+        os.utime(trainer_log, (time.time() - 10, time.time() - 10))
+        assert starts_of(step).seconds == pytest.approx(113, abs=30)
+    ended = starts_of(step)
     assert (ended.tries, ended.since) == (0, None)
-    assert ended.seconds < 1
-    assert starts_of(folder, 8) == Starts(0, 0, 0.0, None), "each step has its own"
-    with pytest.raises(TrainersDiedError), one_start(folder, 4):
+    assert ended.seconds < 30
+    assert starts_of(replace(step, steps=8)) == Starts(0, 0, 0.0, None), "each step has its own"
+    with pytest.raises(TrainersDiedError), one_start(step):
         raise TrainersDiedError("a cause", "a step")
-    assert starts_of(folder, 4).tries == 1
-    with pytest.raises(PassingError), one_start(folder, 4):
+    assert starts_of(step).tries == 1
+    with pytest.raises(PassingError), one_start(step):
         raise PassingError("SIGTERM", "run the same command again")
-    assert starts_of(folder, 4).tries == 1
+    assert starts_of(step).tries == 1
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    forget_tries(folder, 4)
-    assert starts_of(folder, 4).tries == 0
-    write_account(folder.path / "starts" / "4.json", Starts(1, 0, 60.0, None))
-    with one_start(folder, 4):
+    forget_tries(step)
+    assert starts_of(step).tries == 0
+    write_account(file, Starts(1, 0, 60.0, None))
+    with one_start(step):
         pass
-    assert 60 < starts_of(folder, 4).seconds < 61
+    assert 60 < starts_of(step).seconds < 90
 
 
 def test_an_empty_slot_has_its_reason() -> None:

@@ -13,26 +13,39 @@ import yaml
 from cluster.shell import wait_for
 from vlmflow.core.account import read_account
 from vlmflow.search.accounts import Asked, TrialResult
-from workflow_runs import RUN, command, copy_folder, snakemake
+from workflow_runs import RUN, STEPS, command, copy_folder, snakemake
 
 QUICK, LONG = 1, 256
 """Batches of a step: a trial with many has no time to reach its last step."""
 
 SEARCH = {
-    "rates": {
-        "run": RUN,
-        "space": {"learning_rate": [0.008, 1e37], "gradient_accumulation_steps": [QUICK, LONG]},
-        "rounds": 2,
-        "together": 2,
-        "limits": {"gpu_hours": 200 / 3600},
-        "seed": 6,
-    }
+    "run": RUN,
+    "space": {"learning_rate": [0.008, 1e37], "gradient_accumulation_steps": [QUICK, LONG]},
+    "rounds": 2,
+    "together": 2,
+    "seed": 6,
 }
 """All four combinations are asked: with this seed the quick ones first, of which one explodes."""
 
-WORDS = ["--config", f"search={json.dumps(SEARCH)}"]
+RANKS, TOGETHER = 2, 2
+
 TARGETS = ["--", "search/rates/best.yaml", "reports/search-rates.html"]
 TRIALS = [(number, slot) for number in range(2) for slot in range(2)]
+
+
+def budget(folder: Path) -> float:
+    """Return the GPU-hours of the search: a quick trial may take three times as long as the same training took here.
+
+    A long one would take some twenty times as long, and has at most three times, too.
+    """
+    lines = (folder / "benchmarks" / "train_model" / f"{RUN}.tsv").read_text().splitlines()
+    seconds = float(lines[1].split("\t")[0])
+    return 3 * seconds * TOGETHER * RANKS / 3600
+
+
+def words(folder: Path) -> list[str]:
+    search = {"rates": SEARCH | {"limits": {"gpu_hours": budget(folder)}}}
+    return ["--config", f"search={json.dumps(search)}"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +57,7 @@ def searched(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     measured["full_run"]["seconds"] = 1  # beside other tests it may have been so slow that the budget is refused
     gate.write_text(json.dumps(measured))
     with (folder / "killed.txt").open("wb") as said:
-        first = subprocess.Popen(command(folder, *WORDS, *TARGETS), stdout=said, stderr=subprocess.STDOUT)
+        first = subprocess.Popen(command(folder, *words(folder), *TARGETS), stdout=said, stderr=subprocess.STDOUT)
     results = [folder / "search" / "rates" / "0" / "0" / f"{slot}.json" for slot in range(2)]
     one_is_done = lambda: any(file.is_file() for file in results)  # noqa: E731
     # Only when the next one has begun, Snakemake has recorded that the one before is whole.
@@ -61,7 +74,7 @@ def searched(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
     (folder / "first.json").write_text(json.dumps([str(file) for file in results if file.is_file()]))
-    (folder / "again.txt").write_text(snakemake(folder, *WORDS, *TARGETS))
+    (folder / "again.txt").write_text(snakemake(folder, *words(folder), *TARGETS))
     return folder
 
 
@@ -87,9 +100,13 @@ def test_one_fails_the_budget_stops_one_and_the_best_of_the_others_wins(searched
     stopped = states[0.008, LONG]
     assert stopped.state == "stopped", said
     assert "hours are over" in str(stopped.reason)
-    budget = SEARCH["rates"]["limits"]["gpu_hours"]
-    spent = sum(one.gpu_hours for one in results)
-    assert budget / 2 < spent < 1.5 * budget, said  # each trial ends with the step in which its hours end
+    assert stopped.steps < STEPS, said
+    # The trials of the second round share what the first has left, and each ends with the step in which its hours end.
+    left = budget(searched) - sum(one.gpu_hours for one in results[:TOGETHER])
+    asked = [trial for trial in read_account(searched / "search/rates/1/0/asked.json", Asked).trials if trial]
+    assert sum(trial.hours * RANKS for trial in asked) == pytest.approx(left), said
+    later = [(one, trial) for one, trial in zip(results[TOGETHER:], asked, strict=True) if one.state == "stopped"]
+    assert all(one.hours >= trial.hours for one, trial in later), said
     best = yaml.safe_load((searched / "search" / "rates" / "best.yaml").read_text())
     assert best["runs"][RUN]["train"] == {"gradient_accumulation_steps": QUICK, "learning_rate": 0.008}
     page = (searched / "reports" / "search-rates.html").read_text()
@@ -98,7 +115,7 @@ def test_one_fails_the_budget_stops_one_and_the_best_of_the_others_wins(searched
 
 
 def test_nothing_is_left_to_do(searched: Path) -> None:
-    assert "Nothing to be done" in snakemake(searched, *WORDS, *TARGETS)
+    assert "Nothing to be done" in snakemake(searched, *words(searched), *TARGETS)
 
 
 def test_a_deleted_result_is_made_again_and_the_same_trials_are_asked(searched: Path) -> None:
@@ -107,12 +124,12 @@ def test_a_deleted_result_is_made_again_and_the_same_trials_are_asked(searched: 
     asked = [searched / "search" / "rates" / str(number) / "0" / "asked.json" for number in range(2)]
     trials = [[trial and trial.settings for trial in read_account(each, Asked).trials] for each in asked]
     file.unlink()
-    said = snakemake(searched, *WORDS, *TARGETS)
+    said = snakemake(searched, *words(searched), *TARGETS)
     assert "round 0, rung 0, slot 0" in said
     assert file.read_bytes() == before, "its training is kept"
     assert [[trial and trial.settings for trial in read_account(each, Asked).trials] for each in asked] == trials
     assert [result(searched, *one).state for one in TRIALS].count("done") == 1
-    assert "Nothing to be done" in snakemake(searched, *WORDS, *TARGETS)
+    assert "Nothing to be done" in snakemake(searched, *words(searched), *TARGETS)
 
 
 def test_the_run_takes_the_best_settings(searched: Path) -> None:

@@ -32,6 +32,11 @@ FOLDER = "judged"
 """The folder of a run folder that holds the merged weights as long as they are evaluated."""
 
 
+JUDGING = 1
+"""The way in which a trial's value is computed from its model and the split. Kept results belong to it: raise it
+whenever a change of how rows, donors or figures are chosen may change a value."""
+
+
 class NotJudgedError(VlmflowError):
     """The trial's model cannot be evaluated, as when a GPU's memory does not suffice; the base could."""
 
@@ -69,11 +74,9 @@ def judged(ended: Ended, own: Training, model: Path, how: Judgement, threads: in
     if ended.trained is None or ended.result.value is None:
         return ended.result
     base = read_model_manifest(model)
-    assert own.stop_at is not None
-    folder, steps = ended.trained.folder, own.stop_at
-    place = folder.path / FOLDER
+    place = ended.step.folder.path / FOLDER
     remove(place)
-    with one_start(folder, steps):
+    with one_start(ended.step):
         try:
             full, merged = place / "full", place / "merged"
             full.mkdir(parents=True)
@@ -88,7 +91,7 @@ def judged(ended: Ended, own: Training, model: Path, how: Judgement, threads: in
             found = msgspec.structs.replace(ended.result, state="failed", reason=error.cause, value=None)
         finally:
             remove(place)
-    hours = starts_of(folder, steps).seconds / 3600
+    hours = starts_of(ended.step).seconds / 3600
     return msgspec.structs.replace(found, hours=hours, gpu_hours=hours * own.ranks)
 
 

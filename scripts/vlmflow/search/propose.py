@@ -40,7 +40,8 @@ def refuse_equal_rungs(name: str, search: SearchSettings, schedule: "Schedule") 
     if len(set(stops)) == len(stops):
         return
     first = stops[-1] // 3 ** (search.rungs - 1)
-    rarer = f"set runs.{search.run}.train.evaluation_steps to {first} or less, or "
+    keys = "evaluation_steps" if schedule.checkpoint_steps <= first else "evaluation_steps and checkpoint_steps"
+    rarer = f"set {keys} of runs.{search.run}.train to {first} or less, or "
     raise VlmflowError(
         f"search.{name}.rungs: {search.rungs}, but a rung ends at an evaluation, and these would end at the steps "
         f"{', '.join(map(str, stops))}: nothing was started",
@@ -54,6 +55,11 @@ class Schedule:
     def __init__(self, train: TrainSettings, lengths: Sequence[int], ranks: int) -> None:
         self._train, self._ranks = train, ranks
         self._samples = len(samples_of(lengths, train))
+
+    @property
+    def checkpoint_steps(self) -> int:
+        """After how many steps a trial saves; it evaluates only then."""
+        return self._train.checkpoint_steps
 
     def stops(self, values: Mapping[str, Any], rungs: int) -> list[int]:
         """Return the steps after which a trial's rungs stop: evaluations', at least each rung's share of all steps.
@@ -121,6 +127,7 @@ def propose(
         empty = FEW if len(chosen) < slots else None
     if rung or empty == SPENT:
         _copy(journal_before, journal)
+    sharing = sum(one is not None for one in chosen)
     trials = [
         None
         if one is None
@@ -128,7 +135,7 @@ def propose(
             number=one[0],
             settings=one[1],
             steps=schedule.stops(one[1], search.rungs)[rung],
-            hours=hours_each(search, spent, slots, ranks, one[2]),
+            hours=hours_each(search, spent, sharing, ranks, one[2]),
         )
         for one in chosen
     ]

@@ -7,17 +7,22 @@ none: the same command resumes it.
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace as replace_fields
+
 from vlmflow.config.search_settings import trained_with
 from vlmflow.search.accounts import AskedTrial, TrialResult
-from vlmflow.search.starts import forget_tries, one_start, starts_of
+from vlmflow.search.starts import Step, forget_tries, one_start, starts_of, wait_for_others
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import End, read_events
+from vlmflow.training import attempt
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.newest import Newest
 from vlmflow.training.run_folder import RunFolder
@@ -33,10 +38,23 @@ why, as when a pod without memory is killed as a whole. A cluster starts a faile
 
 @dataclass(frozen=True)
 class Ended:
-    """A trial's training. trained: its checkpoints; None if it is not done."""
+    """A step of a trial. trained: its checkpoints; None if it is not done."""
 
     result: TrialResult
     trained: Trained | None
+    step: Step
+
+
+class KeptResult(msgspec.Struct, frozen=True):
+    """A finished step's result in the trial's run folder, for whoever asks for it again. search: who trained it."""
+
+    search: str
+    result: TrialResult
+
+    def of(self, search: str, asked: AskedTrial) -> TrialResult:
+        """Return it as the answer to what a search asks; what another one trained costs it no hours."""
+        hours = {} if search == self.search else {"hours": 0.0, "gpu_hours": 0.0}
+        return replace_fields(self.result, number=asked.number, settings=asked.settings, **hours)
 
 
 def empty_slot(reason: str | None) -> TrialResult:
@@ -60,11 +78,11 @@ def of_trial(training: Training, asked: AskedTrial) -> Training:
     return replace(training, settings=trained_with(training.settings, asked.settings), stop_at=asked.steps)
 
 
-def kept_result(own: Training, runs: Path, judged_by: Mapping[str, Any]) -> Path:
-    """Return the file of a trial's run folder that keeps a finished step's result.
+def kept_file(own: Training, runs: Path, judged_by: Mapping[str, Any]) -> Path:
+    """Return the file of a trial's run folder that keeps a finished step's result (`KeptResult`).
 
     A result that is made again, perhaps after later steps have trained on, is then the same. own: the trial's training.
-    judged_by: objective and settings that decide its value.
+    judged_by: objective, and all but the training that decides its value.
     """
     how = sha256(json.dumps(judged_by, sort_keys=True).encode()).hexdigest()[:16]
     return runs / own.digest() / "results" / f"{own.stop_at}-{how}.json"
@@ -76,52 +94,52 @@ def went_on(own: Training, runs: Path) -> bool:
     return Newest.of(read_events(RunFolder(runs / own.digest()).progress)).step > own.stop_at
 
 
-def run_trial(asked: AskedTrial, own: Training, runs: Path, threads: int, what: str) -> Ended:
+def run_trial(asked: AskedTrial, own: Training, runs: Path, threads: int, search: str) -> Ended:
     """Train a trial in its run folder under `runs`, which its later steps go on in.
 
-    own: its training. threads: cores for all its trainers. what: its name for messages.
+    own: its training. threads: cores for all its trainers. search: whose it is. It waits for whoever trains there.
 
     Raises PassingError if the training was stopped from outside, VlmflowError if this machine cannot train; a training
     that fails is a result, as is one whose trainers die twice at the same place.
     """
-    folder = RunFolder(runs / own.digest())
+    step = Step(RunFolder(runs / own.digest()), search, asked.steps)
+    what = f"search {search}, trial {asked.number}"
+    wait_for_others(step.folder)
     died = None
-    while (before := starts_of(folder, asked.steps)).tries < TRIES:
+    while (before := starts_of(step)).tries < TRIES:
         hours = None if asked.hours is None else max(0.0, asked.hours - before.seconds / 3600)
         try:
-            with one_start(folder, asked.steps):
+            with one_start(step):
                 trained = train(replace(own, hours=hours), runs, threads, what)
-            return Ended(_result(asked, folder, own.ranks, None), trained)
+            return Ended(_result(asked, step, own.ranks, None), trained, step)
         except OutOfHoursError as error:
             log.warning(f"{error.cause} (search.NAME.limits; with more hours it resumes there)")
-            return Ended(_result(asked, folder, own.ranks, error.cause, stopped=True), None)
+            return Ended(_result(asked, step, own.ranks, error.cause, stopped=True), None, step)
         except TrainingFailedError as error:
             log.warning(f"{error.cause}\n  what to do: {error.next_step}")
-            return Ended(_result(asked, folder, own.ranks, error.cause), None)
+            return Ended(_result(asked, step, own.ranks, error.cause), None, step)
         except TrainersDiedError as error:
             died = error.cause
             log.warning(f"{died} ({error.next_step})")
-            if own.nodes > 1 and starts_of(folder, asked.steps).tries < TRIES:
+            if attempt.NODE_0 in os.environ and starts_of(step).tries < TRIES:
                 raise  # the other nodes' pods ended with this start: the cluster starts all of them again
-    forget_tries(folder, asked.steps)
+    forget_tries(step)
     silent = "it ended without a word, probably because main memory ran out (runs.NAME.resources)"
-    return Ended(_result(asked, folder, own.ranks, f"{died or silent}; {TRIES} times in a row"), None)
+    return Ended(_result(asked, step, own.ranks, f"{died or silent}; {TRIES} times in a row"), None, step)
 
 
-def _result(
-    asked: AskedTrial, folder: RunFolder, ranks: int, failure: str | None, stopped: bool = False
-) -> TrialResult:
+def _result(asked: AskedTrial, step: Step, ranks: int, failure: str | None, stopped: bool = False) -> TrialResult:
     """Return what the events of a run folder say about a step. failure: why it ended before the step's end.
 
     The value is the lowest validation loss up to that step, as a run keeps its best checkpoint.
     """
-    events = read_events(folder.progress)
+    events = read_events(step.folder.progress)
     newest = Newest.of(events)
     curve = sorted((step, loss) for step, loss in newest.eval_losses.items() if step <= asked.steps)
     finite = [loss for _, loss in curve if math.isfinite(loss)]
     if failure is None and not finite:
         failure = "no evaluation gave a finite validation loss"
-    hours = starts_of(folder, asked.steps).seconds / 3600
+    hours = starts_of(step).seconds / 3600
     ends = [max(event.peak_memory) for event in events if isinstance(event, End) and event.peak_memory]
     memory = max([*ends, *([newest.memory] if newest.memory else [])], default=None)
     return TrialResult(

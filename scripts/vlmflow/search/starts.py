@@ -1,14 +1,16 @@
 """The starts of one step of a trial: how long they took, and how many in a row got nowhere.
 
 A machine may be lost, or a pod killed as a whole, and nobody is left to say that a start has ended. So each is
-recorded in the trial's run folder before it begins.
+recorded in the trial's run folder before it begins. Several searches may train in that folder: each has its own hours.
 """
 
+import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,9 +22,25 @@ from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.newest import Newest
 from vlmflow.training.run_folder import RunFolder
 
+log = logging.getLogger("vlmflow")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a search's trial. folder: where it trains. search: its name. steps: the optimizer step that ends it."""
+
+    folder: RunFolder
+    search: str
+    steps: int
+
+    @property
+    def file(self) -> Path:
+        """The account of its starts."""
+        return self.folder.path / "starts" / f"{self.steps}-{self.search}.json"
+
 
 class Starts(msgspec.Struct, frozen=True):
-    """The starts of a step so far (`starts/STEPS.json` of the run folder).
+    """The starts of a step so far (`starts/STEPS-SEARCH.json` of the run folder).
 
     tries: how many in a row ended without a word, or because their trainers died, since one of them trained a step.
     reached: the last step at that time. seconds: of all that have ended, loading included. since: when the present one
@@ -35,41 +53,51 @@ class Starts(msgspec.Struct, frozen=True):
     since: float | None
 
 
-def starts_of(folder: RunFolder, steps: int) -> Starts:
-    """Return the starts of the step that ends after optimizer step `steps`.
+def wait_for_others(folder: RunFolder) -> None:
+    """Wait until no process of this machine trains in a folder: one of a killed Snakemake, or of another search.
+
+    Only then all that they trained, and how long they took, is known.
+    """
+    said = False
+    while holder := folder.holder():
+        if not said:
+            log.info(f"{folder.path}: waiting for {holder} to end its training")
+            said = True
+        time.sleep(0.5)
+
+
+def starts_of(step: Step) -> Starts:
+    """Return the starts of a step.
 
     One that ended without a word counts up to its trainers' last sign of life.
     """
-    file = _file(folder, steps)
-    found = read_account(file, Starts) if file.is_file() else Starts(0, 0, 0.0, None)
-    if found.since is not None and folder.holder():  # that start is under way, in another process
-        found = replace(found, tries=max(0, found.tries - 1), since=None)
-    elif found.since is not None:
-        silent = max(0.0, min(_last_sign(folder), time.time()) - found.since)
+    found = read_account(step.file, Starts) if step.file.is_file() else Starts(0, 0, 0.0, None)
+    if found.since is not None:
+        silent = max(0.0, min(_last_sign(step.folder), time.time()) - found.since)
         found = replace(found, seconds=found.seconds + silent, since=None)
-    step = Newest.of(read_events(folder.progress)).step
-    return replace(found, tries=0, reached=step) if step > found.reached else found
+    reached = Newest.of(read_events(step.folder.progress)).step
+    return replace(found, tries=0, reached=reached) if reached > found.reached else found
 
 
 @contextmanager
-def one_start(folder: RunFolder, steps: int) -> Iterator[None]:
+def one_start(step: Step) -> Iterator[None]:
     """Record that the block trains or judges the step's model, and that it has ended.
 
     SIGTERM ends this process, with code 143, after that is recorded, unless the block handles the signal itself.
     """
-    before = starts_of(folder, steps)
-    file = _file(folder, steps)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_account(file, replace(before, tries=before.tries + 1, since=time.time()))
+    before = starts_of(step)
+    step.file.parent.mkdir(parents=True, exist_ok=True)
+    write_account(step.file, replace(before, tries=before.tries + 1, since=time.time()))
     began = time.monotonic()
 
     def end(died: bool) -> None:
         ended = replace(before, tries=before.tries + died, seconds=before.seconds + time.monotonic() - began)
         with suppress(OSError):  # its own failure must not hide the one that ended the training
-            write_account(file, ended)
+            write_account(step.file, ended)
 
     def end_with_process(number: int, frame: object) -> None:
         end(False)
+        log.error("SIGTERM ended the trial; the same command resumes it")
         # No exception: Python drops what a handler raises while it starts a process, and the trial would go on.
         os._exit(128 + number)
 
@@ -85,13 +113,9 @@ def one_start(folder: RunFolder, steps: int) -> Iterator[None]:
         end(died)
 
 
-def forget_tries(folder: RunFolder, steps: int) -> None:
+def forget_tries(step: Step) -> None:
     """Let the step be tried again, by whoever removes the answer that its tries gave."""
-    write_account(_file(folder, steps), replace(starts_of(folder, steps), tries=0))
-
-
-def _file(folder: RunFolder, steps: int) -> Path:
-    return folder.path / "starts" / f"{steps}.json"
+    write_account(step.file, replace(starts_of(step), tries=0))
 
 
 def _last_sign(folder: RunFolder) -> float:

@@ -26,7 +26,11 @@ FAULTS = [
         "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens",
         VlmflowError,
     ),
-    (r"((?:OutOfMemoryError|CUDA out of memory).*)", REMEDY, OutOfGpuMemoryError),
+    (
+        r"((?:OutOfMemoryError|CUDA (?:error: )?out of memory|Cuda failure 2\b|\w+_STATUS_ALLOC_FAILED).*)",
+        REMEDY,
+        OutOfGpuMemoryError,
+    ),
     (
         r"(Signal 9 \(SIGKILL\) received by PID \d+)",
         "a trainer killed from outside usually ran out of main memory: look at the kernel's log (dmesg), raise the "

@@ -79,11 +79,11 @@ def test_a_job_of_all_gpus_waits_for_the_others(machine: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("gpus", "given", "expected"), [(3, None, "all"), (0, None, "all"), (1, "7", "7"), (1, "7,GPU-9", "7")]
+    ("gpus", "given", "expected"), [(3, None, "all"), (0, None, "all"), (1, "7", "7"), (1, "7,GPU-9", "7"), (1, "", "")]
 )
 def test_nothing_is_chosen_where_there_is_no_choice(
     machine: dict[str, str], gpus: int, given: str | None, expected: str
 ) -> None:
-    process = job(gpus, machine | ({"CUDA_VISIBLE_DEVICES": given} if given else {}))
+    process = job(gpus, machine | ({} if given is None else {"CUDA_VISIBLE_DEVICES": given}))
     assert said(process) == expected
     process.communicate()

@@ -88,7 +88,12 @@ def test_rungs_that_end_at_the_same_evaluation_are_refused() -> None:
     refuse_equal_rungs("s", search, Schedule(train, LENGTHS * 9, 2))
     with pytest.raises(VlmflowError, match=r"search.s.rungs: 3, .* at the steps 20, 20, 32") as refused:
         refuse_equal_rungs("s", search, Schedule(train.model_copy(update={"evaluation_steps": 20}), LENGTHS, 2))
-    assert refused.value.next_step == "set runs.r.train.evaluation_steps to 3 or less, or lower search.s.rungs"
+    both = "set evaluation_steps and checkpoint_steps of runs.r.train to 3 or less, or lower search.s.rungs"
+    assert refused.value.next_step == both, "an evaluation comes only with a checkpoint"
+    often = train.model_copy(update={"evaluation_steps": 20, "checkpoint_steps": 1})
+    with pytest.raises(VlmflowError) as refused:
+        refuse_equal_rungs("s", search, Schedule(often, LENGTHS, 2))
+    assert refused.value.next_step == "set evaluation_steps of runs.r.train to 3 or less, or lower search.s.rungs"
 
 
 def test_a_trial_above_a_limit_does_not_go_on_and_is_not_the_best(tmp_path: Path) -> None:
@@ -114,6 +119,17 @@ def test_a_spent_budget_asks_nothing_more_and_what_is_left_is_shared(tmp_path: P
     assert (asked_in(tmp_path, 2).trials, asked_in(tmp_path, 2).empty) == ([None] * 3, SPENT)
     assert (study.gpu_hours, [one.reason for one in study.empty]) == (6.0, [SPENT])
     assert best_of(study, search.limits).state == "done"
+
+
+def test_what_is_left_is_shared_by_the_trials_that_go_on(tmp_path: Path) -> None:
+    """Slots that stay empty get nothing."""
+    search = settings(rounds=1, together=9, rungs=2, limits={"gpu_hours": 30})
+
+    def answer(asked: AskedTrial) -> TrialResult:
+        return by_rate(asked) if asked.number == 4 else result(asked, None, state="failed", reason="no memory")
+
+    searched(tmp_path, search, answer)
+    assert [trial and (trial.number, trial.hours) for trial in asked_in(tmp_path, 0, 1).trials] == [(4, 21), None, None]
 
 
 def test_trials_that_wait_when_the_budget_ends_are_left(tmp_path: Path) -> None:
