@@ -14,6 +14,7 @@ from vlmflow.training import agent
 from vlmflow.training.failures import Said, failure_of
 from vlmflow.training.group import Group
 from vlmflow.training.launch import launch
+from vlmflow.training.resumed import OutOfGpuMemoryError
 from vlmflow.training.run_folder import RunFolder
 
 
@@ -69,6 +70,23 @@ def test_a_signal_that_we_passed_on_is_the_cause_where_the_log_has_no_other(tmp_
     assert "SIGTERM" not in failure_of(1, [Said(log, 0)], "train r").cause
     log.write_text(f"ValueError: the cause\n{said}\n")
     assert failure_of(1, [Said(log, 0)], "train r", [signal.SIGTERM]).cause == "train r: ValueError: the cause"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "torch.AcceleratorError: CUDA error: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+    ],
+)
+def test_memory_of_a_gpu_has_many_names(tmp_path: Path, said: str) -> None:
+    """None of them is a fault of the machine, which another attempt might not meet."""
+    log = tmp_path / "trainer.log"
+    log.write_text(f"[rank0]: {said}\n")
+    assert isinstance(failure_of(1, [Said(log, 0)], "train r"), OutOfGpuMemoryError)
 
 
 def test_a_launch_says_which_signal_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
