@@ -23,9 +23,9 @@ class TrackSettings(Settings):
     """
 
     mlflow: str | None = None
-    """MLflow: the address of a server (https://HOST), or a file of this machine: sqlite:///FILE. User and password, or
-    token, come from MLflow's environment variables (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD,
-    MLFLOW_TRACKING_TOKEN)."""
+    """MLflow: the address of a server (https://HOST), or a file of this machine: sqlite:///FILE, relative to the working
+    directory. User and password, or token, come from MLflow's environment variables (MLFLOW_TRACKING_USERNAME,
+    MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)."""
 
     experiment: Label = "vlmflow"
     """MLflow's experiment; it is made if it does not exist."""
