@@ -29,6 +29,7 @@ from vlmflow.publish.repository import (
     send,
     tag,
 )
+from vlmflow.serving.finished_run import refuse_no_name
 
 
 def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool) -> None:
@@ -37,10 +38,10 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
     run: its name. to: OWNER/NAME. folder: the working directory. adapter: the adapter instead of the merged weights.
     public: a new repository is for everybody, and an existing one may be. yes: send without asking.
 
-    Raises VlmflowError if something is not verified, a licence or the repository forbids it, or the hub refuses.
+    Raises VlmflowError if no run is named, something is not verified, a licence or the repository forbids it, or the
+    hub refuses.
     """
-    if Path(run).name != run:
-        raise VlmflowError(f"{run!r} is no name of a run", "give RUN=NAME, as under runs in your configuration")
+    refuse_no_name(run)
     merged = folder / "merged" / run
     facts = read_provenance(merged)
     rights = rights_of(facts.rights)

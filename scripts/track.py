@@ -41,7 +41,8 @@ def main(
     files = {file.stem: file for file in rows}
     trackers = settings.track or TrackSettings()
     write_account(
-        tracked, send(story, lambda: all_traces(evaluated, answered, files, pictures), trackers, tracker_store)
+        tracked,
+        send(story, lambda: all_traces(evaluated, answered, files, pictures, story.ended), trackers, tracker_store),
     )
 
 

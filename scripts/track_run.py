@@ -4,7 +4,8 @@ make track RUN=my-run ARGS="--configfile my-run.yaml"                          t
 make track RUN=qwen3vl-fire ARGS="--directory runs/demo --mlflow sqlite:///mlflow.db"
 make track RUN=my-run ARGS="--wandb my-project --otlp http://localhost:4318"
 
-It reads what the run recorded, with all evaluations and answers that are there. A second call sends nothing twice.
+It reads what the run recorded, with all evaluations and answers of its weights that are there. A second call sends
+nothing twice.
 """
 
 import argparse
@@ -21,10 +22,12 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.evaluation.results import REPORT
-from vlmflow.serving.finished_run import finished_run
+from vlmflow.serving.finished_run import FinishedRun, finished_run
 from vlmflow.track.row_traces import all_traces
 from vlmflow.track.send import send
-from vlmflow.track.story import story_of
+from vlmflow.track.story import of_weights, story_of
+
+log = logging.getLogger("vlmflow")
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 
@@ -33,24 +36,28 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
     """Send the run.
 
     name: the run. files: as for snakemake's --configfile. folder: the working directory. given: trackers, as in
-    runs.NAME.track; without any, those of the configuration.
+    runs.NAME.track; without any, those of the configuration. A file of the configuration is relative to the working
+    directory, as in the rule; a given one to the current folder.
 
     Raises VlmflowError if the run has no weights, no tracker is named, or one of them failed.
     """
     run = finished_run(folder, name)
     config = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
-    settings = _trackers(given) if given else config.runs[name].track if name in config.runs else None
-    if settings is None:
+    if given:
+        settings = _trackers(given)
+    elif name in config.runs and (configured := config.runs[name].track):
+        settings = configured.within(folder)
+    else:
         raise VlmflowError(
             f"run {name}: no tracker is named",
             'name one: ARGS="--mlflow sqlite:///mlflow.db", or set runs.NAME.track and give its file: '
             'ARGS="--configfile my-run.yaml"',
         )
-    evaluated = _made(folder / "eval" / name)
-    answered = _made(folder / "answers" / name)
+    evaluated = _made(folder, "eval", run)
+    answered = _made(folder, "answers", run)
     if settings.otlp and not evaluated:
         raise VlmflowError(
-            f"{folder / 'eval' / name}: the run was not evaluated, and traces are of evaluated rows",
+            f"{folder / 'eval' / name}: the run's weights were not evaluated, and traces are of evaluated rows",
             f"evaluate it: .venv/bin/snakemake … -- eval/{name}/val; or leave otlp out",
         )
     story = story_of(folder / "checkpoints" / name / "full", run.merged, evaluated, answered)
@@ -62,12 +69,30 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
         for split in ("train", "test")
     )
     manifests = [place for place in places if place.is_file()]
-    send(story, lambda: all_traces(evaluated, answered, rows, manifests), settings, folder / config.stores.trackers)
+    send(
+        story,
+        lambda: all_traces(evaluated, answered, rows, manifests, story.ended),
+        settings,
+        folder / config.stores.trackers,
+    )
 
 
-def _made(place: Path) -> list[Path]:
-    """Return the folders of the splits that have a report."""
-    return sorted(report.parent for report in place.glob(f"*/{REPORT}"))
+def _made(folder: Path, stage: str, run: FinishedRun) -> list[Path]:
+    """Return a stage's folders of splits that are of the run's weights; the log names those of other weights.
+
+    Raises VlmflowError if a report is damaged.
+    """
+    found = []
+    for split in sorted(report.parent for report in (folder / stage / run.name).glob(f"*/{REPORT}")):
+        if of_weights(split, run.merged):
+            found.append(split)
+        else:
+            log.warning(
+                f"{split}: it is of other weights than those in {run.merged}, so its figures are left out\n  "
+                f"what to do: remove it, make it again (.venv/bin/snakemake … -- {stage}/{run.name}/{split.name}), and "
+                "run the same command again"
+            )
+    return found
 
 
 def _trackers(given: dict[str, str]) -> TrackSettings:
@@ -83,7 +108,7 @@ def _trackers(given: dict[str, str]) -> TrackSettings:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True, help="its name under merged")
-    parser.add_argument("--mlflow", help="a server's address, or sqlite:///FILE")
+    parser.add_argument("--mlflow", help="a server's address, or sqlite:///FILE, relative to this folder")
     parser.add_argument("--experiment", help="MLflow's experiment (vlmflow)")
     parser.add_argument("--wandb", help="a project of Weights & Biases; the run is written as an offline run")
     parser.add_argument("--otlp", help="an OpenTelemetry endpoint, without /v1/traces")

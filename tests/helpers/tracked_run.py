@@ -9,21 +9,24 @@ from made_accounts import some_answers, some_evaluation, some_provenance, some_r
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.accounts import EvaluatedRow, Loss
+from vlmflow.evaluation.accounts import EvaluatedModel, EvaluatedRow, Loss
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
+from vlmflow.reports.weights import published_weights
 from vlmflow.trainer.events import Begin, End, Event, Log, as_line
 from vlmflow.training.accounts import TrainingDigests
 
 RUN = "mine"
 STEPS = 8
+BEGAN = 1_700_000_000.0
+"""When its training began, in seconds since 1970."""
 
 
 def events(steps: int = STEPS) -> list[Event]:
     """Return a training that was killed after step 3, when step 2 was its last checkpoint, and then ended."""
     return [
-        Begin(0, steps, 0, 4, "DISTRIBUTED", "cpu"),
+        Begin(0, steps, 0, 4, "DISTRIBUTED", "cpu", BEGAN),
         *(Log(10.0 * step, step, steps, 500 * step, loss=9.0) for step in (1, 2, 3)),
-        Begin(2, steps, 1000, 4, "DISTRIBUTED", "cpu"),
+        Begin(2, steps, 1000, 4, "DISTRIBUTED", "cpu", BEGAN + 100),
         *(
             Log(10.0 * (step - 2), step, steps, 500 * step, loss=1 / step, learning_rate=1e-4)
             for step in range(3, steps + 1)
@@ -71,13 +74,15 @@ def tracked_run(folder: Path, steps: int = STEPS, count: int = 3) -> Path:
     settings = TrainSettings(freeze=["vision_tower"]).model_dump()
     report = some_report(digests=digests, settings=settings, steps=steps, target=steps)
     write_account(full / "report.json", report)
-    write_account(merged / "provenance.json", some_provenance(training=report))
+    write_account(merged / "provenance.json", some_provenance(training=report, merged={"model.safetensors": "cd" * 32}))
+    weights = published_weights(merged)
     (data / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
     picture = {"path": "coco/a.png", "rows": count, "name": "a.png", "sha256": "ab" * 32, "rewritten": None}
     (images / "train.jsonl").write_text(json.dumps(picture) + "\n")
-    write_account(evaluated / "report.json", some_evaluation(rows_digest=sha256_of(data / "val.jsonl")))
+    evaluation = some_evaluation(rows_digest=sha256_of(data / "val.jsonl"), tuned=EvaluatedModel(weights))
+    write_account(evaluated / "report.json", evaluation)
     answers = some_answers()
-    tuned = msgspec.structs.replace(answers.tuned, digest=some_evaluation().tuned.digest)
+    tuned = msgspec.structs.replace(answers.tuned, digest=weights)
     write_account(answered / "report.json", msgspec.structs.replace(answers, tuned=tuned))
     found = [EvaluatedRow(f"row-{n}", "coco", ["a.png"], "a", "row-0", losses(3.0), losses(1.0)) for n in range(count)]
     (evaluated / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in found))

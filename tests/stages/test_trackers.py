@@ -102,7 +102,8 @@ def test_a_server_that_dies_in_the_middle_gets_every_figure_once(server: MlflowS
     assert (run["info"]["status"], run["info"]["run_name"]) == ("FINISHED", RUN)
     assert count(server, "metrics") == sent.figures
     params = {each["key"]: each["value"] for each in run["data"]["params"]}
-    assert (params["lora.rank"], params["dataset"]) == ("16", "fire")
+    tags = {each["key"]: each["value"] for each in run["data"]["tags"]}
+    assert (params["lora.rank"], tags["dataset"]) == ("16", "fire")
     latest = {each["key"]: each["value"] for each in run["data"]["metrics"]}
     assert latest["train/loss"] == pytest.approx(1 / STEPS)
     assert latest["evaluate/val/learned"] == pytest.approx(-0.5)

@@ -24,7 +24,7 @@ from vlmflow.reports.run_index import index_page
 from vlmflow.reports.summary import summary
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
-from vlmflow.trainer.events import as_line, read_events
+from vlmflow.trainer.events import Begin, as_line, read_events
 from vlmflow.training.accounts import Gate, TrainingReport
 from workflow_runs import ROOT, RUN, STEPS, copy_folder, snakemake, stale_rules
 
@@ -205,7 +205,10 @@ def test_the_trainers_report_is_read_as_it_was_written(demo_run: Path) -> None:
     progress = list((demo_run / "stores" / "runs" / RUN).glob("*/*/progress.jsonl"))
     assert len(progress) == 2, "of the smoke run and of the full run"
     for file in progress:
-        assert "".join(map(as_line, read_events(file))) == file.read_text()
+        events = read_events(file)
+        assert "".join(map(as_line, events)) == file.read_text()
+        begun = [event.at for event in events if isinstance(event, Begin)]
+        assert all(isinstance(at, float) and at <= file.stat().st_mtime for at in begun)
 
 
 def test_the_summary_says_where_everything_is(demo_run: Path) -> None:

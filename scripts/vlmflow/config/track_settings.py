@@ -1,6 +1,7 @@
 """Which trackers a finished run is sent to."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -22,9 +23,9 @@ class TrackSettings(Settings):
     """
 
     mlflow: str | None = None
-    """MLflow: the address of a server (https://HOST), or a file of this machine: sqlite:///FILE. User and password, or
-    token, come from MLflow's environment variables (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD,
-    MLFLOW_TRACKING_TOKEN)."""
+    """MLflow: the address of a server (https://HOST), or a file of this machine: sqlite:///FILE, relative to the working
+    directory. User and password, or token, come from MLflow's environment variables (MLFLOW_TRACKING_USERNAME,
+    MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)."""
 
     experiment: Label = "vlmflow"
     """MLflow's experiment; it is made if it does not exist."""
@@ -68,3 +69,13 @@ class TrackSettings(Settings):
         if not (self.mlflow or self.wandb or self.otlp):
             raise ValueError("names no tracker: set mlflow, wandb or otlp, or remove it")
         return self
+
+    def within(self, folder: Path) -> Self:
+        """Return these settings with the file of `mlflow` as a path that does not depend on the current folder.
+
+        folder: the working directory, to which a relative one is relative.
+        """
+        if self.mlflow is None or not self.mlflow.startswith(SQLITE):
+            return self
+        file = (folder / self.mlflow.removeprefix(SQLITE)).absolute()
+        return self.model_copy(update={"mlflow": f"{SQLITE}{file}"})

@@ -11,6 +11,7 @@ from the folder alone, and computes one conversation at a time. Nothing is train
 """
 
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -101,6 +102,14 @@ def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measure
     longest = max(len(each["input_ids"]) for each in encoded.values())
     fits = longest <= how.max_length
     losses = {name: _loss(template, model, each) for name, each in encoded.items()} if fits else {}
+    for name, loss in losses.items():
+        if not math.isfinite(loss.nats):  # JSON has no such number: the line could not be read again
+            # The parent shows the last line of this form as the cause.
+            sys.exit(
+                f"ValueError: row {row.key}, {name}: the model's loss is {loss.nats}, which is not a finite number. "
+                f"Weights or dtype {how.dtype} are the cause: float16 overflows, so set runs.NAME.train.dtype to "
+                "bfloat16 or float32; otherwise see that the model's weights are finite"
+            )
     return Measured(row.key, losses, inputs, answers, longest)
 
 

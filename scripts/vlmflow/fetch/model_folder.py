@@ -56,8 +56,16 @@ class ModelManifest(msgspec.Struct, frozen=True):
 
 
 def digest_of(files: Mapping[str, FileRecord]) -> str:
-    """Return the SHA-256 over the sorted list of pairs [name, sha256], written as JSON without spaces."""
-    pairs = sorted([name, record.sha256] for name, record in files.items())
+    """Return `digest_of_files` of some files."""
+    return digest_of_files({name: record.sha256 for name, record in files.items()})
+
+
+def digest_of_files(files: Mapping[str, str]) -> str:
+    """Return the SHA-256 over the sorted list of pairs [name, sha256], written as JSON without spaces.
+
+    files: their SHA-256 by name.
+    """
+    pairs = sorted([name, digest] for name, digest in files.items())
     return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -25,9 +25,8 @@ from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.pictures.size_limits import processor_of
 from vlmflow.reports.link import Difference, Link, compared
 from vlmflow.reports.picture_link import pictures_link
+from vlmflow.reports.weights import PROVENANCE
 from vlmflow.swift.quick_imports import quick_imports
-
-PROVENANCE = "provenance.json"
 
 
 class _File(msgspec.Struct, frozen=True):

@@ -20,8 +20,9 @@ from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
 from vlmflow.evaluation.verdict import LEARNED, WORSE
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
-from vlmflow.merging.proof import PROOF, Proof, proven_digest
+from vlmflow.merging.proof import PROOF, Proof
 from vlmflow.reports.page import render
+from vlmflow.reports.weights import proven_weights
 from vlmflow.rows.stats import Stats
 from vlmflow.training.accounts import Gate, TrainingReport
 
@@ -241,8 +242,7 @@ def _answers(run: Run) -> Cell:
 
 def _of_other_weights(run: Run, digest: str) -> bool:
     """Return whether a digest is not that of the weights that are proven now."""
-    proof = run.folder / "verified" / run.name / PROOF
-    return proof.is_file() and proven_digest(read_account(proof, Proof)) != digest
+    return proven_weights(run.folder / "verified" / run.name, run.folder / "merged" / run.name) not in (None, digest)
 
 
 def _address(page: Path, start: Path) -> str:

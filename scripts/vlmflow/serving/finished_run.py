@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.config.settings import is_name
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
@@ -100,13 +101,22 @@ def finished_run(folder: Path, name: str) -> FinishedRun:
     return FinishedRun(name, folder, merged, *how, base.source, base.digest)
 
 
+def refuse_no_name(name: str) -> None:
+    """Raise VlmflowError if a text that a person gave is no name of a run, which becomes part of a path."""
+    if not name:
+        raise VlmflowError("no run is named", "say which run: RUN=…, as under runs in your configuration")
+    if not is_name(name):
+        raise VlmflowError(f"{name!r} is no name of a run", "give RUN=NAME, as under runs in your configuration")
+
+
 def published(folder: Path, name: str) -> Path:
     """Return the folder of a run's published weights, merged/RUN.
 
-    Raises VlmflowError, with the runs that are there, if this one is not.
+    Raises VlmflowError if there is no such name; with the runs that are there, if this one is not.
     """
+    refuse_no_name(name)
     merged = (folder / "merged" / name).absolute()
-    if Path(name).name != name or not merged.is_dir():
+    if not merged.is_dir():
         there = sorted(place.name for place in (folder / "merged").glob("*") if place.is_dir())
         raise VlmflowError(
             f"{merged}: the weights of run {name!r} are not there; finished here: {', '.join(there) or 'none'}",

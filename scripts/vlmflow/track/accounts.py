@@ -18,10 +18,9 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     """A run as trackers show it.
 
     digest: identifies the run: SHA-256 of its name and its training's digest. content: SHA-256 of everything below.
-    ended: when its training's results were written, in seconds since 1970. seconds: how long it trained.
+    ended: when its training ended, in seconds since 1970. seconds: how long it trained.
     settings: the run's settings, flat. facts: digests, versions and verdicts, as texts. points: the figures of steps.
-    results: figures of the whole run. evaluated: those of its evaluations, which may come later, and their time in
-    seconds since 1970.
+    results: figures of the whole run. evaluated: those of its evaluations, which may come later.
     """
 
     run: str
@@ -33,7 +32,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str]
     points: list[Point]
     results: dict[str, float]
-    evaluated: dict[str, tuple[float, float]]
+    evaluated: dict[str, float]
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -52,8 +51,8 @@ class Turn(msgspec.Struct, frozen=True):
 class RowTrace(msgspec.Struct, frozen=True):
     """One row and one model. identity: it is the same at every sending: run, split, row and model.
 
-    model: "base" or "tuned". pictures: their SHA-256 digests, in the row's order. at: when it was evaluated, in seconds
-    since 1970.
+    model: "base" or "tuned". pictures: their SHA-256 digests, in the row's order. at: when the training ended, in
+    seconds since 1970: reports of evaluations have no time, so that equal ones are equal files.
     """
 
     identity: str

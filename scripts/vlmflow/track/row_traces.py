@@ -18,18 +18,32 @@ from vlmflow.track.accounts import RowTrace, Turn
 
 Model = Literal["base", "tuned"]
 
+ROWS = "rows.jsonl"
+"""The rows in a folder eval/RUN/SPLIT or answers/RUN/SPLIT."""
+
 MODELS: tuple[Model, ...] = ("base", "tuned")
 
 
-def row_traces(evaluated: Path, answered: Path | None, rows: Path, manifests: Sequence[Path]) -> list[RowTrace]:
+def row_traces(
+    evaluated: Path, answered: Path | None, rows: Path, manifests: Sequence[Path], at: float
+) -> list[RowTrace]:
     """Return the traces of one split, in the order of its rows.
 
     evaluated: eval/RUN/SPLIT. answered: answers/RUN/SPLIT, if the models were asked. rows: data/DATASET/SPLIT.jsonl.
-    manifests: the data set's image manifests; none without pictures.
+    manifests: the data set's image manifests; none without pictures. at: as in `RowTrace`.
 
-    Raises VlmflowError if the rows are not those of the evaluation, or a file is damaged.
+    Raises VlmflowError if the rows are not those of the evaluation, a picture is in no manifest, or a file is missing
+    or damaged.
     """
     report = read_account(evaluated / REPORT, EvaluationReport)
+    for made in (evaluated, answered):
+        if made and not (made / ROWS).is_file():
+            raise VlmflowError(f"{made / ROWS}: is missing", f"remove {made}, and make it again")
+    if not rows.is_file():
+        raise VlmflowError(
+            f"{rows}: is missing; traces show its rows",
+            f"make it: .venv/bin/snakemake … -- data/{report.dataset}/{rows.name}; or leave otlp out",
+        )
     if sha256_of(rows) != report.rows_digest:
         raise VlmflowError(
             f"{rows}: it has changed since {evaluated} was made from it",
@@ -37,8 +51,15 @@ def row_traces(evaluated: Path, answered: Path | None, rows: Path, manifests: Se
         )
     said = _answers(answered, report) if answered else {}
     digests = dict(map(name_and_digest, entries_named(pictures_in(rows), manifests).values()))
-    losses = {row.id: row for row in lines_of(evaluated / "rows.jsonl", EvaluatedRow)}
-    at = (evaluated / REPORT).stat().st_mtime
+    losses = {row.id: row for row in lines_of(evaluated / ROWS, EvaluatedRow)}
+    told = [row for row in lines_of(rows, Row) if row.id in losses or row.id in said]
+    for row in told:
+        if unknown := [name for name in row.images if name not in digests]:
+            raise VlmflowError(
+                f"{rows}, row {row.id}: picture {unknown[0]} is in no image manifest "
+                f"({', '.join(map(str, manifests)) or 'none'})",
+                f"check the pictures again: make refresh-pictures DATASET={report.dataset}",
+            )
     return [
         RowTrace(
             identity="\0".join([report.run, report.tuned.digest, report.split, row.id, model]),
@@ -51,8 +72,7 @@ def row_traces(evaluated: Path, answered: Path | None, rows: Path, manifests: Se
             at=at,
             turns=[*_answered(said.get(row.id), model), *_scored(row, losses.get(row.id), model)],
         )
-        for row in lines_of(rows, Row)
-        if row.id in losses or row.id in said
+        for row in told
         for model in MODELS
     ]
 
@@ -64,7 +84,7 @@ def _answers(answered: Path, evaluation: EvaluationReport) -> dict[str, Answered
             f"{answered}: its answers are of other weights than those of eval/{evaluation.run}/{evaluation.split}",
             f"ask again: remove {answered}, and run the same command again",
         )
-    return {row.id: row for row in lines_of(answered / "rows.jsonl", AnsweredRow)}
+    return {row.id: row for row in lines_of(answered / ROWS, AnsweredRow)}
 
 
 def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:
@@ -88,12 +108,16 @@ def _scores(losses: Losses) -> dict[str, float]:
 
 
 def all_traces(
-    evaluated: Sequence[Path], answered: Sequence[Path], rows: Mapping[str, Path], manifests: Sequence[Path]
+    evaluated: Sequence[Path],
+    answered: Sequence[Path],
+    rows: Mapping[str, Path],
+    manifests: Sequence[Path],
+    at: float,
 ) -> list[RowTrace]:
-    """Return the traces of all evaluated splits; `rows` has the data set's file of each."""
+    """Return the traces of all evaluated splits; `rows` has the data set's file of each. Raises as `row_traces`."""
     said = {folder.name: folder for folder in answered}
     return [
         trace
         for folder in evaluated
-        for trace in row_traces(folder, said.get(folder.name), rows[folder.name], manifests)
+        for trace in row_traces(folder, said.get(folder.name), rows[folder.name], manifests, at)
     ]

@@ -12,12 +12,13 @@ from msgspec import UNSET
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.accounts import EvaluationReport, Interval
+from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interval
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
 from vlmflow.reports.accounts import Provenance
+from vlmflow.reports.weights import PROVENANCE, published_weights
 from vlmflow.track.accounts import Point, Story
-from vlmflow.trainer.events import Begin, Log, read_events
+from vlmflow.trainer.events import Begin, Event, Log, read_events
 from vlmflow.trainer.orders import PROGRESS
 from vlmflow.training.accounts import TrainingReport
 
@@ -25,15 +26,21 @@ OF_TRAINING = ("loss", "learning_rate", "grad_norm", "epoch", "tokens", "waited"
 """The figures of a step (`trainer.events.Log`) that trackers get as train/NAME."""
 
 
+class _Tuned(msgspec.Struct, frozen=True):
+    """The used part of both reports: which weights were evaluated, or asked."""
+
+    tuned: EvaluatedModel
+
+
 def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequence[Path]) -> Story:
     """Return a finished run's story.
 
     full: checkpoints/RUN/full. merged: merged/RUN. evaluated, answered: eval/RUN/SPLIT and answers/RUN/SPLIT.
 
-    Raises VlmflowError if a file is missing or damaged, or belongs to another training.
+    Raises VlmflowError if a file is missing or damaged, or belongs to another training or other weights.
     """
     report = read_account(full / "report.json", TrainingReport)
-    facts = read_account(merged / "provenance.json", Provenance)
+    facts = read_account(merged / PROVENANCE, Provenance)
     if facts.training.digests != report.digests:
         raise VlmflowError(
             f"{merged}: its weights come from another training than {full}",
@@ -41,40 +48,36 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
         )
     if sha256_of(full / PROGRESS) != report.digests.progress:
         raise VlmflowError(f"{full / PROGRESS}: it is not what the training wrote", f"remove {full}, and make it again")
-    figures: dict[str, tuple[float, float]] = {}
+    for folder in [*evaluated, *answered]:
+        if not of_weights(folder, merged):
+            raise VlmflowError(
+                f"{folder}: it is of other weights than those in {merged}",
+                f"remove {folder} and run the same command again",
+            )
+    figures: dict[str, float] = {}
     verdicts = {}
     for folder in evaluated:
         evaluation = read_account(folder / REPORT, EvaluationReport)
-        shown = facts.evaluations.get(evaluation.split)
-        if shown and shown.tuned.digest != evaluation.tuned.digest:
-            raise VlmflowError(
-                f"{folder}: it evaluated other weights than those in {merged}",
-                f"remove {folder} and run the same command again",
-            )
         verdicts[f"evaluate.{evaluation.split}"] = f"{evaluation.verdict}: {evaluation.sentence}"
-        at = (folder / REPORT).stat().st_mtime
-        figures |= {key: (value, at) for key, value in _of_evaluation(evaluation)}
+        figures |= _of_evaluation(evaluation)
     for folder in answered:
-        answers = read_account(folder / REPORT, AnswerReport)
-        at = (folder / REPORT).stat().st_mtime
-        figures |= {key: (value, at) for key, value in _of_answers(answers)}
-    points = list(_points(full / PROGRESS))
+        figures |= _of_answers(read_account(folder / REPORT, AnswerReport))
+    events = read_events(full / PROGRESS)
+    points = list(_points(events))
     settings = _flat(report.settings) | {
         "tuner": report.tuner,
         "strategy": report.strategy,
         "device": report.device,
         "processes": report.world_size,
-        "base_model": facts.base_model.source,
-        "dataset": facts.data.dataset,
     }
-    texts = _facts(facts, sha256_of(merged / "provenance.json")) | verdicts
+    texts = _facts(facts, sha256_of(merged / PROVENANCE)) | verdicts
     results = _results(report)
-    told = [settings, texts, results, {key: value for key, (value, _) in figures.items()}, msgspec.to_builtins(points)]
+    told = [settings, texts, results, figures, msgspec.to_builtins(points)]
     return Story(
         run=facts.run,
         digest=_digest([facts.run, report.digests.job, report.digests.progress]),
         content=_digest(told),
-        ended=(full / PROGRESS).stat().st_mtime,
+        ended=_end_of(events) or (full / PROGRESS).stat().st_mtime,
         seconds=max((point.seconds for point in points), default=0.0),
         settings=settings,
         facts=texts,
@@ -84,11 +87,35 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
     )
 
 
-def _points(progress: Path) -> Iterator[Point]:
+def of_weights(folder: Path, merged: Path) -> bool:
+    """Return whether an evaluation, or answers, are of a run's published weights.
+
+    folder: eval/RUN/SPLIT or answers/RUN/SPLIT. merged: merged/RUN.
+
+    Raises VlmflowError if one of them cannot be read.
+    """
+    return read_account(folder / REPORT, _Tuned).tuned.digest == published_weights(merged)
+
+
+def _end_of(events: Sequence[Event]) -> float | None:
+    """Return when a training ended, in seconds since 1970; None if it did not record when it began.
+
+    A file's own time is no such record: object stores and copies give it that of the copy.
+    """
+    begun = end = None
+    for event in events:
+        if isinstance(event, Begin):
+            begun = end = None if event.at is UNSET else event.at
+        if isinstance(event, Log) and begun is not None:
+            end = begun + event.time
+    return end
+
+
+def _points(events: Sequence[Event]) -> Iterator[Point]:
     """Yield the figures of every step. A step that a resumed training repeated has those of its last time."""
     found: dict[tuple[str, int], Point] = {}
     before = session = 0.0
-    for event in read_events(progress):
+    for event in events:
         if isinstance(event, Begin):
             before, session = before + session, 0.0
             found = {at: point for at, point in found.items() if point.step <= event.step}
@@ -158,6 +185,9 @@ def _facts(facts: Provenance, digest: str) -> dict[str, str]:
     texts = {
         "provenance": digest,
         "git_commit": facts.git_commit,
+        # Not a setting: MLflow never lets one change, and the same files may come from another source.
+        "base_model": facts.base_model.source,
+        "dataset": facts.data.dataset,
         "base_model.revision": facts.base_model.revision,
         "base_model.digest": facts.base_model.digest,
         "data.digest": facts.training.digests.data,

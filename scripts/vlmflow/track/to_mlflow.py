@@ -38,10 +38,11 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
     digest = story["digest"]
     found = client.search_runs([experiment], f"tags.`vlmflow.digest` = '{digest}'", ViewType.ACTIVE_ONLY, 1)
     run = found[0] if found else begin(client, experiment, story)
-    metrics = metrics_of(story, run.info.start_time)
     name = run.info.run_id
+    figures = len(story["points"]) + len(story["results"]) + len(story["evaluated"])
     if run.data.tags.get("vlmflow.content") == story["content"]:
-        return {"name": name, "new": False, "figures": len(metrics)}
+        return {"name": name, "new": False, "figures": figures}
+    metrics = metrics_of(client, run, story)
     tags = [RunTag(key, cut(key, value, LONGEST_TAG)) for key, value in story["facts"].items()]
     params = [Param(key, cut(key, str(value), LONGEST_PARAM)) for key, value in story["settings"].items()]
     for at in range(0, len(params), PARAMS):
@@ -52,7 +53,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
         client.log_batch(name, metrics=metrics[at : at + METRICS])
     client.set_terminated(name, "FINISHED", end_time=run.info.start_time + round(1000 * story["seconds"]))
     client.set_tag(name, "vlmflow.content", story["content"])
-    return {"name": name, "new": True, "figures": len(metrics)}
+    return {"name": name, "new": True, "figures": figures}
 
 
 def cut(key: str, value: str, longest: int) -> str:
@@ -82,17 +83,24 @@ def begin(client: MlflowClient, experiment: str, story: dict[str, Any]) -> Run:
     )
 
 
-def metrics_of(story: dict[str, Any], start: int) -> list[Metric]:
-    """Return all figures of a story. start: of the run, in milliseconds since 1970: the same at each sending."""
+def metrics_of(client: MlflowClient, run: Run, story: dict[str, Any]) -> list[Metric]:
+    """Return the figures of a story with the same times at each sending: they count from the run's start in MLflow.
+
+    Of two figures of an evaluation MLflow shows the one with the later time. So one that it shows is left out, and one
+    of an evaluation that was made again is later than the one before.
+    """
+    start = run.info.start_time
     end = start + round(1000 * story["seconds"])
     of_steps = [
         Metric(point["key"], point["value"], start + round(1000 * point["seconds"]), point["step"])
         for point in story["points"]
     ]
-    of_run = [Metric(key, value, end, 0) for key, value in story["results"].items()]
-    # An evaluation that is made again counts as the newer one.
-    evaluated = [Metric(key, value, round(1000 * at), 0) for key, (value, at) in story["evaluated"].items()]
-    return of_steps + of_run + evaluated
+    evaluated = []
+    for key, value in story["evaluated"].items():
+        if (shown := run.data.metrics.get(key)) != value:
+            before = [] if shown is None else client.get_metric_history(run.info.run_id, key)
+            evaluated.append(Metric(key, value, max((each.timestamp + 1 for each in before), default=end), 0))
+    return of_steps + [Metric(key, value, end, 0) for key, value in story["results"].items()] + evaluated
 
 
 if __name__ == "__main__":

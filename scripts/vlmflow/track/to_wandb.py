@@ -41,10 +41,9 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
         steps[point["step"]][point["key"]] = point["value"]
     for step in sorted(steps):
         run.log(steps[step], step=step)
-    evaluated = {key: value for key, (value, _) in story["evaluated"].items()}
-    run.summary.update(story["results"] | evaluated)
+    run.summary.update(story["results"] | story["evaluated"])
     run.finish()
-    return {"figures": len(story["points"]) + len(story["results"]) + len(evaluated)}
+    return {"figures": len(story["points"]) + len(story["results"]) + len(story["evaluated"])}
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Watch(TrainerCallback):
         args.report_to = []  # TensorBoard's callback is at work; ms-swift would draw its curves as pictures too
         self.begun = time.monotonic()
         tokens = int(state.num_input_tokens_seen)
-        self._write(Begin(state.global_step, state.max_steps, tokens, args.world_size, mode, device))
+        self._write(Begin(state.global_step, state.max_steps, tokens, args.world_size, mode, device, time.time()))
         keep_their_form(self.trainer.model)
         self._write(Model(state.global_step, layers_of(self.trainer.model)))
         if state.global_step and self._lacks_evaluation(args, state):

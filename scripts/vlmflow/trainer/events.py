@@ -18,7 +18,10 @@ from vlmflow.trainer.model_layers import Layers
 
 
 class Begin(msgspec.Struct, frozen=True, tag_field="event", tag="begin"):
-    """A session begins. world_size: parallel trainers. parallel_mode: as in transformers. device: its name."""
+    """A session begins. world_size: parallel trainers. parallel_mode: as in transformers. device: its name.
+
+    at: when, in seconds since 1970, by rank 0's clock; missing in older files.
+    """
 
     step: int
     target: int
@@ -26,6 +29,7 @@ class Begin(msgspec.Struct, frozen=True, tag_field="event", tag="begin"):
     world_size: int
     parallel_mode: str
     device: str
+    at: float | UnsetType = UNSET
 
 
 class Model(msgspec.Struct, frozen=True, tag_field="event", tag="model"):

@@ -9,7 +9,16 @@ import pytest
 
 from browser import Browser
 from index_page import main
-from made_accounts import LENGTHS, some_answers, some_checks, some_evaluation, some_fitted, some_gate, some_report
+from made_accounts import (
+    LENGTHS,
+    some_answers,
+    some_checks,
+    some_evaluation,
+    some_fitted,
+    some_gate,
+    some_provenance,
+    some_report,
+)
 from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
@@ -198,6 +207,14 @@ def test_an_evaluation_of_other_weights_says_nothing_about_these(folder: Path) -
     page = page_of(folder)
     assert '<span class="badge bad">of other weights</span>' in page
     assert "val: learned" not in page
+
+
+def test_without_a_proof_the_provenance_tells_which_weights_they_are(folder: Path) -> None:
+    (folder / "verified/mine/proof.json").unlink()
+    write_account(folder / "merged/mine/provenance.json", some_provenance())
+    assert "of other weights" not in page_of(folder)
+    write_account(folder / "merged/mine/provenance.json", some_provenance(merged={"a.safetensors": "other"}))
+    assert page_of(folder).count("of other weights") == 2
 
 
 def test_an_empty_folder_has_a_page(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """What trackers are told about a run: every figure once, and one identity."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from tracked_run import RUN, tracked_run
+from tracked_run import BEGAN, RUN, STEPS, tracked_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.track.accounts import Story
@@ -49,9 +50,9 @@ def test_settings_are_flat_and_evaluations_are_figures(tmp_path: Path) -> None:
     story = told(tracked_run(tmp_path))
     assert story.settings["lora.rank"] == 16
     assert story.settings["freeze"] == '["vision_tower"]'
-    assert story.evaluated["evaluate/val/learned"][0] == pytest.approx(-0.5)
-    assert story.evaluated["evaluate/val/learned_low"][0] < story.evaluated["evaluate/val/learned"][0]
-    assert story.evaluated["answer/val/after_1/tuned/right"][0] == 0.4
+    assert story.evaluated["evaluate/val/learned"] == pytest.approx(-0.5)
+    assert story.evaluated["evaluate/val/learned_low"] < story.evaluated["evaluate/val/learned"]
+    assert story.evaluated["answer/val/after_1/tuned/right"] == 0.4
     assert story.facts["evaluate.val"].startswith("learned: ")
     assert story.facts["training.digest"] == "job"
 
@@ -63,6 +64,24 @@ def test_an_evaluation_adds_to_the_run_and_another_training_is_another_run(tmp_p
     assert before.content != after.content
     assert told(folder).content == after.content
     assert told(tracked_run(tmp_path / "two", steps=9)).digest != after.digest
+
+
+def test_the_story_of_a_copy_is_the_same(tmp_path: Path) -> None:
+    """A copy, or a download from an object store, gives files other times."""
+    folder = tracked_run(tmp_path)
+    before = told(folder)
+    for place in folder.rglob("*"):
+        os.utime(place, (2_000_000_000, 2_000_000_000))
+    assert told(folder) == before
+    # The second session began 100 s after the first; its last figure came so many seconds later.
+    assert before.ended == BEGAN + 100 + 10 * (STEPS - 2) + 5
+
+
+def test_what_may_change_is_no_setting(tmp_path: Path) -> None:
+    """MLflow never lets a param change; the base's files may come from another source, and be the same."""
+    story = told(tracked_run(tmp_path))
+    assert (story.facts["base_model"], story.facts["dataset"]) == ("hf://Qwen/Qwen3-8B", "fire")
+    assert not {"base_model", "dataset"} & story.settings.keys()
 
 
 def test_weights_of_another_training_are_refused(tmp_path: Path) -> None:
@@ -87,6 +106,7 @@ def traces(folder: Path):
         [folder / "answers" / RUN / "val"],
         {"val": folder / "data" / "fire" / "val.jsonl"},
         [folder / "images" / "fire" / "train.jsonl"],
+        told(folder).ended,
     )
 
 

@@ -1,0 +1,123 @@
+"""A run that is sent again, also from a copy, is the same run in a real MLflow: each figure once, of its weights."""
+
+import json
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from track_run import main as track_run
+from tracked_run import BEGAN, RUN, STEPS, tracked_run
+from vlmflow.core.files import sha256_of
+
+
+def rows_of(database: Path, query: str) -> list[tuple]:
+    with closing(sqlite3.connect(database)) as opened:
+        return opened.execute(query).fetchall()
+
+
+def metrics(database: Path) -> list[tuple]:
+    return rows_of(database, "select key, value, timestamp, step from metrics order by key, step, timestamp")
+
+
+def change(file: Path, before: str, after: str) -> None:
+    content = file.read_text()
+    assert before in content
+    file.write_text(content.replace(before, after))
+
+
+def forget_that_it_was_sent(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as opened, opened:
+        assert opened.execute("delete from tags where key = 'vlmflow.content'").rowcount == 1
+
+
+def copied(folder: Path) -> None:
+    """Give every file another time, as a copy or a download from an object store has."""
+    for place in folder.rglob("*"):
+        os.utime(place, (2_000_000_000, 2_000_000_000))
+
+
+def without_its_times(folder: Path) -> None:
+    """Make the events those of an older version, which did not record when a session began."""
+    full = folder / "checkpoints" / RUN / "full"
+    events = [json.loads(line) for line in (full / "progress.jsonl").read_text().splitlines()]
+    before = sha256_of(full / "progress.jsonl")
+    lines = ({key: value for key, value in event.items() if key != "at"} for event in events)
+    (full / "progress.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for file in (full / "report.json", folder / "merged" / RUN / "provenance.json"):
+        change(file, before, sha256_of(full / "progress.jsonl"))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_copy_of_a_run_repeats_no_figure(tmp_path: Path, older: bool) -> None:
+    folder, database = tracked_run(tmp_path / "run"), tmp_path / "mlflow.db"
+    if older:
+        without_its_times(folder)
+    track_run(RUN, [], folder, {"mlflow": f"sqlite:///{database}"})
+    sent, [(start,)] = metrics(database), rows_of(database, "select start_time from runs")
+    forget_that_it_was_sent(database)
+    copied(folder)
+    # The same files of the base model, from another place.
+    change(folder / "merged" / RUN / "provenance.json", "hf://Qwen/Qwen3-8B", "/models/qwen")
+    track_run(RUN, [], folder, {"mlflow": f"sqlite:///{database}"})
+    assert metrics(database) == sent
+    assert rows_of(database, "select start_time from runs") == [(start,)]
+    assert rows_of(database, "select value from tags where key = 'base_model'") == [("/models/qwen",)]
+    if not older:
+        # The second session began 100 s after the first; its last figure came so many seconds later.
+        seconds = 10 * (STEPS - 2) + 5
+        assert start == 1000 * (BEGAN + 100 - 30)
+        assert {time for key, _, time, _ in sent if key.startswith("evaluate/")} == {1000 * (BEGAN + 100 + seconds)}
+
+
+def test_an_evaluation_that_was_made_again_is_what_mlflow_shows(tmp_path: Path) -> None:
+    """Its figure is smaller: of two figures with one time MLflow would show the larger one."""
+    folder, database = tracked_run(tmp_path / "run"), tmp_path / "mlflow.db"
+    report = folder / "eval" / RUN / "val" / "report.json"
+    shown = []
+    for before, mean in pairwise((-0.5, -0.5, -0.625, -0.625)):
+        change(report, f'"mean": {before},', f'"mean": {mean},')
+        track_run(RUN, [], folder, {"mlflow": f"sqlite:///{database}"})
+        forget_that_it_was_sent(database)
+        shown += rows_of(database, "select value from latest_metrics where key = 'evaluate/val/learned'")
+    assert shown == [(-0.5,), (-0.625,), (-0.625,)]
+    assert [value for key, value, *_ in metrics(database) if key == "evaluate/val/learned"] == [-0.5, -0.625]
+
+
+def test_a_file_of_the_configuration_is_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the rule, which runs there; a file of the command line is in the current folder."""
+    folder, here = tracked_run(tmp_path / "run"), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    config = here / "my-run.yaml"
+    config.write_text(
+        f"runs:\n  {RUN}: {{dataset: fire, model: qwen3vl-32b, track: {{mlflow: sqlite:///mlflow.db}}}}\n"
+    )
+    track_run(RUN, [config], Path("../run"), {})
+    assert rows_of(folder / "mlflow.db", "select name from runs") == [(RUN,)]
+    assert not (here / "mlflow.db").exists()
+    track_run(RUN, [config], Path("../run"), {"mlflow": "sqlite:///mlflow.db"})
+    assert rows_of(here / "mlflow.db", "select name from runs") == [(RUN,)]
+
+
+def test_a_run_of_the_past_is_sent_without_what_is_of_other_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tracked_run(tmp_path / "runs")
+    report = folder / "answers" / RUN / "val" / "report.json"
+    change(report, json.loads(report.read_text())["tuned"]["digest"], "older")
+    caplog.set_level(logging.INFO, "vlmflow")
+    database = tmp_path / "mlflow.db"
+    track_run(RUN, [], folder, {"mlflow": f"sqlite:///{database}"})
+    keys = {key.split("/")[0] for key, *_ in metrics(database)}
+    assert "evaluate" in keys
+    assert "answer" not in keys
+    [said] = [line for line in caplog.messages if "of other weights" in line]
+    assert f"answers/{RUN}/val" in said
+    assert f"snakemake … -- answers/{RUN}/val" in said
