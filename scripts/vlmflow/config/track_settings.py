@@ -23,8 +23,8 @@ class TrackSettings(Settings):
     """
 
     mlflow: str | None = None
-    """MLflow: the address of a server (https://HOST), or a file of this machine: sqlite:///FILE, relative to the working
-    directory. User and password, or token, come from MLflow's environment variables (MLFLOW_TRACKING_USERNAME,
+    """MLflow: the address of a server (https://HOST), or a file of this machine: sqlite:///FILE, relative to the
+    working directory. User and password, or token, come from MLflow's environment variables (MLFLOW_TRACKING_USERNAME,
     MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)."""
 
     experiment: Label = "vlmflow"
