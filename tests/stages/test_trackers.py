@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from mlflow_server import MlflowServer, fatal_proxy, mlflow_server
-from track import RunBlock
-from track import main as track
+from sent_run import send
 from track_run import main as track_run
 from tracked_run import RUN, tracked_run
-from vlmflow.core.account import read_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.track.accounts import Tracked
 
 STEPS, ROWS = 1500, 300
 """Enough for several requests to each tracker, so that there is a middle."""
@@ -32,22 +29,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 @pytest.fixture(autouse=True)
 def _an_experiment_for_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-mlflow-experiment-id=0")
-
-
-def send(folder: Path, store: str = "stores/trackers", **trackers: str) -> Tracked:
-    """Call the rule's script."""
-    track(
-        full=folder / "checkpoints" / RUN / "full",
-        merged=folder / "merged" / RUN,
-        evaluated=[folder / "eval" / RUN / "val"],
-        answered=[folder / "answers" / RUN / "val"],
-        rows=[folder / "data" / "fire" / "val.jsonl"],
-        pictures=[folder / "images" / "fire" / "train.jsonl"],
-        tracked=folder / "tracked" / f"{RUN}.json",
-        settings=RunBlock.model_validate({"track": trackers}),
-        tracker_store=folder / store,
-    )
-    return read_account(folder / "tracked" / f"{RUN}.json", Tracked)
 
 
 def count(server: MlflowServer, table: str) -> int:
@@ -143,18 +124,13 @@ def test_an_offline_run_is_written_once_and_whole(tmp_path: Path, monkeypatch: p
     assert len([*(folder / "stores" / "trackers").rglob("run-*.wandb")]) == 1
 
 
-def test_one_that_fails_keeps_no_other_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret")
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    folder = tracked_run(tmp_path)
-    with pytest.raises(PassingError) as caught:
-        send(folder, mlflow="http://127.0.0.1:9", wandb="mine")  # nobody listens on port 9 (discard)
-    assert "it reached: wandb" in caught.value.cause
-    assert "127.0.0.1" in caught.value.cause
-    assert "very-secret" not in str(caught.value)
-    assert [*(folder / "stores").rglob("run-*.wandb")]
-    assert not (folder / "tracked").exists()
+def test_a_deleted_experiment_is_no_passing_failure(server: MlflowServer, tmp_path: Path) -> None:
+    made = server.ask("2.0/mlflow/experiments/create", {"name": "old"})
+    server.ask("2.0/mlflow/experiments/delete", {"experiment_id": made["experiment_id"]})
+    with pytest.raises(VlmflowError, match="experiment 'old' is deleted in MLflow") as caught:
+        send(tracked_run(tmp_path), mlflow=server.url, experiment="old")
+    assert type(caught.value) is VlmflowError
+    assert "mlflow: restore it there, or set runs.NAME.track.experiment" in caught.value.next_step
 
 
 def test_a_run_of_the_past_goes_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
