@@ -60,6 +60,7 @@ class MlflowServer:
         if self._server:
             with suppress(ProcessLookupError):
                 os.killpg(self._server.process.pid, signal.SIGKILL)
+            self._server = None
         self._running.close()
 
     def ask(self, path: str, question: Any = None) -> Any:

@@ -54,8 +54,9 @@ def keys_of(names: tuple[str, ...]) -> dict[str, str]:
 
 def without_keys(text: str) -> str:
     """Return a text with *** in the place of every key that this process knows."""
-    for secret in sorted({*_secrets()}, key=len, reverse=True):  # one may contain another
-        text = text.replace(secret, "***")
+    forms = {form for secret in _secrets() for form in (secret, repr(secret)[1:-1])}  # a library quotes
+    for form in sorted(forms, key=len, reverse=True):  # one may contain another
+        text = text.replace(form, "***")
     return text
 
 

@@ -67,7 +67,7 @@ def ask(name: EnvironmentName, module: str, question: Any, env: dict[str, str] |
     answer = process.stdout.read()
     relay.join()
     code = process.wait()
-    if code == SAID_WHY:
+    if code == SAID_WHY and answer:
         why = json.loads(answer)
         raise (PassingError if why["passing"] else VlmflowError)(_shown(why["cause"]), _shown(why["next_step"]))
     if code:

@@ -61,7 +61,7 @@ def _explained(error: Exception) -> VlmflowError:
         return error
     if isinstance(error, OSError):
         kind = VlmflowError if error.errno in LASTING else PassingError
-        return kind(str(error), "see that this folder is there, and that this account may write into it")
+        return kind(str(error), "see that this folder is there and has room, and that this account may write into it")
     log.error("this is a bug:", exc_info=error)
     return VlmflowError(f"{type(error).__name__}: {error}", "this is a bug; its traceback is above; please report it")
 

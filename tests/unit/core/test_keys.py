@@ -89,3 +89,7 @@ def test_no_form_of_a_key_stays_in_a_text(monkeypatch: pytest.MonkeyPatch) -> No
     pair = base64.b64encode(b"ann:very-secret").decode()
     text = f"10 'Basic cGs6c2stdmVyeS1zZWNyZXQ=' cGs6c2stdmVyeS1zZWNyZXQ= sk-answer very-secret Basic {pair} ann"
     assert without_keys(text) == "10 '***' *** *** *** Basic *** ann"
+    monkeypatch.setenv(ANSWER_KEY, "sk\nanswer\\1")
+    assert without_keys(f"Illegal header value {b'Bearer sk' + bytes([10]) + b'answer' + bytes([92]) + b'1'!r}") == (
+        "Illegal header value b'Bearer ***'"
+    )
