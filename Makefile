@@ -119,7 +119,7 @@ notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine al
 	@folder="$$(realpath -- "$(FOLDER)")" && cd notebooks && VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$(RUN)" \
 	  ../$(BIN)/jupyter lab $(if $(PORT),--port $(PORT)) $(ARGS) look.ipynb
 
-rows: .venv/data.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
+rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
 	@test -n "$(RUN)" && test -n "$(STEP)" || { echo 'say which: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"' >&2; exit 2; }
 	@$(BIN)/python scripts/rows_of_step.py --run "$(RUN)" --step "$(STEP)" $(ARGS)
 

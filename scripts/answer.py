@@ -1,7 +1,6 @@
 """Ask a run's proven weights and their base the questions of a split, and score the answers."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from vlmflow.config.answer_settings import AnswerSettings
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
+from vlmflow.core.keys import ANSWER_KEY, key_of
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.answering.lengths import fitting_cases
 from vlmflow.evaluation.answering.models import Model, ModelAtUrl, OwnModel, versions
@@ -20,9 +20,6 @@ from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.pictures.size_limits import FEWEST_TOKENS, processor_of
-
-KEY = "VLMFLOW_ANSWER_KEY"
-"""The environment variable with the key of a server at `url`."""
 
 UNKNOWN = "unknown"
 
@@ -132,7 +129,7 @@ def main(
 def _model(name: str, digest: str, folder: Path, served_as: str | None, settings: RunBlock, threads: int) -> Model:
     if settings.answer.url is None or served_as is None:
         return OwnModel(name, digest, folder, settings.image_max_tokens, settings.dtype, settings.device, threads)
-    return ModelAtUrl(name, digest, settings.answer.url, served_as, os.environ.get(KEY))
+    return ModelAtUrl(name, digest, settings.answer.url, served_as, key_of(ANSWER_KEY))
 
 
 def _server(base: Path, settings: RunBlock) -> dict[str, Any]:

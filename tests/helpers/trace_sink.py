@@ -4,16 +4,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
+
+PROTOBUF = "application/x-protobuf"
+
+
+class Reply(NamedTuple):
+    """What a collector answers to requests.
+
+    kind: the content type; none if it is empty. place: of a redirect. path: how the paths end that get it; others get
+    404.
+    """
+
+    content: bytes = b""
+    kind: str = PROTOBUF
+    status: int = 200
+    place: str = ""
+    path: str = "/v1/traces"
+
+
+TAKES_ALL = Reply()
+
+# ExportTraceServiceResponse {partial_success {rejected_spans: 2, error_message: "too old"}}
+REFUSES_TWO = Reply(b"\x0a\x0b\x08\x02\x12\x07too old")
 
 
 class TraceSink(ThreadingHTTPServer):
-    """refuses: how many spans of each request it refuses. bytes: of all requests."""
+    """reply: to each request for traces. bytes: of all requests. keys: their headers Authorization."""
 
-    def __init__(self, refuses: int) -> None:
+    def __init__(self, reply: Reply) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.refuses = refuses
+        self.reply = reply
         self.bytes = 0
+        self.keys: list[str | None] = []
 
     @property
     def url(self) -> str:
@@ -24,24 +47,27 @@ class _Handler(BaseHTTPRequestHandler):
     server: TraceSink
 
     def do_POST(self) -> None:
-        self.server.bytes += len(self.rfile.read(int(self.headers["Content-Length"])))
-        # ExportTraceServiceResponse {partial_success {rejected_spans: refuses, error_message: "too old"}}
-        refusal = b"\x0a\x0b\x08" + bytes([self.server.refuses]) + b"\x12\x07too old"
-        content = refusal if self.server.refuses else b""
-        self.send_response(200 if self.path == "/v1/traces" else 404)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", str(len(content)))
+        self.server.bytes += len(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+        self.server.keys.append(self.headers["Authorization"])
+        reply = self.server.reply
+        self.send_response(reply.status if self.path.endswith(reply.path) else 404)
+        for name, value in (("Content-Type", reply.kind), ("Location", reply.place)):
+            if value:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(reply.content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(reply.content)
+
+    do_GET = do_POST
 
     def log_message(self, *words: Any) -> None:
         """Print nothing."""
 
 
 @contextmanager
-def trace_sink(refuses: int = 0) -> Iterator[TraceSink]:
+def trace_sink(reply: Reply = TAKES_ALL) -> Iterator[TraceSink]:
     """Run a collector as long as the block runs."""
-    with TraceSink(refuses) as sink:
+    with TraceSink(reply) as sink:
         thread = Thread(target=sink.serve_forever)
         thread.start()
         try:

@@ -24,6 +24,7 @@ OWN = ("track", "search")
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 from vlmflow.config.yaml_file import read_yaml  # noqa: E402
+from vlmflow.core.own_environment import python_of  # noqa: E402
 from vlmflow.core.progress import clock  # noqa: E402
 from workflow_runs import clone  # noqa: E402
 
@@ -124,7 +125,7 @@ def environment() -> dict[str, str]:
 def imports(copy: Path, file: str) -> str:
     """Import a module of the copy; give the error's last line, or "" where it imports in one of the environments."""
     module = ".".join(Path(file).relative_to("scripts").with_suffix("").parts)
-    for python in (sys.executable, *(str(ROOT / f".venv-{name}" / "bin" / "python") for name in OWN)):
+    for python in (sys.executable, *(str(python_of(name)) for name in OWN)):
         done = subprocess.run(
             [python, "-c", f"import {module}"],
             cwd=copy / "scripts",

@@ -98,7 +98,7 @@ def test_a_given_server_is_asked_and_its_picture_limits_are_unknown(
     demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And every row of the split is answered, or named with the reason."""
-    monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "sesame")
+    monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "sesame\n")
     answered, given = tmp_path / RUN / "test", files(demo_run) | {"evaluation_store": tmp_path / "store"}
     with chat_server(lambda model, messages: f"{len(messages)}. Answer: {model}") as server:
         block = {"url": server.url, "url_base": "b", "url_tuned": "t", "rows": 9}

@@ -2,8 +2,6 @@
 
 import json
 import sqlite3
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,15 +10,11 @@ from typing import Any
 
 import pytest
 
-from mlflow_server import MlflowServer, mlflow_server
-from trace_sink import trace_sink
-from track import RunBlock
-from track import main as track
+from mlflow_server import MlflowServer, fatal_proxy, mlflow_server
+from sent_run import send
 from track_run import main as track_run
 from tracked_run import RUN, tracked_run
-from vlmflow.core.account import read_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.track.accounts import Tracked
 
 STEPS, ROWS = 1500, 300
 """Enough for several requests to each tracker, so that there is a middle."""
@@ -33,26 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 
 @pytest.fixture(autouse=True)
-def _few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+def _an_experiment_for_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-mlflow-experiment-id=0")
-
-
-def send(folder: Path, store: str = "stores/trackers", **trackers: str) -> Tracked:
-    """Call the rule's script."""
-    track(
-        full=folder / "checkpoints" / RUN / "full",
-        merged=folder / "merged" / RUN,
-        evaluated=[folder / "eval" / RUN / "val"],
-        answered=[folder / "answers" / RUN / "val"],
-        rows=[folder / "data" / "fire" / "val.jsonl"],
-        pictures=[folder / "images" / "fire" / "train.jsonl"],
-        tracked=folder / "tracked" / f"{RUN}.json",
-        settings=RunBlock.model_validate({"track": trackers}),
-        tracker_store=folder / store,
-    )
-    return read_account(folder / "tracked" / f"{RUN}.json", Tracked)
 
 
 def count(server: MlflowServer, table: str) -> int:
@@ -60,25 +36,14 @@ def count(server: MlflowServer, table: str) -> int:
         return int(database.execute(f"select count(*) from {table}").fetchone()[0])  # noqa: S608 (our own words)
 
 
-def killed_while(server: MlflowServer, table: str, more_than: int, sending: Callable[[], Any]) -> None:
-    """Send, and kill the server as soon as a table has more than some lines."""
-    watch = threading.Event()
-
-    def kill_in_the_middle() -> None:
-        while not watch.is_set():
-            if count(server, table) > more_than:
-                return server.kill()
-            time.sleep(0.01)
-
-    killer = threading.Thread(target=kill_in_the_middle)
-    killer.start()
-    try:
+def killed_while(server: MlflowServer, path: str, number: int, sending: Callable[[str], Any]) -> None:
+    """Send to an address whose server is killed after a request, and try again only shortly."""
+    with pytest.MonkeyPatch.context() as patch, fatal_proxy(server, path, number) as proxy:
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "10")
         with pytest.raises(PassingError, match=r"did not reach every tracker"):
-            sending()
-    finally:
-        watch.set()
-        killer.join()
-        server.kill()
+            sending(proxy.url)
 
 
 def runs_of(server: MlflowServer, experiment: str = "vlmflow") -> list[dict[str, Any]]:
@@ -89,8 +54,9 @@ def runs_of(server: MlflowServer, experiment: str = "vlmflow") -> list[dict[str,
 
 def test_a_server_that_dies_in_the_middle_gets_every_figure_once(server: MlflowServer, tmp_path: Path) -> None:
     folder = tracked_run(tmp_path, steps=STEPS)
-    killed_while(server, "metrics", 900, lambda: send(folder, mlflow=server.url))
+    killed_while(server, "/runs/log-batch", 4, lambda url: send(folder, mlflow=url))  # params, tags, 1000 metrics each
     assert not (folder / "tracked" / f"{RUN}.json").exists()
+    before = count(server, "metrics")
     server.start()
     [half] = runs_of(server)
     assert half["info"]["status"] == "RUNNING"
@@ -100,7 +66,7 @@ def test_a_server_that_dies_in_the_middle_gets_every_figure_once(server: MlflowS
     [run] = runs_of(server)
     assert run["info"]["run_id"] == sent.name
     assert (run["info"]["status"], run["info"]["run_name"]) == ("FINISHED", RUN)
-    assert count(server, "metrics") == sent.figures
+    assert 0 < before < count(server, "metrics") == sent.figures
     params = {each["key"]: each["value"] for each in run["data"]["params"]}
     tags = {each["key"]: each["value"] for each in run["data"]["tags"]}
     assert (params["lora.rank"], tags["dataset"]) == ("16", "fire")
@@ -117,7 +83,7 @@ def test_a_server_that_dies_in_the_middle_gets_every_figure_once(server: MlflowS
 
 def test_a_collector_that_dies_in_the_middle_gets_every_span_once(server: MlflowServer, tmp_path: Path) -> None:
     folder = tracked_run(tmp_path, count=ROWS)
-    killed_while(server, "spans", 0, lambda: send(folder, otlp=server.url))
+    killed_while(server, "/v1/traces", 1, lambda url: send(folder, otlp=url))
     server.start()
     assert 0 < count(server, "spans") < 1202
     sent = send(folder, otlp=server.url).otlp
@@ -159,22 +125,13 @@ def test_an_offline_run_is_written_once_and_whole(tmp_path: Path, monkeypatch: p
     assert len([*(folder / "stores" / "trackers").rglob("run-*.wandb")]) == 1
 
 
-def test_one_that_fails_keeps_no_other_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret")
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
-    folder = tracked_run(tmp_path)
-    with pytest.raises(PassingError) as caught:
-        send(folder, mlflow="http://127.0.0.1:9", wandb="mine")  # nobody listens on port 9 (discard)
-    assert "it reached: wandb" in caught.value.cause
-    assert "127.0.0.1" in caught.value.cause
-    assert "very-secret" not in str(caught.value)
-    assert [*(folder / "stores").rglob("run-*.wandb")]
-    assert not (folder / "tracked").exists()
-
-
-def test_refused_spans_are_no_success(tmp_path: Path) -> None:
-    with trace_sink(refuses=2) as sink, pytest.raises(PassingError, match="2 spans refused: too old"):
-        send(tracked_run(tmp_path), otlp=sink.url)
+def test_a_deleted_experiment_is_no_passing_failure(server: MlflowServer, tmp_path: Path) -> None:
+    made = server.ask("2.0/mlflow/experiments/create", {"name": "old"})
+    server.ask("2.0/mlflow/experiments/delete", {"experiment_id": made["experiment_id"]})
+    with pytest.raises(VlmflowError, match="experiment 'old' is deleted in MLflow") as caught:
+        send(tracked_run(tmp_path), mlflow=server.url, experiment="old")
+    assert type(caught.value) is VlmflowError
+    assert "mlflow: restore it there, or set runs.NAME.track.experiment" in caught.value.next_step
 
 
 def test_a_run_of_the_past_goes_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,10 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.keys import without_keys
+from vlmflow.core.own_program import SAID_WHY
+from vlmflow.core.printable import printable
 from vlmflow.core.process import bound_to_this_process, import_path
 
 EnvironmentName = Literal["track", "search"]
@@ -38,10 +41,10 @@ def python_of(name: EnvironmentName) -> Path:
 def ask(name: EnvironmentName, module: str, question: Any, env: dict[str, str] | None = None) -> Any:
     """Run a module in an environment with a JSON value as its input, and return its answer.
 
-    env: variables that it gets besides this process's own. What it writes to its standard error passes through. It ends
-    with this process.
-    Raises VlmflowError if the environment is missing, or if the program fails (an exit code other than 0, with its
-    last line as the cause).
+    env: variables that it gets besides this process's own. What it writes to its standard error passes through,
+    without keys. It ends with this process.
+    Raises VlmflowError if the environment is missing, or if the program fails: the error that it raised, or else its
+    last line as the cause. Raises PassingError if a signal ended it.
     """
     process = subprocess.Popen(
         [str(python_of(name)), "-m", module],
@@ -63,14 +66,26 @@ def ask(name: EnvironmentName, module: str, question: Any, env: dict[str, str] |
         process.stdin.close()
     answer = process.stdout.read()
     relay.join()
-    if process.wait():
-        cause = said[-1] if said else f"it ended with code {process.returncode}"
-        raise VlmflowError(f"{module}: {cause}", "see what it said:\n" + "\n".join(said))
+    code = process.wait()
+    if code == SAID_WHY and answer:
+        why = json.loads(answer)
+        raise (PassingError if why["passing"] else VlmflowError)(_shown(why["cause"]), _shown(why["next_step"]))
+    if code:
+        cause = f"signal {-code} ended it" if code < 0 else said[-1] if said else f"it ended with code {code}"
+        raise (PassingError if code < 0 else VlmflowError)(
+            f"{module}: {cause}", "see what it said:\n" + ("\n".join(said) or "nothing")
+        )
     return json.loads(answer)
 
 
 def _relay(source: IO[bytes], last: deque[str]) -> None:
     """Show a program's messages as they come, and keep the last ones."""
     for line in source:
-        last.append(line.decode(errors="replace").rstrip())
-        print(last[-1], file=sys.stderr, flush=True)
+        for part in line.decode(errors="replace").splitlines():
+            last.append(_shown(part.rstrip().expandtabs()))
+            print(last[-1], file=sys.stderr, flush=True)
+
+
+def _shown(text: str) -> str:
+    """Return a text of a program for terminals and logs: it may repeat what a server said, or quote a key."""
+    return printable(without_keys(text))

@@ -11,6 +11,7 @@ import openai
 from PIL import Image, UnidentifiedImageError
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.keys import without_keys
 from vlmflow.core.printable import printable
 from vlmflow.serving.answer import Answer
 from vlmflow.serving.server import LOOPBACK
@@ -60,7 +61,7 @@ class Client:
             if not isinstance(text, str | None):
                 raise TypeError(f"its content is no text: {text!r}")
         except openai.APIStatusError as error:
-            said = printable(error.response.text[:SHOWN_OF_ERROR])
+            said = _shown(error.response.text)
             passing = error.status_code >= 500 or error.status_code in (408, 429)
             raise (PassingError if passing else VlmflowError)(
                 f"{self._url}: model {self._model!r}: HTTP {error.status_code}: {said}",
@@ -68,14 +69,20 @@ class Client:
             ) from None
         except openai.APIConnectionError as error:  # a timeout, too
             raise PassingError(
-                f"{self._url}: no answer: {error.__cause__ or error}", "see whether the server runs, and its output"
+                f"{self._url}: no answer: {_shown(str(error.__cause__ or error))}",
+                "see whether the server runs, and its output",
             ) from None
         except (openai.OpenAIError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise VlmflowError(
-                f"{self._url}: its reply is not a chat completion: {printable(str(error)[:SHOWN_OF_ERROR])}",
+                f"{self._url}: its reply is not a chat completion: {_shown(str(error))}",
                 "name the address of an OpenAI-compatible API, with /v1",
             ) from None
         return Answer(text or "", cut)
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of what a server or a library said, without keys and what could steer a terminal."""
+    return printable(without_keys(text)[:SHOWN_OF_ERROR])
 
 
 def picture_part(file: Path) -> dict[str, Any]:

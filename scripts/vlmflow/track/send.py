@@ -1,5 +1,6 @@
 """Sends a run's story to its trackers, each on its own: one that fails keeps no other from getting it."""
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ import msgspec
 from vlmflow.config.track_settings import TrackSettings
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import whole_folder
+from vlmflow.core.keys import MLFLOW_KEYS, OTLP_KEYS, keys_of
 from vlmflow.core.own_environment import ask, python_of
 from vlmflow.core.printable import printable
 from vlmflow.track.accounts import RowTrace, Sent, Story, Tracked
@@ -20,14 +22,17 @@ log = logging.getLogger("vlmflow")
 CONTENT = "content"
 """The file beside an offline run that holds the digest of its content."""
 
+LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+"""What a file system says that it would say again. It may have passed with any other error, such as a full disk."""
+
 
 def send(story: Story, traces: Callable[[], Sequence[RowTrace]], settings: TrackSettings, store: Path) -> Tracked:
     """Send a run to every tracker of its settings, and return what they have.
 
     traces: gives those of the evaluated rows. store: the folder of offline runs.
 
-    Raises VlmflowError if the environment `track` is missing, and PassingError with all that failed, after every
-    tracker was tried.
+    Raises VlmflowError if the environment `track` is missing, and with all that failed, after every tracker was tried:
+    PassingError if one of the failures may pass.
     """
     python_of("track")
     told = msgspec.to_builtins(story)
@@ -39,25 +44,46 @@ def send(story: Story, traces: Callable[[], Sequence[RowTrace]], settings: Track
     if (endpoint := settings.otlp) is not None:
         senders["otlp"] = lambda: _to_otlp(endpoint, traces(), story)
     sent: dict[str, Sent] = {}
-    failed = []
+    failed: dict[str, VlmflowError] = {}
     for name, sender in senders.items():
         try:
             one = sent[name] = sender()
             log.info(f"{name}: {one.where} {'got' if one.new else 'had'} run {story.run}, {one.figures:,} figures")
-        except VlmflowError as error:
-            failed.append(f"{name}: {printable(error.cause)}")
+        except Exception as error:  # whatever it is, the others get their turn
+            failed[name] = _explained(error)
     if failed:
-        got = ", ".join(sent) or "none"
-        raise PassingError(
-            f"run {story.run} did not reach every tracker (it reached: {got}). {'; '.join(failed)}",
-            "see that the tracker runs, and that this machine has its key; then run the same command again: it sends "
-            "what is missing. Nothing else depends on it",
-        )
+        raise _all_of(failed, story.run, ", ".join(sent) or "none")
     return Tracked(story.run, story.digest, story.content, **sent)
 
 
+def _explained(error: Exception) -> VlmflowError:
+    if isinstance(error, VlmflowError):
+        return error
+    if isinstance(error, OSError):
+        kind = VlmflowError if error.errno in LASTING else PassingError
+        return kind(str(error), "see that this folder is there and has room, and that this account may write into it")
+    log.error("this is a bug:", exc_info=error)
+    return VlmflowError(f"{type(error).__name__}: {error}", "this is a bug; its traceback is above; please report it")
+
+
+def _all_of(failed: dict[str, VlmflowError], run: str, reached: str) -> VlmflowError:
+    """Return one error for those of several trackers, with the next step of each."""
+    causes = "; ".join(f"{name}: {printable(error.cause)}" for name, error in failed.items())
+    steps = "".join(f"\n  {name}: {_lines(error.next_step)}" for name, error in failed.items())
+    passes = any(isinstance(error, PassingError) for error in failed.values())
+    return (PassingError if passes else VlmflowError)(
+        f"run {run} did not reach every tracker (it reached: {reached}). {causes}",
+        f"as below, then run the same command again: it sends what is missing. Nothing else depends on it{steps}",
+    )
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text.splitlines()))
+
+
 def _to_mlflow(address: str, experiment: str, told: Any) -> Sent:
-    answer = ask("track", "vlmflow.track.to_mlflow", {"to": address, "experiment": experiment, "story": told})
+    question = {"to": address, "experiment": experiment, "story": told}
+    answer = ask("track", "vlmflow.track.to_mlflow", question, keys_of(MLFLOW_KEYS))
     return Sent(f"{address}, experiment {experiment}", answer["name"], answer["new"], answer["figures"])
 
 
@@ -85,5 +111,6 @@ def _remove_links(folder: Path) -> None:
 
 
 def _to_otlp(address: str, traces: Sequence[RowTrace], story: Story) -> Sent:
-    answer = ask("track", "vlmflow.track.to_otlp", {"to": address, "traces": msgspec.to_builtins(traces)})
+    question = {"to": address, "traces": msgspec.to_builtins(traces)}
+    answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS))
     return Sent(address, f"{story.run}: {len(traces):,} traces", True, answer["figures"])

@@ -8,7 +8,9 @@ after a kill, and gets all figures again. MLflow keeps one of equal figures (key
 """
 
 import os
+import re
 import sys
+from http import HTTPStatus
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -21,6 +23,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
+from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.own_program import answer_with
 
 METRICS, PARAMS = 1000, 100
@@ -29,9 +32,23 @@ METRICS, PARAMS = 1000, 100
 LONGEST_PARAM, LONGEST_TAG = 6000, 8000
 """Characters of a value (mlflow/utils/validation.py)."""
 
+SHOWN_OF_ERROR = 1000
+"""Characters of MLflow's own error message that ours repeats: it may quote a whole page."""
+
 
 def main(question: dict[str, Any]) -> dict[str, Any]:
-    """Send the run, unless MLflow has it."""
+    """Send the run, unless MLflow has it.
+
+    Raises VlmflowError if MLflow refuses it, PassingError if it cannot be reached, or fails itself.
+    """
+    try:
+        return send(question)
+    except MlflowException as error:
+        raise explained(error, question["to"]) from None
+
+
+def send(question: dict[str, Any]) -> dict[str, Any]:
+    """Send the run, unless MLflow has it; raises MLflow's own errors, and VlmflowError as `experiment_id` does."""
     story = question["story"]
     client = MlflowClient(tracking_uri=question["to"])
     experiment = experiment_id(client, question["experiment"])
@@ -64,14 +81,17 @@ def cut(key: str, value: str, longest: int) -> str:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """Return the id of the experiment, and make it if it does not exist."""
+    """Return the id of the experiment, and make it if it does not exist; raises VlmflowError if it is deleted."""
     if (known := client.get_experiment_by_name(name)) is None:
         try:
             return str(client.create_experiment(name))
         except MlflowException:  # another sender made it meanwhile
             known = client.get_experiment_by_name(name)
     if known is None or known.lifecycle_stage != "active":
-        sys.exit(f"experiment {name!r} is deleted in MLflow: restore it there, or set another one")
+        raise VlmflowError(
+            f"experiment {name!r} is deleted in MLflow",
+            "restore it there, or set runs.NAME.track.experiment to another",
+        )
     return str(known.experiment_id)
 
 
@@ -103,8 +123,21 @@ def metrics_of(client: MlflowClient, run: Run, story: dict[str, Any]) -> list[Me
     return of_steps + [Metric(key, value, end, 0) for key, value in story["results"].items()] + evaluated
 
 
+def explained(error: MlflowException, address: str) -> VlmflowError:
+    """Return an error of MLflow as ours, with a next step."""
+    cause = f"{address}: {' '.join(str(error).split())[:SHOWN_OF_ERROR]}"
+    # MLflow takes an unknown status, no answer, and a page in the place of an answer for an error 500.
+    said = re.search(r"failed with error code (\d{3})", cause)
+    status = int(said[1]) if said else error.get_http_status_code()
+    if "not in a valid JSON format" in cause:
+        status = HTTPStatus.OK
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
+        return PassingError(cause, "see that the server runs, and that this machine reaches it")
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        keys = "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        return VlmflowError(cause, f"set the key of an account that may write there: {keys}")
+    return VlmflowError(cause, "see that runs.NAME.track.mlflow is the address of an MLflow server; its log says more")
+
+
 if __name__ == "__main__":
-    try:
-        answer_with(main)
-    except MlflowException as error:
-        sys.exit(" ".join(str(error).split()))
+    answer_with(main)

@@ -9,12 +9,12 @@ generative AI (gen_ai.*, with a score as an event gen_ai.evaluation.result), and
 """
 
 import hashlib
-import logging
 import os
-import sys
 from typing import Any
 
 import requests
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.resources import Resource
@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
+from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.own_program import answer_with
 
 SPANS = 256
@@ -32,31 +33,83 @@ os.environ.setdefault("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
 """How long a request is tried again, in seconds in all (OpenTelemetry's variable)."""
 
 
+SHOWN_OF_ERROR = 500
+"""Characters of a server's answer that our message repeats."""
+
+RUNS = "see that the server runs, and that this machine reaches it"
+ADDRESS = "see that runs.NAME.track.otlp is the address of an OpenTelemetry endpoint, without /v1/traces"
+KEY = "set the key of an account that may write there: OTEL_EXPORTER_OTLP_HEADERS"
+
+
 def main(question: dict[str, Any]) -> dict[str, Any]:
-    """Send all spans; end with code 1 and the server's words if it does not take one of them."""
-    refusals: list[str] = []
-    session = requests.Session()
-    session.max_redirects = 0  # the key is for this address alone
-    session.hooks["response"].append(lambda response, **_: refusals.extend(refusal_in(response)))
-    words = _Words()
-    logging.getLogger("opentelemetry").addHandler(words)
+    """Send all spans.
+
+    Raises VlmflowError if the server does not take one of them, PassingError if it cannot be reached, or fails itself.
+    """
+    session = Session()
     exporter = OTLPSpanExporter(endpoint=question["to"].rstrip("/") + "/v1/traces", session=session)
     spans = [span for trace in question["traces"] for span in spans_of(trace)]
     for sent in range(0, len(spans), SPANS):
-        if exporter.export(spans[sent : sent + SPANS]) is not SpanExportResult.SUCCESS:
-            sys.exit(f"after {sent:,} of {len(spans):,} spans: {words.last or 'no answer'}")
-        if refusals:
-            sys.exit(f"after {sent:,} of {len(spans):,} spans: the server took not all: {refusals[0]}")
+        result = exporter.export(spans[sent : sent + SPANS])
+        if fault := session.fault:
+            raise type(fault)(f"{fault.cause} (after {sent:,} of {len(spans):,} spans)", fault.next_step)
+        if result is not SpanExportResult.SUCCESS:
+            raise VlmflowError(f"{question['to']}: the exporter sent nothing", "its messages above say why")
     exporter.shutdown()
     return {"figures": len(spans)}
 
 
-def refusal_in(response: requests.Response) -> list[str]:
-    """Return what a server says that it refused, of a request that it otherwise took (OTLP, Partial Success)."""
-    if not response.ok or not response.headers.get("content-type", "").startswith("application/x-protobuf"):
-        return []
-    said = ExportTraceServiceResponse.FromString(response.content).partial_success
-    return [f"{said.rejected_spans} spans refused: {said.error_message}"] if said.rejected_spans else []
+class Session(requests.Session):
+    """Remembers how the last request ended: of that the exporter tells less, and any answer below 400 suits it.
+
+    fault: what was wrong with it; None if the server took everything.
+    """
+
+    fault: VlmflowError | None = None
+
+    def request(self, method: str, url: str, **options: Any) -> requests.Response:  # type: ignore[override]
+        """Send a request as `requests` does, which also says what it raises."""
+        try:
+            response = super().request(method, url, **options)
+        except requests.RequestException as error:
+            passes = isinstance(error, requests.ConnectionError | requests.Timeout)
+            lasts = isinstance(error, requests.exceptions.SSLError)
+            self.fault = (PassingError if passes and not lasts else VlmflowError)(f"{url}: {error}", RUNS)
+            raise
+        self.fault = fault_of(response)
+        return response
+
+
+def fault_of(response: requests.Response) -> VlmflowError | None:
+    """Return what is wrong with a server's answer; None if it is OTLP's, and the server took all spans."""
+    url, status = response.url, response.status_code
+    said = " ".join(response.text[:SHOWN_OF_ERROR].split())
+    if status >= 500 or status in (408, 429):
+        return PassingError(f"{url}: HTTP {status}: {said or response.reason}", RUNS)
+    if status >= 400:
+        step = KEY if status in (401, 403) else ADDRESS
+        return VlmflowError(f"{url}: HTTP {status}: {said or response.reason}", step)
+    if status >= 300:
+        place = response.headers.get("location", "nowhere")
+        return VlmflowError(f"{url}: it redirects to {place}, which would get the key, so nothing was sent", ADDRESS)
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    answer = ExportTraceServiceResponse()
+    try:
+        if kind == "application/json":
+            json_format.Parse(response.text or "{}", answer, ignore_unknown_fields=True)
+        elif kind in ("application/x-protobuf", ""):
+            answer.ParseFromString(response.content)
+        else:
+            return VlmflowError(f"{url}: its answer is no OTLP but {kind}: {said}", ADDRESS)
+    except (DecodeError, json_format.ParseError) as error:
+        return VlmflowError(f"{url}: its answer is no OTLP: {error}: {said}", ADDRESS)
+    refused = answer.partial_success
+    if refused.rejected_spans:
+        return VlmflowError(
+            f"{url}: {refused.rejected_spans} spans refused: {refused.error_message}",
+            "see the server's log, and what it says about the spans that it takes",
+        )
+    return None
 
 
 def spans_of(trace: dict[str, Any]) -> list[ReadableSpan]:
@@ -120,15 +173,6 @@ def _span(
         end_time=end,
         instrumentation_scope=InstrumentationScope("vlmflow"),
     )
-
-
-class _Words(logging.Handler):
-    """Keeps the exporter's last message: it reports a failure in its log alone."""
-
-    last = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.last = " ".join(record.getMessage().split())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import msgspec
-from safetensors import safe_open
 
 from vlmflow.config.run_settings import LoraSettings
 from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA, MODEL_INDEX, MODEL_WEIGHTS, Tuner, tuner_of
@@ -124,6 +123,8 @@ def _shards(index: Path) -> list[str]:
 
 def _open_every_tensor(file: Path) -> None:
     """Raise an error if the file lacks a part of a tensor in its header."""
+    from safetensors import safe_open  # the environment `data` is without it, and asks for runs alone
+
     with safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (no mapping)
             tensors.get_slice(name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.own_environment import ask, python_of
 
 
@@ -42,6 +42,38 @@ def test_its_last_line_is_the_cause(module) -> None:
     with pytest.raises(VlmflowError, match="the server is away") as caught:
         ask("search", program, "x" * 1_000_000)  # more than a pipe holds, which it never reads
     assert "first" in caught.value.next_step
+
+
+@pytest.mark.parametrize("kind", [VlmflowError, PassingError])
+def test_an_error_of_ours_is_raised_again(module, kind: type[VlmflowError]) -> None:
+    program = module(
+        "from vlmflow.core.errors import PassingError, VlmflowError\n"
+        "from vlmflow.core.own_program import answer_with\n"
+        "def main(question):\n"
+        f"    raise {kind.__name__}('the server said \\x1b[2J', 'ask again')\n"
+        "answer_with(main)"
+    )
+    with pytest.raises(kind) as caught:
+        ask("search", program, None)
+    assert type(caught.value) is kind
+    assert (caught.value.cause, caught.value.next_step) == ("the server said �[2J", "ask again")
+
+
+def test_a_killed_program_may_succeed_another_time(module) -> None:
+    with pytest.raises(PassingError, match="signal 9 ended it"):
+        ask("search", module("os.kill(os.getpid(), 9)"), None)
+
+
+def test_what_it_prints_steers_no_terminal_and_holds_no_key(
+    module, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret\n")
+    program = module("print('it said \x1b[2J', 'Bearer very-secret', file=sys.stderr)\nsys.exit('\\tno very-secret')")
+    with pytest.raises(VlmflowError, match=r"no \*\*\*") as caught:
+        ask("search", program, None)
+    said = capfd.readouterr().err
+    assert "it said �[2J Bearer ***\n" in said
+    assert "very-secret" not in said + str(caught.value)
 
 
 def test_a_module_of_the_working_directory_is_not_imported(

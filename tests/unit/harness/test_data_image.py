@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 
 from workflow_runs import ROOT
 
@@ -13,6 +14,7 @@ TRAINING_ALONE = (
     "openai",
     "peft",
     "rapidfuzz",
+    "safetensors",
     "swift",
     "tokenizers",
     "torch",
@@ -41,6 +43,18 @@ def test_scripts_of_the_data_image_import_no_package_of_training() -> None:
             if "pod_template=" not in rule and (script := re.search(r'"\.\./scripts/(\w+)\.py"', rule)):
                 scripts.add(script[1])
     assert {"convert_fire", "data_page", "eval_page", "publish_merged", "run_page"} <= scripts
+    import_without_training(scripts)
+
+
+def test_commands_of_the_data_environment_import_no_package_of_training() -> None:
+    scripts = set()
+    for target in re.findall(r"^\w+: \.venv/data\.stamp.*(?:\n\t.*)+", (ROOT / "Makefile").read_text(), re.MULTILINE):
+        scripts |= {*re.findall(r"scripts/(\w+)\.py", target)}
+    assert {"doctor", "track_run"} <= scripts
+    import_without_training(scripts)
+
+
+def import_without_training(scripts: Iterable[str]) -> None:
     words = [sys.executable, "-c", WITHOUT, " ".join(TRAINING_ALONE), *sorted(scripts)]
     done = subprocess.run(words, env={"PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,6 +1,7 @@
 """Rows as messages for a server."""
 
 import base64
+import importlib
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,34 @@ def test_a_reply_that_is_no_completion_says_so(reply: str) -> None:
     ):
         client.answer([{"role": "user", "content": "?"}], 5)
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_key_is_not_repeated_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "very-secret")
+    reply = b'{"choices": [{"message": {"content": ["no: very-secret"]}, "finish_reason": "stop"}]}'
+    with (
+        canned_server(reply) as url,
+        Client(url, "mine", "very-secret") as client,
+        pytest.raises(VlmflowError, match=r"no: \*\*\*"),
+    ):
+        client.answer([{"role": "user", "content": "?"}], 5)
+
+
+def test_a_key_that_no_header_can_carry_reaches_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = importlib.import_module("answer")
+    settings = answer.RunBlock(
+        answer={"url": "http://h/v1", "url_base": "b", "url_tuned": "t"},
+        rows=9,
+        feedback=None,
+        seed=1,
+        text_args={},
+        image_max_tokens=64,
+        max_length=512,
+        device="cpu",
+        dtype="float32",
+    )
+    monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "very-secret\n")
+    assert answer._model("the base", "digest", Path(), "b", settings, 1).key == "very-secret"
+    monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "very\nsecret")
+    with pytest.raises(VlmflowError, match="VLMFLOW_ANSWER_KEY: its value"):
+        answer._model("the base", "digest", Path(), "b", settings, 1)

@@ -1,0 +1,25 @@
+"""Sends the run of `tracked_run` to trackers, as the rule does."""
+
+from pathlib import Path
+
+from track import RunBlock
+from track import main as track
+from tracked_run import RUN
+from vlmflow.core.account import read_account
+from vlmflow.track.accounts import Tracked
+
+
+def send(folder: Path, store: str = "stores/trackers", **trackers: str) -> Tracked:
+    """Call the rule's script."""
+    track(
+        full=folder / "checkpoints" / RUN / "full",
+        merged=folder / "merged" / RUN,
+        evaluated=[folder / "eval" / RUN / "val"],
+        answered=[folder / "answers" / RUN / "val"],
+        rows=[folder / "data" / "fire" / "val.jsonl"],
+        pictures=[folder / "images" / "fire" / "train.jsonl"],
+        tracked=folder / "tracked" / f"{RUN}.json",
+        settings=RunBlock.model_validate({"track": trackers}),
+        tracker_store=folder / store,
+    )
+    return read_account(folder / "tracked" / f"{RUN}.json", Tracked)
