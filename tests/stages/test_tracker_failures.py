@@ -121,6 +121,8 @@ def test_a_key_is_sent_without_its_line_break_and_stays_out_of_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tracked_run(tmp_path)
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login ann password another\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # requests would take it in place of the key
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "Authorization=Basic%20very-secret\n")
     with trace_sink(Reply(b"you sent Basic very-secret", "text/plain", 403)) as sink:
         with pytest.raises(VlmflowError, match=r"you sent \*\*\*"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.search_settings import Dimension, SearchLimits
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.own_environment import ask as ask_program
 from vlmflow.core.own_environment import python_of
@@ -74,6 +74,8 @@ def _ask(before: Path | None, journal: Path, search: str, question: dict[str, An
             found = ask_program(
                 "search", PROGRAM, {"importances": False, **question, "journal": str(work), "study": search}
             )
+        except PassingError:
+            raise  # the journal is good: the program was killed
         except VlmflowError as error:
             raise VlmflowError(
                 f"{before or 'the study program'}: {error.cause}",
