@@ -50,7 +50,12 @@ def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory)
     project.cluster.kubectl(in_namespace, "delete", "pod", second[0]["metadata"]["name"])
     try:
         assert asked.wait(600) == 0, shown.read_text()[-8000:]
-        late = project.cluster.kubectl("logs", LATE, in_namespace)
+
+        def said() -> str:
+            log = project.cluster.kubectl("logs", LATE, in_namespace)
+            return log if "waiting for node 0" in log else ""
+
+        late = str(wait_for("the late pod waits", said, 120, pause=1))
     finally:
         project.cluster.kubectl("delete", "pod", LATE, in_namespace)
     return Training(shown.read_text(), [pod["spec"]["nodeName"] for pod in first], late)

@@ -13,7 +13,7 @@ from cluster.cluster_workflow import ClusterWorkflow
 from cluster.shell import wait_for
 from workflow_runs import RUN
 
-STEPS = 60
+STEPS = 120
 TRAIN = f"max_steps: {STEPS}, checkpoint_steps: 6, evaluation_steps: 6, learning_rate: 5e-3"
 LONG = f"runs={{qwen3vl-fire: {{train: {{{TRAIN}}}}}}}"
 """A longer training than test_demo's, so that two events are in its middle."""
@@ -107,7 +107,7 @@ def test_a_pod_that_must_end_saves_a_checkpoint_and_the_next_resumes(
     training: Training, project: ClusterWorkflow
 ) -> None:
     log = (project.targets / "logs" / "train_model" / f"{RUN}.log").read_text()
-    assert re.search(r"resuming from step \d+ of 60", log)
+    assert re.search(rf"resuming from step \d+ of {STEPS}", log)
     assert "its Job" not in training.said.partition("The controller came back")[0].split("Error in rule")[0]
 
 

@@ -87,7 +87,7 @@ def test_two_pods_on_two_nodes_sum_up_and_connect_only_to_each_other(cluster: Cl
             conditions = cluster.get("job", GROUP, NAMESPACE)["status"].get("conditions", ())
             return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
 
-        wait_for("the group ends", ended, 120)
+        wait_for("the group ends", ended, 400)
         pods = {pod["metadata"]["name"]: pod for pod in cluster.get("pods", namespace=NAMESPACE)["items"]}
         logs = {name: cluster.kubectl("logs", name, f"--namespace={NAMESPACE}") for name in pods}
         said = [json.loads(line) for log in logs.values() for line in log.splitlines() if line.startswith("{")]

@@ -104,7 +104,8 @@ def test_it_shows_the_scalars_of_every_training(tensorboard: Component) -> None:
         assert sorted("/".join(name.split("/")[:2]) for name in tags) == [f"{RUN}/full", f"{RUN}/smoke"]
         full = next(name for name in tags if "/full/" in name)
         assert {"train/loss", "eval/loss"} <= tags[full].keys()
-        points = httpx.get(f"{address}/data/plugin/scalars/scalars", params={"run": full, "tag": "train/loss"}).json()
+        asked = {"run": full, "tag": "train/loss"}
+        points = httpx.get(f"{address}/data/plugin/scalars/scalars", params=asked, timeout=60).json()
         assert points[0][1] == 1
 
 

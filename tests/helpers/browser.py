@@ -138,6 +138,8 @@ class Browser:
         while True:
             said = self._next()
             if said.get("id") == self._number:
+                if "navigated or closed" in str(said.get("error")):  # the page has just loaded itself again
+                    return self._call(method, **params)
                 assert "error" not in said, said
                 return said["result"]
             self._note(said)

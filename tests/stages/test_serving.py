@@ -78,7 +78,7 @@ def test_the_served_weights_answer_as_in_this_process_and_end_with_the_caller(
             answer = client.answer(messages, TOKENS)
         with Client(url, "another") as client, pytest.raises(VlmflowError, match=r"HTTP 400: .*requested 'another'"):
             client.answer(messages, TOKENS)
-        listed = httpx.get(f"{url}/models", trust_env=False)
+        listed = httpx.get(f"{url}/models", timeout=60, trust_env=False)
         assert listed.status_code == 200
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -7,6 +7,7 @@ SIGTERM within an evaluation, to all ranks, in test_training_ends.
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -88,7 +89,8 @@ class Said(logging.Handler):
 
 def test_a_training_that_hangs_is_resumed_once(hung: Hung) -> None:
     (said,) = hung.said
-    assert said.startswith(f"train_model r: no sign of life for {HANG_SECONDS / 60:.2g} minutes; rank 0, training, is ")
+    # As long as it was silent, which is a little more than HANG_SECONDS.
+    assert re.match(r"train_model r: no sign of life for 0\.[1-9]\d? minutes; rank 0, training, is ", said)
     assert "rank 1, training, is in act (fault/sitecustomize.py:" in said
     assert said.endswith("(after step 3): resuming once from step 2")
     log = hung.trained.folder.trainer_log.read_text()

@@ -200,5 +200,5 @@ def test_a_browser_loads_and_runs_nothing_while_it_runs(folder: RunFolder, tmp_p
             time.sleep(0.2)
         browser.requests.clear()
         time.sleep(2.5)
+        assert browser.evaluate("document.title") == "r: full run, step 38 of 40"
         assert browser.requests == [], "an ended training's page does not load itself again"
-        assert browser.evaluate("document.title") == "r: full run, step 38 of 40", "the page loaded itself again"

@@ -18,9 +18,9 @@ from vlmflow.training.launch import signals_passed_on
 from workflow_runs import ROOT
 
 STARTER = """
-import os, subprocess, time
+import os, subprocess, sys
 other = subprocess.Popen(["sleep", "60"])  # as ldconfig, which tells torchrun about the machine
-time.sleep(0.5)
+sys.stdin.read()
 subprocess.run(["sleep", "60"], env=os.environ | {"RANK": "0"})
 other.kill()
 """
@@ -30,7 +30,7 @@ other.kill()
 def program(text: str) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a process in torchrun's place that runs a program, and kill it and its children afterwards."""
     env = {key: value for key, value in os.environ.items() if key != "RANK"}
-    with subprocess.Popen([sys.executable, "-c", text], env=env) as torchrun:
+    with subprocess.Popen([sys.executable, "-c", text], env=env, stdin=subprocess.PIPE) as torchrun:
         try:
             yield torchrun
         finally:
@@ -44,6 +44,12 @@ def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
+def go_on(process: subprocess.Popen[bytes]) -> None:
+    """End a program's input, which it reads to know when."""
+    assert process.stdin is not None
+    process.stdin.close()
+
+
 def test_a_signal_reaches_a_trainer_that_starts_after_it() -> None:
     """The first child of torchrun is no trainer, and gets no signal in its place."""
     asked: set[int] = set()
@@ -53,6 +59,7 @@ def test_a_signal_reaches_a_trainer_that_starts_after_it() -> None:
         let_them_save(torchrun, asked)
         assert asked == set()
         assert first.is_running()
+        go_on(torchrun)
         while torchrun.poll() is None:
             let_them_save(torchrun, asked)
             time.sleep(0.02)
@@ -63,10 +70,11 @@ def test_a_signal_reaches_a_trainer_that_starts_after_it() -> None:
 
 def test_trainers_that_have_just_ended_are_no_reason_to_kill_torchrun() -> None:
     """Their exit codes say that the training is finished."""
-    with program("import os, time\nif os.fork():\n    time.sleep(1)") as torchrun:
+    with program("import os, sys\nif os.fork():\n    sys.stdin.read()") as torchrun:
         zombie = psutil.STATUS_ZOMBIE
         wait_for("a child has ended", lambda: [child for child in children(torchrun) if child.status() == zombie])
         let_them_save(torchrun, set())
+        go_on(torchrun)
         assert torchrun.wait(30) == 0
 
 

@@ -128,6 +128,7 @@ def test_a_stop_ends_requests_without_data(
 
 def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, transport: Transport) -> None:
     lock, under_way, most = threading.Lock(), 0, 0
+    together = threading.Barrier(CONNECTIONS, timeout=60)
 
     def ask() -> None:
         nonlocal under_way, most
@@ -137,7 +138,7 @@ def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, tran
             with lock:
                 under_way += 1
                 most = max(most, under_way)
-            time.sleep(0.02)
+            together.wait()
             with lock:
                 under_way -= 1
 
@@ -148,7 +149,7 @@ def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, tran
         thread.start()
     for thread in threads:
         thread.join()
-    assert CONNECTIONS / 2 < most <= CONNECTIONS
+    assert most == CONNECTIONS
     assert len(server.seen) == 3 * CONNECTIONS
 
 
