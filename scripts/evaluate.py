@@ -124,7 +124,8 @@ def main(
         write_lines(folder / "rows.jsonl", found)
         write_lines(folder / "left_out.jsonl", out)
         write_account(folder / REPORT, report)
-    logging.getLogger("vlmflow").info(f"{run}, {split}: {report.sentence}")
+    rows_said = f"{figures.rows:,} rows; {sum(report.left_out.values()):,} left out"
+    logging.getLogger("vlmflow").info(f"{run}, {split}: {report.sentence} ({rows_said}: left_out.jsonl)")
 
 
 if __name__ == "__main__":

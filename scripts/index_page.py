@@ -37,7 +37,8 @@ def main(files: list[Path], folder: Path) -> Path:
     html, runs = index_page(folder, folder / settings.stores.runs, page, datasets, now)
     with whole_file(page, "w") as file:
         file.write(html)
-    print(f"{page}: {runs} run(s)")
+    none = '; name the working directory: ARGS="--directory …"' if not runs else ""
+    print(f"{page}: {runs} run(s){none}")
     return page
 
 

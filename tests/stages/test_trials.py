@@ -98,6 +98,8 @@ def test_a_training_that_cannot_go_on_is_an_answer(tiny: Tiny, tmp_path: Path) -
     assert (failed.state, failed.value) == ("failed", None)
     assert "finite" in str(failed.reason) or "exploded" in str(failed.reason)
     assert all(math.isfinite(loss) for _, loss in failed.curve)
+    again = tried(asked(6, learning_rate=1e37), plan(tiny), tmp_path).result
+    assert again == failed, "its hours, too: the account of the study stays the same"
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def overlay(study: Study, file: Path, best: StudyTrial, run: str, seed: int) -> 
         f"# trial: {best.number} (round {best.round}, step {best.steps})",
         f"# {study.objective}: {best.value!r}",
         f"# seed: {seed}; study.json: sha256 {digest}",
-        f"# Train with it: snakemake --configfile YOUR-RUN.yaml search/{study.search}/best.yaml",
+        "# Train with it: snakemake --configfile YOUR-RUN.yaml THIS-FILE",
     ]
     chosen_by = ChosenBy(search=study.search, trial=best.number, trials=count, study=digest, settings=best.settings)
     settings = {"runs": {run: {"chosen_by": chosen_by.model_dump(), "train": nested(best.settings)}}}

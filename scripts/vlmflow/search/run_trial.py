@@ -18,11 +18,13 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from vlmflow.config.search_settings import trained_with
+from vlmflow.core.errors import VlmflowError
 from vlmflow.search.accounts import AskedTrial, TrialResult
 from vlmflow.search.starts import Step, forget_tries, one_start, starts_of, wait_for_others
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import End, read_events
 from vlmflow.training import attempt
+from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.newest import Newest
 from vlmflow.training.run_folder import RunFolder
@@ -105,6 +107,11 @@ def run_trial(asked: AskedTrial, own: Training, runs: Path, threads: int, search
     step = Step(RunFolder(runs / own.digest()), search, asked.steps)
     what = f"search {search}, trial {asked.number}"
     wait_for_others(step.folder)
+    try:
+        refuse_bad_step(step.folder, own.data.train, what)
+    except VlmflowError as error:  # it said so before: asked again, it costs no hours, so that its answer is the same
+        log.warning(error.cause)
+        return Ended(_result(asked, step, own.ranks, error.cause), None, step)
     died = None
     while (before := starts_of(step)).tries < TRIES:
         hours = None if asked.hours is None else max(0.0, asked.hours - before.seconds / 3600)

@@ -63,23 +63,23 @@ def serve_with_transformers(
 ) -> Iterator[Server]:
     """Serve the folder of a model (`served_folder`) on the loopback address as long as the block runs.
 
-    scratch: an empty folder for its caches. log: the file for its output. device: cpu, or auto for the GPUs.
-    dtype: the type in which it computes; auto is that of the weights. threads: cores that it may use; None for all.
-    port: 0 for a free one. limit: seconds until it must answer.
+    Requests name the model by the folder's name. scratch: an empty folder for its caches. log: the file for its output.
+    device: cpu, or auto for the GPUs. dtype: the type in which it computes; auto is that of the weights. threads: cores
+    that it may use; None for all. port: 0 for a free one. limit: seconds until it must answer.
 
     The thread that calls this must live as long as the block: the server ends with it, however it ends.
     Raises VlmflowError with the end of its output if it ends before it answers, PassingError if it takes too long.
     """
-    model = str(folder.absolute())
+    model, place = folder.name, folder.absolute().parent
     if "@" in model:
-        raise VlmflowError(f"{model}: transformers takes what follows '@' for a revision", "use a path without '@'")
+        raise VlmflowError(f"{model}: transformers takes what follows '@' for a revision", "use a name without '@'")
     how = ["--device", device, "--dtype", dtype, "--host", LOOPBACK]
     env = environment(scratch, threads)
     for last in (False, False, True):
         at = port or free_port()
         words = [sys.executable, "-m", "transformers.cli.transformers", "serve", model, *how, "--port", str(at)]
         try:
-            with running(words, model, at, scratch, log, env, limit) as server:
+            with running(words, model, at, place, log, env, limit) as server:
                 yield server
                 return
         except PortTakenError:  # somebody took the port between our look and the server's
