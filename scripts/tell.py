@@ -7,15 +7,15 @@ from harness.stage import run_stage
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
-from vlmflow.search.accounts import Asked, TrialResult
-from vlmflow.search.study import STATES, Study
+from vlmflow.search.accounts import TrialResult, read_asked
+from vlmflow.search.study import STATES, Objective, Study
 from vlmflow.search.tell import tell
 
 
 class SearchBlock(Settings):
     """The search's settings that this stage uses; see docs/config.md."""
 
-    objective: str
+    objective: Objective
     rungs: int
     limits: SearchLimits
 
@@ -38,7 +38,7 @@ def main(
     settings: those of the search.
     """
     told = tell(
-        read_account(asked, Asked),
+        read_asked(asked),
         {file: read_account(file, TrialResult) for file in results},
         read_account(before[0], Study) if before else None,
         (asked_journal, journal),

@@ -14,7 +14,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import printable
 from vlmflow.evaluation.chosen_split import RawRows
 from vlmflow.evaluation.measure import MEASURING
-from vlmflow.search.accounts import Asked
+from vlmflow.search.accounts import read_asked
 from vlmflow.search.judge import JUDGING, Judgement, judged
 from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
 from vlmflow.swift.arguments import Training
@@ -66,7 +66,9 @@ def main(
     none if rows have no pictures.
     stats, val, judged_pictures, raw_train, mended: what an evaluation needs; none if the validation loss judges.
     """
-    account, slot = read_account(asked, Asked), int(result.stem)
+    account, slot = read_asked(asked), int(result.stem)
+    if slot >= len(account.trials):
+        raise VlmflowError(f"{asked}: it has no slot {slot}", f"remove {asked}, and run the same command again")
     trial = account.trials[slot]
     if trial is None:
         write_account(result, empty_slot(account.empty))

@@ -9,6 +9,7 @@ its turns, the gold answer: sentences that differ may say the same.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from random import Random
 
 from vlmflow.evaluation.accounts import LeftOut
@@ -33,8 +34,9 @@ def find_donors(
     for some in alike.values():
         some.sort(key=lambda each: each[:2])
         right = [_right_answers(case, gold) for _, _, case in some]
+        runs = _runs(right)
         for place in range(len(some)):
-            donor = _nearest(some, right, place)
+            donor = _nearest(some, right, runs, place)
             if donor is not None:
                 found[some[place][2].row.id] = donor
     return found
@@ -45,8 +47,25 @@ def _right_answers(case: Case, gold: Mapping[str, str]) -> frozenset[str]:
     return frozenset(normalised(answer_in(text)) for text in texts)
 
 
-def _nearest(some: Sequence[tuple[int, float, Case]], right: Sequence[frozenset[str]], place: int) -> Case | None:
-    """Return the nearest row in tokens with another group and no right answer in common. some: sorted by tokens."""
+def _runs(right: Sequence[frozenset[str]]) -> list[tuple[int, int]]:
+    """Return, by place, the first and last place of the neighbours with the same right answers."""
+    found: list[tuple[int, int]] = []
+    for _, same in groupby(enumerate(right), key=lambda each: each[1]):
+        places = [place for place, _ in same]
+        found += [(places[0], places[-1])] * len(places)
+    return found
+
+
+def _nearest(
+    some: Sequence[tuple[int, float, Case]],
+    right: Sequence[frozenset[str]],
+    runs: Sequence[tuple[int, int]],
+    place: int,
+) -> Case | None:
+    """Return the nearest row in tokens with another group and no right answer in common. some: sorted by tokens.
+
+    runs: neighbours with the same right answers, which it passes at one step: most rows may say yes.
+    """
     own_tokens, _, own = some[place]
     down, up = place - 1, place + 1
     while down >= 0 or up < len(some):
@@ -54,9 +73,11 @@ def _nearest(some: Sequence[tuple[int, float, Case]], right: Sequence[frozenset[
         above = some[up][0] - own_tokens if up < len(some) else None
         take_below = above is None or (below is not None and below <= above)
         candidate = down if take_below else up
-        down, up = (down - 1, up) if take_below else (down, up + 1)
-        if some[candidate][2].group != own.group and right[candidate].isdisjoint(right[place]):
+        other_answer = right[candidate].isdisjoint(right[place])
+        if other_answer and some[candidate][2].group != own.group:
             return some[candidate][2]
+        first, last = (candidate, candidate) if other_answer else runs[candidate]
+        down, up = (first - 1, up) if take_below else (down, last + 1)
     return None
 
 

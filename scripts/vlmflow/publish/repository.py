@@ -20,12 +20,18 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.printable import printable
 from vlmflow.core.progress import amount
 from vlmflow.publish.package import OutgoingFile, Package
-from vlmflow.web.hub import NO_HUB, TIMEOUT
+from vlmflow.web.hub import TIMEOUT
 from vlmflow.web.patience import AGAIN, PASSING_STATUS
 from vlmflow.web.transport import host_of
 
 OF_THE_HUB = ".gitattributes"
 """The file that the hub itself writes into a new repository."""
+
+UNREACHED = (
+    "check this machine's network, its proxy (HTTPS_PROXY) and HF_ENDPOINT, then run the same command again: what has "
+    "arrived is not sent again"
+)
+"""The next step if the hub could not be reached."""
 
 NAME = re.compile(r"[^/]+/[^/]+")
 
@@ -198,7 +204,7 @@ def _refusal(name: str, error: BaseException) -> VlmflowError:
             return PassingError(f"{name}: {host} answers {status}", AGAIN)
         return VlmflowError(f"{name}: {host} answers {status}", "read its page, then run the same command again")
     if isinstance(error, httpx.HTTPError):
-        return PassingError(f"{name}: {type(error).__name__} at {host}", NO_HUB)
+        return PassingError(f"{name}: {type(error).__name__} at {host}", UNREACHED)
     if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # hf_xet raises ConnectionError
         raise error
     hint = " (a hub without Xet storage needs HF_HUB_DISABLE_XET=1)" if is_xet_available() else ""

@@ -1,8 +1,12 @@
 """The accounts of a search: what a step asks of its trials (`asked.json`), and each trial's result (`SLOT.json`)."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 """A number that adds up with others: never negative, never NaN."""
@@ -20,10 +24,10 @@ class AskedTrial(msgspec.Struct, frozen=True, kw_only=True):
     step; null without a limit.
     """
 
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0)]
     settings: dict[str, Any]
     steps: int
-    hours: float | None
+    hours: Amount | None
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     rung: int
     trials: list[AskedTrial | None]
     empty: str | None = None
+
+
+def read_asked(file: Path) -> Asked:
+    """Read what a step asks (search/NAME/ROUND/RUNG/asked.json).
+
+    Raises VlmflowError if it is not the account of that step, or asks of one trial twice.
+    """
+    found = read_account(file, Asked)
+    numbers = [trial.number for trial in found.trials if trial]
+    here = (found.search, str(found.round), str(found.rung)) == file.parts[-4:-1]
+    if not here or not found.trials or len(set(numbers)) < len(numbers):
+        raise VlmflowError(
+            f"{file}: it is no account of this step: search {found.search!r}, round {found.round}, rung {found.rung}, "
+            f"trials {numbers} in {len(found.trials)} slot(s)",
+            f"remove {file}, and run the same command again",
+        )
+    return found
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):

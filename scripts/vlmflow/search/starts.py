@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
 
 from vlmflow.core.account import read_account, write_account
+from vlmflow.search.accounts import Amount
 from vlmflow.trainer.events import read_events
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.newest import Newest
@@ -47,10 +49,10 @@ class Starts(msgspec.Struct, frozen=True):
     began, in seconds since 1970; null if none is under way.
     """
 
-    tries: int
-    reached: int
-    seconds: float
-    since: float | None
+    tries: Annotated[int, msgspec.Meta(ge=0)]
+    reached: Annotated[int, msgspec.Meta(ge=0)]
+    seconds: Amount
+    since: Amount | None
 
 
 def wait_for_others(folder: RunFolder) -> None:
@@ -73,8 +75,7 @@ def starts_of(step: Step) -> Starts:
     """
     found = read_account(step.file, Starts) if step.file.is_file() else Starts(0, 0, 0.0, None)
     if found.since is not None:
-        silent = max(0.0, min(_last_sign(step.folder), time.time()) - found.since)
-        found = replace(found, seconds=found.seconds + silent, since=None)
+        found = _ended(found, step.folder)
     reached = Newest.of(read_events(step.folder.progress)).step
     return replace(found, tries=0, reached=reached) if reached > found.reached else found
 
@@ -85,8 +86,9 @@ def one_start(step: Step) -> Iterator[None]:
 
     SIGTERM ends this process, with code 143, after that is recorded, unless the block handles the signal itself.
     """
-    before = starts_of(step)
     step.file.parent.mkdir(parents=True, exist_ok=True)
+    _close_all(step.folder)
+    before = starts_of(step)
     write_account(step.file, replace(before, tries=before.tries + 1, since=time.time()))
     began = time.monotonic()
 
@@ -111,6 +113,21 @@ def one_start(step: Step) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, handler)
         end(died)
+
+
+def _close_all(folder: RunFolder) -> None:
+    """End all starts in a folder that nobody ended: what is trained from now on is another's, and no time of theirs."""
+    for file in (folder.path / "starts").glob("*.json"):
+        found = read_account(file, Starts)
+        if found.since is not None:
+            write_account(file, _ended(found, folder))
+
+
+def _ended(found: Starts, folder: RunFolder) -> Starts:
+    """Return the account of a start that ended without a word: it took until its trainers' last sign of life."""
+    assert found.since is not None
+    silent = max(0.0, min(_last_sign(folder), time.time()) - found.since)
+    return replace(found, seconds=found.seconds + silent, since=None)
 
 
 def forget_tries(step: Step) -> None:

@@ -8,11 +8,14 @@ import msgspec
 
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.search.accounts import Asked, TrialResult
+from vlmflow.search.accounts import Amount, Asked, TrialResult
 
 TrialState = Literal["done", "failed", "stopped", "waiting", "left"]
 """done: trained to its end. failed, stopped: as its last result. waiting: it finished a rung, and may go on. left: it
 finished a rung, and others went on."""
+
+Objective = Literal["eval_loss", "learned", "uses_feedback"]
+"""By what trials are compared (`search.NAME.objective`)."""
 
 STATES: dict[TrialState, str] = {
     "done": "trained to its end",
@@ -41,8 +44,8 @@ class StudyTrial(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     value: float | None
     mem_mb: float | None
-    hours: float
-    gpu_hours: float
+    hours: Amount
+    gpu_hours: Amount
     curve: list[tuple[int, float]]
     rungs: list[tuple[int, float]] = []
 
@@ -76,7 +79,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     search: str
-    objective: str
+    objective: Objective
     last: tuple[int, int]
     trials: list[StudyTrial]
     empty: list[EmptySlots]

@@ -18,11 +18,13 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.exceptions import OptunaError
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_program import answer_with
 
 STARTUP = 5
@@ -42,7 +44,17 @@ loss counts as the worst (optuna 5.0, samplers/_tpe/sampler.py, `_get_pruned_tri
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Answer one question; the journal is then extended."""
+    """Answer one question; the journal is then extended.
+
+    Raises VlmflowError if Optuna cannot read the journal, or does not know what it is told.
+    """
+    try:
+        return _answer(question)
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError, AssertionError, OptunaError) as error:
+        raise VlmflowError(f"Optuna: {type(error).__name__}: {error}", "ask again from the first round") from None
+
+
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         storage=JournalStorage(JournalFileBackend(question["journal"])),

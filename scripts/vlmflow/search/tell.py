@@ -9,7 +9,7 @@ from vlmflow.config.search_settings import SearchLimits
 from vlmflow.core.files import sha256_of
 from vlmflow.search.accounts import Asked, TrialResult
 from vlmflow.search.journal import told
-from vlmflow.search.study import EmptySlots, Study, with_step
+from vlmflow.search.study import EmptySlots, Objective, Study, with_step
 
 
 def tell(
@@ -17,7 +17,7 @@ def tell(
     results: Mapping[Path, TrialResult],
     before: Study | None,
     journals: tuple[Path, Path],
-    how: tuple[str, int, SearchLimits],
+    how: tuple[Objective, int, SearchLimits],
 ) -> Study:
     """Return the study after one more step, and write its journal.
 

@@ -149,7 +149,8 @@ def failure_of(code: int, logs: Sequence[Said], what: str, passed_on: Sequence[i
             f"{what}: {signal.Signals(passed_on[0]).name} ended the trainers before they could save a checkpoint",
             f"run the same command again: it resumes from the newest whole checkpoint, if there is one ({trainer_log})",
         )
-    return TrainersDiedError(
+    by_somebody = -code in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    return (PassingError if by_somebody else TrainersDiedError)(
         f"{what}: the trainers ended with code {code}",
         f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
         "the same command resumes from the newest checkpoint",

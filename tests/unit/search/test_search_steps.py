@@ -1,5 +1,6 @@
 """The steps of a search: failures, rungs, limits, the budget, and spaces that are asked whole."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.search_settings import SearchLimits, SearchSettings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.search.accounts import AskedTrial, TrialResult
+from vlmflow.search.accounts import AskedTrial, TrialResult, read_asked
 from vlmflow.search.best import best_of, overlay, refuse_other_results
 from vlmflow.search.budget import refuse_too_much, trainings_of
 from vlmflow.search.propose import ASKED_BEFORE, SPENT, Schedule, propose, refuse_equal_rungs
@@ -242,3 +243,41 @@ def test_hours_that_cannot_be_are_refused(tmp_path: Path, number: float) -> None
 def test_more_steps_than_can_be_planned_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rounds, rungs: 100 times 3"):
         settings(rounds=100, rungs=3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"search": "other"},
+        {"search": "s/../.."},
+        {"rung": 1},
+        {"trials": []},
+        {"trials": [{"number": 0, "settings": {}, "steps": 1, "hours": None}] * 2},
+        {"trials": [{"number": -1, "settings": {}, "steps": 1, "hours": None}]},
+        {"trials": [{"number": 1, "settings": {}, "steps": 1, "hours": -1}]},
+    ],
+)
+def test_an_account_that_is_not_of_its_step_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    searched(tmp_path, settings(rounds=1), by_rate)
+    file = tmp_path / "search" / "s" / "0" / "0" / "asked.json"
+    read_asked(file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(VlmflowError, match=re.escape(str(file))):
+        read_asked(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b"no journal\n"])
+def test_a_damaged_journal_is_named_without_a_traceback(
+    tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    search = settings(rounds=2)
+    study = searched(tmp_path, search, by_rate, last=(0, 0))
+    journal = tmp_path / "search" / "s" / "0" / "0" / "study.journal"
+    journal.write_bytes(content)
+    capfd.readouterr()
+    schedule = Schedule(TRAIN, LENGTHS, 1)
+    asked = tmp_path / "asked.journal"
+    with pytest.raises(VlmflowError, match=re.escape(str(journal))) as refused:
+        propose(search, study, journal, asked, schedule, 1, step=("s", 1, 0))
+    assert "remove search/s" in refused.value.next_step
+    assert "Traceback" not in "".join(capfd.readouterr())

@@ -1,5 +1,6 @@
 """The starts of a trial's step: a signal ends one, and hours are those that were trained."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from made_search import result
 from vlmflow.core.account import write_account
 from vlmflow.search.accounts import AskedTrial
 from vlmflow.search.run_trial import KeptResult
-from vlmflow.search.starts import Starts, Step, starts_of, wait_for_others
+from vlmflow.search.starts import Starts, Step, one_start, starts_of, wait_for_others
 from vlmflow.training.run_folder import RunFolder
 from workflow_runs import ROOT
 
@@ -82,6 +83,18 @@ def test_each_search_has_its_own_starts(tmp_path: Path) -> None:
     mine.file.parent.mkdir()
     write_account(mine.file, Starts(1, 0, 10.0, None))
     assert starts_of(others) == Starts(0, 0, 0.0, None)
+
+
+def test_a_killed_start_of_another_search_gets_no_hours_of_this_one(tmp_path: Path) -> None:
+    mine, others = (Step(RunFolder(tmp_path), name, 4) for name in ("mine", "others"))
+    others.file.parent.mkdir()
+    write_account(others.file, Starts(1, 0, 0.0, time.time() - 36000))
+    log = mine.folder.trainer_log
+    log.write_text("loading\n")
+    os.utime(log, (time.time() - 35000, time.time() - 35000))
+    with one_start(mine):
+        log.write_text("step 1\n")
+    assert starts_of(others).seconds == pytest.approx(1000, abs=30)
 
 
 def test_what_another_search_trained_costs_no_hours() -> None:
