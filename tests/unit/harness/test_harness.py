@@ -185,6 +185,12 @@ def test_a_failing_stage_ends_with_cause_and_next_step(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().endswith(done.stderr)
 
 
+def test_a_failing_stage_says_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    """Its words may be a row's or a server's."""
+    done = run(tmp_path, "--source", "a\x1b[2Jb", "--target", "t", "--words", "[]")
+    assert done.stderr.splitlines()[-2:] == ["the stage failed: a�[2Jb: no words", "  what to do: give some"]
+
+
 def test_a_next_step_names_its_run_and_data_set(tmp_path: Path) -> None:
     (tmp_path / "stage.py").write_text(STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b or runs.NAME.c"))
     (tmp_path / "s").touch()
