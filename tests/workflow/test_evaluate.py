@@ -164,6 +164,7 @@ def words(folder: Path, store: Path, to: Path) -> list[str]:
         "picture-store": folder / "stores" / "pictures",
         "evaluation-store": store,
         "pictures": json.dumps([str(folder / "images" / "fire" / f"{split}.jsonl") for split in ("train", "test")]),
+        "raw-test": json.dumps([str(folder / "raw" / "fire" / "FIRE-test.json")]),
     }
     named = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *named]
