@@ -22,6 +22,12 @@ log = logging.getLogger("vlmflow")
 CONTENT = "content"
 """The file beside an offline run that holds the digest of its content."""
 
+LONGEST = 1500.0
+"""Seconds that a tracker has for a run: a server that sends a byte now and then would hold it for ever.
+
+Two of them and the local one fit into the rule's hour.
+"""
+
 LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 """What a file system says that it would say again. It may have passed with any other error, such as a full disk."""
 
@@ -83,7 +89,7 @@ def _lines(text: str) -> str:
 
 def _to_mlflow(address: str, experiment: str, told: Any) -> Sent:
     question = {"to": address, "experiment": experiment, "story": told}
-    answer = ask("track", "vlmflow.track.to_mlflow", question, keys_of(MLFLOW_KEYS))
+    answer = ask("track", "vlmflow.track.to_mlflow", question, keys_of(MLFLOW_KEYS), LONGEST)
     return Sent(f"{address}, experiment {experiment}", answer["name"], answer["new"], answer["figures"])
 
 
@@ -97,7 +103,7 @@ def _to_wandb(project: str, story: Story, told: Any, store: Path) -> Sent:
         return Sent(str(place), story.run, False, figures)
     with whole_folder(place) as folder:
         question = {"project": project, "folder": str(folder.absolute()), "story": told}
-        ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())})
+        ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())}, LONGEST)
         _remove_links(folder)
         (folder / CONTENT).write_text(wanted)
     return Sent(str(place), story.run, True, figures)
@@ -112,5 +118,5 @@ def _remove_links(folder: Path) -> None:
 
 def _to_otlp(address: str, traces: Sequence[RowTrace], story: Story) -> Sent:
     question = {"to": address, "traces": msgspec.to_builtins(traces)}
-    answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS))
+    answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS), LONGEST)
     return Sent(address, f"{story.run}: {len(traces):,} traces", True, answer["figures"])

@@ -24,6 +24,7 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.keys import MLFLOW_KEYS, without_keys
 from vlmflow.core.own_program import answer_with
 
 METRICS, PARAMS = 1000, 100
@@ -41,6 +42,8 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
 
     Raises VlmflowError if MLflow refuses it, PassingError if it cannot be reached, or fails itself.
     """
+    if any(os.environ.get(name) for name in MLFLOW_KEYS):
+        os.environ["NETRC"] = os.devnull  # otherwise requests would take an entry of ~/.netrc in place of the key
     try:
         return send(question)
     except MlflowException as error:
@@ -123,9 +126,14 @@ def metrics_of(client: MlflowClient, run: Run, story: dict[str, Any]) -> list[Me
     return of_steps + [Metric(key, value, end, 0) for key, value in story["results"].items()] + evaluated
 
 
+def shown(error: Exception) -> str:
+    """Return an error's text without keys, and only then cut, which may leave half a key."""
+    return " ".join(without_keys(str(error)).split())[:SHOWN_OF_ERROR]
+
+
 def explained(error: MlflowException, address: str) -> VlmflowError:
     """Return an error of MLflow as ours, with a next step."""
-    cause = f"{address}: {' '.join(str(error).split())[:SHOWN_OF_ERROR]}"
+    cause = f"{address}: {shown(error)}"
     # MLflow takes an unknown status, no answer, and a page in the place of an answer for an error 500.
     said = re.search(r"failed with error code (\d{3})", cause)
     status = int(said[1]) if said else error.get_http_status_code()
