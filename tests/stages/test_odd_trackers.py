@@ -1,5 +1,7 @@
 """A server that is no tracker, or a broken one, can neither hold a sending nor fill a log, nor get another key."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,43 @@ def test_a_key_at_the_end_of_what_is_shown_is_masked_whole(
     ):
         send(tracked_run(tmp_path), **{tracker: sink.url})
     assert "0123" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(b'{"experiment": 5}', JSON, path=""),
+        Reply(b'{"experiment": {"experiment_id": "1", "tags": [5]}}', JSON, path=""),
+        Reply(b"{}", f"{JSON}; charset=undefined", path=""),
+    ],
+)
+def test_what_no_client_of_mlflow_expects_is_told_in_two_lines(
+    reply: Reply, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with trace_sink(reply) as sink, pytest.raises(VlmflowError, match=rf"mlflow: {sink.url}: ") as caught:
+        send(tracked_run(tmp_path), mlflow=sink.url)
+    assert type(caught.value) is VlmflowError
+    assert "mlflow: see that runs.NAME.track.mlflow is the address of an MLflow server" in caught.value.next_step
+    assert "Traceback" not in str(caught.value) + "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("kind", ["garbage", "device", "of another program"])
+def test_a_file_that_is_not_mlflows_is_told_in_two_lines(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.db"
+    if kind == "garbage":
+        file.write_bytes(b"no database " * 1_000)
+    elif kind == "device":
+        file = Path("/dev/null")
+    else:
+        with closing(sqlite3.connect(file)) as database:
+            database.executescript("create table alembic_version (version_num); insert into alembic_version values (1)")
+    with pytest.raises(VlmflowError, match=f"mlflow: sqlite:///{file}: ") as caught:
+        send(tracked_run(tmp_path / "run"), mlflow=f"sqlite:///{file}")
+    assert type(caught.value) is VlmflowError
+    assert "mlflow: see that runs.NAME.track.mlflow is a file of MLflow" in caught.value.next_step
+    assert "Traceback" not in str(caught.value) + "".join(capfd.readouterr())
 
 
 def test_a_key_of_mlflow_goes_before_that_of_a_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
