@@ -14,7 +14,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import whole_folder
 from vlmflow.core.keys import MLFLOW_KEYS, OTLP_KEYS, keys_of
 from vlmflow.core.own_environment import ask, python_of
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import printable, printable_lines
 from vlmflow.track.accounts import RowTrace, Sent, Story, Tracked
 
 log = logging.getLogger("vlmflow")
@@ -75,16 +75,12 @@ def _explained(error: Exception) -> VlmflowError:
 def _all_of(failed: dict[str, VlmflowError], run: str, reached: str) -> VlmflowError:
     """Return one error for those of several trackers, with the next step of each."""
     causes = "; ".join(f"{name}: {printable(error.cause)}" for name, error in failed.items())
-    steps = "".join(f"\n  {name}: {_lines(error.next_step)}" for name, error in failed.items())
+    steps = "".join(f"\n  {name}: {printable_lines(error.next_step)}" for name, error in failed.items())
     passes = any(isinstance(error, PassingError) for error in failed.values())
     return (PassingError if passes else VlmflowError)(
         f"run {run} did not reach every tracker (it reached: {reached}). {causes}",
         f"as below, then run the same command again: it sends what is missing. Nothing else depends on it{steps}",
     )
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(printable, text.splitlines()))
 
 
 def _to_mlflow(address: str, experiment: str, told: Any) -> Sent:
