@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import printable, printable_lines
 from vlmflow.reports.chain import check_chain
 from vlmflow.reports.link import Link
 from vlmflow.serving.finished_run import published
@@ -60,4 +60,4 @@ if __name__ == "__main__":
         folder = given.folder or published(given.directory or Path(), given.run)
         sys.exit(0 if main(folder, given.directory) else 1)
     except VlmflowError as error:
-        sys.exit(printable(error.cause) + "\n  what to do: " + error.next_step)
+        sys.exit(printable(error.cause) + "\n  what to do: " + printable_lines(error.next_step))

@@ -20,6 +20,7 @@ from vlmflow.config.track_settings import TrackSettings
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import printable, printable_lines
 from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.evaluation.results import REPORT
 from vlmflow.serving.finished_run import FinishedRun, finished_run
@@ -120,4 +121,5 @@ if __name__ == "__main__":
     try:
         main(options.run, options.configfile, options.directory, {key: value for key, value in chosen.items() if value})
     except VlmflowError as error:
-        sys.exit(str(error).replace("runs.NAME", f"runs.{options.run}"))
+        said = printable(error.cause) + "\n  what to do: " + printable_lines(error.next_step)
+        sys.exit(said.replace("runs.NAME", f"runs.{printable(options.run)}"))

@@ -1,9 +1,9 @@
 """A collector that takes all traces and keeps none, or refuses some of each request, as OTLP allows."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 PROTOBUF = "application/x-protobuf"
@@ -13,7 +13,7 @@ class Reply(NamedTuple):
     """What a collector answers to requests.
 
     kind: the content type; none if it is empty. place: of a redirect. path: how the paths end that get it; others get
-    404.
+    404. reason: beside the status. pause: seconds between endless repetitions of the content; None: it is sent once.
     """
 
     content: bytes = b""
@@ -21,6 +21,8 @@ class Reply(NamedTuple):
     status: int = 200
     place: str = ""
     path: str = "/v1/traces"
+    reason: str | None = None
+    pause: float | None = None
 
 
 TAKES_ALL = Reply()
@@ -35,6 +37,7 @@ class TraceSink(ThreadingHTTPServer):
     def __init__(self, reply: Reply) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.reply = reply
+        self.ends = Event()
         self.bytes = 0
         self.keys: list[str | None] = []
 
@@ -50,13 +53,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bytes += len(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
         self.server.keys.append(self.headers["Authorization"])
         reply = self.server.reply
-        self.send_response(reply.status if self.path.endswith(reply.path) else 404)
+        self.send_response(reply.status if self.path.endswith(reply.path) else 404, reply.reason)
         for name, value in (("Content-Type", reply.kind), ("Location", reply.place)):
             if value:
                 self.send_header(name, value)
-        self.send_header("Content-Length", str(len(reply.content)))
+        if reply.pause is None:
+            self.send_header("Content-Length", str(len(reply.content)))
         self.end_headers()
-        self.wfile.write(reply.content)
+        with suppress(OSError):  # whoever reads an answer without end goes away
+            self.wfile.write(reply.content)
+            while reply.pause is not None and not self.server.ends.wait(reply.pause):
+                self.wfile.write(reply.content)
 
     do_GET = do_POST
 
@@ -73,5 +80,6 @@ def trace_sink(reply: Reply = TAKES_ALL) -> Iterator[TraceSink]:
         try:
             yield sink
         finally:
+            sink.ends.set()
             sink.shutdown()
             thread.join()

@@ -79,11 +79,11 @@ def tracked_run(folder: Path, steps: int = STEPS, count: int = 3) -> Path:
     (data / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
     picture = {"path": "coco/a.png", "rows": count, "name": "a.png", "sha256": "ab" * 32, "rewritten": None}
     (images / "train.jsonl").write_text(json.dumps(picture) + "\n")
-    evaluation = some_evaluation(rows_digest=sha256_of(data / "val.jsonl"), tuned=EvaluatedModel(weights))
+    evaluation = some_evaluation(rows_digest=sha256_of(data / "val.jsonl"), tuned=EvaluatedModel(weights), rows=count)
     write_account(evaluated / "report.json", evaluation)
     answers = some_answers()
     tuned = msgspec.structs.replace(answers.tuned, digest=weights)
-    write_account(answered / "report.json", msgspec.structs.replace(answers, tuned=tuned))
+    write_account(answered / "report.json", msgspec.structs.replace(answers, tuned=tuned, rows=1))
     found = [EvaluatedRow(f"row-{n}", "coco", ["a.png"], "a", "row-0", losses(3.0), losses(1.0)) for n in range(count)]
     (evaluated / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in found))
     wrong, right = (

@@ -4,10 +4,12 @@ An HTTP library quotes a header that it cannot send. So a key is checked before 
 """
 
 import base64
+import html
+import json
 import os
 import re
 from collections.abc import Iterator
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from vlmflow.core.errors import VlmflowError
 
@@ -54,7 +56,7 @@ def keys_of(names: tuple[str, ...]) -> dict[str, str]:
 
 def without_keys(text: str) -> str:
     """Return a text with *** in the place of every key that this process knows."""
-    forms = {form for secret in _secrets() for form in (secret, repr(secret)[1:-1])}  # a library quotes
+    forms = {form for secret in _secrets() for form in _forms(secret)}
     for form in sorted(forms, key=len, reverse=True):  # one may contain another
         text = text.replace(form, "***")
     return text
@@ -73,6 +75,12 @@ def _check_headers(name: str, value: str) -> None:
                 "write NAME=VALUE, with commas between entries, and %2C, %3B, %22 and %5C for comma, semicolon, "
                 "quotation mark and backslash in a value",
             )
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    """Return a key as a message may have it: a library quotes it, a server repeats it in JSON, a page or an address."""
+    in_address = (quote(secret, safe=safe, errors="replace") for safe in ("/", ""))
+    return secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret), *in_address
 
 
 def _secrets() -> Iterator[str]:

@@ -38,13 +38,19 @@ def python_of(name: EnvironmentName) -> Path:
     return python
 
 
-def ask(name: EnvironmentName, module: str, question: Any, env: dict[str, str] | None = None) -> Any:
+def ask(
+    name: EnvironmentName,
+    module: str,
+    question: Any,
+    env: dict[str, str] | None = None,
+    limit: float | None = None,
+) -> Any:
     """Run a module in an environment with a JSON value as its input, and return its answer.
 
     env: variables that it gets besides this process's own. What it writes to its standard error passes through,
-    without keys. It ends with this process.
+    without keys. It ends with this process. limit: seconds after which it is killed.
     Raises VlmflowError if the environment is missing, or if the program fails: the error that it raised, or else its
-    last line as the cause. Raises PassingError if a signal ended it.
+    last line as the cause. Raises PassingError if a signal ended it, or the limit.
     """
     process = subprocess.Popen(
         [str(python_of(name)), "-m", module],
@@ -61,12 +67,28 @@ def ask(name: EnvironmentName, module: str, question: Any, env: dict[str, str] |
     said: deque[str] = deque(maxlen=20)
     relay = threading.Thread(target=_relay, args=(process.stderr, said))
     relay.start()
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(limit, end) if limit is not None else None
+    if timer:
+        timer.start()
     with contextlib.suppress(BrokenPipeError):  # it ended before it read everything: its exit code and words say why
         process.stdin.write(json.dumps(question).encode())
         process.stdin.close()
     answer = process.stdout.read()
     relay.join()
     code = process.wait()
+    if timer:
+        timer.cancel()
+    if late.is_set() and code < 0:
+        raise PassingError(
+            f"{module}: it did not end within {limit:g} seconds, so it was killed",
+            "see that the server it talks to answers; it said:\n" + ("\n".join(said) or "nothing"),
+        )
     if code == SAID_WHY and answer:
         why = json.loads(answer)
         raise (PassingError if why["passing"] else VlmflowError)(_shown(why["cause"]), _shown(why["next_step"]))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import sha256_of
+from vlmflow.core.files import count_lines, sha256_of
 from vlmflow.evaluation.accounts import PLACEBO, EvaluatedRow, EvaluationReport, Losses, use_of_feedback
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
 from vlmflow.evaluation.results import REPORT
@@ -49,6 +49,7 @@ def row_traces(
             f"{rows}: it has changed since {evaluated} was made from it",
             f"evaluate again: remove {evaluated}, and run the same command again",
         )
+    _refuse_other_number(evaluated, report.rows)
     said = _answers(answered, report) if answered else {}
     digests = dict(map(name_and_digest, entries_named(pictures_in(rows), manifests).values()))
     losses = {row.id: row for row in lines_of(evaluated / ROWS, EvaluatedRow)}
@@ -78,13 +79,24 @@ def row_traces(
 
 
 def _answers(answered: Path, evaluation: EvaluationReport) -> dict[str, AnsweredRow]:
-    """Return the answered rows by id; raises VlmflowError if other weights than the evaluated ones gave them."""
-    if read_account(answered / REPORT, AnswerReport).tuned.digest != evaluation.tuned.digest:
+    """Return the answered rows by id; raises VlmflowError if some are lost, or are of other weights than evaluated."""
+    report = read_account(answered / REPORT, AnswerReport)
+    if report.tuned.digest != evaluation.tuned.digest:
         raise VlmflowError(
             f"{answered}: its answers are of other weights than those of eval/{evaluation.run}/{evaluation.split}",
             f"ask again: remove {answered}, and run the same command again",
         )
+    _refuse_other_number(answered, report.rows)
     return {row.id: row for row in lines_of(answered / ROWS, AnsweredRow)}
+
+
+def _refuse_other_number(made: Path, rows: int) -> None:
+    """Raise VlmflowError if a folder's rows are not as many as its report counts: half of them would count as sent."""
+    if (there := count_lines(made / ROWS)) != rows:
+        raise VlmflowError(
+            f"{made / ROWS}: has {there:,} rows, but {REPORT} beside it counts {rows:,}",
+            f"remove {made}, and make it again",
+        )
 
 
 def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:

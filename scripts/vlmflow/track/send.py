@@ -14,13 +14,19 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import whole_folder
 from vlmflow.core.keys import MLFLOW_KEYS, OTLP_KEYS, keys_of
 from vlmflow.core.own_environment import ask, python_of
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import printable, printable_lines
 from vlmflow.track.accounts import RowTrace, Sent, Story, Tracked
 
 log = logging.getLogger("vlmflow")
 
 CONTENT = "content"
 """The file beside an offline run that holds the digest of its content."""
+
+LONGEST = 1500.0
+"""Seconds that a tracker has for a run: a server that sends a byte now and then would hold it for ever.
+
+Two of them and the local one fit into the rule's hour.
+"""
 
 LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 """What a file system says that it would say again. It may have passed with any other error, such as a full disk."""
@@ -69,7 +75,7 @@ def _explained(error: Exception) -> VlmflowError:
 def _all_of(failed: dict[str, VlmflowError], run: str, reached: str) -> VlmflowError:
     """Return one error for those of several trackers, with the next step of each."""
     causes = "; ".join(f"{name}: {printable(error.cause)}" for name, error in failed.items())
-    steps = "".join(f"\n  {name}: {_lines(error.next_step)}" for name, error in failed.items())
+    steps = "".join(f"\n  {name}: {printable_lines(error.next_step)}" for name, error in failed.items())
     passes = any(isinstance(error, PassingError) for error in failed.values())
     return (PassingError if passes else VlmflowError)(
         f"run {run} did not reach every tracker (it reached: {reached}). {causes}",
@@ -77,13 +83,9 @@ def _all_of(failed: dict[str, VlmflowError], run: str, reached: str) -> VlmflowE
     )
 
 
-def _lines(text: str) -> str:
-    return "\n".join(map(printable, text.splitlines()))
-
-
 def _to_mlflow(address: str, experiment: str, told: Any) -> Sent:
     question = {"to": address, "experiment": experiment, "story": told}
-    answer = ask("track", "vlmflow.track.to_mlflow", question, keys_of(MLFLOW_KEYS))
+    answer = ask("track", "vlmflow.track.to_mlflow", question, keys_of(MLFLOW_KEYS), LONGEST)
     return Sent(f"{address}, experiment {experiment}", answer["name"], answer["new"], answer["figures"])
 
 
@@ -97,7 +99,7 @@ def _to_wandb(project: str, story: Story, told: Any, store: Path) -> Sent:
         return Sent(str(place), story.run, False, figures)
     with whole_folder(place) as folder:
         question = {"project": project, "folder": str(folder.absolute()), "story": told}
-        ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())})
+        ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())}, LONGEST)
         _remove_links(folder)
         (folder / CONTENT).write_text(wanted)
     return Sent(str(place), story.run, True, figures)
@@ -112,5 +114,5 @@ def _remove_links(folder: Path) -> None:
 
 def _to_otlp(address: str, traces: Sequence[RowTrace], story: Story) -> Sent:
     question = {"to": address, "traces": msgspec.to_builtins(traces)}
-    answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS))
+    answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS), LONGEST)
     return Sent(address, f"{story.run}: {len(traces):,} traces", True, answer["figures"])

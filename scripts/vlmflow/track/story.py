@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from vlmflow.config.settings import is_name
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
@@ -41,12 +42,13 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
     """
     report = read_account(full / "report.json", TrainingReport)
     facts = read_account(merged / PROVENANCE, Provenance)
+    _refuse_other_names(facts, merged)
     if facts.training.digests != report.digests:
         raise VlmflowError(
             f"{merged}: its weights come from another training than {full}",
             f"make them again: .venv/bin/snakemake … -- merged/{facts.run}",
         )
-    if sha256_of(full / PROGRESS) != report.digests.progress:
+    if _digest_of_progress(full) != report.digests.progress:
         raise VlmflowError(f"{full / PROGRESS}: it is not what the training wrote", f"remove {full}, and make it again")
     for folder in [*evaluated, *answered]:
         if not of_weights(folder, merged):
@@ -58,6 +60,12 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
     verdicts = {}
     for folder in evaluated:
         evaluation = read_account(folder / REPORT, EvaluationReport)
+        if evaluation.dataset != facts.data.dataset:
+            raise VlmflowError(
+                f"{folder / REPORT}: dataset is {evaluation.dataset!r}, but the weights in {merged} are of data set "
+                f"{facts.data.dataset!r}",
+                f"remove {folder}, and make it again",
+            )
         verdicts[f"evaluate.{evaluation.split}"] = f"{evaluation.verdict}: {evaluation.sentence}"
         figures |= _of_evaluation(evaluation)
     for folder in answered:
@@ -85,6 +93,29 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
         results=results,
         evaluated=figures,
     )
+
+
+def _refuse_other_names(facts: Provenance, merged: Path) -> None:
+    """Raise VlmflowError if a name in a run's provenance, which becomes part of paths, is not the one it must be."""
+    file = merged / PROVENANCE
+    if facts.run != (name := merged.absolute().name):
+        raise VlmflowError(
+            f"{file}: run is {facts.run!r}, but its folder is {name!r}",
+            f"rename the folder as its run, or remove it and make it again: .venv/bin/snakemake … -- merged/{name}",
+        )
+    if not is_name(facts.data.dataset):
+        raise VlmflowError(
+            f"{file}: data.dataset is {facts.data.dataset!r}, which is no name of a data set",
+            f"remove {merged}, and make it again",
+        )
+
+
+def _digest_of_progress(full: Path) -> str:
+    """Return the digest of a training's figures; raises VlmflowError if they cannot be read."""
+    try:
+        return sha256_of(full / PROGRESS)
+    except OSError as error:
+        raise VlmflowError(f"{full / PROGRESS}: {error.strerror}", f"remove {full}, and make it again") from None
 
 
 def of_weights(folder: Path, merged: Path) -> bool:

@@ -19,11 +19,15 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
+from alembic.util.exc import CommandError
+from google.protobuf.json_format import ParseError
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.keys import MLFLOW_KEYS, without_keys
 from vlmflow.core.own_program import answer_with
 
 METRICS, PARAMS = 1000, 100
@@ -35,16 +39,33 @@ LONGEST_PARAM, LONGEST_TAG = 6000, 8000
 SHOWN_OF_ERROR = 1000
 """Characters of MLflow's own error message that ours repeats: it may quote a whole page."""
 
+PASSES = ("database is locked", "disk is full", "No space left")
+"""What SQLite and the file system say of a file that may do another time."""
+
+FILE = "see that runs.NAME.track.mlflow is a file of MLflow, or a new one in a folder that is writable and has room"
+SERVER = "see that runs.NAME.track.mlflow is the address of an MLflow server; its log says more"
+
 
 def main(question: dict[str, Any]) -> dict[str, Any]:
     """Send the run, unless MLflow has it.
 
-    Raises VlmflowError if MLflow refuses it, PassingError if it cannot be reached, or fails itself.
+    Raises VlmflowError if MLflow refuses it, its file is none of MLflow, or its answer has another form; PassingError
+    if it cannot be reached, or fails itself.
     """
+    address = question["to"]
+    if any(os.environ.get(name) for name in MLFLOW_KEYS):
+        os.environ["NETRC"] = os.devnull  # otherwise requests would take an entry of ~/.netrc in place of the key
     try:
-        return send(question)
-    except MlflowException as error:
-        raise explained(error, question["to"]) from None
+        try:
+            return send(question)
+        except MlflowException as error:
+            raise explained(error, address) from None
+    except (SQLAlchemyError, CommandError, OSError) as error:
+        kind = PassingError if any(cause in str(error) for cause in PASSES) else VlmflowError
+        raise kind(f"{address}: {shown(error)}", FILE) from None
+    except (ParseError, ValueError, TypeError, LookupError, AttributeError) as error:  # what the client does not expect
+        name = type(error).__name__
+        raise VlmflowError(f"{address}: its answer is not MLflow's: {name}: {shown(error)}", SERVER) from None
 
 
 def send(question: dict[str, Any]) -> dict[str, Any]:
@@ -123,9 +144,14 @@ def metrics_of(client: MlflowClient, run: Run, story: dict[str, Any]) -> list[Me
     return of_steps + [Metric(key, value, end, 0) for key, value in story["results"].items()] + evaluated
 
 
+def shown(error: Exception) -> str:
+    """Return an error's text without keys, and only then cut, which may leave half a key."""
+    return " ".join(without_keys(str(error)).split())[:SHOWN_OF_ERROR]
+
+
 def explained(error: MlflowException, address: str) -> VlmflowError:
     """Return an error of MLflow as ours, with a next step."""
-    cause = f"{address}: {' '.join(str(error).split())[:SHOWN_OF_ERROR]}"
+    cause = f"{address}: {shown(error)}"
     # MLflow takes an unknown status, no answer, and a page in the place of an answer for an error 500.
     said = re.search(r"failed with error code (\d{3})", cause)
     status = int(said[1]) if said else error.get_http_status_code()
@@ -136,7 +162,7 @@ def explained(error: MlflowException, address: str) -> VlmflowError:
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         keys = "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         return VlmflowError(cause, f"set the key of an account that may write there: {keys}")
-    return VlmflowError(cause, "see that runs.NAME.track.mlflow is the address of an MLflow server; its log says more")
+    return VlmflowError(cause, SERVER)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ generative AI (gen_ai.*, with a score as an event gen_ai.evaluation.result), and
 
 import hashlib
 import os
+import time
 from typing import Any
 
 import requests
+import urllib3
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -24,6 +26,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.keys import without_keys
 from vlmflow.core.own_program import answer_with
 
 SPANS = 256
@@ -32,9 +35,11 @@ SPANS = 256
 os.environ.setdefault("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
 """How long a request is tried again, in seconds in all (OpenTelemetry's variable)."""
 
-
 SHOWN_OF_ERROR = 500
-"""Characters of a server's answer that our message repeats."""
+"""Characters of each part of a server's answer that our message repeats."""
+
+LONGEST_ANSWER = 1_000_000
+"""Bytes of an answer that are read; a collector's has a few."""
 
 RUNS = "see that the server runs, and that this machine reaches it"
 ADDRESS = "see that runs.NAME.track.otlp is the address of an OpenTelemetry endpoint, without /v1/traces"
@@ -47,6 +52,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
     Raises VlmflowError if the server does not take one of them, PassingError if it cannot be reached, or fails itself.
     """
     session = Session()
+    session.headers["Accept-Encoding"] = "identity"  # so that no answer grows when it is unpacked
     session.auth = lambda request: request  # otherwise an entry of ~/.netrc would replace the key
     exporter = OTLPSpanExporter(endpoint=question["to"].rstrip("/") + "/v1/traces", session=session)
     spans = [span for trace in question["traces"] for span in spans_of(trace)]
@@ -69,45 +75,86 @@ class Session(requests.Session):
     fault: VlmflowError | None = None
 
     def request(self, method: str, url: str, **options: Any) -> requests.Response:  # type: ignore[override]
-        """Send a request as `requests` does, which also says what it raises."""
+        """Send a request as `requests` does, which also says what it raises; timeout: also of the whole answer."""
+        until = time.monotonic() + options["timeout"]
         try:
-            response = super().request(method, url, **options)
+            response = super().request(method, url, stream=True, **options)
+            missing = read(response, until)
         except requests.RequestException as error:
             passes = isinstance(error, requests.ConnectionError | requests.Timeout)
             lasts = isinstance(error, requests.exceptions.SSLError)
-            self.fault = (PassingError if passes and not lasts else VlmflowError)(f"{url}: {error}", RUNS)
+            self.fault = (PassingError if passes and not lasts else VlmflowError)(f"{url}: {shown(str(error))}", RUNS)
             raise
-        self.fault = fault_of(response)
+        response.reason = shown(response.reason or "")  # the exporter repeats it
+        self.fault = fault_of(response) if response.status_code >= 300 else missing or fault_of(response)
         return response
+
+
+def read(response: requests.Response, until: float) -> VlmflowError | None:
+    """Read a streamed answer into `response.content`; return what kept it from being whole, else None.
+
+    until: when it must end, on the monotonic clock. Raises as `requests` does when a connection breaks.
+    """
+    content, fault = b"", None
+    try:
+        while block := response.raw.read1(LONGEST_ANSWER, decode_content=False):
+            content += block
+            if len(content) > LONGEST_ANSWER:
+                fault = VlmflowError(f"{response.url}: its answer has more than {LONGEST_ANSWER:,} bytes", ADDRESS)
+                break
+            if time.monotonic() > until:
+                fault = PassingError(f"{response.url}: its answer did not end in time", RUNS)
+                break
+        else:
+            response._content_consumed = True  # so that its connection serves the next request
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise requests.ConnectionError(error) from None
+    finally:
+        response.close()
+    response._content = content
+    return fault
+
+
+def shown(text: str) -> str:
+    """Return a server's text as our messages have it: without keys, and only then cut, which may leave half a key."""
+    return " ".join(without_keys(text).split())[:SHOWN_OF_ERROR]
+
+
+def text_of(response: requests.Response) -> str:
+    """Return an answer's text; the server's own name of its letters may be none that Python can read."""
+    try:
+        return response.content.decode(response.encoding or "utf-8", errors="replace")
+    except (LookupError, ValueError):
+        return response.content.decode(errors="replace")
 
 
 def fault_of(response: requests.Response) -> VlmflowError | None:
     """Return what is wrong with a server's answer; None if it is OTLP's, and the server took all spans."""
-    url, status = response.url, response.status_code
-    said = " ".join(response.text[:SHOWN_OF_ERROR].split())
+    url, status, text = response.url, response.status_code, text_of(response)
+    said = shown(text)
     if status >= 500 or status in (408, 429):
         return PassingError(f"{url}: HTTP {status}: {said or response.reason}", RUNS)
     if status >= 400:
         step = KEY if status in (401, 403) else ADDRESS
         return VlmflowError(f"{url}: HTTP {status}: {said or response.reason}", step)
     if status >= 300:
-        place = response.headers.get("location", "nowhere")
+        place = shown(response.headers.get("location", "nowhere"))
         return VlmflowError(f"{url}: it redirects to {place}, which would get the key, so nothing was sent", ADDRESS)
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     answer = ExportTraceServiceResponse()
     try:
         if kind == "application/json":
-            json_format.Parse(response.text or "{}", answer, ignore_unknown_fields=True)
+            json_format.Parse(text or "{}", answer, ignore_unknown_fields=True)
         elif kind in ("application/x-protobuf", ""):
             answer.ParseFromString(response.content)
         else:
-            return VlmflowError(f"{url}: its answer is no OTLP but {kind}: {said}", ADDRESS)
-    except (DecodeError, json_format.ParseError) as error:
-        return VlmflowError(f"{url}: its answer is no OTLP: {error}: {said}", ADDRESS)
+            return VlmflowError(f"{url}: its answer is no OTLP but {shown(kind)}: {said}", ADDRESS)
+    except (DecodeError, json_format.ParseError, ValueError, TypeError, AttributeError) as error:
+        return VlmflowError(f"{url}: its answer is no OTLP: {shown(str(error))}: {said}", ADDRESS)
     refused = answer.partial_success
     if refused.rejected_spans:
         return VlmflowError(
-            f"{url}: {refused.rejected_spans} spans refused: {refused.error_message}",
+            f"{url}: {refused.rejected_spans} spans refused: {shown(refused.error_message)}",
             "see the server's log, and what it says about the spans that it takes",
         )
     return None

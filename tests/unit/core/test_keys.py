@@ -93,3 +93,14 @@ def test_no_form_of_a_key_stays_in_a_text(monkeypatch: pytest.MonkeyPatch) -> No
     assert without_keys(f"Illegal header value {b'Bearer sk' + bytes([10]) + b'answer' + bytes([92]) + b'1'!r}") == (
         "Illegal header value b'Bearer ***'"
     )
+
+
+def test_a_key_that_a_server_repeats_in_its_own_form_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ANSWER_KEY, "sk/\"<answer>'&\\1 é")
+    repeated = (
+        r"""{"key": "sk/\"<answer>'&\\1 \u00e9"}""",
+        "<p>sk/&quot;&lt;answer&gt;&#x27;&amp;\\1 é</p>",
+        "?key=sk/%22%3Canswer%3E%27%26%5C1%20%C3%A9&",
+        "?key=sk%2F%22%3Canswer%3E%27%26%5C1%20%C3%A9&",
+    )
+    assert [without_keys(text) for text in repeated] == ['{"key": "***"}', "<p>***</p>", "?key=***&", "?key=***&"]

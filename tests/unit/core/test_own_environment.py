@@ -64,6 +64,21 @@ def test_a_killed_program_may_succeed_another_time(module) -> None:
         ask("search", module("os.kill(os.getpid(), 9)"), None)
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_one_that_does_not_end_is_killed(module, reads: bool) -> None:
+    program = module(f"import time\nprint('it waits', file=sys.stderr)\n{reads} and sys.stdin.read()\ntime.sleep(3600)")
+    with pytest.raises(PassingError, match="asked_program: it did not end within 2 seconds") as caught:
+        ask("search", program, "x" * 1_000_000, limit=2)
+    assert "server" in caught.value.next_step
+
+
+def test_one_that_ends_in_time_keeps_its_answer_and_its_error(module) -> None:
+    assert ask("search", module("json.dump(1, sys.stdout)"), None, limit=600) == 1
+    with pytest.raises(VlmflowError, match="the server is away") as caught:
+        ask("search", module("sys.exit('the server is away')"), None, limit=600)
+    assert type(caught.value) is VlmflowError
+
+
 def test_what_it_prints_steers_no_terminal_and_holds_no_key(
     module, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

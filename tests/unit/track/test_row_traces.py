@@ -41,6 +41,16 @@ def test_a_missing_file_of_results_is_named(tmp_path: Path, stage: str) -> None:
     assert caught.value.next_step == f"remove {folder / stage / RUN / 'val'}, and make it again"
 
 
+@pytest.mark.parametrize(("stage", "there", "counted"), [("eval", 1, 3), ("answers", 0, 1)])
+def test_rows_that_were_lost_are_not_left_out_silently(tmp_path: Path, stage: str, there: int, counted: int) -> None:
+    folder = tracked_run(tmp_path)
+    file = folder / stage / RUN / "val" / "rows.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:there]))
+    with pytest.raises(VlmflowError, match=rf"rows\.jsonl: has {there} rows, .* {counted}\n") as caught:
+        traces(folder)
+    assert caught.value.next_step == f"remove {folder / stage / RUN / 'val'}, and make it again"
+
+
 def test_a_picture_in_no_manifest_is_named_with_its_row(tmp_path: Path) -> None:
     folder = tracked_run(tmp_path)
     manifest = folder / "images" / "fire" / "train.jsonl"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from track_run import main as track_run
 from tracked_run import BEGAN, RUN, STEPS, tracked_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
@@ -98,6 +99,55 @@ def test_a_changed_log_is_refused(tmp_path: Path) -> None:
         file.write("\n")
     with pytest.raises(VlmflowError, match="not what the training wrote"):
         told(folder)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "loop"])
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
+    folder = tracked_run(tmp_path)
+    full = folder / "checkpoints" / RUN / "full"
+    log = full / "progress.jsonl"
+    log.unlink()
+    if kind == "folder":
+        log.mkdir()
+    if kind == "loop":
+        log.symlink_to(log)
+    with pytest.raises(VlmflowError, match=r"full/progress\.jsonl: ") as caught:
+        told(folder)
+    assert caught.value.next_step == f"remove {full}, and make it again"
+
+
+def changed(file: Path, *keys: str, value: str) -> None:
+    """Set a field of an account, which is below these keys."""
+    account = at = json.loads(file.read_text())
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    file.write_text(json.dumps(account))
+
+
+OUTSIDE = "../../../../out\x1b[31m"
+
+
+@pytest.mark.parametrize("keys", [("run",), ("data", "dataset")])
+def test_a_name_in_the_provenance_leads_nowhere_else(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    folder = tracked_run(tmp_path / "a" / "b" / "c" / "d")
+    provenance = folder / "merged" / RUN / "provenance.json"
+    changed(provenance, *keys, value=OUTSIDE)
+    with pytest.raises(VlmflowError, match=rf"provenance\.json: {'.'.join(keys)} is '\.\./") as caught:
+        track_run(RUN, [], folder, {"wandb": "mine", "otlp": "http://127.0.0.1:9"})
+    assert "\x1b" not in str(caught.value)
+    assert not (folder / "stores").exists()
+
+
+@pytest.mark.parametrize("name", [OUTSIDE, "other"])
+def test_an_evaluation_of_another_data_set_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tracked_run(tmp_path)
+    report = folder / "eval" / RUN / "val" / "report.json"
+    changed(report, "dataset", value=name)
+    with pytest.raises(VlmflowError, match=r"report\.json: dataset is .*, but the weights in .* 'fire'") as caught:
+        track_run(RUN, [], folder, {"otlp": "http://127.0.0.1:9"})
+    assert caught.value.next_step == f"remove {report.parent}, and make it again"
+    assert "\x1b" not in str(caught.value)
 
 
 def traces(folder: Path):
