@@ -31,7 +31,7 @@ import pydantic
 from harness import gpu_share
 from harness.messages import complete_commands
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import printable_lines
 from vlmflow.core.process import descends_from, die_with_parent
 
 FAILURE = "the stage failed: "
@@ -197,7 +197,7 @@ def _fail(text: str, log: Path | None, job: Any) -> None:
     Snakemake prints the causes of its stages at its end (harness.failures). Others are printed here: of a script that
     was called alone, of a stage in a pod, and of one whose log could not be written (full disk).
     """
-    kept, text = False, "\n".join(map(printable, text.splitlines()))
+    kept, text = False, printable_lines(text)
     if log is not None:
         with suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{FAILURE}{text}\n")
