@@ -93,6 +93,10 @@ class SearchLimits(Settings):
     not start; one that has spent them asks nothing more."""
 
 
+Objective = Literal["eval_loss", "learned", "uses_feedback"]
+"""By what trials are compared (`search.NAME.objective`)."""
+
+
 class SearchSettings(Settings):
     """One search: the name becomes `search/NAME` (docs/search.md)."""
 
@@ -129,7 +133,7 @@ class SearchSettings(Settings):
     """In how many steps a round's trials train. With more than one, only the best third goes on to the next, which
     trains three times as long; 1 trains every trial to its end."""
 
-    objective: Literal["eval_loss", "learned", "uses_feedback"] = "eval_loss"
+    objective: Objective = "eval_loss"
     """What is best when lowest. eval_loss: the validation loss. learned, uses_feedback: the estimate of that statement
     of the evaluation on val (docs/evaluation.md), in nats per token; for data sets with feedback. None sees the test
     split."""

@@ -6,16 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlmflow.config.search_settings import SearchLimits
+from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.search.accounts import Amount, Asked, TrialResult
 
 TrialState = Literal["done", "failed", "stopped", "waiting", "left"]
 """done: trained to its end. failed, stopped: as its last result. waiting: it finished a rung, and may go on. left: it
 finished a rung, and others went on."""
-
-Objective = Literal["eval_loss", "learned", "uses_feedback"]
-"""By what trials are compared (`search.NAME.objective`)."""
 
 STATES: dict[TrialState, str] = {
     "done": "trained to its end",

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from msgspec import structs
 
-from vlmflow.config.search_settings import SearchLimits
+from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.files import sha256_of
 from vlmflow.search.accounts import Asked, TrialResult
 from vlmflow.search.journal import told
-from vlmflow.search.study import EmptySlots, Objective, Study, with_step
+from vlmflow.search.study import EmptySlots, Study, with_step
 
 
 def tell(
