@@ -88,7 +88,7 @@ def _bytes_of(module: torch.nn.Module) -> int:
 def _vision_model(shape: TinyShape) -> PreTrainedModel:
     return Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(
-            text_config=_text_config(shape, mrope_section=[4, 2, 2], mrope_interleaved=True),
+            text_config=_text_config(shape, mrope_section=[8, 4, 4], mrope_interleaved=True),
             vision_config={
                 "depth": 2,
                 "hidden_size": 32,
@@ -119,7 +119,7 @@ def _text_config(shape: TinyShape, **rope: Any) -> dict[str, Any]:
         "num_hidden_layers": shape.layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": 32,
         "max_position_embeddings": 32_768,
         "rms_norm_eps": 1e-6,
         "initializer_range": shape.hidden_size**-0.5,
