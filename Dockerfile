@@ -13,9 +13,11 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  # Snakemake looks up the user's name, so the pods' numeric user needs an entry.
  && useradd --uid 1000 --create-home vlmflow
-COPY envs/uv.lock /opt/vlmflow/envs/
+COPY envs/uv.lock envs/quick_plugins.py envs/quick_plugins.pth /opt/vlmflow/envs/
 RUN python3 -m venv /opt/vlmflow/env \
- && /opt/vlmflow/env/bin/python -m pip install --no-cache-dir --require-hashes -r /opt/vlmflow/envs/uv.lock
+ && /opt/vlmflow/env/bin/python -m pip install --no-cache-dir --require-hashes -r /opt/vlmflow/envs/uv.lock \
+ && cp /opt/vlmflow/envs/quick_plugins.* \
+      "$(/opt/vlmflow/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 # Snakemake makes every pod install the storage plugins with pip: from these wheels, never from an index.
 COPY envs/data.lock /opt/vlmflow/envs/
 RUN sed -n '/^snakemake-storage-plugin-/,/[^\\]$/p' /opt/vlmflow/envs/data.lock > /tmp/storage.lock \

@@ -49,9 +49,12 @@ help: ## list all commands
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r envs/uv.lock
 	@touch $@
 
-.venv/%.stamp: envs/%.lock .venv/bin/uv
+SITE_PACKAGES := $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+.venv/%.stamp: envs/%.lock envs/quick_plugins.py envs/quick_plugins.pth .venv/bin/uv
 	@echo "installing envs/$*.lock into .venv (some minutes the first time$(if $(filter data jupyter,$*),,, and 6 GB on disk))"
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --compile-bytecode -r $<
+	@cp envs/quick_plugins.py envs/quick_plugins.pth "$$($(SITE_PACKAGES))"
 	@touch $@
 
 # What needs packages of its own: each environment is resolved alone, and starts as a program of its own.
@@ -151,13 +154,14 @@ pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into p
 
 # --- on Kubernetes: docs/kubernetes.md ------------------------------------------------------------------------------
 
-CLUSTER := $(BIN)/python scripts/cluster_controller.py --namespace $(NAMESPACE)
+REMOTE := PYTHONPATH=scripts $(BIN)/python -m remote
+CLUSTER := $(REMOTE).cluster.controller --namespace $(NAMESPACE)
 
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor ARGS="--json"
-	@$(BIN)/python scripts/doctor.py --namespace $(NAMESPACE) $(ARGS)
+	@$(REMOTE).doctor --namespace $(NAMESPACE) $(ARGS)
 
 status: .venv/data.stamp ## show what trains on this machine and runs in the cluster, with its progress or what it waits for
-	@PYTHONPATH=scripts $(BIN)/python -m harness.kubernetes.status $(NAMESPACE) $(ARGS)
+	@$(BIN)/python scripts/status.py $(NAMESPACE) $(ARGS)
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token
@@ -169,7 +173,7 @@ cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=me
 	@$(CLUSTER) run -- $(ARGS) -- $(TARGET)
 
 cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER [FROM=s3://BUCKET]
-	@$(if $(FROM),PYTHONPATH=scripts $(BIN)/python -m harness.storage.s3_get "$(FROM:/=)/$(TARGET)",$(CLUSTER) get -- "$(TARGET)") \
+	@$(if $(FROM),$(REMOTE).storage.s3_get "$(FROM:/=)/$(TARGET)",$(CLUSTER) get -- "$(TARGET)") \
 	  "$(or $(TO),$(TARGET))"
 
 cluster-put: .venv/data.stamp ## copy files to the cluster: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine

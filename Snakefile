@@ -4,7 +4,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
-from harness import failures, read_config, start
+from harness import read_config, start
 
 
 configfile: Path(workflow.basedir) / "config.yaml"
@@ -71,4 +71,4 @@ onstart:
 
 
 onerror:
-    failures.show_at_the_end(workflow)
+    start.after_failures(workflow)

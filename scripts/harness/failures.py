@@ -4,13 +4,14 @@ import atexit
 import logging
 import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from snakemake.logging import logger
 
-from harness.stage import FAILURE
-from harness.storage.stored_text import text_of
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.stage_end import FAILURE, end_of
 
 EMPTY_WORDS = re.compile(
     r"RuleException:\nCalledProcessError in file .*\n.* returned non-zero exit status 1\.\s*"
@@ -31,14 +32,21 @@ def _without_empty_words(record: logging.LogRecord) -> bool:
     return not (record.levelno == logging.ERROR and EMPTY_WORDS.fullmatch(record.getMessage()))
 
 
-def show_at_the_end(workflow: Any) -> None:
-    """Print at the end of the process why stages failed, from their logs."""
+def show_at_the_end(workflow: Any, text_in_storage: Callable[[Any], str]) -> None:
+    """Print at the end of the process why stages failed, from their logs.
+
+    text_in_storage: returns the text of a log that is not a local file; may raise VlmflowError.
+    """
     for job in workflow.scheduler.failed:
         for log in job.log:
             try:
-                text = text_of(log)
+                text = text_in_storage(log) if log.is_storage else _text_of(Path(log))
             except VlmflowError as error:
                 text = f"{FAILURE}unknown cause: {error}"
             if FAILURE in text:
                 cause = text[text.rindex(FAILURE) :].strip()
                 atexit.register(print, f"\n{job.name} ({log}):\n{cause}", file=sys.stderr, flush=True)
+
+
+def _text_of(log: Path) -> str:
+    return end_of(log) if log.is_file() else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.search_inputs import SearchInputs
-from harness.storage.volume_inputs import as_inputs
+from harness.volume_inputs import as_inputs
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.source import parse_source

@@ -33,19 +33,10 @@ from harness.messages import complete_commands
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.printable import printable_lines
 from vlmflow.core.process import descends_from, die_with_parent
-
-FAILURE = "the stage failed: "
-"""The start of the last lines of a failed stage's log; Snakemake's process prints these lines again at its end."""
+from vlmflow.core.stage_end import FAILURE, NOT_AGAIN, VERDICT
 
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
-
-VERDICT = "VLMFLOW_VERDICT"
-"""The environment variable with the file that a pod's stage writes NOT_AGAIN into: the container's termination message,
-which the API server shows in the pod's status. Snakemake, which runs the stage, passes on only exit code 1."""
-
-NOT_AGAIN = {"again": False}
-"""The verdict of a stage whose failure would repeat: a closed gate, a refused row or setting."""
 
 PARAMS_FOR_SNAKEMAKE = {"modules", "reads", "revision", "state"}
 """Params that only tell Snakemake what is stale."""

@@ -1,18 +1,25 @@
-"""What the Snakefile does besides its rules: before the first of them, and before the jobs."""
+"""What the Snakefile does besides its rules: before the first of them, before the jobs, and after those that failed.
 
+This is the only module through which the workflow reaches `remote`, and only if a call asks for it: by an executor that
+runs jobs elsewhere, or by a default storage.
+"""
+
+from importlib import import_module
 from typing import Any
 
 from snakemake.utils import min_version
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from harness import before_start, failures, plan, quick_start, stage, stage_environment
 from harness.inputs import RuleInputs
-from harness.kubernetes import executor
 from harness.names import Names
 from harness.params import RuleParams
 from harness.refuse_relative_stores import refuse_relative_stores
 from harness.resources import RuleResources
-from harness.storage import plugins
 from vlmflow.config.model import Config
+
+EXECUTORS = {"kubernetes": "remote.kubernetes.executor"}
+"""Our own executors: the module of each, by the plugin whose settings it has and which it replaces (`install`)."""
 
 
 def before_rules(workflow: Any, settings: Config) -> Config:
@@ -26,8 +33,10 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     stage.let_stages_end_with_this_process()
     failures.install()
     stage_environment.tell_stages(workflow, settings)
-    plugins.install(workflow)
-    executor.install(workflow, settings)
+    if workflow.storage_settings.default_storage_provider is not None:
+        import_module("remote.storage.plugins").install(workflow)
+    if workflow.is_main_process:
+        _install_executors(workflow, settings)
     plan.install(workflow, settings)
     return settings
 
@@ -42,3 +51,30 @@ def before_jobs(workflow: Any, settings: Config) -> None:
     refuse_relative_stores(workflow, settings)
     before_start.refuse_what_cannot_end(workflow, settings)
     quick_start.leave_out_what_nobody_uses()
+
+
+def after_failures(workflow: Any) -> None:
+    """Print at the end of the process why stages failed."""
+    failures.show_at_the_end(workflow, lambda log: str(import_module("remote.storage.stored_text").text_of(log)))
+
+
+def _install_executors(workflow: Any, settings: Config) -> None:
+    """Replace the plugins' executors by ours: now if jobs share no file system with this process, as in a cluster.
+
+    Otherwise when Snakemake makes one: here it does not know its executor yet, and most calls run their jobs locally.
+    """
+    registry = ExecutorPluginRegistry()
+    for name in filter(registry.is_installed, EXECUTORS):
+        if workflow.storage_settings.shared_fs_usage:
+            _install_when_made(registry.get_plugin(name), name, workflow, settings)
+        else:
+            import_module(EXECUTORS[name]).install(workflow, settings)
+
+
+def _install_when_made(plugin: Any, name: str, workflow: Any, settings: Config) -> None:
+    class Made:  # Snakemake asks of which classes it is
+        def __new__(cls, *values: Any) -> Any:
+            import_module(EXECUTORS[name]).install(workflow, settings)
+            return plugin.executor(*values)
+
+    plugin.executor = Made

@@ -31,8 +31,8 @@ from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.archives.zip_directory import read_members
 from vlmflow.archives.zip_members import ranges_of
 from vlmflow.config.picture_sources import PictureSource
+from vlmflow.core import patience
 from vlmflow.pictures.roots import PictureRoots
-from vlmflow.web import patience
 from vlmflow.web.transport import CONNECTIONS
 
 WANTED = 12_000

@@ -72,14 +72,14 @@ class ClusterWorkflow:
         return ["--configfile", *files, *THREADS, *more, "--", f"merged/{RUN}"]
 
     def ask(self, *action: str) -> list[str]:
-        """Return the command line of scripts/cluster_controller.py, which `make cluster-run` calls."""
-        script = self.checkout / "scripts/cluster_controller.py"
-        return [sys.executable, str(script), "--namespace", self.namespace, *action]
+        """Return the command line of `make cluster-run` and its like; it needs our `environment`."""
+        return [sys.executable, "-m", "remote.cluster.controller", "--namespace", self.namespace, *action]
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment that points the project's commands to this cluster."""
         own = {"KUBECONFIG": str(self.cluster.kubeconfig), "KUBECTL": str(binary("kubectl"))}
+        own["PYTHONPATH"] = str(self.checkout / "scripts")
         return os.environ | own | {"VLMFLOW_INSTANCE": self.instance}
 
     def run(self, *words: str, ends_well: bool = True) -> str:

@@ -99,7 +99,9 @@ def _is_built(target: str) -> bool:
     return record.exists() and json.loads(record.read_text()) == wanted
 
 
-LOCKS = [PROJECT / "envs" / f"{name}.lock" for name in ("uv", "data", "train")]
+ENVS = [
+    PROJECT / "envs" / name for name in ("uv.lock", "data.lock", "train.lock", "quick_plugins.py", "quick_plugins.pth")
+]
 
 
 def _sources(target: str) -> str:
@@ -110,6 +112,6 @@ def _sources(target: str) -> str:
         code = sorted((PROJECT / "scripts" / "vlmflow").rglob("*"))
         more.append(PROJECT / "notebooks" / "look.ipynb")
         more += [path for path in code if path.is_file() and path.parent.name != "__pycache__"]
-    for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *LOCKS, *more]:
+    for path in [PROJECT / "Dockerfile", PROJECT / ".dockerignore", *ENVS, *more]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ import kubernetes
 from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
-from vlmflow.cluster import client
+from remote.cluster import client
 from vlmflow.core.errors import VlmflowError
 
 

@@ -8,8 +8,8 @@ import pytest
 from cluster import jobs
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
-from harness.kubernetes import clean_end
-from harness.kubernetes.namespace import Namespace
+from remote.kubernetes import clean_end
+from remote.kubernetes.namespace import Namespace
 
 NAMESPACE = "test-clean-end"
 FINALIZER = "tests.vlmflow/kept"

@@ -14,9 +14,9 @@ from cluster.cluster_workflow import TWO_CORES, ClusterWorkflow
 from cluster.deployment import in_namespace, with_component
 from cluster.images import project_image
 from cluster.paths import STATE
-from harness.kubernetes.job_shape import PULL_SECONDS
-from harness.kubernetes.surroundings import quantity
 from harness.resources import LOGS_MB, TRAINING_MB
+from remote.kubernetes.job_shape import PULL_SECONDS
+from remote.kubernetes.surroundings import quantity
 from vlmflow.core.account import read_account
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import EvaluationReport

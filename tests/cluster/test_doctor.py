@@ -17,14 +17,15 @@ from cluster.deployment import deployed, having_given
 from cluster.kubectl import Kubectl, client_of
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.cluster.api import Api
-from vlmflow.cluster.pod_templates import pod_templates, template_in
-from vlmflow.doctor import inside
-from vlmflow.doctor.needs import Ask, Need
-from vlmflow.doctor.rbac import EXECUTOR
+from remote.cluster.api import Api
+from remote.cluster.pod_templates import pod_templates, template_in
+from remote.doctor import inside
+from remote.doctor.needs import Ask, Need
+from remote.doctor.rbac import EXECUTOR
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"
+DOCTOR = [sys.executable, "-m", "remote.doctor"]
 GIVEN = {"ResourceQuota", "LimitRange"}
 """Objects that a namespace gets from the cluster's administrators, like the namespace itself."""
 
@@ -77,8 +78,8 @@ def without_podtemplates(found: dict) -> dict:
 
 def doctor(cluster: Kubectl, *options: object, namespace: str = NAMESPACE) -> tuple[int, dict[str, dict]]:
     """Run the doctor; return its exit code, and its checks by name."""
-    command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", namespace, "--json", *map(str, options)]
-    environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
+    command = [*DOCTOR, "--namespace", namespace, "--json", *map(str, options)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "KUBECONFIG": str(cluster.kubeconfig)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.stdout.startswith("{"), ended.stderr
     said = json.loads(ended.stdout)
@@ -170,8 +171,8 @@ def test_broken_parts_are_named(ready: Kubectl, volumes: Path, cluster: Cluster)
 
 
 def test_a_namespace_without_our_objects_says_what_to_apply(any_cluster: Kubectl) -> None:
-    command = [sys.executable, ROOT / "scripts/doctor.py", "--namespace", "vlmflow-absent"]
-    environment = os.environ | {"KUBECONFIG": str(any_cluster.kubeconfig)}
+    command = [*DOCTOR, "--namespace", "vlmflow-absent"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "KUBECONFIG": str(any_cluster.kubeconfig)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "namespace vlmflow-absent does not exist" in ended.stdout
@@ -180,8 +181,8 @@ def test_a_namespace_without_our_objects_says_what_to_apply(any_cluster: Kubectl
 
 
 def test_no_cluster_at_all_is_one_line(tmp_path: Path) -> None:
-    environment = os.environ | {"KUBECONFIG": str(tmp_path / "none")}
-    command = [sys.executable, ROOT / "scripts/doctor.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "KUBECONFIG": str(tmp_path / "none")}
+    command = DOCTOR
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "no Kubernetes cluster is configured" in ended.stderr

@@ -13,16 +13,16 @@ from cluster.images import project_image
 from cluster.kubectl import a_namespace, client_of
 from cluster.operators import start_trainer, start_training_operator
 from cluster.shell import wait_for
-from harness.kubernetes.clean_end import end_all
-from harness.kubernetes.job_shape import RuleJob
-from harness.kubernetes.namespace import Namespace
-from harness.kubernetes.outcome import Outcome
-from harness.kubernetes.surroundings import Surroundings
-from harness.kubernetes.waiting import explain
-from harness.kubernetes.watch import Watch
-from vlmflow.cluster.api import Api
-from vlmflow.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
-from vlmflow.cluster.pod_group import named, node_of, with_pods
+from remote.cluster.api import Api
+from remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
+from remote.cluster.pod_group import named, node_of, with_pods
+from remote.kubernetes.clean_end import end_all
+from remote.kubernetes.job_shape import RuleJob
+from remote.kubernetes.namespace import Namespace
+from remote.kubernetes.outcome import Outcome
+from remote.kubernetes.surroundings import Surroundings
+from remote.kubernetes.waiting import explain
+from remote.kubernetes.watch import Watch
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,7 @@ def test_a_group_runs_and_ends_with_all_that_it_had(cluster: Cluster, namespace:
 def test_the_pod_that_failed_is_the_cause(cluster: Cluster, namespace: Namespace, node: int) -> None:
     watch = create(namespace, f'[ "$JOB_COMPLETION_INDEX" != {node} ] || {{ sleep 2; exit 3; }}; {SLEEPS}', SMALL)
     outcome = look_for(watch, "failed")
-    assert (outcome.why, outcome.disrupted) == (f"pod {node}: ended with exit code 3", False)
+    assert (outcome.ended.cause, outcome.ended.taken_away) == (f"pod {node}: ended with exit code 3", False)
     namespace.delete_job(NAME)
     wait_for("nothing is left", lambda: left(cluster, namespace) == [], 30)
 
@@ -124,8 +124,8 @@ def test_a_deleted_pod_disrupts_the_group(cluster: Cluster, namespace: Namespace
         wait_for("the new pod is seen", lambda: watch.look([NAME])[NAME].runs_on)
         namespace.delete_job(NAME)  # as the executor does
     outcome = look_for(watch, "failed")
-    assert outcome.disrupted
-    assert outcome.why.endswith(": its pod was removed: evicted, or deleted by hand")
+    assert outcome.ended.taken_away
+    assert outcome.ended.cause.endswith(": its pod was removed: evicted, or deleted by hand")
     namespace.delete_job(NAME)
     wait_for("nothing is left", lambda: left(cluster, namespace) == [], 30)
 

@@ -17,10 +17,10 @@ from cluster.images import project_image
 from cluster.kubectl import a_namespace
 from cluster.policies import End, allowed
 from cluster.shell import wait_for
-from harness.kubernetes.job_shape import RuleJob, shape
-from harness.kubernetes.templates import read_template
-from vlmflow.cluster.pod_group import named, service_of
-from vlmflow.cluster.pod_templates import template_in
+from remote.cluster.pod_group import named, service_of
+from remote.cluster.pod_templates import template_in
+from remote.kubernetes.job_shape import RuleJob, shape
+from remote.kubernetes.templates import read_template
 
 NAMESPACE, GROUP, PORT = "vlmflow-groups", "attempt-1", 29500
 PODS = 2

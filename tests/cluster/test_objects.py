@@ -10,8 +10,8 @@ import yaml
 
 from cluster.deployment import K8S, OVERLAYS, rendered, with_instance
 from cluster.kubectl import Kubectl, a_namespace
-from harness.kubernetes.apart import refuse_reach
-from vlmflow.cluster.pod_templates import template_in
+from remote.cluster.pod_templates import template_in
+from remote.kubernetes.apart import refuse_reach
 from vlmflow.core.errors import VlmflowError
 from workflow_runs import VERSION
 

@@ -14,7 +14,7 @@ from cluster.deployment import rendered, with_component
 from cluster.nodes_workflow import STEPS, TWO_NODES, steps
 from cluster.operators import start_trainer, start_training_operator
 from cluster.shell import wait_for
-from vlmflow.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
+from remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
 from vlmflow.core.files import sha256_of
 from workflow_runs import RUN
 

@@ -15,12 +15,12 @@ from cluster.jobs import shared_volume
 from cluster.kubectl import a_namespace
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from harness.kubernetes.job_shape import RuleJob, shape
-from harness.kubernetes.surroundings import Surroundings
-from harness.kubernetes.templates import Template, read_template
-from harness.kubernetes.waiting import explain
-from vlmflow.cluster.pod_group import GROUP, named
-from vlmflow.cluster.pod_templates import pod_templates
+from remote.cluster.pod_group import GROUP, named
+from remote.cluster.pod_templates import pod_templates
+from remote.kubernetes.job_shape import RuleJob, shape
+from remote.kubernetes.surroundings import Surroundings
+from remote.kubernetes.templates import Template, read_template
+from remote.kubernetes.waiting import explain
 
 NAMESPACE = "vlmflow-placement"
 A100, RACK = "nvidia.com/a100", "topology.kubernetes.io/rack"

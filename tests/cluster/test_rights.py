@@ -9,12 +9,12 @@ import pytest
 from cluster.deployment import K8S, rendered, with_component
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
-from harness.kubernetes.namespace import Namespace
-from vlmflow.cluster.api import Api
-from vlmflow.cluster.client import Refused
-from vlmflow.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
-from vlmflow.doctor import rbac
-from vlmflow.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
+from remote.cluster.api import Api
+from remote.cluster.client import Refused
+from remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
+from remote.doctor import rbac
+from remote.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
+from remote.kubernetes.namespace import Namespace
 
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}

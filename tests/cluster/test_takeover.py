@@ -14,9 +14,9 @@ from cluster.cluster import Cluster
 from cluster.cluster_workflow import ClusterWorkflow
 from cluster.deployment import PODS_USER, deployed
 from cluster.paths import STATE
-from harness.kubernetes.job_shape import RuleJob, shape
-from harness.kubernetes.templates import read_templates
-from vlmflow.cluster.pod_templates import template_in
+from remote.cluster.pod_templates import template_in
+from remote.kubernetes.job_shape import RuleJob, shape
+from remote.kubernetes.templates import read_templates
 from workflow_runs import checkout
 
 NAMESPACE = "vlmflow-takeover"
@@ -29,7 +29,7 @@ ATTACK = """
 import json, os
 from pathlib import Path
 
-MINE = {"wanted.json", "kubernetes-owner", "controller.py", "cluster_controller.py", "Snakefile"}
+MINE = {"wanted.json", "kubernetes-owner", "controller.py", "Snakefile"}
 PROGRAMS = ("/proc", "/sys", "/usr", "/opt/vlmflow/env")  # the kernel's, and the image's: no other pod sees them
 found, wrote = [], []
 for folder, folders, files in os.walk("/"):

@@ -13,7 +13,7 @@ import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from hub_server import sha256
-from vlmflow.web import patience
+from vlmflow.core import patience
 
 
 def strong_etag(content: bytes) -> str:

@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlparse
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
-from harness.storage import folder_manifest
-from harness.storage.folder_manifest import Entry
+from remote.storage import folder_manifest
+from remote.storage.folder_manifest import Entry
 
 
 class BucketServer(FaultyServer):

@@ -19,7 +19,7 @@ import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from hub_uploads import body_of, written
-from vlmflow.web import patience
+from vlmflow.core import patience
 from workflow_runs import ROOT
 
 REVISION = "1" * 40

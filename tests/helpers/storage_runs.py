@@ -19,7 +19,7 @@ SCRIPTS = ROOT / "scripts"
 HEAD = f"""
 import sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-from harness.storage import plugins
+from remote.storage import plugins
 plugins.install(workflow)
 """
 """The part of the project's Snakefile before its first rule."""

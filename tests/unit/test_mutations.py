@@ -8,9 +8,9 @@ from mutations.run import ROOT, Mutation, judge, read_table
 
 TABLE = read_table()
 ROOMS = {
-    *("archives", "cluster", "config", "core", "doctor", "estimate", "fetch", "lengths", "merging", "pictures", "raw"),
-    *("reports", "rows", "swift", "trainer", "training", "web", "harness", "harness/kubernetes", "harness/storage"),
-    *("serving", "publish", "track"),
+    *("archives", "config", "core", "estimate", "fetch", "lengths", "merging", "pictures", "publish", "raw", "reports"),
+    *("rows", "serving", "swift", "track", "trainer", "training", "web", "harness"),
+    *("remote/cluster", "remote/doctor", "remote/kubernetes", "remote/storage"),
 }
 
 

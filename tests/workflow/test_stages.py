@@ -8,9 +8,9 @@ import pytest
 from snakemake.io import strip_wildcard_constraints
 
 from harness.plan import LOOKING, TRAINING
+from remote.doctor.needs import ASKED_BY
 from rules import read_rules
 from vlmflow.config.model import TARGETS
-from vlmflow.doctor.needs import ASKED_BY
 from workflow_runs import ROOT
 
 REUSED = {"fetch_rows": "fetch_fire"}

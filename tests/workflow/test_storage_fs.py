@@ -14,7 +14,7 @@ from storage_runs import make_run, other_file_system
 
 WORKFLOW = """
 from pathlib import Path
-from harness.storage.volume_inputs import as_inputs
+from harness.volume_inputs import as_inputs
 
 rule all:
     input: "merged/x"
@@ -125,7 +125,7 @@ def test_a_pod_that_fails_leaves_no_target_of_an_earlier_call(tmp_path: Path) ->
 SLOW = """
 if config.get("slow"):
     import time
-    from harness.storage import in_place
+    from remote.storage import in_place
     sync = in_place.sync
     in_place.sync = lambda place: (time.sleep(0.5 if ".part" in str(place) else 0), sync(place))
 """
@@ -162,7 +162,7 @@ def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhe
 
 SAID = """
 onerror:
-    from harness.storage.stored_text import text_of
+    from remote.storage.stored_text import text_of
     for job in workflow.scheduler.failed:
         print([text_of(log) for log in job.log])
 """

@@ -2,8 +2,8 @@
 
 from urllib.parse import quote
 
+from vlmflow.core.patience import PassingFault
 from vlmflow.web.missing import Refused
-from vlmflow.web.patience import PassingFault
 from vlmflow.web.transport import Answer, Transport, host_of
 
 HEADERS = {"accept-encoding": "identity", "user-agent": "vlmflow"}

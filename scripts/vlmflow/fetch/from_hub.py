@@ -10,6 +10,7 @@ from vlmflow.config.source import HubSource
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sha256_of, unfinished, write_json
+from vlmflow.core.patience import Patience
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
@@ -17,7 +18,6 @@ from vlmflow.fetch.small_files import small_names
 from vlmflow.web import hub
 from vlmflow.web.download import download
 from vlmflow.web.hub import HubFile
-from vlmflow.web.patience import Patience
 from vlmflow.web.transport import Transport
 
 LEFT_OUT = ".left-out.json"

@@ -17,11 +17,11 @@ from huggingface_hub.utils import validate_repo_id
 from huggingface_hub.utils._runtime import is_xet_available
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.patience import AGAIN, PASSING_STATUS
 from vlmflow.core.printable import printable
 from vlmflow.core.progress import amount
 from vlmflow.publish.package import OutgoingFile, Package
 from vlmflow.web.hub import TIMEOUT
-from vlmflow.web.patience import AGAIN, PASSING_STATUS
 from vlmflow.web.transport import host_of
 
 OF_THE_HUB = ".gitattributes"

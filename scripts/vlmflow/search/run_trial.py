@@ -18,12 +18,12 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from vlmflow.config.search_settings import trained_with
+from vlmflow.core import attempt
 from vlmflow.core.errors import VlmflowError
 from vlmflow.search.accounts import AskedTrial, TrialResult
 from vlmflow.search.starts import Step, forget_tries, one_start, starts_of, wait_for_others
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import End, read_events
-from vlmflow.training import attempt
 from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.newest import Newest

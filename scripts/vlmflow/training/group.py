@@ -18,10 +18,11 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.core import attempt
 from vlmflow.core.process import bound_to_this_process, import_path
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import visible_gpus
-from vlmflow.training import attempt, other_node
+from vlmflow.training import other_node
 from vlmflow.training.agent import ALONE, Place
 from vlmflow.training.launch_file import Launch, Order, Report, read_report, write_launch
 from vlmflow.training.run_folder import RunFolder

@@ -8,7 +8,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 from vlmflow.trainer.events import new_events
 from vlmflow.training.doing import Doing, doing
-from vlmflow.training.newest import Newest
+from vlmflow.training.newest import Newest, report_line
 from vlmflow.training.run_folder import RunFolder
 
 
@@ -23,6 +23,11 @@ class LocalRun:
     since: float
     doing: Doing
     newest: Newest
+
+    @property
+    def progress(self) -> str:
+        """One line of its newest figures; "" before the first loss."""
+        return report_line(self.newest)
 
 
 def local_runs(store: Path) -> list[LocalRun]:

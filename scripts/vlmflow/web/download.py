@@ -17,10 +17,10 @@ from typing import IO
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import unfinished
+from vlmflow.core.patience import PassingFault
 from vlmflow.web import hub
 from vlmflow.web.hub import HubFile
 from vlmflow.web.missing import Refused
-from vlmflow.web.patience import PassingFault
 from vlmflow.web.transport import Answer, Enough, Stopped, Transport, host_of
 
 logger = logging.getLogger(__name__)

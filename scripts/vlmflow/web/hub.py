@@ -25,8 +25,8 @@ from huggingface_hub.utils import build_hf_headers
 from vlmflow.config.source import HubSource
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import UNFINISHED
+from vlmflow.core.patience import PASSING_STATUS, PassingFault, Patience, asked_wait
 from vlmflow.web.missing import Refused
-from vlmflow.web.patience import PASSING_STATUS, PassingFault, Patience, asked_wait
 from vlmflow.web.transport import host_of
 
 TIMEOUT = 30.0

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.patience import PassingFault
 from vlmflow.web import hub
 from vlmflow.web.missing import Refused
-from vlmflow.web.patience import PassingFault
 from vlmflow.web.transport import Accept, Answer, Enough, Sink, Transport, host_of
 
 

@@ -19,10 +19,10 @@ from urllib.parse import urljoin, urlsplit
 import certifi
 import pycurl
 
+from vlmflow.core import patience
+from vlmflow.core.patience import AGAIN, NO_CONNECTION, PASSING_STATUS, PassingFault, Patience, asked_wait
 from vlmflow.core.progress import Progress
-from vlmflow.web import patience
 from vlmflow.web.missing import Refused
-from vlmflow.web.patience import AGAIN, NO_CONNECTION, PASSING_STATUS, PassingFault, Patience, asked_wait
 
 Result = TypeVar("Result")
 

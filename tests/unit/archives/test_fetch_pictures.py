@@ -160,7 +160,7 @@ FAULTS = {
 def test_temporary_faults_lose_nothing(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, first: int
 ) -> None:
-    monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.core.patience.READ_TIMEOUT", 1)
     server.faults["gqa.zip"] = [*[None] * (first - 1), fault, None, fault]
     account = fetch(tmp_path / "store", gqa(server), WANTED)
     require_wanted(tmp_path / "store")

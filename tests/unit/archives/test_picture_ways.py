@@ -80,7 +80,7 @@ def test_coco_by_number_one_by_one(server: ArchiveServer, tmp_path: Path, caplog
 def test_single_pictures_through_faults(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.core.patience.READ_TIMEOUT", 1)
     server.faults["train2017/000000000001.jpg"] = [fault, fault]
     account = fetch(tmp_path / "store", coco(server), ["coco/train2017/000000000001.jpg"])
     assert account["fetched"] == 1

@@ -16,13 +16,14 @@ import pytest
 from faulty_server import Answer, Fault, breaks, html_page, ignores_range, refuses, with_headers
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, served_hub, sha256
 from vlmflow.config.source import HubSource
+from vlmflow.core import patience
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
+from vlmflow.core.patience import PROGRESS_BYTES
 from vlmflow.core.progress import Progress
 from vlmflow.fetch import from_hub
-from vlmflow.web import hub, patience
+from vlmflow.web import hub
 from vlmflow.web.download import download
-from vlmflow.web.patience import PROGRESS_BYTES
 from vlmflow.web.transport import Transport
 
 DATA = HubSource("dataset", "o/d", "big.json")

@@ -12,9 +12,10 @@ import pytest
 from faulty_server import Answer, html_page, refuses, with_headers
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, blob_id, served_hub, sha256
 from vlmflow.config.source import HubSource
+from vlmflow.core import patience
 from vlmflow.core.errors import VlmflowError
-from vlmflow.web import hub, patience
-from vlmflow.web.patience import PROGRESS_BYTES, PassingFault, Patience, asked_wait
+from vlmflow.core.patience import PROGRESS_BYTES, PassingFault, Patience, asked_wait
+from vlmflow.web import hub
 
 DATA = HubSource("dataset", "o/d", "big.json")
 MODEL = HubSource("model", "o/m", None)

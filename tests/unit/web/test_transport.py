@@ -18,8 +18,8 @@ import pytest
 from archive_server import ArchiveServer, served_archives
 from faulty_server import breaks, refuses
 from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.core.patience import PassingFault
 from vlmflow.web.missing import Refused
-from vlmflow.web.patience import PassingFault
 from vlmflow.web.remote_file import RemoteFile
 from vlmflow.web.transport import CONNECTIONS, Answer, Stopped, Transport
 from workflow_runs import ROOT
@@ -87,7 +87,7 @@ def test_a_redirect_to_a_file_of_this_machine_is_refused(server: ArchiveServer, 
 def test_an_early_end_is_a_temporary_fault(
     server: ArchiveServer, transport: Transport, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 1)
+    monkeypatch.setattr("vlmflow.core.patience.READ_TIMEOUT", 1)
     server.always["a.jpg"] = breaks(900, how)
     with pytest.raises(PassingFault, match=r"127\.0\.0\.1"):
         content_of(transport, f"{server.base}/a.jpg")
@@ -117,7 +117,7 @@ def test_the_token_is_not_sent_to_another_server(server: ArchiveServer, transpor
 def test_a_stop_ends_requests_without_data(
     server: ArchiveServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmflow.web.patience.READ_TIMEOUT", 60)
+    monkeypatch.setattr("vlmflow.core.patience.READ_TIMEOUT", 60)
     server.always["a.jpg"] = breaks(900, "stall")
     threading.Timer(0.3, transport.stop).start()
     begun = time.monotonic()

@@ -1,0 +1,1 @@
+"""What runs jobs elsewhere and stores their targets there: README.md."""

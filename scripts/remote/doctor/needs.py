@@ -1,0 +1,256 @@
+"""Compares what the configuration's runs request with the cluster's nodes and quotas."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from decimal import Decimal
+
+from kubernetes.utils.quantity import parse_quantity
+
+from remote.cluster.api import Object
+from remote.cluster.pod_templates import GPU_RESOURCE
+from remote.doctor.findings import Finding
+from vlmflow.config.model import Config
+from vlmflow.config.source import HubSource, parse_source
+from vlmflow.config.strategies import strategy_of
+
+MB = 1_000_000
+
+ASKED_BY = {
+    **dict.fromkeys(
+        ("train_smoke", "train_model"),
+        "runs.{run}.nodes, processes, device, train.dataloader_workers and resources",
+    ),
+    "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
+}
+OTHERS_ASK = "the rule's own threads and resources, and runs.{run}.resources,"
+"""The keys that decide what a rule requests, by rules."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the pod of one rule requests.
+
+    threads: cores. mem_mb, disk_mb: MB (10⁶ bytes). gpus: GPUs. pod_template: the template's name. nodes: so many such
+    pods at the same time, each on a node of its own.
+    """
+
+    rule: str
+    threads: int
+    mem_mb: int
+    disk_mb: int
+    gpus: int
+    pod_template: str
+    nodes: int = 1
+
+    def amounts(self, gpu_resource: str) -> dict[str, int]:
+        """Return what the pod requests, by Kubernetes' names, in cores and bytes."""
+        asked = {"cpu": self.threads, "memory": self.mem_mb * MB, "ephemeral-storage": self.disk_mb * MB}
+        return asked | {gpu_resource: self.gpus, "pods": 1}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one run requests.
+
+    processes: parallel trainers on each node. weights_mb: the weights on each GPU, in MB. asks: those of all its rules.
+    nodes: those that train together.
+    """
+
+    run: str
+    processes: int
+    weights_mb: int
+    asks: tuple[Ask, ...]
+    nodes: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """The most GPUs that a pod of the run requests, all on one node."""
+        return max(ask.gpus for ask in self.asks)
+
+
+def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
+    """Return what a run of the configuration requests. asks: those of its rules."""
+    run = settings.runs[name]
+    weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
+    return Need(name, run.processes, weights_mb, tuple(asks), run.nodes)
+
+
+def hub_sources(settings: Config, runs: list[str]) -> list[str]:
+    """Return the addresses that some runs fetch from the hub, sorted."""
+    models = [settings.models[settings.runs[run].model].source for run in runs]
+    datasets = [settings.datasets[settings.runs[run].dataset] for run in runs]
+    files = [address for dataset in datasets for split in ("train", "test") for address in dataset.addresses(split)]
+    return sorted({source for source in [*models, *files] if isinstance(parse_source(source), HubSource)})
+
+
+def gpu_resource(template: Object) -> str:
+    """Return the cluster's resource name of GPUs, from an annotation of the template `gpu`."""
+    name: str = (template["metadata"].get("annotations") or {}).get(GPU_RESOURCE, "nvidia.com/gpu")
+    return name
+
+
+def most_gpus(nodes: list[Object], resource: str) -> int:
+    """Return the largest number of GPUs on one node."""
+    return max((int(_allocatable(node, resource)) for node in nodes), default=0)
+
+
+def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Finding]:
+    """Check every rule of each run against the nodes that its pods may use. templates: pod templates by name.
+
+    The capacity of an empty node counts: what runs there now will end.
+    """
+    resource = gpu_resource(templates["gpu"])
+    checks = [Finding("GPUs", "ok", _inventory(nodes, resource))]
+    for need in needs:
+        looked_at = [(ask, _faults(nodes, templates, need, ask)) for ask in need.asks]
+        unfit = [(ask, faults) for ask, faults in looked_at if faults.count(None) < ask.nodes]
+        checks += [_no_node(need, ask, faults, resource) for ask, faults in unfit]
+        if not unfit:
+            largest = max(need.asks, key=lambda ask: (ask.gpus, ask.mem_mb, ask.nodes))
+            fitting = _faults(nodes, templates, need, largest).count(None)
+            rules = f"each of its {len({ask.rule for ask in need.asks})} rules fits on a node"
+            words = _in_words(largest, resource)
+            found = f"{rules}; {largest.rule} ({words}) fits on {fitting}"
+            checks.append(Finding(f"run {need.run}", "ok", found))
+    return checks
+
+
+def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, ask: Ask) -> list[str | None]:
+    """Return for each node why a rule's pod cannot run there; None if it can."""
+    resource = gpu_resource(templates["gpu"])
+    spec = templates.get(ask.pod_template, templates["default"])["template"]["spec"]
+    return [_fault(node, spec, resource, ask, need.weights_mb) for node in nodes]
+
+
+def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> Finding:
+    reasons = Counter(fault for fault in faults if fault)
+    why = "; ".join(f"{count} node(s): {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
+    step = (
+        f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} set what it requests "
+        '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
+        f"the overlay's template {ask.pod_template} selects the nodes; --run NAME checks another run alone"
+    )
+    where = "on one node: it fits on no node"
+    if ask.nodes > 1:
+        where = f"on each of {ask.nodes} nodes: it fits on {faults.count(None)}"
+    found = f"{_in_words(ask, resource)} {where}. {why}"
+    return Finding(f"rule {ask.rule}, run {need.run}", "fail", found, step)
+
+
+def _in_words(ask: Ask, resource: str) -> str:
+    amounts = ask.amounts(resource)
+    return ", ".join(_amount(name, amount) for name, amount in amounts.items() if amount and name != "pods")
+
+
+def _amount(name: str, amount: Decimal | int) -> str:
+    if name in ("memory", "ephemeral-storage"):
+        return f"{amount / MB / 1000:,.0f} GB of {'memory' if name == 'memory' else 'node disk'}"
+    return f"{amount:,} {'cores' if name == 'cpu' else name}"
+
+
+def _inventory(nodes: list[Object], resource: str) -> str:
+    kinds: Counter[str] = Counter()
+    for node in nodes:
+        count = int(_allocatable(node, resource))
+        labels = node["metadata"].get("labels") or {}
+        if count:
+            memory = labels.get("nvidia.com/gpu.memory")
+            size = f" with {int(memory) / 1024:.0f} GiB" if memory and memory.isdigit() else ""
+            kinds[f"{count} × {labels.get('nvidia.com/gpu.product', 'product not labelled')}{size}"] += 1
+    return "; ".join(f"{count} node(s) of {kind}" for kind, count in kinds.items()) or f"no node has {resource}"
+
+
+def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int) -> str | None:
+    """Return why a rule's pod cannot run on a node, even an empty one; None if it can. spec: the template's."""
+    labels = node["metadata"].get("labels") or {}
+    if why := barred(node, spec):
+        return why
+    for name, amount in ask.amounts(resource).items():
+        there = _allocatable(node, name)
+        if there < amount:
+            tenths = math.floor((there / MB / 1000 if amount > MB else there) * 10)  # rounded up it might seem enough
+            return f"{tenths / 10:,g} of {_amount(name, amount)}"
+    memory = labels.get("nvidia.com/gpu.memory", "")
+    if ask.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
+        return f"each GPU needs {weights_mb / 1000:,.0f} GB for weights and has {int(memory) / 954:,.0f} GB"
+    return None
+
+
+def barred(node: Object, spec: Object) -> str | None:
+    """Return why no pod of a template may run on a node; None if one may. spec: the template's."""
+    if node["spec"].get("unschedulable"):
+        return "cordoned"
+    for taint in node["spec"].get("taints") or []:
+        if taint["effect"] != "PreferNoSchedule" and not any(
+            _tolerates(toleration, taint) for toleration in spec.get("tolerations") or []
+        ):
+            return f"taint {taint['key']} is not tolerated"
+    if not _selected(node["metadata"].get("labels") or {}, spec):
+        return "the template's node selector or affinity excludes it"
+    return None
+
+
+def _allocatable(node: Object, resource: str) -> Decimal:
+    amount: Decimal = parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0))
+    return amount
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    return (
+        toleration.get("key", taint["key"]) == taint["key"]
+        and toleration.get("effect", taint["effect"]) == taint["effect"]
+        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
+    )
+
+
+def _selected(labels: dict[str, str], spec: Object) -> bool:
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms")
+    wanted = (spec.get("nodeSelector") or {}).items()
+    return all(labels.get(key) == value for key, value in wanted) and (
+        terms is None or any(all(_matches(labels, one) for one in term.get("matchExpressions") or []) for term in terms)
+    )
+
+
+def _matches(labels: dict[str, str], expression: Object) -> bool:
+    value, values = labels.get(expression["key"]), expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case _:  # Gt and Lt compare numbers, and no label of GPU products is a number
+            return True
+
+
+def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Finding:
+    """Check that the namespace's quotas leave enough for the largest run. resource: the resource name of GPUs."""
+    all_asks = [ask for need in needs for ask in need.asks]
+    asks = {
+        "requests.memory": (max((ask.nodes * ask.mem_mb * MB for ask in all_asks), default=0), "memory"),
+        "requests.cpu": (max((ask.nodes * ask.threads for ask in all_asks), default=0), "cores"),
+        f"requests.{resource}": (max((ask.nodes * ask.gpus for ask in all_asks), default=0), "GPUs"),
+        "pods": (max((ask.nodes for ask in all_asks), default=1), "pods"),
+        "count/jobs.batch": (1, "Jobs"),
+    }
+    asks |= {key.removeprefix("requests."): asks[key] for key in ("requests.memory", "requests.cpu")}
+    short, left = [], []
+    for quota in quotas:
+        hard, used = quota["status"].get("hard") or {}, quota["status"].get("used") or {}
+        for key, (ask, words) in asks.items():
+            if key in hard:
+                rest = parse_quantity(hard[key]) - parse_quantity(used.get(key, 0))
+                unit = f"{rest / MB / 1000:,.0f} GB of {words}" if words == "memory" else f"{rest:,.0f} {words}"
+                left.append(unit)
+                if rest < ask:
+                    amount = f"{ask / MB / 1000:,.0f} GB" if words == "memory" else ask
+                    short.append(f"{quota['metadata']['name']} leaves {unit}, a run requests {amount}")
+    if short:
+        step = "kubectl describe resourcequota; wait until other pods end, or ask for a larger quota"
+        return Finding("quota", "fail", "; ".join(short), step)
+    return Finding("quota", "ok", "left: " + ", ".join(left) if left else "none set")

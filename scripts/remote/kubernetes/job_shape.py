@@ -1,0 +1,160 @@
+"""Turns the Job that the plugin builds into the Job that is created.
+
+Precedence: the rule (command, cpu, memory, disk, GPUs, runtime) over the template, and the template over the plugin's
+defaults.
+"""
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from remote.cluster.api import Object
+from remote.cluster.pod_templates import CONTAINER
+from remote.kubernetes.apart import refuse_reach, with_private_sources
+from remote.kubernetes.groups import on_nodes
+from remote.kubernetes.strategic_merge import merge
+from remote.kubernetes.templates import Template
+from remote.storage import pod_folder
+from vlmflow.core.stage_end import VERDICT
+
+WEEK = 7 * 24 * 3600
+KEPT_SECONDS = WEEK
+"""How long a finished Job is kept for a controller that does not run now."""
+
+INVOCATION, WORKDIR, TARGETS = "vlmflow/invocation", "vlmflow/workdir", "vlmflow/targets"
+RULE, WILDCARDS = "vlmflow/rule", "vlmflow/wildcards"
+
+VERDICT_FILE = "/dev/termination-log"
+"""A container's termination message, which the API shows: the kubelet mounts a file here that any user may write.
+https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/"""
+
+PULL_SECONDS = 1800
+"""Extra time for pulling images: activeDeadlineSeconds starts when a node takes the pod, before the pull."""
+
+OUTLIVE_SIGTERM = "trap : TERM; "
+"""tini sends SIGTERM to all processes; without the trap the shell, and the pod, would end before the rule has saved its
+work."""
+
+OWN_GPU_NAMES = {"nvidia.com/gpu", "amd.com/gpu"}
+"""The plugin's resource names of GPUs."""
+
+
+@dataclass(frozen=True)
+class RuleJob:
+    """One job and the resources that its rule declares.
+
+    mem_mb, disk_mb: MB (10⁶ bytes), 0 if not declared. runtime: minutes, 0 for no limit.
+    template: the name of its pod template, None for the default one. nodes: its pods, each with these resources. runs:
+    with several, the folder with the run folders of its run.
+    """
+
+    rule: str
+    wildcards: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 1
+    mem_mb: int = 0
+    disk_mb: int = 0
+    runtime: int = 0
+    gpus: int = 0
+    template: str | None = None
+    nodes: int = 1
+    runs: str = ""
+
+    @classmethod
+    def of(cls, job: Any) -> Self:
+        """Read these from a job of Snakemake."""
+        resources = dict(job.resources)
+        wildcards, nodes = dict(getattr(job, "wildcards_dict", {})), int(resources.get("nodes") or 1)
+        return cls(
+            rule="+".join(job.rules),
+            wildcards=wildcards,
+            threads=job.threads,
+            mem_mb=int(resources.get("mem_mb") or 0),
+            disk_mb=int(resources.get("disk_mb") or 0),
+            runtime=int(resources.get("runtime") or 0),
+            gpus=int(resources.get("gpu") or 0),
+            template=resources.get("pod_template"),
+            nodes=nodes,
+            # A search's trial has no wildcard `run`; it reads fitted/RUN.
+            runs=f"{job.params.run_store}/{wildcards.get('run') or Path(job.input.rows).name}" if nodes > 1 else "",
+        )
+
+    @property
+    def words(self) -> str:
+        """The job, for people: rule name=value."""
+        return " ".join([self.rule, *(f"{name}={value}" for name, value in self.wildcards.items())])
+
+
+def shape(
+    job: Object, template: Template, rule_job: RuleJob, owner: Mapping[str, str], env: Mapping[str, str]
+) -> Object:
+    """Return the final Job, but for what follows from its name (`pod_group.named`).
+
+    job: as the plugin built it. owner: labels of its owner (INVOCATION, WORKDIR, TARGETS). env: environment variables
+    for the rule.
+
+    Raises VlmflowError if the pod could write what the controller executes, or hold its token.
+    """
+    job = deepcopy(job)
+    plugins_pod = job["spec"]["template"]["spec"]
+    command = next(container for container in plugins_pod["containers"] if container["name"] == CONTAINER)["args"]
+    pod = merge(plugins_pod, template.spec)
+    refuse_reach(f"the pod of {rule_job.words}", pod, "remove it from kubernetes-persistent-volumes in the profile")
+    pod["restartPolicy"] = "Never"
+    if rule_job.runtime:
+        # In the pod's spec: the deadline of a Job also counts the time in which its pod waits for GPUs.
+        pod["activeDeadlineSeconds"] = rule_job.runtime * 60 + PULL_SECONDS
+    container = next(container for container in pod["containers"] if container["name"] == CONTAINER)
+    container["args"] = [command[0], OUTLIVE_SIGTERM + with_private_sources(command[1])]
+    container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
+    ours = {**env, VERDICT: VERDICT_FILE}
+    added = [pod_folder.variable(), *({"name": key, "value": value} for key, value in ours.items())]
+    container["env"] = merge({"env": container.get("env") or []}, {"env": added})["env"]
+    container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
+    labels, annotations = _said(rule_job)
+    labels |= owner
+    job["metadata"] = merge(
+        merge(job["metadata"], template.job_metadata), {"labels": labels, "annotations": annotations}
+    )
+    job["spec"] = {
+        "backoffLimit": 0,
+        "ttlSecondsAfterFinished": KEPT_SECONDS,
+        "template": {
+            "metadata": merge(template.pod_metadata, {"labels": labels, "annotations": annotations}),
+            "spec": pod,
+        },
+    }
+    return on_nodes(job, rule_job.nodes, rule_job.runs, rule_job.threads) if rule_job.nodes > 1 else job
+
+
+def _resources(found: Object, gpu_resource: str, rule_job: RuleJob) -> Object:
+    """Set requests and limits to what the rule declares; other resources of the template stay."""
+    declared = {"cpu": str(rule_job.threads)}
+    if rule_job.mem_mb:
+        declared["memory"] = f"{rule_job.mem_mb}M"
+    if rule_job.disk_mb:
+        declared["ephemeral-storage"] = f"{rule_job.disk_mb}M"
+    if rule_job.gpus:
+        declared[gpu_resource] = str(rule_job.gpus)
+    rules_matter = {"cpu", "memory", "ephemeral-storage", gpu_resource, *OWN_GPU_NAMES}
+    return {
+        kind: {name: amount for name, amount in (found.get(kind) or {}).items() if name not in rules_matter} | declared
+        for kind in ("requests", "limits")
+    }
+
+
+def _said(rule_job: RuleJob) -> tuple[dict[str, str], dict[str, str]]:
+    labels = {"app.kubernetes.io/part-of": "vlmflow", RULE: label_value(rule_job.rule)}
+    labels |= {f"vlmflow/{label_value(name)}": label_value(value) for name, value in rule_job.wildcards.items()}
+    annotations = {WILDCARDS: " ".join(f"{name}={value}" for name, value in rule_job.wildcards.items())}
+    return labels, annotations
+
+
+def label_value(text: Any) -> str:
+    """Turn any text into a label value: at most 63 letters, digits, '-', '_' and '.'; both ends a letter or digit.
+
+    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text))[:63].strip("._-")

@@ -1,0 +1,223 @@
+"""A folder in a bucket: objects of attempts, and a manifest that names the folder's objects.
+
+    FOLDER/.manifest.json                      size, SHA-256 and object of every file; written last
+    FOLDER/.stored-TOKEN/files/NAME            the objects of one attempt; no other writer has its token
+    FOLDER/.stored-TOKEN/named-by/OTHER        means that OTHER's manifest names, or will name, objects of this attempt
+
+Why a folder is complete or missing, with any number of writers: a writer uploads only under its own token, and then the
+manifest in one request. So each manifest names one attempt's objects, and possibly those of other folders (see below).
+
+Why no object is deleted that a manifest names: a folder that will name another folder's objects first writes its
+`named-by`, and then checks that the manifest from which it knows them still names them. Whoever removes a folder first
+deletes its manifest, and then looks for `named-by`. So one of the two sees the other. Whoever removes the last manifest
+that names an object deletes the object. Objects that no manifest names (of a killed writer, or of a replaced version)
+are deleted by a later writer of the folder when the newest of the attempt is a day old, so never a live writer's.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from botocore.exceptions import ClientError
+
+from remote.storage import folder_manifest
+from remote.storage.folder_manifest import Entry
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import remove, sha256_of, unfinished
+
+NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
+LEFT_AFTER = timedelta(days=1)
+SHARED_FROM = 1 << 20
+"""Files of at least this many bytes that storage already has are named and not uploaded."""
+
+SNAKEMAKES_OWN = ".snakemake_timestamp"
+"""Snakemake's mark in a folder that a rule made."""
+
+_retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
+"""What this process of a job has downloaded: the keys of folder and object, by bucket, SHA-256 and size."""
+
+
+class Folder:
+    """A folder of a bucket. bucket: boto3's object. key: the folder's key, without a slash at its end."""
+
+    def __init__(self, bucket: Any, key: str) -> None:
+        self.bucket, self.key, self.address = bucket, key, f"s3://{bucket.name}/{key}"
+
+    @property
+    def manifest(self) -> Any:
+        """The manifest's object, which makes the folder valid."""
+        return self.bucket.Object(f"{self.key}/{folder_manifest.NAME}")
+
+    def entries(self) -> dict[str, Entry] | None:
+        """Return what the manifest names; None if it does not exist.
+
+        Raises VlmflowError if it is not a manifest.
+        """
+        try:
+            content = self.manifest.get()["Body"].read(folder_manifest.LARGEST + 1)
+        except ClientError as error:
+            if is_not_there(error):
+                return None
+            raise
+        return folder_manifest.load(content, f"{self.address}/{folder_manifest.NAME}", self.key)
+
+    def retrieve(self, local: Path) -> None:
+        """Download the folder; it gets the name `local` once every file's SHA-256 matches the manifest.
+
+        Raises VlmflowError if an object is missing or differs from the manifest, FileNotFoundError if the folder does
+        not exist.
+        """
+        part = unfinished(local)
+        while True:
+            remove(part)
+            part.mkdir(parents=True)
+            entries = self.entries()
+            if entries is None:
+                raise FileNotFoundError(self.address)
+            try:
+                for name, entry in entries.items():
+                    self._download(name, entry, part / name)
+                break
+            except VlmflowError:
+                if self.entries() == entries:  # otherwise another writer has replaced it meanwhile
+                    raise
+        remove(local)
+        part.rename(local)
+        for entry in entries.values():
+            if entry.sha256:
+                _retrieved[self.bucket.name, entry.sha256, entry.size] = self.key, entry.key
+
+    def store(self, local: Path) -> None:
+        """Upload what is not in storage yet, and then the manifest. Until then the earlier version stays valid.
+
+        Raises VlmflowError if the storage does not have what was sent.
+        """
+        attempt, entries = f"{self.key}/.stored-{uuid4().hex}", {}
+        contents = {path: (self.bucket.name, sha256_of(path), path.stat().st_size) for path in _files_of(local)}
+        # Files that are named and not uploaded come last: without its manifest a `named-by` counts for a day only.
+        for path, content in sorted(contents.items(), key=lambda item: item[1] in _retrieved):
+            name, (_, digest, size) = path.relative_to(local).as_posix(), content
+            key = self._key_in_storage(content)
+            if key is None:
+                key = f"{attempt}/files/{name}"
+                self.bucket.Object(key).upload_file(str(path))
+            entries[name] = Entry(size, key, sha256=digest)
+        sent = {item.key: item.size for item in self._below(attempt)}
+        for name, entry in entries.items():
+            if entry.attempt == attempt and sent.get(entry.key) != entry.size:
+                raise self._damaged(f"{name}: {entry.size} bytes were sent, the storage has {sent.get(entry.key)}")
+        self.manifest.put(Body=folder_manifest.dump(entries))
+        self._delete_what_killed_writers_left()
+
+    def remove(self) -> None:
+        """Remove the folder: its manifest first, then the objects that no other folder's manifest names."""
+        entries = self.entries() or {}
+        self.manifest.delete()
+        for attempt in folder_manifest.attempts_of(entries):
+            self._named_by(attempt).delete()
+            if not self._is_named(attempt):
+                self._delete(attempt)
+        for entry in entries.values():
+            if entry.attempt is None:
+                self.bucket.Object(entry.key).delete()
+        self._delete_what_killed_writers_left()
+
+    def _download(self, name: str, entry: Entry, place: Path) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        source = self.bucket.Object(entry.key)
+        try:
+            source.load()
+            source.download_file(str(place))
+        except ClientError as error:
+            if is_not_there(error):
+                raise self._damaged(f"{name}: missing") from None
+            raise
+        if place.stat().st_size != entry.size:
+            raise self._damaged(f"{name}: {place.stat().st_size} bytes instead of {entry.size}")
+        if entry.sha256 is None and source.e_tag != entry.etag:
+            raise self._damaged(f"{name}: ETag {source.e_tag} instead of {entry.etag}")
+        if entry.sha256 is not None and (digest := sha256_of(place)) != entry.sha256:
+            raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
+
+    def _key_in_storage(self, content: tuple[str, str, int]) -> str | None:
+        """Return the key of another folder's object with this content, if its manifest still names it; else None.
+
+        Marks the object as named by this folder.
+        """
+        _, digest, size = content
+        source, key = _retrieved.get(content, (self.key, ""))
+        if source == self.key or size < SHARED_FROM or folder_manifest.owner_of(key) == self.key:
+            return None
+        attempt = Entry(size, key).attempt
+        if attempt is None:
+            return None
+        self._named_by(attempt).put(Body=b"")
+        entries = self._of(source).entries() or {}
+        return key if any((entry.key, entry.sha256) == (key, digest) for entry in entries.values()) else None
+
+    def _is_named(self, attempt: str) -> bool:
+        """Return whether another folder's manifest names an object of an attempt, or is about to."""
+        owner, marks, now = folder_manifest.owner_of(attempt), self._marks(attempt), self._now()
+        if owner != self.key and self._of(owner)._names(attempt):
+            return True
+        if any(now - since < LEFT_AFTER or self._of(other)._names(attempt) for other, since in marks.items()):
+            return True
+        return self._marks(attempt) != marks  # a new mark may rely on a manifest that was deleted meanwhile
+
+    def _marks(self, attempt: str) -> dict[str, datetime]:
+        mark = f"{attempt}/named-by/"
+        found = {
+            unquote(item.key.removeprefix(mark)): item.last_modified for item in self._below(f"{attempt}/named-by")
+        }
+        found.pop(self.key, None)
+        return found
+
+    def _names(self, attempt: str) -> bool:
+        return attempt in folder_manifest.attempts_of(self.entries() or {})
+
+    def _named_by(self, attempt: str) -> Any:
+        return self.bucket.Object(f"{attempt}/named-by/{quote(self.key, safe='')}")
+
+    def _delete_what_killed_writers_left(self) -> None:
+        now = self._now()
+        newest: dict[str, datetime] = {}
+        for item in self.bucket.objects.filter(Prefix=f"{self.key}/.stored-"):
+            attempt = "/".join(item.key.split("/")[: self.key.count("/") + 2])
+            newest[attempt] = max(newest.get(attempt, item.last_modified), item.last_modified)
+        for attempt in (attempt for attempt, changed in newest.items() if now - changed > LEFT_AFTER):
+            if not self._names(attempt) and not self._is_named(attempt):
+                self._delete(attempt)
+
+    def _delete(self, attempt: str) -> None:
+        for item in self._below(attempt):
+            self.bucket.Object(item.key).delete()
+
+    def _below(self, attempt: str) -> list[Any]:
+        return list(self.bucket.objects.filter(Prefix=f"{attempt}/"))
+
+    def _of(self, key: str) -> "Folder":
+        return Folder(self.bucket, key)
+
+    def _now(self) -> datetime:
+        """Return the storage's own time, which also dates its objects."""
+        said = self.bucket.meta.client.head_bucket(Bucket=self.bucket.name)
+        return parsedate_to_datetime(said["ResponseMetadata"]["HTTPHeaders"]["date"])
+
+    def _damaged(self, what: str) -> VlmflowError:
+        return VlmflowError(
+            f"{self.address} is damaged: {what}",
+            "remove it there and run the same command again: the workflow recreates it",
+        )
+
+
+def is_not_there(error: ClientError) -> bool:
+    """Return whether an error means that the object or bucket does not exist."""
+    return error.response["Error"]["Code"] in NOT_THERE
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SNAKEMAKES_OWN)

@@ -1,0 +1,34 @@
+"""Reads a job's log in the main process, from its storage: as data, with a size limit, following no link."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from remote.storage.fs_object import FsObject
+from remote.storage.no_links import read_end
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.stage_end import SHOWN_BYTES, end_of, plain
+
+FETCHED_BYTES = 64 << 20
+"""The size limit of a log that is downloaded from object storage."""
+
+
+def text_of(file: Any) -> str:
+    """Return the end of a job's text file in storage, such as its log; "" if it does not exist.
+
+    file: as Snakemake lists it (`job.log`).
+
+    Raises WorkflowError if the storage cannot be reached, VlmflowError if the file is a link or too large.
+    """
+    target = file.storage_object
+    if not target.exists():
+        return ""
+    if isinstance(target, FsObject):
+        return plain(read_end(target.query_path, SHOWN_BYTES).decode(errors="replace"))
+    if target.size() > FETCHED_BYTES:
+        raise VlmflowError(
+            f"{target.query} has {target.size():,} bytes; the limit of a log is {FETCHED_BYTES:,}",
+            "read it in the storage",
+        )
+    asyncio.run(target.managed_retrieve())
+    return end_of(Path(file))

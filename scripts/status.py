@@ -1,0 +1,7 @@
+"""Show what trains on this machine, and what runs in a cluster: make status."""
+
+from remote.kubernetes.status import main
+from vlmflow.training.local_runs import local_runs
+
+if __name__ == "__main__":
+    main(local_runs)

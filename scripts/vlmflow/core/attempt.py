@@ -1,0 +1,10 @@
+"""What the pods of a training on several nodes agree on: variables, the program of the other nodes, and a port."""
+
+ATTEMPT, NODE_0 = "VLMFLOW_ATTEMPT", "VLMFLOW_NODE_0"
+"""The variables with the attempt's name, and with the host name of node 0. Without them all nodes are this machine."""
+
+OTHER_NODE = "vlmflow.training.other_node"
+"""The module that runs on every node but node 0."""
+
+PORT = 29500
+"""Where the nodes of a cluster meet: torchrun's own default."""

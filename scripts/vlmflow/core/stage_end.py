@@ -1,0 +1,32 @@
+"""How a stage says why it failed, to Snakemake's process and to whoever runs its pod; and how its log is read there."""
+
+import re
+from pathlib import Path
+
+FAILURE = "the stage failed: "
+"""The start of the last lines of a failed stage's log; Snakemake's process prints these lines again at its end."""
+
+VERDICT = "VLMFLOW_VERDICT"
+"""The environment variable with the file that a pod's stage writes NOT_AGAIN into: the container's termination message,
+which the API server shows in the pod's status. Snakemake, which runs the stage, passes on only exit code 1."""
+
+NOT_AGAIN = {"again": False}
+"""The verdict of a stage whose failure would repeat: a closed gate, a refused row or setting."""
+
+SHOWN_BYTES = 1 << 20
+"""How much of a log's end is read."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that move a terminal's cursor, set its title, or change the text's direction; not tab and line feed."""
+
+
+def plain(text: str) -> str:
+    """Return the text without control characters: a log holds whatever a job, its data and its libraries wrote."""
+    return CONTROL.sub("", text)
+
+
+def end_of(log: Path) -> str:
+    """Return the end of a log file, plain."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - SHOWN_BYTES))
+        return plain(stream.read(SHOWN_BYTES).decode(errors="replace"))

@@ -1,0 +1,321 @@
+"""The doctor's judgement of a cluster's answers. tests/cluster tests the answers themselves."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from remote.cluster.pod_templates import TemplatesFound, template_in
+from remote.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
+from remote.doctor.findings import Finding
+from remote.doctor.needs import Ask, Need
+from remote.doctor.planned_jobs import planned_asks
+from remote.doctor.probe import Answer
+from vlmflow.config.model import check_config
+from workflow_runs import ROOT
+
+TEMPLATES = {
+    file.stem: template_in(yaml.safe_load(file.read_text()))
+    for file in (ROOT / "k8s/templates").glob("*.yaml")
+    if file.stem != "kustomization"
+}
+TRAIN = Ask("train_model", 20, 200_000, 20_000, 4, "gpu")
+MERGE = Ask("merge_weights", 4, 4_000, 1_000, 0, "train")
+A100 = Need("big", 4, 17_500, (TRAIN, MERGE))
+
+
+def node(gpus: int = 4, taints: tuple = (), memory: str = "500Gi", **more: str) -> dict:
+    amounts = {"nvidia.com/gpu": str(gpus), "memory": memory, "cpu": "32", "ephemeral-storage": "100G", "pods": "110"}
+    return {
+        "metadata": {"name": "n"},
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": amounts | {name.replace("_", "-"): amount for name, amount in more.items()}},
+    }
+
+
+def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100) -> Finding:
+    return needs.check_nodes(list(nodes), TEMPLATES | {"gpu": template}, [need])[1]
+
+
+def test_a_controller_whose_state_jobs_can_write_is_a_failure() -> None:
+    deployment = yaml.safe_load((ROOT / "k8s/base/controller.yaml").read_text()) | {"status": {"availableReplicas": 1}}
+    assert objects.check_controller(deployment).state == "ok"
+    spec = deployment["spec"]["template"]["spec"]
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "state"]
+    check = objects.check_controller(deployment)
+    assert (check.state, check.next_step) == ("fail", "see docs/kubernetes.md, Upgrade")
+
+
+def test_the_controllers_role_is_what_the_executor_uses() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "k8s/base/accounts.yaml").read_text()))
+    role = next(document for document in documents if document["kind"] == "Role")
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {(right.group, right.resource, right.verb) for right in (*rbac.EXECUTOR, rbac.POD_TEMPLATES)}
+
+
+def test_the_requests_of_runs_come_from_the_configuration() -> None:
+    settings = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])
+    need = needs.need_of(settings, "qwen3vl-fire", [TRAIN, MERGE])
+    assert (need.processes, need.weights_mb, need.gpus) == (4, 17_500, 4)
+    assert "hf://Qwen/Qwen3-VL-32B-Instruct" in needs.hub_sources(settings, ["qwen3vl-fire"])
+
+
+def test_a_node_that_has_all_can_hold_a_run() -> None:
+    found = run_check(node(), node(gpus=2)).found
+    assert found.startswith("each of its 2 rules fits on a node; train_model (20 cores, 200 GB of")
+    assert found.endswith("fits on 1")
+
+
+def test_the_requests_of_a_run_come_from_its_rules(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
+    files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
+    asks = {ask.rule: ask for ask in planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire")}
+    assert {"fetch_fire", "fetch_model", "convert_fire", "train_model", "verify_merged", "publish_merged"} < asks.keys()
+    assert asks["train_model"] == Ask("train_model", 8, 262_144, 20_000, 2, "gpu")
+    assert asks["merge_weights"] == MERGE
+    fewer = planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)
+    assert {ask.threads for ask in fewer} == {1, 2}
+
+
+def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> None:
+    small, large = node(gpus=0, cpu="3920m"), node(cpu="24", ephemeral_storage="900M")
+    check = run_check(small, large, need=Need("big", 4, 17_500, (MERGE,)))
+    assert (check.what, check.state) == ("rule merge_weights, run big", "fail")
+    assert "1 node(s): 3.9 of 4 cores" in check.found
+    assert "1 node(s): 0.9 of 1 GB of node disk" in check.found
+
+
+@pytest.mark.parametrize(
+    ("unfit", "why"),
+    [
+        (node(gpus=2), "2 of 4 nvidia.com/gpu"),
+        (node(cpu="8"), "8 of 20 cores"),
+        (node(ephemeral_storage="10G"), "10 of 20 GB of node disk"),
+        (node(memory="100Gi"), "107.3 of 200 GB of memory"),
+        (node(taints=({"key": "reserved", "value": "x", "effect": "NoSchedule"},)), "taint reserved is not tolerated"),
+        (node() | {"spec": {"unschedulable": True}}, "cordoned"),
+        (node(gpus=0), "0 of 4 nvidia.com/gpu"),
+    ],
+)
+def test_a_run_that_fits_nowhere_is_reported_with_the_reasons(unfit: dict, why: str) -> None:
+    check = run_check(unfit)
+    assert check.state == "fail"
+    assert f"1 node(s): {why}" in check.found
+
+
+def test_cards_that_are_too_small_for_the_weights_are_refused() -> None:
+    small = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "15360"}}}
+    assert "needs 18 GB for weights and has 16 GB" in run_check(small).found
+    large = node() | {"metadata": {"labels": {"nvidia.com/gpu.memory": "81920"}}}
+    assert run_check(large).state == "ok"
+
+
+def test_affinity_and_resource_name_of_the_template_decide() -> None:
+    expression = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    template = TEMPLATES["gpu"] | {"template": {"spec": {"affinity": affinity}}}
+    labelled = node() | {"metadata": {"labels": {"nvidia.com/gpu.product": "A100"}}}
+    assert run_check(labelled, template=template).state == "ok"
+    assert "affinity excludes it" in run_check(node(), template=template).found
+    renamed = template | {"metadata": {"annotations": {"vlmflow/gpu-resource": "nvidia.com/a100"}}}
+    assert "0 of 4 nvidia.com/a100" in run_check(labelled, template=renamed).found
+
+
+def test_a_quota_that_leaves_too_little_is_named() -> None:
+    hard = {"requests.nvidia.com/gpu": "8", "requests.memory": "1Ti", "pods": "10"}
+    quota = {"metadata": {"name": "q"}, "status": {"hard": hard, "used": {"requests.nvidia.com/gpu": "5"}}}
+    check = needs.check_quota([quota], "nvidia.com/gpu", [A100])
+    assert (check.state, check.found) == ("fail", "q leaves 3 GPUs, a run requests 4")
+    quota["status"]["used"] = {}
+    assert needs.check_quota([quota], "nvidia.com/gpu", [A100]).state == "ok"
+    assert needs.check_quota([], "nvidia.com/gpu", [A100]).found == "none set"
+
+
+def test_claims_are_bound_and_shared() -> None:
+    claim = {"spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
+    assert "Pending, storage class: fast" in objects.check_claim(claim, "cache").found
+    claim["status"] = {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
+    assert objects.check_claim(claim, "cache").state == "warn"
+    claim["status"]["accessModes"] = ["ReadWriteMany"]
+    assert objects.check_claim(claim, "cache") == Finding("claim cache", "ok", "1Gi, ReadWriteMany, fast")
+    assert objects.check_claim(None, "cache").state == "fail"
+
+
+def test_templates_are_complete_and_run_the_rule() -> None:
+    check = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), [], []))
+    assert check == Finding("pod templates", "ok", "answer, default, fetch, gpu, search, train")
+    old = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), ["gpu"], ["train"]))
+    assert (old.state, old.found) == (
+        "warn",
+        "answer, default, fetch, gpu, search, train; PodTemplates, which the next release will not read: gpu; "
+        "PodTemplates that are ignored, since CronJobs have their names: train",
+    )
+    assert "k8s/README.md" in old.next_step
+    broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
+    broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
+    found = objects.check_templates(TemplatesFound(broken, ["gpu"], [])).found
+    assert "default does not exist" in found
+    assert "no container named snakemake" in found
+
+
+def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "data.lock"
+    lock.write_text(
+        "a-b==1.0 ; python_full_version >= '3.11' \\\n    --hash=sha256:0\nold==1 ; python_full_version < '3.11' \\\n"
+        "c[extra]==2.0 \\\n    --hash=sha256:1\n"
+    )
+    assert image_packages.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
+    found = image_packages.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
+    assert found.endswith("a-b 1.1 instead of 1.0, c missing instead of 2.0")
+    assert len(image_packages.locked_versions(ROOT / "envs/data.lock", "3.11.2")) > 80
+
+
+def in_a_pod(*words: object) -> inside.Surroundings:
+    command = [sys.executable, in_pod.__file__, *map(str, words)]
+    log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    said = probe.last_of_form(log, inside.Surroundings)
+    assert said is not None, log
+    return said
+
+
+def test_one_pod_tries_a_volume_and_another_reads_the_same_files(tmp_path: Path) -> None:
+    said = in_a_pod("leave", ".doctor-1", tmp_path, "/proc/no-such")
+    assert said.folders[str(tmp_path)] == {}
+    assert "No such file" in said.folders["/proc/no-such"]["write"]
+    assert said.packages["snakemake"]
+    found = in_a_pod("find", ".doctor-1", tmp_path, tmp_path / "unshared").folders
+    assert found[str(tmp_path)] == {}
+    assert "No such file" in found[str(tmp_path / "unshared")]["see"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_answer_is_the_last_line_of_its_form() -> None:
+    line = '{"backend": "gloo", "processes": 2}'
+    log = f'{{"processes": 1}}\n{line}\n{{"processes": "two"}}\n[2]\nTraceback'
+    assert probe.last_of_form(log, inside.TrialTraining) == inside.TrialTraining(backend="gloo", processes=2)
+    assert probe.last_of_form(log, inside.Surroundings) is None
+
+
+def test_the_next_probe_removes_a_dead_probes_files(tmp_path: Path) -> None:
+    in_a_pod("leave", ".doctor-1", tmp_path)
+    os.utime(tmp_path / ".doctor-1", (1, 1))
+    in_a_pod("leave", ".doctor-2", tmp_path)
+    assert [place.name for place in tmp_path.iterdir()] == [".doctor-2"]
+
+
+def test_a_lock_that_two_can_hold_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Lustre without -o flock, where flock succeeds or does nothing."""
+    assert in_pod.tried(str(tmp_path), ".doctor-1") == {}
+    monkeypatch.setattr(in_pod.fcntl, "flock", lambda *_: None)
+    wrong = in_pod.tried(str(tmp_path), ".doctor-2")
+    assert wrong == {"flock": "two processes hold one lock"}
+    check = inside._usable("/outputs", wrong, 1000)
+    assert (check.state, "mount Lustre with -o flock" in check.next_step) == ("fail", True)
+    assert inside._usable("/outputs", {"hard_link": "Operation not permitted"}, 1000).state == "warn"
+
+
+def test_a_volume_that_a_second_node_cannot_see_fails() -> None:
+    def looked(folders: dict[str, dict[str, str]]) -> Answer:
+        return Answer("i", said=inside.Surroundings(1000, 0.0, "3.12.1", folders, {}), node="b")
+
+    unseen = looked({"/cache": {}, "/outputs": {"see": "No such file"}})
+    check = inside.check_from_elsewhere(unseen, "a")
+    assert (check.state, check.found) == ("fail", "b does not see what a wrote: /outputs: No such file")
+    assert inside.check_from_elsewhere(Answer("i", fault="no place"), "a").state == "warn"
+    assert inside.check_from_elsewhere(looked({"/cache": {}}), "a").state == "ok"
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("ahead", "state"), [(-100, "fail"), (0, "ok"), (5, "ok"), (25, "ok"), (60, "fail")])
+def test_clocks_are_compared_between_two_answers_of_the_server(ahead: int, state: str) -> None:
+    told = (NOW + timedelta(seconds=ahead)).timestamp()
+    check = inside.check_clock(told, Answer("i", made=NOW, ended=NOW + timedelta(seconds=10)))
+    assert check.state == state
+
+
+def test_training_together_reports_its_speed_or_the_fault() -> None:
+    said = inside.TrialTraining("", "gloo", 2, "CPU", 0.5, 64)
+    assert "0.5 GB/s" in inside.check_training(Answer("i", said=said)).found
+    short = Answer("i", said=inside.TrialTraining("process 0: RuntimeError: unable to write: No space left on device"))
+    assert "sizeLimit" in inside.check_training(short).next_step
+    assert inside.check_training(replace(short, said=None, fault="OOMKilled, exit code 137")).state == "fail"
+
+
+def test_a_probe_is_the_template_with_another_command() -> None:
+    made = probe.job("n", TEMPLATES["train"], ["python"], {"cpu": "1"})
+    spec, container = made["spec"]["template"]["spec"], made["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["python"]
+    assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    assert spec["securityContext"] == TEMPLATES["train"]["template"]["spec"]["securityContext"]
+    assert TEMPLATES["train"]["template"]["spec"]["containers"][0]["command"] != ["python"]
+
+
+def test_a_probe_has_the_labels_of_a_runs_jobs_and_keeps_off_a_node() -> None:
+    """Kueue, for example, holds or refuses Jobs without a queue's label."""
+    template = json.loads(json.dumps(TEMPLATES["gpu"]))
+    template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "research"
+    made = probe.job("n", template, ["python"], {"cpu": "1"}, elsewhere_than="node-a")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert all(
+        {"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]} in term["matchFields"] for term in terms
+    )
+
+
+def test_a_probe_whose_pod_is_refused_for_a_moment_waits() -> None:
+    def refused(message: str, job: str = "j") -> dict:
+        return {"involvedObject": {"name": job}, "reason": "FailedCreate", "message": message}
+
+    modified = 'Operation cannot be fulfilled on resourcequotas "vlmflow": the object has been modified'
+    passing = [refused(f"Error creating: {modified}"), refused("exceeded quota", job="another")]
+    assert probe.refusal(passing, "j") == ""
+    assert probe.refusal([*passing, refused("exceeded quota: vlmflow")], "j") == "exceeded quota: vlmflow"
+
+
+def test_a_probe_that_does_not_start_reports_the_clusters_reason() -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    assert probe.why_not_running({"status": {"conditions": [unscheduled]}}) == "0/1 nodes are available"
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+    pod = {"status": {"containerStatuses": [waiting]}}
+    assert probe.why_not_running(pod) == "ImagePullBackOff: not found"
+    assert probe.image_fails(pod)
+
+
+def test_table_and_json_say_whether_it_is_ready() -> None:
+    good, bad = Finding("a", "ok", "fine"), Finding("b", "fail", "gone", "bring it")
+    assert json.loads(findings.as_json([good]))["ready"] is True
+    assert json.loads(findings.as_json([good, bad]))["ready"] is False
+    assert "what to do: bring it" in findings.as_line(bad, colours=False)
+    assert "\x1b" not in findings.as_line(bad, colours=False)
+
+
+def test_a_configuration_that_is_not_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("runs:\n  r: {model: m\n  b: [\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "remote.doctor", "--configfile", str(file)],
+        cwd=ROOT / "scripts",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{file}, line 3, column 4: expected ',' or '}}', but got ':' while parsing")
+    assert "begun in line 2, column 6; the line is: b: [\n  what to do: " in done.stderr

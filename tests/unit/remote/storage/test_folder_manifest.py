@@ -1,0 +1,122 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from remote.storage import folder_manifest, pod_folder
+from remote.storage.folder_manifest import Entry
+from vlmflow.core.errors import VlmflowError
+
+PLACE, FOLDER = "s3://bucket/run/merged/x/.manifest.json", "run/merged/x"
+KEY = f"{FOLDER}/.stored-{'0' * 32}/files/"
+DIGEST = "ab" * 32
+
+
+def entry(name: str, size: int = 1, key: str | None = None) -> Entry:
+    return Entry(size, key or KEY + name, DIGEST)
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    elsewhere = f"run/verified/x/.stored-{'1' * 32}/files/weights\n"
+    entries = {"b/é.txt": entry("b/é.txt", 0), "a": entry("a", 1 << 40), "w": entry("w", key=elsewhere)}
+    assert folder_manifest.load(folder_manifest.dump(entries), PLACE, FOLDER) == entries
+    assert folder_manifest.dump(entries) == folder_manifest.dump(dict(reversed(entries.items())))
+    attempts = folder_manifest.attempts_of(entries)
+    assert attempts == {f"{FOLDER}/.stored-{'0' * 32}", f"run/verified/x/.stored-{'1' * 32}"}
+    assert {folder_manifest.owner_of(attempt) for attempt in attempts} == {FOLDER, "run/verified/x"}
+
+
+def test_an_older_manifest_is_read() -> None:
+    content = b'{"files": {"inner/a": {"size": 3, "etag": "\\"0\\""}}}'
+    assert folder_manifest.load(content, PLACE, FOLDER) == {"inner/a": Entry(3, f"{FOLDER}/inner/a", etag='"0"')}
+
+
+GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 200_000,
+        b"[]",
+        b'{"files": [1]}',
+        b'{"files": {"a": {"size": "x", "etag": ""}}}',
+        b'{"files": {"a": {}}}',
+        json.dumps({"version": 2, "files": {"a": GOOD}}).encode(),
+        *(
+            json.dumps({"version": 1, "files": {"a": GOOD | wrong}}).encode()
+            for wrong in ({"size": -1}, {"sha256": "ab"}, {"sha256": None}, {"key": "run/elsewhere"}, {"key": 1})
+        ),
+    ],
+)
+def test_a_file_that_is_not_a_manifest_is_refused_with_its_address(content: bytes) -> None:
+    with pytest.raises(VlmflowError, match=f"{PLACE} is not a manifest"):
+        folder_manifest.load(content, PLACE, FOLDER)
+
+
+def test_a_manifest_that_nobody_could_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job wrote it; the main process reads it."""
+    monkeypatch.setattr(folder_manifest, "LARGEST", 1_000)
+    entries = {f"file-{number}": entry(f"file-{number}") for number in range(10)}
+    with pytest.raises(VlmflowError, match="larger than 0 MB"):
+        folder_manifest.dump(entries)
+    with pytest.raises(VlmflowError, match="larger than 0 MB"):
+        folder_manifest.load(b"{" + b" " * 1_000, PLACE, FOLDER)
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", ".", "a//b", "./a"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(name: str) -> None:
+    with pytest.raises(VlmflowError, match="outside its folder"):
+        folder_manifest.load(folder_manifest.dump({name: entry("a")}), PLACE, FOLDER)
+
+
+def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> None:
+    for name in ("lost-pod-x1", "other"):
+        (tmp_path / ".pods" / name / "fs").mkdir(parents=True)
+    prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
+    pod_folder.remove_of(prefix, "lost-pod-x1")
+    pod_folder.remove_of(prefix, "never-began")
+    pod_folder.remove_of(tmp_path / ".pods", "other")  # a folder that several pods share belongs to none
+    assert [place.name for place in (tmp_path / ".pods").iterdir()] == ["other"]
+
+
+def test_a_link_in_the_place_of_the_pods_folders_removes_nothing_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "state" / "lost-pod-x1").mkdir(parents=True)
+    (tmp_path / ".pods").symlink_to("state")
+    pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", "lost-pod-x1")
+    (tmp_path / ".pods").unlink()
+    (tmp_path / ".pods").mkdir()
+    (tmp_path / ".pods" / "lost-pod-x1").symlink_to(tmp_path / "state")
+    pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", "lost-pod-x1")
+    assert (tmp_path / "state" / "lost-pod-x1").is_dir()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../run", "a/b", "a..b", "-a", "$VLMFLOW_POD", "a\n"])
+def test_a_name_that_is_not_a_pods_removes_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / ".pods" / "other").mkdir(parents=True)
+    with pytest.raises(VlmflowError, match="not a pod's name"):
+        pod_folder.remove_of(tmp_path / ".pods" / "$VLMFLOW_POD", name)
+    assert (tmp_path / ".pods" / "other").is_dir()
+
+
+def test_a_starting_controller_removes_folders_of_ended_pods(tmp_path: Path) -> None:
+    cut_off = [f".discarded.{since:016x}-{'0' * 12}.gone" for since in (0, time.time_ns())]  # the second may still run
+    for name in ("lost-pod-x1", "living-x2", "late-x3", "No-pods", ".hidden", *cut_off):
+        (tmp_path / ".pods" / name / "fs").mkdir(parents=True)
+    prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
+    said: list[str] = []
+    pod_folder.sweep(prefix, lambda: {"living-x2", "late-x3"}, said.append)
+    assert said == ["Removed the folders of 1 pod(s) that ended while no controller was running: lost-pod-x1."]
+    stay = {"living-x2", "late-x3", "No-pods", ".hidden", cut_off[1]}
+    assert {place.name for place in (tmp_path / ".pods").iterdir()} == stay
+
+
+def test_a_sweep_without_such_a_folder_asks_nobody_and_removes_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".pods" / "a").mkdir(parents=True)
+    for prefix in (None, tmp_path / "none" / "$VLMFLOW_POD", tmp_path / ".pods"):
+        pod_folder.sweep(prefix, lambda: pytest.fail("asked"), pytest.fail)
+    (tmp_path / "link").symlink_to(".pods")
+    pod_folder.sweep(tmp_path / "link" / "$VLMFLOW_POD", lambda: pytest.fail("asked"), pytest.fail)
+    assert (tmp_path / ".pods" / "a").is_dir()

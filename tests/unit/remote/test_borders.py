@@ -1,0 +1,88 @@
+"""What runs elsewhere stands apart: who imports it, what it imports, and that a local call loads none of it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.code_digest import imported_names
+from small_workflow import make_rows
+from workflow_runs import ROOT
+
+SCRIPTS = ROOT / "scripts"
+DOORS = {"harness/start.py", "status.py"}
+"""The only files outside that name one of its modules."""
+
+CLIENTS = re.compile(r"(remote|kubernetes|boto3|s3transfer|botocore\.(client|session))(\.|$)")
+"""Of S3's client only the classes of its exceptions may be there, which take a hundredth of a second."""
+
+LOADED = re.compile(r"^import '([\w.]+)' # ", re.MULTILINE)
+
+
+def ours(file: Path) -> set[str]:
+    """Return the modules of the project that a file names in an import statement, or by a text."""
+    code = file.read_bytes()
+    names = imported_names(code) | {text.decode() for text in re.findall(rb'"(remote\.[\w.]+)"', code)}
+    return {name for name in names if name.partition(".")[0] in ("harness", "remote", "vlmflow")}
+
+
+def test_it_imports_the_core_and_the_configuration_and_nothing_else_of_the_project() -> None:
+    for file in (SCRIPTS / "remote").rglob("*.py"):
+        allowed = ("remote", "vlmflow.core", "vlmflow.config")
+        assert {name for name in ours(file) if not f"{name}.".startswith(tuple(f"{one}." for one in allowed))} == set()
+
+
+def test_two_files_outside_know_it_and_none_of_the_library() -> None:
+    files = [file for file in SCRIPTS.rglob("*.py") if not file.is_relative_to(SCRIPTS / "remote")]
+    knowing = {file.relative_to(SCRIPTS).as_posix() for file in files if any("remote." in name for name in ours(file))}
+    assert knowing == DOORS
+    for rule in (ROOT / "rules").glob("*.smk"):
+        assert "remote" not in rule.read_text(), rule
+
+
+def loaded(folder: Path, *words: str) -> list[str]:
+    """Call Snakemake for a data set in `folder`; return the modules that it and its jobs' processes imported."""
+    call = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile", "--directory", folder, "--cores", "1"]
+    done = subprocess.run(
+        [*call, "--configfile", folder / "mine.yaml", *words],
+        env=os.environ | {"PYTHONVERBOSE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, "\n".join(re.findall("^(?!import |#|cleanup).+$", done.stderr, re.MULTILINE))[-4000:]
+    return LOADED.findall(done.stderr)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    block = {"kind": "prompt_completion", "modality": "text", "train": str(tmp_path / "rows.jsonl")}
+    (make_rows(tmp_path) / "mine.yaml").write_text(yaml.safe_dump({"datasets": {"x": block}}))
+    return tmp_path
+
+
+def test_a_dry_run_and_a_job_on_this_machine_load_nothing_of_it(folder: Path) -> None:
+    target = "raw/x/rows.jsonl"
+    for words, processes in ((["-n", "--", target], 1), (["--", target], 2)):
+        names = loaded(folder, *words)
+        assert names.count("harness.stage") == processes, "the stage was looked at, too"
+        assert {"snakemake_executor_plugin_kubernetes", "snakemake_storage_plugin_s3", "harness.start"} <= set(names)
+        assert list(filter(CLIENTS.match, names)) == []
+    assert (folder / target).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--default-storage-provider", "fs", "--default-storage-prefix", "targets"], "remote.storage.plugins"),
+        (["--executor", "kubernetes", "--kubernetes-namespace", "none", "--jobs", "1"], "remote.kubernetes.executor"),
+    ],
+)
+def test_a_call_that_asks_for_it_gets_it(folder: Path, words: list[str], part: str) -> None:
+    """Of the executor the templates are checked, before a cluster is asked for."""
+    prefix = ["--default-storage-provider", "fs", "--default-storage-prefix", str(folder), "--shared-fs-usage", "none"]
+    assert part in loaded(folder, "-n", *prefix, *words, "--", "raw/x/rows.jsonl")
