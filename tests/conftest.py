@@ -1,14 +1,18 @@
 """Finished runs, each made once for all tests that read it."""
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+import warm_programs
 from workflow_runs import RUN, make_demo_folder, snakemake
 
 # A shell starts background processes with these signals ignored, and our processes would inherit that; tests of Ctrl-C
@@ -29,6 +33,67 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Logits of 150,000 tokens come and go; the kernel need not clear their memory each time (a sixth of a training's time).
 for threshold in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
     os.environ.setdefault(threshold, str(1 << 30))
+
+
+SESSION = "VLMFLOW_TEST_SESSION"
+"""The variable with a folder of all test processes together."""
+
+
+WITH_PROGRAMS = ("tests/stages/", "tests/workflow/")
+"""Where tests start programs that may fork (warm_programs)."""
+
+servers: list[subprocess.Popen[bytes]] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the session's folder, in the process that starts the others."""
+    if not hasattr(config, "workerinput"):
+        os.environ[SESSION] = tempfile.mkdtemp(prefix="vlmflow-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what the session started."""
+    for server in servers:
+        server.terminate()
+        server.wait()
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ[SESSION], ignore_errors=True)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the server of programs, if this process runs the tests itself."""
+    if not hasattr(session.config, "workerinput") and not session.config.getoption("numprocesses", None):
+        _start_server(item.nodeid for item in session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Start the server of programs when the first of several test processes says what it will run."""
+    _start_server(ids)
+
+
+def _start_server(tests: Iterable[str]) -> None:
+    if not servers and any(test.startswith(WITH_PROGRAMS) for test in tests):
+        servers.append(warm_programs.start(Path(os.environ[SESSION], "warm")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the heavy programs of a test be forks of one process; but see the fixture `fresh_programs`."""
+    if item.nodeid.startswith(WITH_PROGRAMS):
+        place = Path(os.environ[SESSION], "warm")
+        warm_programs.wait_for(place)
+        os.environ |= {"VLMFLOW_WARM": str(place), "PYTHONPATH": str(warm_programs.HANDING_OVER)}
+    else:
+        for name in ("VLMFLOW_WARM", "PYTHONPATH"):
+            os.environ.pop(name, None)
+
+
+@pytest.fixture
+def fresh_programs() -> Iterator[None]:
+    """Let each program of a test start by itself."""
+    with warm_programs.fresh():
+        yield
 
 
 COSTLY = (

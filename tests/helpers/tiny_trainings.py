@@ -29,6 +29,7 @@ from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.trainer.events import Log, read_events
 from vlmflow.training.released import release
 from vlmflow.training.train import Trained, train
+from warm_programs import fresh
 from workflow_runs import words_of
 
 WORDS = ("red", "green", "blue", "one", "two", "three")
@@ -129,7 +130,8 @@ def train_and_kill(training: Training, runs: Path, step: int) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        train(training, runs, 2, "train_model r")
+        with fresh():
+            train(training, runs, 2, "train_model r")
     except VlmflowError:
         return
     finally:

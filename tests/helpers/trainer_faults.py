@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from warm_programs import HANDING_OVER
+
 CODE = """
 import json, os, signal, sys, time
 if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
@@ -77,7 +79,7 @@ if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in
     Trainer.training_step, Trainer.prediction_step = training_step, prediction_step
     Trainer._save_optimizer_and_scheduler = save_state
 """
-"""Python runs this file (sitecustomize) before the trainer's code."""
+"""Python runs this before the trainer's code (warm/sitecustomize.py)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def make_fault(
     step; unless `once`, at each step from this one on.
     """
     (folder / "fault").mkdir()
-    (folder / "fault" / "sitecustomize.py").write_text(CODE)
+    (folder / "fault" / "before.py").write_text(CODE)
     fault = {"what": what, "place": place, "step": step, "rank": rank, "once": once}
     monkeypatch.setenv("FAULT", json.dumps(fault | {"made": str(folder / "fault" / "made")}))
-    monkeypatch.setenv("PYTHONPATH", str(folder / "fault"))
+    monkeypatch.setenv("VLMFLOW_BEFORE", str(folder / "fault" / "before.py"))
+    monkeypatch.setenv("PYTHONPATH", str(HANDING_OVER))

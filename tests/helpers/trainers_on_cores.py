@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from warm_programs import HANDING_OVER
+
 DEEPSPEED = """
 import sys
 TRAINER = "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv
@@ -32,22 +34,29 @@ if TRAINER and "--fsdp" in sys.orig_argv:
 KILL = """
 import os
 FIRST = TRAINER and os.environ.get("RANK") == "0"
-if FIRST and "KILL_IN_SAVE" in os.environ:
-    import psutil
+if TRAINER and "KILL_IN_SAVE" in os.environ:
+    import threading, time
+    from pathlib import Path
     from transformers.trainer_callback import TrainerState
+    step, mark = os.environ["KILL_IN_SAVE"].split(maxsplit=1)
     save = TrainerState.save_to_json
 
+    def die():
+        while not Path(mark).exists():
+            time.sleep(0.002)
+        os.kill(os.getpid(), 9)
+
     def save_to_json(self, path):
-        if self.global_step == int(os.environ["KILL_IN_SAVE"]):
-            for trainer in psutil.Process(os.getppid()).children():
-                if trainer.pid != os.getpid():
-                    trainer.kill()
-            os.kill(os.getpid(), 9)
+        if self.global_step == int(step):
+            Path(mark).touch()
+            time.sleep(60)
         save(self, path)
 
     TrainerState.save_to_json = save_to_json
+    threading.Thread(target=die, daemon=True).start()
 """
-"""Kill all trainers in the save after step KILL_IN_SAVE, when only the trainer's state is not written yet."""
+"""Kill all trainers in the save after a step, when only the trainer's state is not written yet: KILL_IN_SAVE has the
+step, and a file that marks the moment."""
 
 COUNT = """
 if FIRST and "COUNT_GATHERED" in os.environ:
@@ -79,7 +88,7 @@ if FIRST and "COUNT_GATHERED" in os.environ:
 
 
 def before_trainers(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make Python run some code before that of the trainers."""
-    (folder / "python").mkdir()
-    (folder / "python" / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(folder / "python"))
+    """Make Python run some code before that of the trainers (warm/sitecustomize.py)."""
+    (folder / "before.py").write_text(code)
+    monkeypatch.setenv("VLMFLOW_BEFORE", str(folder / "before.py"))
+    monkeypatch.setenv("PYTHONPATH", str(HANDING_OVER))

@@ -86,7 +86,7 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
     case = case_of_check(base, batch.sizes, settings)
     work = model_flops(case.shape, case.way)
     future = work.token_square * row.tokens**2  # eager attention also computes the half that it masks
-    first_inputs = 2 * row.tokens * ((4 + 2 + 2) * 16 * width + 3 * rank * width)  # no gradient of q, k, v's input
+    first_inputs = 2 * row.tokens * ((4 + 2 + 2) * 32 * width + 3 * rank * width)  # no gradient of q, k, v's input
     counted = work.of_row(row.tokens, row.trained, row.patches)
     assert counter.get_total_flops() == counted + future - first_inputs
 

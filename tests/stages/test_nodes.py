@@ -79,6 +79,7 @@ def test_a_fault_on_another_node_is_named_and_resumed(
     assert "CUDA out of memory. Tried to allocate 2.00 GiB. (after step 3): resuming once from step 2" in said
 
 
+@pytest.mark.usefixtures("fresh_programs")
 @pytest.mark.slow  # the tests on a cluster delete a pod
 def test_a_node_that_must_end_lets_all_ranks_save(two: Training, alone: str, tmp_path: Path) -> None:
     """As when a pod is deleted: its program gets SIGTERM, and its trainers tell the others."""

@@ -16,6 +16,7 @@ from vlmflow.trainer.events import Begin, Log, as_line
 from vlmflow.training.resumed import HangError, Mark, OutOfGpuMemoryError, ResumableError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
+from warm_programs import HANDING_OVER
 from workflow_runs import ROOT
 
 SWIFT_ARGS = yaml.safe_load((ROOT / "config.yaml").read_text())["runs"]["qwen3-alpaca"]["train"]["swift_args"]
@@ -33,7 +34,7 @@ if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in
 
     transformers.Trainer.training_step = training_step
 """
-"""Python runs this file (sitecustomize) before the trainer's code."""
+"""Python runs this before the trainer's code (warm/sitecustomize.py)."""
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Training:
 def small_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Make the trainers run out of memory after STEPS_THAT_FIT steps."""
     (tmp_path / "gpu").mkdir()
-    (tmp_path / "gpu" / "sitecustomize.py").write_text(SMALL_GPU)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "gpu"))
+    (tmp_path / "gpu" / "before.py").write_text(SMALL_GPU)
+    monkeypatch.setenv("VLMFLOW_BEFORE", str(tmp_path / "gpu" / "before.py"))
+    monkeypatch.setenv("PYTHONPATH", str(HANDING_OVER))
     return monkeypatch
 
 

@@ -99,7 +99,7 @@ def killed_and_resumed(training: Training, folder: Path, patch: pytest.MonkeyPat
     Checks that both have the same losses, from that checkpoint on, and save the same adapter.
     """
     steps = training.settings.max_steps
-    patch.setenv("KILL_IN_SAVE", str(steps))
+    patch.setenv("KILL_IN_SAVE", f"{steps} {folder / 'killed'}")
     with pytest.raises(PassingError, match=r"SIGKILL|trainers ended with code"):
         train(training, folder / "runs", 2, "train_model r")
     patch.delenv("KILL_IN_SAVE")

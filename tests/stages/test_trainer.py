@@ -26,6 +26,7 @@ from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.trainer import process as trainer
 from vlmflow.trainer.orders import Orders
 from vlmflow.training.train import train
+from warm_programs import fresh
 from workflow_runs import ROOT, RUN, STEPS, command, copy_folder, snakemake, words_of
 
 TEMPLATE = """
@@ -164,6 +165,7 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
     assert not list((tmp_path / "o").glob("checkpoint-*"))
 
 
+@pytest.mark.usefixtures("fresh_programs")
 def test_a_full_disk_stops_the_training_which_resumes_when_there_is_room(demo_run: Path, tmp_path: Path) -> None:
     """The incomplete checkpoint does not count; steps and losses continue from the previous one."""
     folder = copy_folder(demo_run, tmp_path / "demo_run")
@@ -191,9 +193,12 @@ def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Pat
     shutil.rmtree(folder / "checkpoints" / RUN / "full")
     shutil.rmtree(folder / "stores" / "runs" / RUN / "full")
     words = command(folder, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full")
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as first:
+    with (
+        fresh(),
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ) as first,
+    ):
         while steps_logged(folder) < 2:
             assert first.poll() is None, first.stdout.read()
             time.sleep(0.05)

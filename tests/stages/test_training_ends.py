@@ -24,6 +24,7 @@ from vlmflow.training.accounts import EndedEarly
 from vlmflow.training.report import report
 from vlmflow.training.steps import Steps
 from vlmflow.training.train import Trained, train
+from warm_programs import fresh
 
 WORDS = ["red", "green", "blue", "one", "two", "three"]
 
@@ -96,7 +97,7 @@ def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> 
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if it is too late, it must not end the tests
     try:
         sender.start()
-        with pytest.raises(VlmflowError, match=f"interrupted, with step {step} of 2"):
+        with pytest.raises(VlmflowError, match=f"interrupted, with step {step} of 2"), fresh():
             train(whole, runs, 2, "train_model r")
     finally:
         over.set()

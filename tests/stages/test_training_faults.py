@@ -30,6 +30,7 @@ from vlmflow.trainer.row_log import rows_of_step
 from vlmflow.training import agent, hangs
 from vlmflow.training.report import report
 from vlmflow.training.train import Trained, train
+from warm_programs import fresh
 
 STEPS = 6
 HANG_SECONDS = 10
@@ -67,7 +68,7 @@ class Hung:
 @pytest.fixture(scope="module")
 def hung(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     folder, training, said = tmp_path_factory.mktemp("hung"), short(tiny), Said()
-    with pytest.MonkeyPatch.context() as patch:
+    with fresh(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(agent, "GRACE", 1.0)
         make_fault(patch, folder, "hang", "step", 4, rank=1)
         logging.getLogger("vlmflow").addHandler(said)
@@ -91,7 +92,7 @@ def test_a_training_that_hangs_is_resumed_once(hung: Hung) -> None:
     (said,) = hung.said
     # As long as it was silent, which is a little more than HANG_SECONDS.
     assert re.match(r"train_model r: no sign of life for 0\.[1-9]\d? minutes; rank 0, training, is ", said)
-    assert "rank 1, training, is in act (fault/sitecustomize.py:" in said
+    assert "rank 1, training, is in act (fault/before.py:" in said
     assert said.endswith("(after step 3): resuming once from step 2")
     log = hung.trained.folder.trainer_log.read_text()
     assert "rank 0 hangs; its stacks:" in log
@@ -156,6 +157,7 @@ INTERRUPTIONS = [
 ]
 
 
+@pytest.mark.usefixtures("fresh_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "place", "rank"), INTERRUPTIONS)
 def test_an_interrupted_training_resumes_and_has_the_losses_of_an_unbroken_one(
@@ -198,7 +200,7 @@ def test_a_hang_leaves_no_trace_in_the_losses(hung: Hung, unbroken: dict[str, di
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("fresh_programs", "impatient")
 @pytest.mark.parametrize(("place", "doing"), [("evaluation", "evaluating"), ("save", "saving")])
 def test_a_second_hang_from_the_same_checkpoint_ends_the_stage(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, doing: str
@@ -209,14 +211,14 @@ def test_a_second_hang_from_the_same_checkpoint_ends_the_stage(
     with pytest.raises(VlmflowError) as stopped:
         train(training, tmp_path / "runs", 2, "train_model r")
     assert not isinstance(stopped.value, PassingError)
-    assert f"rank 0, {doing}, is in act (fault/sitecustomize.py:" in stopped.value.cause
+    assert f"rank 0, {doing}, is in act (fault/before.py:" in stopped.value.cause
     assert "after step 4; after step 4 before, and resumed from step 2 since" in stopped.value.cause
     assert "the same command resumes from step 2" in stopped.value.next_step
     assert len([step for step, _ in losses_of(training, tmp_path / "runs") if step == 4]) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("fresh_programs", "impatient")
 def test_a_rank_that_the_kernel_has_stopped_is_said_not_to_answer(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +290,7 @@ def test_a_rank_that_is_out_of_memory_ends_all_and_the_training_resumes_once(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("fresh_programs", "impatient")
 def test_a_training_that_hangs_after_sigterm_is_not_resumed(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

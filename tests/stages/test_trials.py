@@ -27,6 +27,7 @@ from vlmflow.training.agent import ranks_of
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.train import train
+from warm_programs import fresh
 from workflow_runs import words_of
 
 SEARCHED = {"learning_rate": 3e-3, "lora.rank": 4}
@@ -129,7 +130,7 @@ def kernel_that_kills_trainers() -> Iterator[list[int]]:
 
 def test_a_trainer_that_the_kernel_kills_again_and_again_is_an_answer(tiny: Tiny, tmp_path: Path) -> None:
     training = plan(tiny)
-    with kernel_that_kills_trainers() as hit:
+    with fresh(), kernel_that_kills_trainers() as hit:
         result = tried(asked(6), training, tmp_path).result
     assert len(hit) == TRIES
     assert (result.state, result.value) == ("failed", None)

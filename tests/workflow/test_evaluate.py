@@ -30,6 +30,7 @@ from vlmflow.reports.accounts import Provenance
 from vlmflow.rows.chat import ROLES, Turn
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.track.accounts import Tracked
+from warm_programs import fresh
 from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
 
 SETTINGS: dict[str, Any] = {
@@ -176,7 +177,7 @@ def test_a_killed_evaluation_measures_no_row_again(evaluated: Path, tmp_path: Pa
     def kept() -> int:
         return sum(file.read_bytes().count(b"\n") for file in store.rglob("*.jsonl"))
 
-    with (tmp_path / "log").open("wb") as log:
+    with fresh(), (tmp_path / "log").open("wb") as log:
         first = subprocess.Popen(words(evaluated, store, tmp_path), stdout=log, stderr=subprocess.STDOUT)
     wait_for("rows are measured", lambda: kept() > 3 or first.poll() is not None, 120, pause=0.02)
     children = psutil.Process(first.pid).children(recursive=True)

@@ -24,6 +24,7 @@ from tiny_models import file_names, write_wide_adapter, write_wide_base
 from vlmflow.core.files import sha256_of
 from vlmflow.fetch.from_disk import write_raw_account
 from vlmflow.fetch.model_folder import hash_files, write_model_manifest
+from warm_programs import fresh
 from workflow_runs import CHECKPOINT_STEPS, RUN, command, copy_folder, snakemake, words_of
 
 VICTIMS = ["script", "snakemake", "both", "all"]
@@ -51,9 +52,12 @@ class Stage:
 
 def kill_in_the_middle(stage: Stage, victims: str) -> None:
     """Start the stage, kill `victims` once it has begun, and wait until no process is left."""
-    with subprocess.Popen(
-        command(stage.folder, *stage.words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as main:
+    with (
+        fresh(),
+        subprocess.Popen(
+            command(stage.folder, *stage.words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as main,
+    ):
         while not stage.begun(stage.folder):
             assert main.poll() is None, main.stdout.read()[-3000:]
             time.sleep(0.001)

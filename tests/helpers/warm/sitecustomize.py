@@ -1,0 +1,68 @@
+"""Hands a program that imports for seconds over to a process that has imported already (warm_programs.py).
+
+Python runs this file first in the processes that tests start, by PYTHONPATH. The process that was started stays: it
+passes signals on, and ends as the program does. If it is killed, so is the program; if its parent ends, it is killed,
+as the program would be (core/process.die_with_parent). Without a server, or if nothing is to be handed over, the
+program starts here, after the code of VLMFLOW_BEFORE.
+"""
+
+import os
+import re
+import sys
+
+HANDED_OVER = re.compile(
+    r"torch\.distributed\.run|vlmflow\.trainer\.process|vlmflow\.swift\.(row_lengths|export)"
+    r"|vlmflow\.evaluation\.answer_losses|.*\b(merge_weights|verify_tensors|verify_merged)\.py"
+)
+"""The programs: modules and scripts."""
+
+
+def program(words):
+    """Return the module or script of a Python command line, without Python's options, and what follows it."""
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        del rest[: 2 if rest[0] in ("-X", "-W") else 1]
+    return rest[1:] if rest[:1] == ["-m"] else rest
+
+
+def hand_over(place):
+    """Let the server run this process's program, and end as it does; return if there is no server."""
+    import json
+    import signal
+    import socket
+
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(place)
+    except OSError:
+        return
+    mask = os.umask(0)
+    call = {"words": sys.orig_argv, "folder": os.getcwd(), "environment": dict(os.environ), "mask": mask}
+    text = json.dumps(call | {"process": os.getpid()}).encode()
+    socket.send_fds(server, [len(text).to_bytes(4)], [0, 1, 2])
+    server.sendall(text)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+    if program(sys.orig_argv)[0].startswith("vlmflow."):
+        from ctypes import CDLL
+
+        CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    answer = server.recv(4)
+    code = int.from_bytes(answer, signed=True) if answer else 70
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if "VLMFLOW_WARM" in os.environ and HANDED_OVER.fullmatch((program(sys.orig_argv) or [""])[0]):
+    try:
+        hand_over(os.environ["VLMFLOW_WARM"])
+    except BaseException as error:  # the program may run already: not once more here
+        os.write(2, f"warm/sitecustomize.py: {error!r}\n".encode())
+        os._exit(70)
+if "VLMFLOW_BEFORE" in os.environ:
+    with open(os.environ["VLMFLOW_BEFORE"]) as file:
+        exec(compile(file.read(), file.name, "exec"), {})  # noqa: S102
