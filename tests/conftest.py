@@ -4,8 +4,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 import warm_programs
-from workflow_runs import RUN, make_demo_folder, snakemake
+from workflow_runs import ROOT, RUN, make_demo_folder, snakemake
 
 # A shell starts background processes with these signals ignored, and our processes would inherit that; tests of Ctrl-C
 # need them.
@@ -61,29 +62,32 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the server of programs, if this process runs the tests itself."""
+    """Start the servers of programs, if this process runs the tests itself."""
     if not hasattr(session.config, "workerinput") and not session.config.getoption("numprocesses", None):
-        _start_server(item.nodeid for item in session.items)
+        _start_servers([item.nodeid for item in session.items])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
-    """Start the server of programs when the first of several test processes says what it will run."""
-    _start_server(ids)
+    """Start the servers of programs when the first of several test processes says what it will run."""
+    _start_servers(ids)
 
 
-def _start_server(tests: Iterable[str]) -> None:
-    if not servers and any(test.startswith(WITH_PROGRAMS) for test in tests):
-        servers.append(warm_programs.start(Path(os.environ[SESSION], "warm")))
+def _start_servers(tests: Collection[str]) -> None:
+    heavy = [test for test in tests if test.startswith(WITH_PROGRAMS)]
+    if heavy and not servers:
+        servers.append(warm_programs.start(Path(os.environ[SESSION]), Path(sys.executable)))
+        track = ROOT / ".venv-track" / "bin" / "python"
+        if any("track" in test for test in heavy) and track.exists():
+            servers.append(warm_programs.start(Path(os.environ[SESSION]), track))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let the heavy programs of a test be forks of one process; but see the fixture `fresh_programs`."""
     if item.nodeid.startswith(WITH_PROGRAMS):
-        place = Path(os.environ[SESSION], "warm")
-        warm_programs.wait_for(place)
-        os.environ |= {"VLMFLOW_WARM": str(place), "PYTHONPATH": str(warm_programs.HANDING_OVER)}
+        warm_programs.wait_for(Path(os.environ[SESSION]))
+        os.environ |= {"VLMFLOW_WARM": os.environ[SESSION], "PYTHONPATH": str(warm_programs.HANDING_OVER)}
     else:
         for name in ("VLMFLOW_WARM", "PYTHONPATH"):
             os.environ.pop(name, None)

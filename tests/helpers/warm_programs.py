@@ -31,66 +31,77 @@ from typing import Any
 HELPERS = Path(__file__).parent
 HANDING_OVER = HELPERS / "warm"
 
-IMPORTED = (
-    "torch.distributed.launcher.api",
-    "torch.distributed.checkpoint",
-    "torch.utils.tensorboard",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen3_vl.modeling_qwen3_vl",
-    "deepspeed",
-    "swift.pipelines.train.sft",
-    "swift.template",
-    "swift.tuners",
-)
-
-PROXIES = "VLMFLOW_PROXIES"
-"""The variable with the folder in which a file, named by a program's process id, has that of the process that was
-started in its place."""
+IMPORTED = {
+    ".venv": (
+        "torch.distributed.launcher.api",
+        "torch.distributed.checkpoint",
+        "torch.utils.tensorboard",
+        "transformers.models.qwen3.modeling_qwen3",
+        "transformers.models.qwen3_vl.modeling_qwen3_vl",
+        "transformers.cli.serve",
+        "deepspeed",
+        "swift.pipelines.train.sft",
+        "swift.template",
+        "swift.tuners",
+    ),
+    ".venv-track": ("mlflow", "alembic.util.exc"),
+}
+"""What the programs of an environment import, by its folder."""
 
 LONGEST_START = 120.0
 """Seconds until the server answers."""
 
 
-def start(place: Path) -> subprocess.Popen[bytes]:
-    """Start the server. It answers at the socket `place` when that exists, and ends with this process at the latest."""
+def start(folder: Path, python: Path) -> subprocess.Popen[bytes]:
+    """Start the server of an environment. It ends with this process at the latest.
+
+    folder: it answers at a socket there, with the name of the environment's folder, when that exists (`wait_for`).
+    """
+    place = folder / python.parents[1].name
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "USE_HF": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     for name in ("PYTHONPATH", "VLMFLOW_WARM"):
         environment.pop(name, None)
-    environment |= {"HF_DATASETS_CACHE": str(place.with_name("datasets")), "PYTHONSAFEPATH": "1"}
+    environment |= {"HF_DATASETS_CACHE": str(folder / "datasets"), "PYTHONSAFEPATH": "1"}
     return subprocess.Popen(
-        [sys.executable, __file__, str(place), str(os.getpid())],
+        [str(python), __file__, str(place), str(os.getpid())],
         stdin=subprocess.DEVNULL,
-        stdout=place.with_suffix(".log").open("ab"),
+        stdout=_log_of(place).open("ab"),
         stderr=subprocess.STDOUT,
-        cwd=place.parent,
+        cwd=folder,
         env=environment,
         start_new_session=True,
     )
 
 
-def wait_for(place: Path) -> None:
-    """Wait until the server answers."""
+def wait_for(folder: Path) -> None:
+    """Wait until the servers answer that are started there."""
     began = time.monotonic()
-    while not place.exists():
-        assert time.monotonic() - began < LONGEST_START, place.with_suffix(".log").read_text()
+    while missing := [log for log in folder.glob("*.log") if not log.with_suffix("").exists()]:
+        assert time.monotonic() - began < LONGEST_START, "\n".join(log.read_text() for log in missing)
         time.sleep(0.05)
+
+
+def _log_of(place: Path) -> Path:
+    return place.with_name(f"{place.name}.log")
 
 
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
     """Let each program that starts in this block start by itself."""
-    place = os.environ.pop("VLMFLOW_WARM", None)
+    before = {name: os.environ.pop(name) for name in ("VLMFLOW_WARM", "PYTHONPATH") if name in os.environ}
     try:
         yield
     finally:
-        if place is not None:
-            os.environ["VLMFLOW_WARM"] = place
+        os.environ |= before
 
 
 def _serve(place: Path, owner: int) -> Callable[[], None] | None:
-    """Fork for each call until the owner is gone; returns what to run in the fork, None at the end."""
-    for name in IMPORTED:
+    """Fork for each call until the owner is gone; returns what to run in the fork, None at the end.
+
+    A file in the folder `proxies`, named by a program's process id, has that of the process that stands for it.
+    """
+    for name in IMPORTED[place.name]:
         importlib.import_module(name)
     ours = [name for name in sys.modules if name.partition(".")[0] in ("vlmflow", "harness")]
     assert not ours, f"each program must import these itself: {ours}"
@@ -98,11 +109,11 @@ def _serve(place: Path, owner: int) -> Callable[[], None] | None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    (proxies := place.with_name("proxies")).mkdir(exist_ok=True)
+    (proxies := place.with_name(f"{place.name}-proxies")).mkdir()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(place.with_suffix(".new")))
+    listener.bind(f"{place}.new")
     listener.listen(64)
-    place.with_suffix(".new").rename(place)
+    Path(f"{place}.new").rename(place)
     events = selectors.DefaultSelector()
     events.register(listener, selectors.EVENT_READ)
     while Path(f"/proc/{owner}").exists():
@@ -209,16 +220,18 @@ def _run(proxies: Path) -> None:
     sys.path.insert(0, str(HANDING_OVER))
     name, *rest = importlib.import_module("sitecustomize").program(sys.orig_argv)
     os.environ["VLMFLOW_WARM"] = place
-    is_script = name.endswith(".py")
-    first = [] if "PYTHONSAFEPATH" in os.environ else [str(Path(name).parent) if is_script else os.getcwd()]
+    is_module, is_code = "-m" in sys.orig_argv[:4], "-c" in sys.orig_argv[:4]
+    first = [] if "PYTHONSAFEPATH" in os.environ else [os.getcwd() if is_module or is_code else str(Path(name).parent)]
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*first, *given, *sys.path[1:]]
     _know_ancestors(proxies)
-    sys.argv = [name, *rest]
-    if is_script:
-        runpy.run_path(name, run_name="__main__")
-    else:
+    sys.argv = ["-c" if is_code else name, *rest]
+    if is_module:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
+    elif is_code:
+        exec(name, vars(sys.modules["__main__"]))  # noqa: S102
+    else:
+        runpy.run_path(name, run_name="__main__")
 
 
 def _code_of(ended: SystemExit) -> int:
@@ -230,11 +243,9 @@ def _code_of(ended: SystemExit) -> int:
 
 def _as_if_imported_here() -> None:
     """Repeat what libraries do with the environment when they are imported."""
-    import datasets
-    import torch
-
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    if "HF_DATASETS_CACHE" in os.environ:
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    if (datasets := sys.modules.get("datasets")) and "HF_DATASETS_CACHE" in os.environ:
         datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
     if int(os.environ.get("LOCAL_RANK") or 0) > 0:
         logging.getLogger("swift").setLevel(logging.ERROR)

@@ -12,28 +12,30 @@ import sys
 
 HANDED_OVER = re.compile(
     r"torch\.distributed\.run|vlmflow\.trainer\.process|vlmflow\.swift\.(row_lengths|export)"
-    r"|vlmflow\.evaluation\.answer_losses|.*\b(merge_weights|verify_tensors|verify_merged)\.py"
+    r"|vlmflow\.evaluation\.answer_losses|vlmflow\.track\.to_mlflow|transformers\.cli\.transformers"
+    r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
+    r"|.*\b(check_provenance|trainer_inputs)\.py|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.row_lengths) import.*)"
 )
-"""The programs: modules and scripts."""
+"""The programs: modules, scripts, and code (`-c`)."""
 
 
 def program(words):
-    """Return the module or script of a Python command line, without Python's options, and what follows it."""
+    """Return the module, script or code of a Python command line, without Python's options, and what follows it."""
     rest = list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         del rest[: 2 if rest[0] in ("-X", "-W") else 1]
-    return rest[1:] if rest[:1] == ["-m"] else rest
+    return rest[1:] if rest[:1] in (["-m"], ["-c"]) else rest
 
 
-def hand_over(place):
-    """Let the server run this process's program, and end as it does; return if there is no server."""
+def hand_over(folder):
+    """Let the server run this process's program, and end as it does; return if this interpreter has none."""
     import json
     import signal
     import socket
 
     server = socket.socket(socket.AF_UNIX)
     try:
-        server.connect(place)
+        server.connect(os.path.join(folder, os.path.basename(sys.prefix)))
     except OSError:
         return
     mask = os.umask(0)
