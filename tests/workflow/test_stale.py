@@ -87,45 +87,16 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     "nothing": (lambda checkout: None, set()),
     "the configuration rewritten in another order": (settings(), set()),
     "a fresh clone beside the outputs": (touch_everything, set()),
-    "a touched README": (lambda checkout: (checkout.root / "README.md").touch(), set()),
     "another comment in a rule file": (
         edit("rules/convert_fire.smk", "# Raw FIRE rows", "# The raw FIRE rows"),
         set(),
     ),
     "another learning rate": (settings(train=", learning_rate: 5e-3"), {*ESTIMATE, *FROM_TRAINING}),
-    "another max_length": (settings(train=", max_length: 400"), {*ESTIMATE, *FROM_FITTING}),
-    "another picture budget": (settings(train=", image_max_tokens: 32"), FROM_LENGTHS),
-    "another template": (settings(train=", swift_args: {template: qwen3_vl}"), FROM_LENGTHS),
-    "another argument of the trainer": (
-        settings(train=", swift_args: {lora_ga_batch_size: 3}"),
-        {*ESTIMATE, *FROM_TRAINING},
-    ),
-    "another rule for over-long rows": (settings(more="    over_long: leave_out"), {*ESTIMATE, *FROM_FITTING}),
-    "another GPU product and its price": (settings(more="    gpu: h100\n    gpu_hour_price: 2.5"), ESTIMATE),
-    "an estimate that is ignored": (settings(more="    estimate: ignore"), ESTIMATE),
     "a cached data set": (settings(more="    cached_dataset: true"), {"cache_dataset", "train_model", *FROM_MERGING}),
-    "another smoke length": (settings(steps=7), FROM_TRAINING),
-    "another way to look at files": (settings(more="integrity: full"), set()),
-    "more memory for training": (settings(more="    resources: {train_mem_mb: 9000}"), set()),
-    "more rows to verify": (settings(rows=3), FROM_MERGING),
     "another share held out": (settings(more="datasets: {fire: {val_share: 0.2}}"), FROM_VALIDATION),
-    "another history length": (settings(more="datasets: {fire: {max_history_rounds: 3}}"), FROM_CONVERSION),
-    "another picture limit": (
-        settings(more="datasets: {fire: {picture_limits: {min_side: 29}}}"),
-        {"resolve_images", *FROM_VALIDATION},
-    ),
     "near-duplicates of the test split left out": (
         settings(more="datasets: {fire: {near_duplicates: {drop: true}}}"),
         {"hash_pictures", *FROM_VALIDATION},
-    ),
-    "another distance of near-duplicates that stay": (
-        settings(more="datasets: {fire: {near_duplicates: {picture_distance: 6}}}"),
-        set(),
-    ),
-    "a licence": (settings(more="datasets: {fire: {licence: mit}}"), PUBLISHING),
-    "the licence of a picture source": (
-        settings(more="picture_sources: {coco-train2017: {licence: cc-by-4.0}}"),
-        PUBLISHING,
     ),
     "another raw test file": (
         add_row,
@@ -135,17 +106,9 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         edit("scripts/vlmflow/rows/forms/fire.py", "def read_score(", "def score_of("),
         {"convert_fire", *FROM_VALIDATION},
     ),
-    "a function that validation alone uses": (
-        edit("scripts/vlmflow/rows/holdout.py", "wanted", "left"),
-        FROM_VALIDATION,
-    ),
     "a function that the estimate alone uses": (
         edit("scripts/vlmflow/estimate/tower.py", "def _mergers(", "def _of_mergers("),
         ESTIMATE,
-    ),
-    "a function that merging alone uses": (
-        edit("scripts/vlmflow/merging/merge.py", "def _copy_bytes(", "def _copy_span("),
-        FROM_MERGING,
     ),
     "another text of the model card": (
         edit("scripts/vlmflow/reports/templates/card/card.md.jinja", "## Verification", "## What was verified"),
@@ -155,11 +118,9 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         edit("scripts/vlmflow/trainer/callback.py", "def _ends_here(", "def _ends_there("),
         FROM_TRAINING,
     ),
-    "a function that the demo's generator uses": (
-        edit("scripts/vlmflow/demo/sample_scenes.py", "def ", "def  "),
-        set(),
-    ),
 }
+"""Of the settings only those that show how a change goes on by files, or that change which rules there are; that each
+setting is among the params of just the rules that use it: test_params.py."""
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -193,8 +193,6 @@ def other_file(file: Path) -> None:
 
 def forged_file(file: Path) -> None:
     """Change one byte of a file in place, and restore its times."""
-    if file.is_symlink():  # a picture of the demo that all tests share
-        file.write_bytes(shutil.copyfile(file, file.with_name("own")).read_bytes())
     before = file.stat()
     with file.open("r+b") as opened:
         opened.seek(before.st_size // 2)
@@ -352,11 +350,11 @@ def test_with_integrity_full_forged_times_help_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch, stage: str, forge: Callable[[Path], None], said: str
 ) -> None:
     """A quick check cannot see a change that keeps size, mtime and inode; docs/decisions.md says so."""
-    if stage == "fit_rows":  # the folder's own file instead of a link to that of the demo
-        shown = picture(place)
-        content = shown.read_bytes()
-        shown.unlink()
-        put(shown, content)
+    # The folder's own file, instead of a link to that of the demo.
+    forged = picture(place) if stage == "fit_rows" else shard(place / "tiny-model")
+    content = forged.read_bytes()
+    forged.unlink()
+    put(forged, content)
     settle()
     run(stage)
     forge(place)
