@@ -5,8 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from datasets import load_from_disk
-from swift.dataset import LazyLLMDataset, PackingDataset
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
@@ -82,6 +80,9 @@ def test_train_model_takes_the_cache_where_the_run_has_one(cached: Path) -> None
 
 def test_packs_are_made_only_from_the_cached_lengths(cached: Path) -> None:
     """No row is read or encoded for them. (Training on packs needs flash attention, and so a GPU.)"""
+    from datasets import load_from_disk  # here: it takes seconds, and all test processes read this file
+    from swift.dataset import LazyLLMDataset, PackingDataset
+
     rows = load_from_disk(str(cached / "cached" / RUN / "train"))
 
     def encode(*words: object, **more: object) -> None:

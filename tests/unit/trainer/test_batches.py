@@ -7,22 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from swift.dataloader.shard import BatchSamplerShard, DataLoaderShard
-from swift.dataset.packing import PackingDataset
 
-from samplers import Rows, Template
 from vlmflow.trainer.batches import Batches
 from vlmflow.trainer.row_log import Batch, RowLog, rows_of_step
 
 LENGTHS = [9, 300, 40, 500, 11, 700, 90, 120, 333, 8, 64, 901, 77, 410, 5, 256, 31]
 
 
-class Numbers(Rows):
-    """A data set whose rows are their own numbers."""
+def numbers(packed: bool) -> Any:
+    """Return a data set whose rows are their own numbers, or packs of them."""
+    from swift.dataset.packing import PackingDataset  # here: it takes seconds, and all test processes read this file
 
-    def __getitem__(self, index: Any) -> Any:
-        return index if isinstance(index, int) else self.lengths
+    from samplers import Rows, Template
+
+    class Numbers(Rows):
+        def __getitem__(self, index: Any) -> Any:
+            return index if isinstance(index, int) else self.lengths
+
+    return PackingDataset(Template(), Numbers(LENGTHS), packing_length=1024) if packed else Numbers(LENGTHS)
 
 
 class Fed(list):
@@ -44,13 +46,17 @@ class Trainer:
         self.workers = workers
         self.state = SimpleNamespace(global_step=0)
 
-    def get_train_dataloader(self) -> DataLoaderShard:
+    def get_train_dataloader(self) -> Any:
+        from swift.dataloader.shard import BatchSamplerShard, DataLoaderShard
+
         sampler = BatchSamplerShard(len(self.train_dataset), 2, shuffle=True, drop_last=False, data_seed=1)
         values = {"num_workers": self.workers, "persistent_workers": self.workers > 0, "collate_fn": Fed}
         return DataLoaderShard(self.train_dataset, batch_sampler=sampler, **values)
 
     def get_batch_samples(self, *arguments: Any) -> Any:
-        return transformers.Trainer.get_batch_samples(self, *arguments)
+        from transformers import Trainer
+
+        return Trainer.get_batch_samples(self, *arguments)
 
     def _get_num_items_in_batch(self, *_: Any) -> None:
         return None
@@ -71,7 +77,7 @@ def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
 @pytest.mark.parametrize("packed", [False, True])
 def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed: bool, workers: int) -> None:
     """Workers fetch ahead; a pass ends with a smaller step; the next one has another order."""
-    dataset = PackingDataset(Template(), Numbers(LENGTHS), packing_length=1024) if packed else Numbers(LENGTHS)
+    dataset = numbers(packed)
     trainer = Trainer(dataset, workers)
     batches = Batches(trainer, RowLog(tmp_path, 0))
     taken = list(steps_of(trainer, 2))
@@ -85,7 +91,7 @@ def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed:
 
 
 def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
-    trainer = Trainer(Numbers(LENGTHS), 0)
+    trainer = Trainer(numbers(packed=False), 0)
     batches = Batches(trainer, None)
     taken = next(steps_of(trainer, 1))
     assert batches.of_step == taken, "a bad step names its rows all the same"
