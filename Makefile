@@ -29,7 +29,7 @@ GPUS :=
 PUBLIC :=
 YES :=
 
-.PHONY: help env-track env-search demo fire-demo estimate check-config check test test-all test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
+.PHONY: help env-track env-search demo fire-demo estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -187,17 +187,17 @@ cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save 
 
 # --- for development ---------------------------------------------------------------------------------------------
 
-# Files keep their order (tests/conftest.py): the slow ones start first. Three processes on two cores: some tests wait.
-WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+check: .venv/dev.stamp env-track env-search ## lint, and the unit tests that need neither torch nor a cluster: run it while you work
+	$(BIN)/python tests/run.py check
 
-check: .venv/dev.stamp env-track env-search lint ## lint and unit tests: run it while you work
-	$(BIN)/python -m pytest tests/unit --numprocesses 3 -m "not slow"
+test: .venv/dev.stamp env-track env-search ## lint, and all tests except those on a cluster and the slow ones
+	$(BIN)/python tests/run.py test
 
-test: .venv/dev.stamp env-track env-search lint ## lint, and all tests except those on a cluster and the slow ones
-	$(BIN)/python -m pytest --ignore tests/cluster -m "not slow" $(WORKERS) --durations 40
+test-remote: .venv/dev.stamp ## the unit tests of scripts/remote
+	$(BIN)/python tests/run.py remote
 
 test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; operators on a cluster; all mutations; bench
-	$(BIN)/python -m pytest --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep $(WORKERS) --durations 40
+	$(BIN)/python -m pytest --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
 	$(BIN)/python -m pytest tests/cluster -m slow --durations 25
 	$(MAKE) --no-print-directory mutations bench
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -24,6 +25,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 
 # A busy machine is not a fault of the code under test.
 settings.register_profile("no deadline", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("deep", deadline=None, max_examples=2000)
 settings.load_profile("no deadline")
 
@@ -37,19 +39,26 @@ for threshold in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
 
 
 SESSION = "VLMFLOW_TEST_SESSION"
-"""The variable with a folder of all test processes together."""
+"""The variable with a folder of all test processes together; run.py or the first test process makes it."""
 
+LIGHT = "VLMFLOW_TEST_LIGHT"
+"""The variable of test processes that import nothing for seconds (run.py)."""
 
-WITH_PROGRAMS = ("tests/stages/", "tests/workflow/")
-"""Where tests start programs that may fork (warm_programs)."""
+WITH_PROGRAMS = {
+    "tests/stages/": (".venv", ".venv-track", ".venv-search"),
+    "tests/workflow/": (".venv", ".venv-track", ".venv-search"),
+    "tests/unit/search/": (".venv-search",),
+    "tests/unit/training/test_steps.py": (".venv",),
+}
+"""Where tests start programs that may fork (warm_programs), and the environments of these."""
 
 servers: list[subprocess.Popen[bytes]] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the session's folder, in the process that starts the others."""
-    if not hasattr(config, "workerinput"):
-        os.environ[SESSION] = tempfile.mkdtemp(prefix="vlmflow-tests-")
+    """Make the session's folder, unless there is one."""
+    if SESSION not in os.environ:
+        os.environ[SESSION] = config.vlmflow_session = tempfile.mkdtemp(prefix="vlmflow-tests-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -57,35 +66,38 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     for server in servers:
         server.terminate()
         server.wait()
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ[SESSION], ignore_errors=True)
+    if hasattr(config, "vlmflow_session"):
+        shutil.rmtree(config.vlmflow_session, ignore_errors=True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the servers of programs, if this process runs the tests itself."""
+    """Start the servers of programs, if this process runs the tests itself, and keep a light one light."""
     if not hasattr(session.config, "workerinput") and not session.config.getoption("numprocesses", None):
-        _start_servers([item.nodeid for item in session.items])
+        _start_servers(session.config, [item.nodeid for item in session.items])
+    if LIGHT in os.environ and (heavy := {"nltk", "openai", "torch"} & sys.modules.keys()):
+        raise pytest.UsageError(f"a test file imports {heavy}: import it in its tests, or name the file in run.HEAVY")
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     """Start the servers of programs when the first of several test processes says what it will run."""
-    _start_servers(ids)
+    _start_servers(node.config, ids)
 
 
-def _start_servers(tests: Collection[str]) -> None:
-    heavy = [test for test in tests if test.startswith(WITH_PROGRAMS)]
-    if heavy and not servers:
-        servers.append(warm_programs.start(Path(os.environ[SESSION]), Path(sys.executable)))
-        track = ROOT / ".venv-track" / "bin" / "python"
-        if any("track" in test for test in heavy) and track.exists():
-            servers.append(warm_programs.start(Path(os.environ[SESSION]), track))
+def _start_servers(config: pytest.Config, tests: Collection[str]) -> None:
+    if servers or not hasattr(config, "vlmflow_session"):  # run.py has started them
+        return
+    starts = {start for start in WITH_PROGRAMS if any(test.startswith(start) for test in tests)}
+    names = {name for start in starts for name in WITH_PROGRAMS[start]}
+    for python in (ROOT / name / "bin" / "python" for name in sorted(names)):
+        if python.exists():
+            servers.append(warm_programs.start(Path(os.environ[SESSION]), python))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let the heavy programs of a test be forks of one process; but see the fixture `fresh_programs`."""
-    if item.nodeid.startswith(WITH_PROGRAMS):
+    if item.nodeid.startswith(tuple(WITH_PROGRAMS)):
         warm_programs.wait_for(Path(os.environ[SESSION]))
         os.environ |= {"VLMFLOW_WARM": os.environ[SESSION], "PYTHONPATH": str(warm_programs.HANDING_OVER)}
     else:
@@ -106,52 +118,57 @@ COSTLY = (
 )
 """The slowest test files. Of the first three, one begins without a finished run and each other makes another one."""
 
+UNITS = (
+    *("test_fetch_pictures.py", "test_search_steps.py", "test_download.py", "test_hostile_rows.py", "test_lease.py"),
+    *("test_json_file.py", "test_cluster_controller.py", "test_storage_interleavings.py", "test_picture_ways.py"),
+    *("test_harness.py", "test_gpu_share.py", "test_decode.py", "test_transport.py", "test_sampler.py"),
+)
+"""The slowest of the unit tests: in turn, those that mostly wait and those that use the cores meanwhile."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put slow files first and quick ones last, so that the test processes end together."""
 
     def place(item: pytest.Item) -> int:
-        if item.path.name in COSTLY:
-            return COSTLY.index(item.path.name)
-        return len(COSTLY) + ("unit" in item.path.parts)
+        first = (*COSTLY, *UNITS)
+        return first.index(item.path.name) if item.path.name in first else len(first) + ("unit" in item.path.parts)
 
     items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
-def demo_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def demo_run() -> Path:
     """Return a folder in which the demo ran from the sample to merged weights; nobody writes into it."""
 
     def demo(folder: Path) -> str:
         make_demo_folder(folder)
         return snakemake(folder, f"merged/{RUN}")
 
-    return made_once("demo_run", demo, tmp_path_factory, worker_id)
+    return made_once("demo_run", demo)
 
 
 @pytest.fixture(scope="session")
-def text_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def text_run() -> Path:
     """Return a folder that `run_without_pictures` filled; nobody writes into it."""
     from text_run import run_without_pictures  # which imports torch
 
-    return made_once("text_run", run_without_pictures, tmp_path_factory, worker_id)
+    return made_once("text_run", run_without_pictures)
 
 
 @pytest.fixture(scope="session")
-def planted_runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def planted_runs() -> Path:
     """Return a folder that `train_on_planted_feedback` filled; nobody writes into it."""
     from planted_feedback import train_on_planted_feedback
 
-    return made_once("planted_runs", train_on_planted_feedback, tmp_path_factory, worker_id)
+    return made_once("planted_runs", train_on_planted_feedback)
 
 
-def made_once(name: str, fill: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def made_once(name: str, fill: Callable[[Path], str]) -> Path:
     """Return a folder that `fill` filled; the first test process fills it, the others wait.
 
     fill: takes the empty folder, and returns what Snakemake printed, which goes into `said.txt`.
     """
-    shared = tmp_path_factory.getbasetemp()
-    folder = (shared if worker_id == "master" else shared.parent) / name
+    folder = Path(os.environ[SESSION], name)
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / "said.txt").exists():
             folder.mkdir()

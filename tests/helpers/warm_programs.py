@@ -45,6 +45,7 @@ IMPORTED = {
         "swift.tuners",
     ),
     ".venv-track": ("mlflow", "alembic.util.exc"),
+    ".venv-search": ("optuna", "optuna.importance", "optuna.storages.journal"),
 }
 """What the programs of an environment import, by its folder."""
 
@@ -60,6 +61,8 @@ def start(folder: Path, python: Path) -> subprocess.Popen[bytes]:
     place = folder / python.parents[1].name
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "USE_HF": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    # The kernel need not clear the memory of large tensors each time (conftest.py).
+    environment |= dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 30))
     for name in ("PYTHONPATH", "VLMFLOW_WARM"):
         environment.pop(name, None)
     environment |= {"HF_DATASETS_CACHE": str(folder / "datasets"), "PYTHONSAFEPATH": "1"}

@@ -11,10 +11,12 @@ import re
 import sys
 
 HANDED_OVER = re.compile(
-    r"torch\.distributed\.run|vlmflow\.trainer\.process|vlmflow\.swift\.(row_lengths|export)"
-    r"|vlmflow\.evaluation\.answer_losses|vlmflow\.track\.to_mlflow|transformers\.cli\.transformers"
+    r"torch\.distributed\.run|transformers\.cli\.transformers|vlmflow\.trainer\.process"
+    r"|vlmflow\.swift\.(row_lengths|export)|vlmflow\.evaluation\.answer_losses"
+    r"|vlmflow\.search\.study_program|vlmflow\.track\.to_mlflow"
     r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
-    r"|.*\b(check_provenance|trainer_inputs)\.py|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.row_lengths) import.*)"
+    r"|.*\b(check_provenance|samplers|trainer_inputs)\.py"
+    r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.row_lengths) import.*)"
 )
 """The programs: modules, scripts, and code (`-c`)."""
 

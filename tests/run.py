@@ -1,0 +1,197 @@
+"""Runs the tests in parts, side by side, and says what they cost: `make check`, `make test`, `make test-remote`.
+
+    .venv/bin/python tests/run.py check | test | remote
+
+Lint and the parts share the cores; each line of output begins with its part. At the end: the minutes of each part, and
+the core-minutes of all, with those that BUDGET allows. In CI, more than a tenth above it fails.
+
+Test processes that import torch are large: each process that they start copies their page tables. So they are a part of
+their own, and the others stay small.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
+
+import warm_programs  # noqa: E402
+from vlmflow.core.progress import clock  # noqa: E402
+
+BUDGET = ROOT / "tests" / "budget.yaml"
+OVER = 1.1
+"""By how much of its budget a run of the tests may be more expensive: measurements differ."""
+
+SESSION = "VLMFLOW_TEST_SESSION"
+"""The variable with a folder that all test processes share (conftest.py)."""
+
+LIGHT = "VLMFLOW_TEST_LIGHT"
+"""The variable that makes test processes refuse heavy imports (conftest.py)."""
+
+HEAVY = (
+    *("unit/demo/test_tiny_tokenizer.py", "unit/estimate/test_shape.py", "unit/evaluation/answering"),
+    *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/test_gpus.py", "unit/merging"),
+    *("unit/pictures/test_size_limits.py", "unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
+    *("unit/test_notebook.py", "unit/trainer"),
+    *("unit/training/test_checkpoint.py", "unit/training/test_steps.py", "unit/training/test_strategies.py"),
+    *("workflow/test_demo_workflow.py", "workflow/test_estimate_refuses.py", "workflow/test_evaluate.py"),
+    "workflow/test_kills.py",
+)
+"""Files and folders outside of stages/ whose tests import torch, or other libraries that take seconds, or start programs
+that do."""
+
+
+@dataclass
+class Part:
+    """A command whose output has its name before each line."""
+
+    name: str
+    command: Sequence[object]
+    environment: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    code: int = 0
+
+    def run(self) -> None:
+        """Run it to its end."""
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [str(word) for word in self.command],
+            cwd=ROOT,
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{self.name:6} | {line}", end="", flush=True)
+        self.code = process.wait()
+        self.seconds = time.monotonic() - began
+
+
+def pytest(name: str, processes: int, *words: object, light: bool = False) -> Part:
+    """Return a part of the tests, in so many processes: some tests wait, and more than two use two cores."""
+    # Files keep their order (conftest.py): the slow ones start first.
+    how = ("--numprocesses", processes, "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not slow", "-q")
+    call = [sys.executable, "-m", "pytest", *how, *words]
+    return Part(name, call, {LIGHT: "1"} if light else {})
+
+
+def parts_of(what: str) -> list[Part]:
+    """Return the parts of a target of the Makefile."""
+    tests = ROOT / "tests"
+    heavy = [tests / name for name in HEAVY]
+    without = [word for place in heavy for word in ("--ignore", place)]
+    lint = Part("lint", ["make", "--no-print-directory", "lint"])
+    remote = tests / "unit" / "remote"
+    if what == "remote":
+        return [pytest("remote", 4, remote, light=True)]
+    if what == "check":
+        return [
+            lint,
+            pytest(
+                "unit", 5, tests / "unit", *without, "--ignore", remote, "--hypothesis-profile", "quick", light=True
+            ),
+        ]
+    return [
+        pytest("stages", 2, tests / "stages", *heavy, "--durations", 20),
+        pytest(
+            "unit", 2, tests / "unit", tests / "workflow", tests / "upgrade", *without, "--durations", 20, light=True
+        ),
+        lint,
+    ]
+
+
+class Speed(threading.Thread):
+    """Measures how fast a core is while the tests run: other work and other machines change what a second is worth."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seconds: list[float] = []
+
+    def run(self) -> None:
+        """Count, every half minute."""
+        while True:
+            began = time.thread_time()
+            sum(number * number % 7 for number in range(1_000_000))
+            self.seconds.append(time.thread_time() - began)
+            time.sleep(30)
+
+    def mean(self) -> float:
+        """Return the seconds of processor time that a count took."""
+        return sum(self.seconds) / len(self.seconds)
+
+
+def core_minutes() -> float:
+    """Return the processor time of all processes that have ended and were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) / 60
+
+
+def within_budget(what: str, minutes: float, second: float) -> bool:
+    """Print what the tests cost, and return whether the budget allows it; a target without one may cost anything.
+
+    second: as `Speed.mean`.
+    """
+    budget = yaml.safe_load(BUDGET.read_text())
+    if what not in budget["core_minutes"]:
+        print(f"{minutes:.1f} core-minutes")
+        return True
+    allowed = budget["core_minutes"][what]
+    scaled = minutes * budget["seconds_of_a_count"] / second
+    fits = scaled <= OVER * allowed
+    print(
+        f"{minutes:.1f} core-minutes; {scaled:.1f} at the speed of the machine of tests/budget.yaml, which allows "
+        f"{allowed:.1f}{'' if fits else f', and a tenth more: {scaled / allowed:.0%} of it'}"
+    )
+    if not fits:
+        print("  what to do: take as much away as you added, or move it to `make test-slow`; CONTRIBUTING.md")
+    return fits or os.environ.get("CI") != "true"
+
+
+def main() -> int:
+    """Run the parts, print what they cost, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("check", "test", "remote"))
+    what = parser.parse_args().what
+    began, speed = time.monotonic(), Speed()
+    speed.start()
+    folder = Path(tempfile.mkdtemp(prefix="vlmflow-tests-"))
+    os.environ[SESSION] = str(folder)
+    servers = []
+    try:
+        environments = {"test": (".venv", ".venv-track", ".venv-search"), "check": (), "remote": ()}
+        servers = [warm_programs.start(folder, ROOT / name / "bin" / "python") for name in environments[what]]
+        parts = parts_of(what)
+        threads = [threading.Thread(target=part.run) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+    print("\n" + "\n".join(f"{clock(part.seconds):>6}  {part.name}" + (" FAILED" * bool(part.code)) for part in parts))
+    print(f"{clock(time.monotonic() - began):>6}  in all")
+    fits = within_budget(what, core_minutes(), speed.mean())
+    return int(not fits or any(part.code for part in parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
