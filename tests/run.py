@@ -49,7 +49,7 @@ HEAVY = (
     *("workflow/test_demo_workflow.py", "workflow/test_estimate_refuses.py", "workflow/test_evaluate.py"),
     "workflow/test_kills.py",
 )
-"""Files and folders outside of stages/ whose tests import torch, or other libraries that take seconds, or start programs
+"""Files and folders outside of stages/ whose tests import torch or other slow libraries, or start programs
 that do."""
 
 
