@@ -205,7 +205,7 @@ mutations: .venv/dev.stamp env-track env-search ## break the code in the places 
 	$(BIN)/python tests/mutations/run.py $(NAMES)
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: their own (Debian, root), or that of KUBECONFIG
-	$(BIN)/python -m pytest tests/cluster -m "not slow" --durations 25
+	$(BIN)/python tests/run.py cluster
 
 test-all: test test-cluster ## the tests on a cluster too
 

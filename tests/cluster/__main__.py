@@ -1,10 +1,10 @@
-"""The tests' cluster by hand: python -m cluster up | down | status | kubeconfig."""
+"""The tests' cluster by hand: python -m cluster build | up | down | status | kubeconfig."""
 
 import argparse
 import sys
 import time
 
-from cluster import addons, images, operators
+from cluster import addons, everything, images, operators
 from cluster.cluster import Cluster
 from cluster.paths import KUBECONFIG
 from vlmflow.core.errors import VlmflowError
@@ -49,6 +49,9 @@ def main() -> None:
     )
     start.add_argument("--image", nargs="+", default=[], choices=images.TARGETS, help="the project's, on every node")
     start.set_defaults(run=up)
+    commands.add_parser("build", help="build and install what the machine lacks; minutes, once").set_defaults(
+        run=lambda asked: everything.build()
+    )
     commands.add_parser("down", help="end every process of it and leave the machine as it was").set_defaults(
         run=lambda asked: Cluster().down()
     )

@@ -18,6 +18,9 @@ from cluster.deployment import PODS_USER
 from cluster.shell import wait_for
 from workflow_runs import QUICK, ROOT, RUN, copy_folder
 
+TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
+"""The hub's token on the cluster."""
+
 DEMO = "/cache/demo"
 """Where the pods have sample and tiny model."""
 

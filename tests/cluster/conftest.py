@@ -1,14 +1,17 @@
 """The cluster for the tests of this folder: the machine's own, or that of KUBECONFIG."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import warm_programs
 from cluster import everything, machine
 from cluster.cluster import Cluster
-from cluster.cluster_workflow import THREADS, ClusterWorkflow
+from cluster.cluster_workflow import THREADS, TOKEN, ClusterWorkflow
 from cluster.deployment import deployed_on_first_node
 from cluster.kubectl import Kubectl
 from cluster.nodes_workflow import ONE_NODE
@@ -55,20 +58,36 @@ def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo(fresh_demo: Path) -> Path:
-    """Return a demo folder in which the workflow ran on this machine."""
-    folder = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
-    snakemake(folder, *THREADS, "--", f"merged/{RUN}")  # the number of threads changes the last bits of a sum
-    return folder
+def local_runs(fresh_demo: Path) -> tuple[Path, Path]:
+    """Run on this machine what other tests run on the cluster; returns the folders of `demo` and `here`."""
+    folder = Path(os.environ["VLMFLOW_TEST_SESSION"])
+    server = warm_programs.start(folder, Path(sys.executable))
+    try:
+        warm_programs.wait_for(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VLMFLOW_WARM", str(folder))
+            patch.setenv("PYTHONPATH", str(warm_programs.HANDING_OVER))
+            demo = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
+            snakemake(demo, *THREADS, "--", f"merged/{RUN}")  # the number of threads changes the last bits of a sum
+            here = copy_folder(demo, fresh_demo.with_name("here"))
+            only = ["--allowed-rules", "train_model", "--forcerun", "train_model"]
+            snakemake(here, "--config", ONE_NODE, *only, "--", f"checkpoints/{RUN}/full")
+    finally:
+        server.terminate()
+        server.wait()
+    return demo, here
 
 
 @pytest.fixture(scope="session")
-def here(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(local_runs: tuple[Path, Path]) -> Path:
+    """Return a demo folder in which the workflow ran on this machine."""
+    return local_runs[0]
+
+
+@pytest.fixture(scope="session")
+def here(local_runs: tuple[Path, Path]) -> Path:
     """Return the full checkpoint of nodes_workflow's training on this machine: one node, two processes, no break."""
-    folder = copy_folder(demo, tmp_path_factory.mktemp("here") / "demo")
-    only = ["--allowed-rules", "train_model", "--forcerun", "train_model"]
-    snakemake(folder, "--config", ONE_NODE, *only, "--", f"checkpoints/{RUN}/full")
-    return folder / "checkpoints" / RUN / "full"
+    return local_runs[1] / "checkpoints" / RUN / "full"
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +100,15 @@ def project(cluster: Cluster, fresh_demo: Path, tmp_path_factory: pytest.TempPat
         )
         workflow.bring(fresh_demo)
         yield workflow
+
+
+@pytest.fixture(scope="session")
+def finished(project: ClusterWorkflow) -> ClusterWorkflow:
+    """Return the project on the cluster after the whole demo, from raw rows to merged weights."""
+    (project.checkout / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
+    subprocess.run(project.ask("token"), env=project.environment, check=True)
+    # Four virtual GPUs: the pods are placed by them, and train on the CPU.
+    project.cluster.set_capacity(project.cluster.second_node.name, {"nvidia.com/gpu": "4"})
+    gpus = ["--set-resources", "train_model:gpu=4", "train_model:pod_template=gpu"]
+    (STATE / "said.txt").write_text(project.run(*project.words(*gpus)))
+    return project

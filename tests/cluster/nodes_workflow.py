@@ -16,12 +16,11 @@ TWO_NODES = f"runs={{{RUN}: {{nodes: 2, processes: 1, {TRAIN}}}}}"
 
 
 def begin(project: ClusterWorkflow, shown: Path) -> subprocess.Popen:
-    """Make the smoke stage in two pods, then start the full training. shown: the file for Snakemake's output."""
+    """Start the full training, after a finished run. shown: the file for Snakemake's output."""
     start_dns(project.cluster)
     files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
-    two = ["--config", TWO_NODES]
-    project.run(*files, *two, "--", f"checkpoints/{RUN}/smoke")
-    words = [*files, *two, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full"]
+    only = ["--config", TWO_NODES, "--allowed-rules", "train_model"]
+    words = [*files, *only, "--", f"checkpoints/{RUN}/full"]
     with shown.open("wb") as output:
         return subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
 

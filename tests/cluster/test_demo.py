@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.cluster_workflow import TWO_CORES, ClusterWorkflow
+from cluster.cluster_workflow import TOKEN, TWO_CORES, ClusterWorkflow
 from cluster.deployment import in_namespace, with_component
 from cluster.images import project_image
 from cluster.paths import STATE
@@ -22,7 +22,6 @@ from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import EvaluationReport
 from workflow_runs import ROOT, RUN, VERSION
 
-TOKEN = "hf_" + "TheTokenThatMustBeNowhere"
 ONE_JOB_EACH = {
     *("fetch_model", "fetch_model_files", "validate_sharegpt", "measure_lengths", "estimate_run", "fit_rows"),
     *("train_smoke", "train_model", "merge_weights", "verify_tensors", "verify_merged", "publish_merged"),
@@ -30,30 +29,18 @@ ONE_JOB_EACH = {
 ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
 
 
-@pytest.fixture(scope="module")
-def workflow(project: ClusterWorkflow) -> ClusterWorkflow:
-    """The project on the cluster, with the finished demo."""
-    (project.checkout / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
-    subprocess.run(project.ask("token"), env=project.environment, check=True)
-    # Four virtual GPUs: the pods are placed by them, and train on the CPU.
-    project.cluster.set_capacity(project.cluster.second_node.name, {"nvidia.com/gpu": "4"})
-    gpus = ["--set-resources", "train_model:gpu=4", "train_model:pod_template=gpu"]
-    (STATE / "said.txt").write_text(project.run(*project.words(*gpus)))
-    return project
-
-
-def test_the_weights_are_the_local_runs(workflow: ClusterWorkflow, demo: Path) -> None:
-    here, there = demo / "merged" / RUN, workflow.targets / "merged" / RUN
+def test_the_weights_are_the_local_runs(finished: ClusterWorkflow, demo: Path) -> None:
+    here, there = demo / "merged" / RUN, finished.targets / "merged" / RUN
     names = sorted(path.relative_to(here) for path in here.rglob("*.safetensors"))
     assert names
     assert {name: sha256_of(there / name) for name in names} == {name: sha256_of(here / name) for name in names}
     for split in ("train", "val", "test"):
         rows = Path("data", "fire", f"{split}.jsonl")
-        assert (workflow.targets / rows).read_bytes() == (demo / rows).read_bytes()
+        assert (finished.targets / rows).read_bytes() == (demo / rows).read_bytes()
 
 
-def test_every_job_had_a_pod_of_its_own(workflow: ClusterWorkflow) -> None:
-    counts = {rule: len(pods) for rule, pods in workflow.rules().items()}
+def test_every_job_had_a_pod_of_its_own(finished: ClusterWorkflow) -> None:
+    counts = {rule: len(pods) for rule, pods in finished.rules().items()}
     assert counts == dict.fromkeys(ONE_JOB_EACH, 1) | dict.fromkeys(ONE_JOB_PER_SPLIT, 2)
 
 
@@ -70,8 +57,8 @@ def declared(rule: str, resource: str) -> int:
     return int(found[1]) if found[1] else int(demo[found[2]])
 
 
-def test_requests_and_limits_are_what_the_rules_declare(workflow: ClusterWorkflow) -> None:
-    for rule, pods in workflow.rules().items():
+def test_requests_and_limits_are_what_the_rules_declare(finished: ClusterWorkflow) -> None:
+    for rule, pods in finished.rules().items():
         for pod in pods:
             container = next(each for each in pod["spec"]["containers"] if each["name"] == "snakemake")
             wanted = {
@@ -89,27 +76,27 @@ def test_requests_and_limits_are_what_the_rules_declare(workflow: ClusterWorkflo
             assert container["image"].startswith(f"vlmflow/{image}:"), rule
 
 
-def test_the_token_is_in_no_file_log_or_object(workflow: ClusterWorkflow) -> None:
-    fetched = [pod for pod in workflow.pods.values() if "HF_TOKEN" in str(pod)]
+def test_the_token_is_in_no_file_log_or_object(finished: ClusterWorkflow) -> None:
+    fetched = [pod for pod in finished.pods.values() if "HF_TOKEN" in str(pod)]
     assert {pod["metadata"]["labels"]["vlmflow/rule"] for pod in fetched} == {
         "fetch_fire",
         "fetch_model",
         "fetch_model_files",
     }
-    found = [path for path in workflow.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    found = [path for path in finished.volumes.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert found == []
     assert TOKEN not in (STATE / "said.txt").read_text()
     objects = ("pods", "jobs", "events", "configmaps", "cronjobs", "deployments")
     for kind in objects:
-        assert TOKEN not in str(workflow.cluster.get(kind, namespace=workflow.namespace))
-    assert TOKEN not in str(workflow.pods)
+        assert TOKEN not in str(finished.cluster.get(kind, namespace=finished.namespace))
+    assert TOKEN not in str(finished.pods)
 
 
-def test_targets_are_downloaded_and_files_are_uploaded(workflow: ClusterWorkflow, tmp_path: Path) -> None:
+def test_targets_are_downloaded_and_files_are_uploaded(finished: ClusterWorkflow, tmp_path: Path) -> None:
     def copy(*words: object) -> None:
-        subprocess.run(workflow.ask(*map(str, words)), env=workflow.environment, check=True)
+        subprocess.run(finished.ask(*map(str, words)), env=finished.environment, check=True)
 
-    here, there = tmp_path / "merged", workflow.targets / "merged" / RUN
+    here, there = tmp_path / "merged", finished.targets / "merged" / RUN
     copy("get", "--", f"merged/{RUN}", here)
     copy("put", "--", here, "/cache/brought")
     copy("get", "--", "/cache/brought", tmp_path / "again")
@@ -120,59 +107,59 @@ def test_targets_are_downloaded_and_files_are_uploaded(workflow: ClusterWorkflow
         }
 
 
-def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(workflow: ClusterWorkflow) -> None:
-    workflow.forget_pods()
-    assert "Nothing to be done" in workflow.run(*workflow.words())
-    assert workflow.pods == {}
+def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_stale(finished: ClusterWorkflow) -> None:
+    finished.forget_pods()
+    assert "Nothing to be done" in finished.run(*finished.words())
+    assert finished.pods == {}
     more = "runs={qwen3vl-fire: {verify: {rows: 3}}}"
-    workflow.run(*workflow.words("--config", more))
-    assert set(workflow.rules()) == {"merge_weights", "verify_tensors", "verify_merged", "publish_merged"}
+    finished.run(*finished.words("--config", more))
+    assert set(finished.rules()) == {"merge_weights", "verify_tensors", "verify_merged", "publish_merged"}
 
 
 @pytest.mark.slow
-def test_the_run_is_evaluated_in_a_pod(workflow: ClusterWorkflow) -> None:
-    words = [word for word in workflow.words() if word != f"merged/{RUN}"]
-    said = workflow.run(*words, f"eval/{RUN}/test", f"reports/eval-{RUN}.html")
+def test_the_run_is_evaluated_in_a_pod(finished: ClusterWorkflow) -> None:
+    words = [word for word in finished.words() if word != f"merged/{RUN}"]
+    said = finished.run(*words, f"eval/{RUN}/test", f"reports/eval-{RUN}.html")
     assert "rule train_model" not in said
-    report = read_account(workflow.targets / "eval" / RUN / "test" / "report.json", EvaluationReport)
+    report = read_account(finished.targets / "eval" / RUN / "test" / "report.json", EvaluationReport)
     assert report.looks == 1
     assert report.rows > 0
-    assert (workflow.volumes / "outputs" / "evaluations" / "looks.jsonl").is_file()
-    assert (workflow.targets / "reports" / f"eval-{RUN}.html").is_file()
+    assert (finished.volumes / "outputs" / "evaluations" / "looks.jsonl").is_file()
+    assert (finished.targets / "reports" / f"eval-{RUN}.html").is_file()
 
 
 @pytest.mark.slow
-def test_the_run_is_tracked_in_a_pod(workflow: ClusterWorkflow, tmp_path: Path) -> None:
-    cluster, namespace = workflow.cluster, workflow.namespace
+def test_the_run_is_tracked_in_a_pod(finished: ClusterWorkflow, tmp_path: Path) -> None:
+    cluster, namespace = finished.cluster, finished.namespace
     cluster.carry_in(project_image("track"))
     overlay = with_component(tmp_path / "k8s", "local", "trackers")
-    objects = in_namespace(cluster, namespace, workflow.volumes, overlay=overlay)
+    objects = in_namespace(cluster, namespace, finished.volumes, overlay=overlay)
     cluster.apply([one for one in objects if one["metadata"]["name"] in ("track", "track-reaches-trackers")])
     block = {"track": {"mlflow": "sqlite:////outputs/mlflow.db", "wandb": "demo"}}
-    words = [*workflow.words("--config", f"runs={json.dumps({RUN: block})}")[:-1], f"tracked/{RUN}.json"]
-    assert "rule train_model" not in workflow.run(*words)
-    assert (workflow.targets / "tracked" / f"{RUN}.json").is_file()
-    outputs = workflow.volumes / "outputs"
+    words = [*finished.words("--config", f"runs={json.dumps({RUN: block})}")[:-1], f"tracked/{RUN}.json"]
+    assert "rule train_model" not in finished.run(*words)
+    assert (finished.targets / "tracked" / f"{RUN}.json").is_file()
+    outputs = finished.volumes / "outputs"
     assert [*(outputs / "trackers" / "wandb").rglob("run-*.wandb")]
     with closing(sqlite3.connect(outputs / "mlflow.db")) as database:
         assert database.execute("select name, status from runs").fetchall() == [(RUN, "FINISHED")]
-    pods = workflow.rules()["track"]
+    pods = finished.rules()["track"]
     assert {container["image"] for pod in pods for container in pod["spec"]["containers"]} == {
         f"vlmflow/track:{VERSION}"
     }
 
 
 @pytest.mark.slow
-def test_two_trials_of_a_search_train_side_by_side(workflow: ClusterWorkflow) -> None:
-    workflow.cluster.carry_in(project_image("search"))
+def test_two_trials_of_a_search_train_side_by_side(finished: ClusterWorkflow) -> None:
+    finished.cluster.carry_in(project_image("search"))
     search = {"rates": {"run": RUN, "space": {"learning_rate": [0.01, 0.003]}, "rounds": 1, "together": 2}}
-    words = workflow.words("--config", f"search={json.dumps(search)}")[:-1]
+    words = finished.words("--config", f"search={json.dumps(search)}")[:-1]
     at = words.index("--set-threads") + 1
-    said = workflow.run(*words[:at], "trial=1", *words[at:], "search/rates/best.yaml", "reports/search-rates.html")
+    said = finished.run(*words[:at], "trial=1", *words[at:], "search/rates/best.yaml", "reports/search-rates.html")
     assert "rule train_model" not in said
-    best = yaml.safe_load((workflow.targets / "search" / "rates" / "best.yaml").read_text())
+    best = yaml.safe_load((finished.targets / "search" / "rates" / "best.yaml").read_text())
     assert best["runs"][RUN]["train"]["learning_rate"] in (0.01, 0.003)
-    pods = workflow.rules()
+    pods = finished.rules()
     assert {len(pods[rule]) for rule in ("propose", "tell", "choose_best", "search_page")} == {1}
     images = {pod["spec"]["containers"][0]["image"] for rule in ("propose", "tell") for pod in pods[rule]}
     assert images == {f"vlmflow/search:{VERSION}"}

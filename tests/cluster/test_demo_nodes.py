@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cluster_workflow import ClusterWorkflow
-from cluster.nodes_workflow import STEPS, begin, pods, steps
+from cluster.nodes_workflow import STEPS, TWO_NODES, begin, pods, steps
 from cluster.shell import wait_for
 from vlmflow.core.files import sha256_of
 from workflow_runs import RUN
@@ -38,9 +38,9 @@ def start_late_pod(project: ClusterWorkflow, of: dict) -> None:
 
 
 @pytest.fixture(scope="module")
-def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
+def training(finished: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A training in two pods; first pod 1 is deleted, then pod 0."""
-    shown = tmp_path_factory.mktemp("shown") / "output"
+    project, shown = finished, tmp_path_factory.mktemp("shown") / "output"
     in_namespace = f"--namespace={project.namespace}"
     asked = begin(project, shown)
     first = pods(project)
@@ -65,7 +65,11 @@ def test_each_pod_has_a_node_of_its_own(training: Training, project: ClusterWork
     assert set(training.nodes) == {project.cluster.node.name, project.cluster.second_node.name}
 
 
+@pytest.mark.slow
 def test_the_smoke_run_has_the_same_nodes(training: Training, project: ClusterWorkflow) -> None:
+    project.forget_pods()
+    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
+    project.run(*files, "--config", TWO_NODES, "--", f"checkpoints/{RUN}/smoke")
     gate = json.loads((project.targets / "checkpoints" / RUN / "smoke" / "gate.json").read_text())
     (together,) = (check for check in gate["checks"] if "train together" in check["check"])
     assert together == {"check": "2 process(es) train together", "passed": True, "detail": "DISTRIBUTED"}

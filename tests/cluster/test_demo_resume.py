@@ -76,12 +76,11 @@ def has_restarted(project: ClusterWorkflow) -> bool:
 
 
 @pytest.fixture(scope="module")
-def training(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
+def training(finished: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A training whose pod is deleted, and whose controller is killed later; a follower sees all output."""
-    shown = tmp_path_factory.mktemp("shown") / "output"
+    project, shown = finished, tmp_path_factory.mktemp("shown") / "output"
     in_namespace = f"--namespace={project.namespace}"
     files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
-    project.run(*files, "--", f"checkpoints/{RUN}/smoke")  # another number of steps needs no separate smoke run here
     words = [*files, "--config", LONG, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full"]
     with shown.open("wb") as output:
         asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)

@@ -19,8 +19,9 @@ def controller(project: ClusterWorkflow) -> dict:
 
 
 def test_a_lost_node_and_a_killed_controller_cost_the_steps_since_the_last_checkpoint(
-    project: ClusterWorkflow, tmp_path: Path
+    finished: ClusterWorkflow, tmp_path: Path
 ) -> None:
+    project = finished
     shown, second = tmp_path / "output", project.cluster.second_node
     asked = begin(project, shown)
     there = next(pod for pod in pods(project) if pod["spec"]["nodeName"] == second.name)

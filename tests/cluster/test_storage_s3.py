@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import snakemake_storage_plugin_s3
+from botocore.client import BaseClient
 
 from cluster.binaries import binary
 from interleavings import Process, content_of, explore, requests_in_turn
@@ -270,7 +271,6 @@ MERGED = {"weights": VERIFIED["weights"], "README.md": b"card"}
 def published(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[S3Object, S3Object]:
     """Return verified/x, and merged/x made from this process's copy of it."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(s3_folder, "SHARED_FROM", 100)
     verified, merged = server.target(tmp_path, "verified/x"), server.target(tmp_path, "merged/x")
     write(verified, VERIFIED)
     verified.store_object()
@@ -283,34 +283,51 @@ def published(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return verified, merged
 
 
-def test_a_published_folder_names_the_proven_objects(published: tuple[S3Object, S3Object]) -> None:
-    verified, merged = published
+def test_the_storage_copies_proven_files_to_the_published_folder(
+    published: tuple[S3Object, S3Object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, merged = published
     assert keys(merged) == {
-        "verified/x//files/weights",
-        "verified/x//files/proof.json",
-        "verified/x//named-by/run%2Fmerged%2Fx",
-        f"verified/x/{folder_manifest.NAME}",
-        "merged/x//files/README.md",
-        MANIFEST,
+        *("verified/x//files/weights", "verified/x//files/proof.json", f"verified/x/{folder_manifest.NAME}"),
+        *("merged/x//files/weights", "merged/x//files/README.md", MANIFEST),
     }
-    assert object_of(merged, "weights").key == object_of(verified, "weights").key
+    assert read(merged) == MERGED
+    asked, real = [], BaseClient._make_api_call
+
+    def call(client: BaseClient, operation: str, named: dict[str, Any]) -> Any:
+        asked.append((operation, named.get("Key", "")))
+        return real(client, operation, named)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", call)
+    merged.store_object()
+    assert {operation for operation, key in asked if "/files/" in key} == {"HeadObject", "CopyObject"}
     assert read(merged) == MERGED
 
 
 @pytest.mark.usefixtures("a_day_later")
 @pytest.mark.parametrize("first", [0, 1])
-def test_objects_go_with_the_last_folder_that_names_them(published: tuple[S3Object, S3Object], first: int) -> None:
+def test_each_folder_goes_alone(published: tuple[S3Object, S3Object], first: int) -> None:
     one, other = published[first], published[1 - first]
     held = read(other)
     one.remove()
     assert not one.exists()
     assert read(other) == held
-    write(one, {"other": b"of the next attempt"})
-    one.store_object()
-    one.remove()
-    assert read(other) == held
     other.remove()
     assert keys(other) == set()
+
+
+@pytest.mark.usefixtures("a_day_later")
+def test_objects_that_an_earlier_checkout_let_another_folder_name_stay(published: tuple[S3Object, S3Object]) -> None:
+    verified, merged = published
+    entries = merged._folder.entries() | {"weights": verified._folder.entries()["weights"]}
+    merged.s3obj(folder_manifest.NAME).put(Body=folder_manifest.dump(entries))
+    attempt = entries["weights"].attempt
+    merged.s3bucket().Object(f"{attempt}/named-by/run%2Fmerged%2Fx").put(Body=b"")
+    verified.remove()
+    assert read(merged) == MERGED
+    write(verified, {"other": b"of the next attempt"})
+    verified.store_object()
+    assert read(merged) == MERGED
 
 
 @dataclass

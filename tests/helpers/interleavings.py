@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boto3.s3 import transfer
+from boto3.s3 import inject, transfer
 from botocore.client import BaseClient
 
 from remote.storage import in_place, s3_folder
@@ -139,7 +139,8 @@ def requests_in_turn(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with patch.context() as each:
         each.setattr(BaseClient, "_make_api_call", request)
-        each.setattr(transfer, "TransferConfig", partial(transfer.TransferConfig, use_threads=False))
+        for module in (inject, transfer):
+            each.setattr(module, "TransferConfig", partial(transfer.TransferConfig, use_threads=False))
         each.setattr(s3_folder, "uuid4", _Token)
         yield
 

@@ -2,24 +2,21 @@
 
     FOLDER/.manifest.json                      size, SHA-256 and object of every file; written last
     FOLDER/.stored-TOKEN/files/NAME            the objects of one attempt; no other writer has its token
-    FOLDER/.stored-TOKEN/named-by/OTHER        means that OTHER's manifest names, or will name, objects of this attempt
 
 Why a folder is complete or missing, with any number of writers: a writer uploads only under its own token, and then the
-manifest in one request. So each manifest names one attempt's objects, and possibly those of other folders (see below).
+manifest in one request. So each manifest names one attempt's objects, which nobody changes. Objects that no manifest
+names (of a killed writer, or of a replaced version) are deleted by a later writer of the folder when the newest of the
+attempt is a day old, so never a live writer's.
 
-Why no object is deleted that a manifest names: a folder that will name another folder's objects first writes its
-`named-by`, and then checks that the manifest from which it knows them still names them. Whoever removes a folder first
-deletes its manifest, and then looks for `named-by`. So one of the two sees the other. Whoever removes the last manifest
-that names an object deletes the object. Objects that no manifest names (of a killed writer, or of a replaced version)
-are deleted by a later writer of the folder when the newest of the attempt is a day old, so never a live writer's.
+What this job has downloaded with another folder, and did not change, the storage copies by itself.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from botocore.exceptions import ClientError
@@ -31,14 +28,11 @@ from vlmflow.core.files import remove, sha256_of, unfinished
 
 NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
 LEFT_AFTER = timedelta(days=1)
-SHARED_FROM = 1 << 20
-"""Files of at least this many bytes that storage already has are named and not uploaded."""
-
 SNAKEMAKES_OWN = ".snakemake_timestamp"
 """Snakemake's mark in a folder that a rule made."""
 
-_retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
-"""What this process of a job has downloaded: the keys of folder and object, by bucket, SHA-256 and size."""
+_retrieved: dict[tuple[str, str, int], str] = {}
+"""What this process of a job has downloaded: the object's key, by bucket, SHA-256 and size."""
 
 
 class Folder:
@@ -89,7 +83,7 @@ class Folder:
         part.rename(local)
         for entry in entries.values():
             if entry.sha256:
-                _retrieved[self.bucket.name, entry.sha256, entry.size] = self.key, entry.key
+                _retrieved[self.bucket.name, entry.sha256, entry.size] = entry.key
 
     def store(self, local: Path) -> None:
         """Upload what is not in storage yet, and then the manifest. Until then the earlier version stays valid.
@@ -97,29 +91,23 @@ class Folder:
         Raises VlmflowError if the storage does not have what was sent.
         """
         attempt, entries = f"{self.key}/.stored-{uuid4().hex}", {}
-        contents = {path: (self.bucket.name, sha256_of(path), path.stat().st_size) for path in _files_of(local)}
-        # Files that are named and not uploaded come last: without its manifest a `named-by` counts for a day only.
-        for path, content in sorted(contents.items(), key=lambda item: item[1] in _retrieved):
-            name, (_, digest, size) = path.relative_to(local).as_posix(), content
-            key = self._key_in_storage(content)
-            if key is None:
-                key = f"{attempt}/files/{name}"
-                self.bucket.Object(key).upload_file(str(path))
-            entries[name] = Entry(size, key, sha256=digest)
+        for path in _files_of(local):
+            name, size, digest = path.relative_to(local).as_posix(), path.stat().st_size, sha256_of(path)
+            entries[name] = Entry(size, f"{attempt}/files/{name}", sha256=digest)
+            self._send(path, entries[name])
         sent = {item.key: item.size for item in self._below(attempt)}
         for name, entry in entries.items():
-            if entry.attempt == attempt and sent.get(entry.key) != entry.size:
+            if sent.get(entry.key) != entry.size:
                 raise self._damaged(f"{name}: {entry.size} bytes were sent, the storage has {sent.get(entry.key)}")
         self.manifest.put(Body=folder_manifest.dump(entries))
         self._delete_what_killed_writers_left()
 
     def remove(self) -> None:
-        """Remove the folder: its manifest first, then the objects that no other folder's manifest names."""
+        """Remove the folder: its manifest first, then its objects."""
         entries = self.entries() or {}
         self.manifest.delete()
         for attempt in folder_manifest.attempts_of(entries):
-            self._named_by(attempt).delete()
-            if not self._is_named(attempt):
+            if folder_manifest.owner_of(attempt) == self.key:
                 self._delete(attempt)
         for entry in entries.values():
             if entry.attempt is None:
@@ -143,44 +131,17 @@ class Folder:
         if entry.sha256 is not None and (digest := sha256_of(place)) != entry.sha256:
             raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
 
-    def _key_in_storage(self, content: tuple[str, str, int]) -> str | None:
-        """Return the key of another folder's object with this content, if its manifest still names it; else None.
-
-        Marks the object as named by this folder.
-        """
-        _, digest, size = content
-        source, key = _retrieved.get(content, (self.key, ""))
-        if source == self.key or size < SHARED_FROM or folder_manifest.owner_of(key) == self.key:
-            return None
-        attempt = Entry(size, key).attempt
-        if attempt is None:
-            return None
-        self._named_by(attempt).put(Body=b"")
-        entries = self._of(source).entries() or {}
-        return key if any((entry.key, entry.sha256) == (key, digest) for entry in entries.values()) else None
-
-    def _is_named(self, attempt: str) -> bool:
-        """Return whether another folder's manifest names an object of an attempt, or is about to."""
-        owner, marks, now = folder_manifest.owner_of(attempt), self._marks(attempt), self._now()
-        if owner != self.key and self._of(owner)._names(attempt):
-            return True
-        if any(now - since < LEFT_AFTER or self._of(other)._names(attempt) for other, since in marks.items()):
-            return True
-        return self._marks(attempt) != marks  # a new mark may rely on a manifest that was deleted meanwhile
-
-    def _marks(self, attempt: str) -> dict[str, datetime]:
-        mark = f"{attempt}/named-by/"
-        found = {
-            unquote(item.key.removeprefix(mark)): item.last_modified for item in self._below(f"{attempt}/named-by")
-        }
-        found.pop(self.key, None)
-        return found
+    def _send(self, path: Path, entry: Entry) -> None:
+        """Copy a file within the storage if its content is there, else upload it."""
+        target = self.bucket.Object(entry.key)
+        if source := _retrieved.get((self.bucket.name, str(entry.sha256), entry.size)):
+            with suppress(ClientError):  # it has gone meanwhile, or the server copies nothing
+                target.copy({"Bucket": self.bucket.name, "Key": source})
+                return
+        target.upload_file(str(path))
 
     def _names(self, attempt: str) -> bool:
         return attempt in folder_manifest.attempts_of(self.entries() or {})
-
-    def _named_by(self, attempt: str) -> Any:
-        return self.bucket.Object(f"{attempt}/named-by/{quote(self.key, safe='')}")
 
     def _delete_what_killed_writers_left(self) -> None:
         now = self._now()
@@ -189,18 +150,18 @@ class Folder:
             attempt = "/".join(item.key.split("/")[: self.key.count("/") + 2])
             newest[attempt] = max(newest.get(attempt, item.last_modified), item.last_modified)
         for attempt in (attempt for attempt, changed in newest.items() if now - changed > LEFT_AFTER):
-            if not self._names(attempt) and not self._is_named(attempt):
+            if not self._names(attempt):
                 self._delete(attempt)
 
     def _delete(self, attempt: str) -> None:
-        for item in self._below(attempt):
-            self.bucket.Object(item.key).delete()
+        """Delete the objects of an attempt; but not those that another folder may name, as an earlier checkout did."""
+        objects = self._below(attempt)
+        if not any(item.key.startswith(f"{attempt}/named-by/") for item in objects):
+            for item in objects:
+                item.delete()
 
     def _below(self, attempt: str) -> list[Any]:
         return list(self.bucket.objects.filter(Prefix=f"{attempt}/"))
-
-    def _of(self, key: str) -> "Folder":
-        return Folder(self.bucket, key)
 
     def _now(self) -> datetime:
         """Return the storage's own time, which also dates its objects."""

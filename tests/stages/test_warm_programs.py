@@ -1,0 +1,31 @@
+"""Programs of tests that fork from a process with their imports give what those give that start by themselves."""
+
+from pathlib import Path
+
+import torch
+
+from tiny_trainings import Tiny, losses_of
+from vlmflow.training.train import train
+from warm_programs import fresh
+
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
+
+
+def test_a_forked_and_a_fresh_trainer_write_the_same_checkpoint(tmp_path: Path) -> None:
+    tiny = Tiny.write(tmp_path, vision=True)
+    training = tiny.training(processes=2, max_steps=3, checkpoint_steps=1, evaluation_steps=1)
+    forked = train(training, tmp_path / "forked", 2, "train_model r")
+    with fresh():
+        alone = train(training, tmp_path / "alone", 2, "train_model r")
+    here, there = forked.last.folder, alone.last.folder
+    assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()} > set(STATES)
+    for file in here.glob("*.safetensors"):
+        assert file.read_bytes() == (there / file.name).read_bytes()
+    for name in STATES:
+        assert_same(*(torch.load(folder / name, weights_only=False) for folder in (here, there)))
+    assert losses_of(training, tmp_path / "forked") == losses_of(training, tmp_path / "alone")
+
+
+def assert_same(one: object, other: object) -> None:
+    """Compare what torch saved, to the last bit."""
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
