@@ -19,8 +19,8 @@ from workflow_runs import RUN, copy_folder, snakemake, speeds
 
 SETTINGS = TrainSettings(
     max_steps=4,
-    checkpoint_steps=2,
-    evaluation_steps=2,
+    checkpoint_steps=4,
+    evaluation_steps=4,
     dtype="float32",
     max_length=512,
     image_max_tokens=64,

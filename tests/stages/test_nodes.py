@@ -102,14 +102,14 @@ def test_a_node_that_must_end_lets_all_ranks_save(two: Training, alone: str, tmp
 
 def test_a_node_of_another_attempt_joins_nothing(two: Training, tmp_path: Path) -> None:
     folder = RunFolder(runs_in(tmp_path) / two.digest())
-    folder.path.mkdir(parents=True)
     words = ["-m", "vlmflow.training.other_node", str(tmp_path / "r"), "an-earlier-attempt", "1", "1"]
     env = {"PYTHONPATH": str(ROOT / "scripts")}
     late = subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True)
     assert "waiting for node 0 of attempt an-earlier-attempt" in late.stderr.readline()
-    with group_of(two, folder, 2) as group:
+    with folder.held(two.describe()), group_of(two, folder, 2) as group:
         group.begin(None)
-        time.sleep(3)
+        while not [*folder.path.glob("launch-*.node-*")]:  # the other node has read the launch file
+            time.sleep(0.1)
         assert late.poll() is None, "it waits for its own launch file"
         assert not psutil.Process(late.pid).children()
     late.terminate()
