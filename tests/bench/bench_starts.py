@@ -37,6 +37,14 @@ with quick_imports():
 """
 """What vlmflow.trainer.process imports first."""
 
+WITH_CLIENTS = """
+import boto3, kubernetes.client, kubernetes.config
+from snakemake.cli import main
+
+main(["-n", "merged/qwen3vl-fire"])
+"""
+"""A plan that imports the clients of Kubernetes and S3, as Snakemake's plugins do (envs/quick_plugins.py)."""
+
 PLAIN = TRAINER.replace("with quick_imports():", "if True:")
 """The same as Python does it."""
 
@@ -52,6 +60,7 @@ def bench_starts(folder: Path, rows: int = 100_000) -> dict[str, Any]:
     commands = {
         "import_of_snakemake": [sys.executable, "-c", "import snakemake.cli"],
         "plan": [*snakemake, "-n", "merged/qwen3vl-fire"],
+        "plan_with_clients": [sys.executable, "-c", WITH_CLIENTS],
         "import_of_torch": [sys.executable, "-c", "import torch"],
         "imports_of_a_trainer": [sys.executable, "-c", TRAINER],
         "plain_imports_of_a_trainer": [sys.executable, "-c", PLAIN],
@@ -68,6 +77,7 @@ def bench_starts(folder: Path, rows: int = 100_000) -> dict[str, Any]:
     for name, yardstick in (
         ("data", "import_of_snakemake"),
         ("plan", "import_of_snakemake"),
+        ("plan_with_clients", "import_of_snakemake"),
         ("imports_of_a_trainer", "import_of_torch"),
         ("plain_imports_of_a_trainer", "import_of_torch"),
     ):
