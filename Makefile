@@ -187,7 +187,7 @@ cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save 
 
 # --- for development ---------------------------------------------------------------------------------------------
 
-check: .venv/dev.stamp env-track env-search ## lint, and the unit tests that need neither torch nor a cluster: run it while you work
+check: .venv/dev.stamp env-track env-search ## lint, and the unit tests that import neither torch nor scripts/remote: run it while you work
 	$(BIN)/python tests/run.py check
 
 test: .venv/dev.stamp env-track env-search ## lint, and all tests except those on a cluster and the slow ones

@@ -6,7 +6,7 @@ imports it when Python starts (https://docs.python.org/3/library/site.html). Wit
 """
 
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import PathFinder
 from types import ModuleType
@@ -24,15 +24,18 @@ class Later(ModuleType):
 
     def __getattr__(self, name):
         with out_of_the_way():
-            with suppress(ModuleNotFoundError):
-                return import_module(f"{self.__name__}.{name}")
-            return getattr(import_module(self.__name__), name)
+            try:
+                found = import_module(f"{self.__name__}.{name}")
+            except ModuleNotFoundError:
+                found = getattr(import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
 
 
 @contextmanager
 def out_of_the_way():
     """Hide the stand-ins in this block, so that Python imports what they stand for."""
-    hidden = {name: module for name, module in sys.modules.items() if isinstance(module, Later)}
+    hidden = {name: module for name, module in list(sys.modules.items()) if isinstance(module, Later)}
     for name in hidden:
         del sys.modules[name]
     try:
@@ -59,7 +62,7 @@ class Modules:
                     run(module)
                 finally:
                     for client in CLIENTS[name]:
-                        if isinstance(sys.modules[client], Later):
+                        if isinstance(sys.modules.get(client), Later):
                             del sys.modules[client]
 
             spec.loader.exec_module = run_without_clients

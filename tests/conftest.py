@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+import session_folder
 import warm_programs
 from workflow_runs import ROOT, RUN, make_demo_folder, snakemake
 
@@ -38,11 +38,8 @@ for threshold in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
     os.environ.setdefault(threshold, str(1 << 30))
 
 
-SESSION = "VLMFLOW_TEST_SESSION"
-"""The variable with a folder of all test processes together; run.py or the first test process makes it."""
-
 LIGHT = "VLMFLOW_TEST_LIGHT"
-"""The variable of test processes that import nothing for seconds (run.py)."""
+"""The variable that tells test processes to import nothing that takes seconds (run.py)."""
 
 WITH_PROGRAMS = {
     "tests/stages/": (".venv", ".venv-track", ".venv-search"),
@@ -57,8 +54,8 @@ servers: list[subprocess.Popen[bytes]] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the session's folder, unless there is one."""
-    if SESSION not in os.environ:
-        os.environ[SESSION] = config.vlmflow_session = tempfile.mkdtemp(prefix="vlmflow-tests-")
+    if session_folder.VARIABLE not in os.environ:
+        config.vlmflow_session = session_folder.make()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -91,15 +88,16 @@ def _start_servers(config: pytest.Config, tests: Collection[str]) -> None:
     names = {name for start in starts for name in WITH_PROGRAMS[start]}
     for python in (ROOT / name / "bin" / "python" for name in sorted(names)):
         if python.exists():
-            servers.append(warm_programs.start(Path(os.environ[SESSION]), python))
+            servers.append(warm_programs.start(config.vlmflow_session, python))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let the heavy programs of a test be forks of one process; but see the fixture `fresh_programs`."""
+    """Let one process fork the slow programs of a test, unless the test uses the fixture `fresh_programs`."""
     if item.nodeid.startswith(tuple(WITH_PROGRAMS)):
-        warm_programs.wait_for(Path(os.environ[SESSION]))
-        os.environ |= {"VLMFLOW_WARM": os.environ[SESSION], "PYTHONPATH": str(warm_programs.HANDING_OVER)}
+        folder = session_folder.folder()
+        warm_programs.wait_for(folder)
+        os.environ |= {"VLMFLOW_WARM": str(folder), "PYTHONPATH": str(warm_programs.HANDING_OVER)}
     else:
         for name in ("VLMFLOW_WARM", "PYTHONPATH"):
             os.environ.pop(name, None)
@@ -168,7 +166,7 @@ def made_once(name: str, fill: Callable[[Path], str]) -> Path:
 
     fill: takes the empty folder, and returns what Snakemake printed, which goes into `said.txt`.
     """
-    folder = Path(os.environ[SESSION], name)
+    folder = session_folder.folder() / name
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / "said.txt").exists():
             folder.mkdir()

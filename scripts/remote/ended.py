@@ -1,4 +1,4 @@
-"""How a job ended that ran elsewhere, in words that every executor shares; a reader for each executor says it."""
+"""The ways in which a job elsewhere can end. Every executor uses these words; each has a reader of its own."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,7 +27,7 @@ class Ended:
 
 
 class Attempts:
-    """The attempts of an invocation's jobs. Snakemake counts them, and may be told only that none is left.
+    """The attempts of an invocation's jobs. Snakemake counts them; an executor can only tell it that none is left.
 
     most_mem_mb: the memory limit, in MB, of an attempt after one that was killed for its memory.
     """

@@ -1,10 +1,12 @@
 """The tests' cluster by hand: python -m cluster build | up | down | status | kubeconfig."""
 
 import argparse
+import os
 import sys
 import time
+from pathlib import Path
 
-from cluster import addons, everything, images, operators
+from cluster import addons, everything, images, machine, operators
 from cluster.cluster import Cluster
 from cluster.paths import KUBECONFIG
 from vlmflow.core.errors import VlmflowError
@@ -29,6 +31,12 @@ def up(asked: argparse.Namespace) -> None:
     print(f"export KUBECONFIG={KUBECONFIG}")
 
 
+def build() -> None:
+    """Build everything, unless the machine cannot run the cluster, or KUBECONFIG names another one."""
+    if machine.why_not() is None and Path(os.environ.get("KUBECONFIG") or KUBECONFIG) == KUBECONFIG:
+        everything.build()
+
+
 def status() -> None:
     """Print what runs."""
     cluster = Cluster()
@@ -49,9 +57,9 @@ def main() -> None:
     )
     start.add_argument("--image", nargs="+", default=[], choices=images.TARGETS, help="the project's, on every node")
     start.set_defaults(run=up)
-    commands.add_parser("build", help="build and install what the machine lacks; minutes, once").set_defaults(
-        run=lambda asked: everything.build()
-    )
+    commands.add_parser(
+        "build", help="build and install what the tests' own cluster lacks (minutes, once)"
+    ).set_defaults(run=lambda asked: build())
     commands.add_parser("down", help="end every process of it and leave the machine as it was").set_defaults(
         run=lambda asked: Cluster().down()
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import session_folder
 import warm_programs
 from cluster import everything, machine
 from cluster.cluster import Cluster
@@ -60,7 +61,7 @@ def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def local_runs(fresh_demo: Path) -> tuple[Path, Path]:
     """Run on this machine what other tests run on the cluster; returns the folders of `demo` and `here`."""
-    folder = Path(os.environ["VLMFLOW_TEST_SESSION"])
+    folder = session_folder.folder()
     server = warm_programs.start(folder, Path(sys.executable))
     try:
         warm_programs.wait_for(folder)

@@ -1,9 +1,11 @@
-"""Programs that need not import torch, transformers and ms-swift: a process that has imported them forks for each.
+"""Lets the programs of tests skip the import of torch, transformers and ms-swift: one process forks for each program.
 
-That takes 6 s of processor time in each process of a training. The process (`python warm_programs.py PLACE OWNER`) has
-only imported: it has no tensor, one thread, and nothing of this project, so each program reads the current code, with
-its own environment. warm/sitecustomize.py hands the programs over. A test that is about kills, or about the environment
-of such a process, starts it by itself (`fresh`).
+The imports would take 6 s of processor time in each process of a training. The process that forks has only imported: it
+has no tensor, one thread, and nothing of this project, so each program reads current code, with its own environment.
+warm/sitecustomize.py hands the programs over. A test that is about kills, or about the environment of such a process,
+starts it by itself (`fresh`).
+
+    python warm_programs.py PLACE OWNER
 """
 
 import atexit
@@ -24,6 +26,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -81,7 +84,8 @@ def wait_for(folder: Path) -> None:
     """Wait until the servers answer that are started there."""
     began = time.monotonic()
     while missing := [log for log in folder.glob("*.log") if not log.with_suffix("").exists()]:
-        assert time.monotonic() - began < LONGEST_START, "\n".join(log.read_text() for log in missing)
+        ended = any(log.with_suffix(".ended").exists() for log in missing) or time.monotonic() - began > LONGEST_START
+        assert not ended, "\n".join(log.read_text() for log in missing)
         time.sleep(0.05)
 
 
@@ -123,15 +127,24 @@ def _serve(place: Path, owner: int) -> Callable[[], None] | None:
         for key, _ in events.select(timeout=1.0):
             if key.fileobj is listener:
                 caller, _ = listener.accept()
-                size, files, _, _ = socket.recv_fds(caller, 4, 3)
-                call = json.loads(_all_of(caller, int.from_bytes(size)))
-                child = os.fork()
+                files: list[int] = []
+                try:
+                    size, files, _, _ = socket.recv_fds(caller, 4, 3)
+                    call = json.loads(_all_of(caller, int.from_bytes(size)))
+                except (OSError, ValueError):  # it was killed as it called
+                    call = None
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                child = os.fork() if call else -1
                 if not child:
                     _let_go(events, caller)
                     return lambda: _become(call, files, proxies)
-                (proxies / str(child)).write_text(str(call["process"]))
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 for file in files:
                     os.close(file)
+                if call is None:
+                    caller.close()
+                    continue
+                print(*call["words"], flush=True)
                 ended = os.pidfd_open(child)
                 events.register(caller, selectors.EVENT_READ, (child, None))
                 events.register(ended, selectors.EVENT_READ, (child, caller))
@@ -143,12 +156,16 @@ def _serve(place: Path, owner: int) -> Callable[[], None] | None:
 def _all_of(caller: socket.socket, size: int) -> bytes:
     text = b""
     while len(text) < size:
-        text += caller.recv(size - len(text))
+        if not (more := caller.recv(size - len(text))):
+            raise ConnectionError
+        text += more
     return text
 
 
 def _attend(events: selectors.BaseSelector, key: selectors.SelectorKey, proxies: Path) -> None:
     """Pass a signal on to a program, kill one whose caller is gone, or tell the caller how it ended."""
+    if events.get_map().get(key.fd) is not key:  # its program has ended in the same moment
+        return
     child, caller = key.data
     if caller is None:
         numbers = key.fileobj.recv(16)  # type: ignore[union-attr]
@@ -160,7 +177,7 @@ def _attend(events: selectors.BaseSelector, key: selectors.SelectorKey, proxies:
     events.unregister(key.fd)
     os.close(key.fd)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    (proxies / str(child)).unlink()
+    (proxies / str(child)).unlink(missing_ok=True)
     with contextlib.suppress(KeyError):
         events.unregister(caller)
     with contextlib.suppress(OSError):
@@ -187,10 +204,13 @@ def _let_go(events: selectors.BaseSelector, caller: socket.socket) -> None:
 def _become(call: dict[str, Any], files: list[int], proxies: Path) -> None:
     """Turn this fork into the process that was started in its place, and run the program to its end."""
     os.setsid()
+    (proxies / str(os.getpid())).write_text(str(call["process"]))
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the server
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.chdir(call["folder"])
     os.umask(call["mask"])
     os.environ.clear()
@@ -292,6 +312,11 @@ def _know_ancestors(proxies: Path) -> None:
 
 
 if __name__ == "__main__":
-    program = _serve(Path(sys.argv[1]), int(sys.argv[2]))
+    server = os.getpid()
+    try:
+        program = _serve(Path(sys.argv[1]), int(sys.argv[2]))
+    finally:
+        if os.getpid() == server:
+            Path(f"{sys.argv[1]}.ended").touch()
     if program:
         program()

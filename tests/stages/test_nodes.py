@@ -108,7 +108,9 @@ def test_a_node_of_another_attempt_joins_nothing(two: Training, tmp_path: Path) 
     assert "waiting for node 0 of attempt an-earlier-attempt" in late.stderr.readline()
     with folder.held(two.describe()), group_of(two, folder, 2) as group:
         group.begin(None)
+        begun = time.monotonic()
         while not [*folder.path.glob("launch-*.node-*")]:  # the other node has read the launch file
+            assert time.monotonic() - begun < 120
             time.sleep(0.1)
         assert late.poll() is None, "it waits for its own launch file"
         assert not psutil.Process(late.pid).children()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import session_folder
 from tiny_trainings import Tiny, losses_of
 from vlmflow.training.train import train
 from warm_programs import fresh
@@ -19,6 +20,9 @@ def test_a_forked_and_a_fresh_trainer_write_the_same_checkpoint(tmp_path: Path) 
     forked = train(training, tmp_path / "forked", 2, "train_model r")
     with fresh():
         alone = train(training, tmp_path / "alone", 2, "train_model r")
+    handed_over = (session_folder.folder() / ".venv.log").read_text()
+    assert str(tmp_path / "forked") in handed_over
+    assert str(tmp_path / "alone") not in handed_over
     here, there = forked.last.folder, alone.last.folder
     assert {file.name for file in here.iterdir()} == {file.name for file in there.iterdir()} > set(STATES)
     for file in here.glob("*.safetensors"):

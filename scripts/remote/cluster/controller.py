@@ -1,7 +1,7 @@
 """Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token.
 
 usage: python -m remote.cluster.controller [--namespace NAME] push | run -- ARGUMENTS | log | stop | token
-                                                get -- TARGET TO | put -- FROM TO
+                                                             get -- TARGET TO | put -- FROM TO
 """
 
 import argparse

@@ -87,7 +87,7 @@ def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int,
         return Outcome("succeeded", name)
     alive = [pod for pod in pods if not is_over(pod, now)]
     if job is not None and not over and was_suspended(job, newest(list(existing.values()))):
-        return Outcome("ending", name, Ended("preempted", "its Job is suspended")) if alive else Outcome("waiting")
+        return Outcome("ending", name, Ended(cause="its Job is suspended")) if alive else Outcome("waiting")
     again = _made_again(job, existing, last_seen)
     broken = again or {node: pod for node, pod in existing.items() if _has_failed(pod)} | gone
     if over or broken:

@@ -82,8 +82,9 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
             return Outcome("failed", name, taken or TAKEN, unseen=taken is None)
         return failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
-        deleted = Ended("preempted", "its Job is suspended") if suspended else Ended("lost", "deleted")
-        return Outcome("ending", name, how_taken(alive[0]) or deleted)
+        taken = how_taken(alive[0]) or Ended(cause="its Job is suspended" if suspended else "deleted")
+        # It is taken away when it has ended: until then its Job stays, and its place in a queue.
+        return Outcome("ending", name, Ended(cause=taken.cause))
     if pod and pod.get("status", {}).get("phase") == "Running":
         return Outcome("running", name)
     return Outcome("waiting", name)

@@ -8,7 +8,7 @@ manifest in one request. So each manifest names one attempt's objects, which nob
 names (of a killed writer, or of a replaced version) are deleted by a later writer of the folder when the newest of the
 attempt is a day old, so never a live writer's.
 
-What this job has downloaded with another folder, and did not change, the storage copies by itself.
+If this job downloaded a file with another folder and did not change it, the storage copies the file by itself.
 """
 
 from collections.abc import Iterator

@@ -89,7 +89,7 @@ class S3Object(StorageObject):
             self.s3obj().upload_file(str(local), ExtraArgs={"Metadata": {"sha256": sha256_of(local)}})
 
     def remove(self) -> None:
-        """Remove the target, but not the bucket, nor objects of a folder that another folder's manifest names."""
+        """Remove the target, but not the bucket."""
         valid = self._what_makes_it_valid()
         if valid is not None and self._is_manifest(valid):
             self._folder.remove()

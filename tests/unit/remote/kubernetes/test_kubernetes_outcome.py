@@ -188,6 +188,12 @@ def test_a_job_that_its_queue_preempts_waits() -> None:
     assert judge(suspended(True), [], None, NOW).state == "waiting"
 
 
+@pytest.mark.parametrize("found", [job(), suspended(True), None])
+def test_a_pod_that_still_saves_its_work_is_not_taken_away_yet(found: dict | None) -> None:
+    assert not judge(found, [deleted(pod(), -200)], None, NOW).ended.taken_away
+    assert judge(job(), [], deleted(pod(), -200), NOW).ended.taken_away
+
+
 def test_a_job_that_its_queue_resumes_waits_for_its_next_pod() -> None:
     assert judge(suspended(False), [], pod(), NOW).state == "waiting"
     new = pod() | {"metadata": {"name": "new", "creationTimestamp": "2026-11-21T11:30:00Z"}}
