@@ -12,7 +12,7 @@ from cluster.fault_workflow import NAMESPACE, Call, FaultWorkflow, fault_workflo
 from cluster.locks import alone
 from cluster.shell import wait_for
 
-AWAY_SECONDS = 60
+AWAY_SECONDS = 75
 FAILED = {"glutton", "full", "unpulled", "refused", "closed"}
 TAKEN = ("stranded", "deleted", "evicted", "preempted")
 HEALED = (*TAKEN, "suspended", "vanished", "hungry", "healthy", "four_gpus")
