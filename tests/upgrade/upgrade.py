@@ -94,6 +94,7 @@ def _make(clone: Path, fire: Path | None) -> list[str]:
     data = {"kind": "volcano", "train": "rows/rows.json", "image_roots": ["rows/pictures"], "val_share": 0.1}
     settings["datasets"] = {"mine": data}
     settings["runs"] = {"volcano": settings["runs"][RUN] | {"dataset": "mine"}}
+    settings["runs"]["volcano"]["train"]["max_length"] = 640
     (clone / "runs" / "volcano" / "run.yaml").write_text(yaml.safe_dump(settings))
     words = ["--profile", "profiles/demo", "--configfile", "runs/volcano/run.yaml", "--directory", "runs/volcano"]
     _run(clone, ".venv/bin/snakemake", *words, "--", "merged/volcano", "reports/data-mine.html")
