@@ -108,7 +108,7 @@ def parts_of(what: str) -> list[list[Part]]:
     if what == "cluster":
         path = os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/helpers", "scripts"))
         build = Part("build", [sys.executable, "-m", "cluster", "build"], {"PYTHONPATH": path})
-        return [[build], [pytest("pods", 0, tests / "cluster", "--durations", 40)]]
+        return [[build], [pytest("pods", 0, tests / "cluster", "-vv", "--durations", 40)]]
     if what == "check":
         quick = ("--ignore", remote, "--hypothesis-profile", "quick")
         return [[lint, pytest("unit", 5, tests / "unit", *without, *quick, light=True)]]

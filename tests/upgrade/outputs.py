@@ -17,13 +17,14 @@ DIFFERENT = re.compile(
     | readable  # the estimated time in a sentence, whose other figures have keys of their own
     | progress  # the digest of the trainer's events, which have times
     | peak_memory\.\d+  # bytes of a whole process, which differ from call to call
-    | adapter_config  # the digest of a file whose target_modules peft writes in any order; see _content
+    | pace\.\w+  # seconds per step, token and evaluation
+    | adapter_config(\.json)?  # the digest of a file whose target_modules peft writes in any order; see _content
     )"""
 )
 """The keys whose values differ between two runs of the same work."""
 
-EVENTS = "progress.jsonl"
-"""The trainer's events, which have times."""
+TIMES = re.compile(r"progress\.jsonl|run-.*\.html")
+"""The trainer's events, which have times, and a run's page, which draws these and the accounts compared here."""
 
 FIGURES = {
     "gate.html": re.compile(
@@ -85,7 +86,7 @@ def _content(file: Path) -> Any:
 
 def _files_of(folder: Path) -> list[str]:
     names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return [name.as_posix() for name in names if name.parts[0] not in SKIPPED and name.name != EVENTS]
+    return [name.as_posix() for name in names if name.parts[0] not in SKIPPED and not TIMES.fullmatch(name.name)]
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
