@@ -213,7 +213,7 @@ lint: .venv/dev.stamp ## ruff, snakefmt, mypy and snakemake --lint only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
-	$(BIN)/mypy
+	$(BIN)/mypy --cache-dir "$${XDG_CACHE_HOME:-$$HOME/.cache}/vlmflow/mypy"
 	$(BIN)/snakemake --lint
 
 docs: .venv/dev.stamp ## write the pages of docs/ that are generated from the code
