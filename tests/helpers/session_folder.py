@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "VLMFLOW_TEST_SESSION"
@@ -16,8 +17,9 @@ LEFT_AFTER = 24 * 3600
 def make() -> Path:
     """Make the folder, and remove those that killed runs left a day ago."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if time.time() - left.stat().st_mtime > LEFT_AFTER:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another run has just ended
+            if time.time() - left.stat().st_mtime > LEFT_AFTER:
+                shutil.rmtree(left, ignore_errors=True)
     os.environ[VARIABLE] = tempfile.mkdtemp(prefix=PREFIX)
     return folder()
 
