@@ -115,7 +115,7 @@ def parts_of(what: str) -> list[list[Part]]:
     light = (tests, "--ignore", tests / "cluster", "--ignore", tests / "stages", *without)
     return [
         [
-            pytest("stages", 3, tests / "stages", *heavy, "--durations", 20),
+            pytest("stages", 2, tests / "stages", *heavy, "--durations", 20),
             pytest("unit", 2, *light, "--durations", 20, light=True),
             lint,
         ]
