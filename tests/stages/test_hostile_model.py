@@ -50,7 +50,7 @@ def test_stages_see_only_links_to_a_models_files(text_run: Path) -> None:
 def test_the_trainer_never_trusts_remote_code(text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ms-swift passes true to each of these calls; transformers gets false."""
     monkeypatch.setattr(agent, "trainer", SimpleNamespace(__name__="recording_worker"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))  # and so each process starts by itself
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"), prepend=os.pathsep)
     monkeypatch.setenv("RECORD", str(tmp_path / "record"))
     settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})
     data = fitted_data(text_run / "fitted/text", settings.max_length, text_run / "stores/pictures")

@@ -105,6 +105,7 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     # On a busy machine the measured peak of a short run may be too low; that of a long run is never too high.
     short = [peaks(tmp_path / f"few-{number}", ROWS[0]) for number in range(2)]

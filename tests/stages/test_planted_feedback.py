@@ -111,13 +111,12 @@ def judged(run: str, objective: str) -> TrialResult:
 
 def test_a_search_judges_its_trials_as_the_evaluation_does(trials: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "vlmflow"):
-        found = {run: judged(run, "uses_feedback") for run in RUNS}
-    assert caplog.text.count("already trained to step") == len(RUNS), "nothing is trained again"
-    for run, result in found.items():
-        assert result.state == "done"
-        assert result.value == pytest.approx(evaluation(trials, run).all.tuned_uses.mean, abs=1e-4)
-        assert result.hours > 0, "the evaluation counts"
-    learned = judged("real", "learned")
-    assert learned.value == pytest.approx(evaluation(trials, "real").all.learned.mean, abs=1e-4)
+        found = {objective: judged("real", objective) for objective in ("uses_feedback", "learned")}
+    assert caplog.text.count("already trained to step") == len(found), "nothing is trained again"
+    expected = evaluation(trials, "real").all
+    for objective, figure in (("uses_feedback", expected.tuned_uses), ("learned", expected.learned)):
+        assert found[objective].state == "done"
+        assert found[objective].value == pytest.approx(figure.mean, abs=1e-4)
+        assert found[objective].hours > 0, "the evaluation counts"
     (folder,) = (trials / "stores" / "runs" / "real" / "search").iterdir()
     assert not (folder / "judged").exists(), "the merged weights go"

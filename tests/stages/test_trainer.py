@@ -57,7 +57,8 @@ def encoded_by_ms_swift(demo_run: Path, home: Path, scales: dict[Path, str]) -> 
         capture_output=True,
         text=True,
         check=True,
-        env={
+        env=os.environ
+        | {
             "HF_HUB_OFFLINE": "1",
             "USE_HF": "1",
             "IMAGE_MAX_TOKEN_NUM": "5",
@@ -151,13 +152,13 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
         capture_output=True,
         text=True,
         check=False,
-        env={
-            "PYTHONPATH": str(ROOT / "scripts"),
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("scripts", "tests/helpers/warm")),
             "HF_HUB_OFFLINE": "1",
             "USE_HF": "1",
             "ROOT_IMAGE_DIR": str(lone.data.pictures),
             "HOME": str(tmp_path),
-            "PATH": "/usr/bin:/bin",
         },
     )
     assert done.returncode != 0
@@ -165,6 +166,7 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
     assert not list((tmp_path / "o").glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_programs")
 def test_a_full_disk_stops_the_training_which_resumes_when_there_is_room(demo_run: Path, tmp_path: Path) -> None:
     """The incomplete checkpoint does not count; steps and losses continue from the previous one."""

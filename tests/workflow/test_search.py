@@ -11,13 +11,31 @@ import pytest
 import yaml
 
 from cluster.shell import wait_for
+from trainers_on_cores import before_trainers
 from vlmflow.core.account import read_account
 from vlmflow.search.accounts import Asked, TrialResult
 from warm_programs import fresh
 from workflow_runs import RUN, STEPS, command, copy_folder, snakemake
 
-QUICK, LONG = 1, 256
+QUICK, LONG = 1, 16
 """Batches of a step: a trial with many has no time to reach its last step."""
+
+WAIT = f"""
+import sys
+if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+    if sys.orig_argv[sys.orig_argv.index("--gradient_accumulation_steps") + 1] == "{LONG}":
+        import time
+        from transformers import Trainer
+
+        train = Trainer.training_step
+
+        def training_step(self, *args, **kwargs):
+            time.sleep(0.25)
+            return train(self, *args, **kwargs)
+
+        Trainer.training_step = training_step
+"""
+"""A batch of a long trial waits, so that the cores are free for others until its hours are over."""
 
 SEARCH = {
     "run": RUN,
@@ -75,7 +93,9 @@ def searched(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
     (folder / "first.json").write_text(json.dumps([str(file) for file in results if file.is_file()]))
-    (folder / "again.txt").write_text(snakemake(folder, *words(folder), *TARGETS))
+    with pytest.MonkeyPatch.context() as patch:
+        before_trainers(folder, WAIT, patch)
+        (folder / "again.txt").write_text(snakemake(folder, *words(folder), *TARGETS))
     return folder
 
 
