@@ -12,6 +12,7 @@ from simulated_evaluations import (
     PERCENT,
     Drawn,
     difference_covered,
+    gains,
     mean_covered,
     share_covered,
 )
@@ -39,10 +40,19 @@ def test_shares_near_their_ends_hold_the_truth(percent: float, rows_of: Sequence
     assert share_covered(17, percent, rows_of) >= LEAST
 
 
-def test_heavy_tails_hold_the_truth() -> None:
+def test_heavy_tails_hold_the_truth_on_both_sides() -> None:
+    """Without Student's interval each side misses it in 3.6 %."""
     drawn = Drawn(21, HUNDRED)
-    found = mean_interval(drawn.random.standard_t(3, (100, 4000)), Groups(drawn.groups))
-    assert np.mean((found.low <= 0) & (found.high >= 0)) >= 0.94
+    found = mean_interval(drawn.random.standard_t(3, (100, 20_000)), Groups(drawn.groups))
+    assert max(np.mean(found.low > 0), np.mean(found.high < 0)) < 0.03
+
+
+def test_gains_and_losses_are_judged_alike() -> None:
+    drawn = Drawn(22, HUNDRED)
+    values = gains(drawn, "one in ten")[0]
+    gained, lost = (mean_interval(sign * values, Groups(drawn.groups)) for sign in (1, -1))
+    assert lost.low == pytest.approx(-gained.high)
+    assert lost.high == pytest.approx(-gained.low)
 
 
 EACH = pytest.mark.parametrize("interval", [mean_interval, share_interval, difference_interval])
