@@ -144,6 +144,16 @@ def ten_points(seed: int, share: float, context: str, points: int = 10) -> Count
     return verdicts(models, drawn.groups)
 
 
+def wrong_first_answer_unlearned(seed: int) -> Counter[str]:
+    """Judge a tuned model that finds wrong answers less likely, and uses feedback more."""
+    drawn = Drawn(seed, ONE_ROW_EACH)
+    models = drawn.models()
+    for margins in models.values():
+        margins[1] += 0.4
+    models[OWN][1] += 0.5
+    return verdicts(models, drawn.groups)
+
+
 def declined(seed: int) -> Counter[str]:
     """Judge a tuned model to whose answers feedback does harm."""
     drawn = Drawn(seed, ONE_ROW_EACH)
@@ -231,6 +241,7 @@ def main() -> None:
     rows += [
         ("first answers right in 40 %, base 50 %", ten_points(13, 50, QUESTION, -10)),
         ("feedback does harm", declined(14)),
+        ("wrong first answers get less likely, feedback is used", wrong_first_answer_unlearned(23)),
     ]
     print("| simulated, in % of draws | learned | worse | no gain shown | too few rows | costs first answers |")
     print("|---|---|---|---|---|---|")

@@ -57,17 +57,19 @@ def mean_interval(values: Values, groups: Groups) -> Bounds:
     takes the skewness out (Hall, On the removal of skewness by transformation, 1992). Student's alone misses with
     skewed values and with effects in few rows, Hall's with heavy tails, where skewness is known badly.
     """
-    columns = _columns(values)
+    if groups.count < FEWEST_GROUPS:
+        return _without_ends(values)
+    columns = values.reshape(len(values), -1)
     influence = groups.influence(columns)
     count, quantile = groups.count, groups.quantile()
     deviation = influence.std(axis=0, ddof=1)
     known = np.where(deviation > 0, deviation, 1.0)
     # The adjusted Fisher-Pearson coefficient: without its factor samples are less skewed than what they come from.
-    skewness = np.mean(influence**2 * influence, axis=0) / known**3 * np.sqrt(count * (count - 1)) / max(count - 2, 1)
+    skewness = np.mean(influence**2 * influence, axis=0) / known**3 * np.sqrt(count * (count - 1)) / (count - 2)
     mean, error = columns.mean(axis=0), deviation / np.sqrt(count)
     low = mean - np.maximum(_hall(quantile, skewness / np.sqrt(count)), quantile) * error
     high = mean - np.minimum(_hall(-quantile, skewness / np.sqrt(count)), -quantile) * error
-    return _bounds(mean, low, high, groups, values.ndim)
+    return _bounds(values, mean, low, high)
 
 
 def share_interval(shares: Values, groups: Groups) -> Bounds:
@@ -97,7 +99,9 @@ def _of_signs(values: Values, groups: Groups, added: int) -> Bounds:
     the variance of groups exceeds that of as many independent rows. It is at least 1; where all rows are equal it is
     unknown, and the number of groups counts.
     """
-    columns = _columns(values)
+    if groups.count < FEWEST_GROUPS:
+        return _without_ends(values)
+    columns = values.reshape(len(values), -1)
     rows, mean, square = len(columns), columns.mean(axis=0), np.mean(columns**2, axis=0)
     independent = (square - mean**2) / rows
     of_groups = groups.influence(columns).var(axis=0, ddof=1) / groups.count
@@ -107,7 +111,7 @@ def _of_signs(values: Values, groups: Groups, added: int) -> Bounds:
     total = effective + added
     centre = effective * mean / total
     width = groups.quantile() * np.sqrt(((effective * square + added) / total - centre**2) / total)
-    return _bounds(mean, np.maximum(centre - width, -1.0), np.minimum(centre + width, 1.0), groups, values.ndim)
+    return _bounds(values, mean, np.maximum(centre - width, -1.0), np.minimum(centre + width, 1.0))
 
 
 def _hall(quantile: float, skewness: Values) -> Values:
@@ -122,11 +126,11 @@ def _hall(quantile: float, skewness: Values) -> Values:
     return np.where(flat, quantile, bent)
 
 
-def _columns(values: Values) -> Values:
-    return values.reshape(len(values), -1)
+def _without_ends(values: Values) -> Bounds:
+    mean = values.mean(axis=0)
+    return Bounds(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
 
 
-def _bounds(mean: Values, low: Values, high: Values, groups: Groups, dimensions: int) -> Bounds:
-    if groups.count < FEWEST_GROUPS:
-        low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
-    return Bounds(*(each[0] if dimensions == 1 else each for each in (mean, low, high)))
+def _bounds(values: Values, *found: Values) -> Bounds:
+    """Return what was found for columns in the form of the values."""
+    return Bounds(*(each.reshape(values.shape[1:])[()] for each in found))

@@ -111,3 +111,11 @@ def test_values_that_are_all_equal_have_no_width() -> None:
     for value in (0.0, -1.5):
         found = mean_interval(np.full(100, value), Groups(names))
         assert (found.mean, found.low, found.high) == (value, value, value)
+
+
+@pytest.mark.filterwarnings("error")
+@EACH
+def test_one_row_has_a_mean(interval: Callable[[Values, Groups], Bounds]) -> None:
+    found = interval(np.ones(1), Groups(["a"]))
+    assert found.mean == 1
+    assert np.isnan(found.low)

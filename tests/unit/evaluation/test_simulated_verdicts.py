@@ -11,6 +11,7 @@ from simulated_evaluations import (
     declined,
     null,
     ten_points,
+    wrong_first_answer_unlearned,
 )
 from vlmflow.evaluation.accounts import FEWEST_GROUPS, OWN, QUESTION
 from vlmflow.evaluation.verdict import LEARNED, TOO_FEW, WORSE
@@ -48,6 +49,13 @@ def test_ten_points_more_of_300_rows_are_found(share: int) -> None:
 
 def test_ten_points_less_of_first_answers_are_found() -> None:
     assert ten_points(13, 50, QUESTION, -10)["costs"] >= 80
+
+
+def test_a_wrong_first_answer_may_get_less_likely() -> None:
+    """Its loss rose, which was a decline."""
+    found = wrong_first_answer_unlearned(23)
+    assert found[LEARNED] >= 95
+    assert found["costs"] == 0
 
 
 def test_feedback_that_does_harm_is_worse() -> None:
