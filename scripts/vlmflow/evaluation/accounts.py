@@ -89,7 +89,7 @@ class MarginRow(msgspec.Struct, frozen=True):
 class LeftOut(msgspec.Struct, frozen=True):
     """A line of `left_out.jsonl`: a row that is out for both models.
 
-    reason: no_feedback, earlier_attempt, no_donor, over_long, or not_drawn. detail: the cause, for people.
+    reason: a key of WHY_OUT. detail: the cause, for people.
     """
 
     id: str
@@ -101,8 +101,12 @@ WHY_OUT = {
     "no_feedback": "without feedback",
     "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
     "no_donor": (
-        "without a donor (a donor gives the placebo: another row of the same source, with as many turns of feedback "
-        "and the same score, but with another picture or question and another right answer)"
+        "without another row's feedback as a control (a row of the same source, with as many turns of feedback and the "
+        "same scores, but with another picture or question, another right answer and other feedback; each gives once)"
+    ),
+    "no_other_picture": (
+        "without another row's picture as a control (a row of the same source, with another picture and another right "
+        "answer; each gives once)"
     ),
     "over_long": "longer than train.max_length",
     "not_drawn": "not drawn",

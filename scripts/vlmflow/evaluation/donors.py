@@ -129,11 +129,21 @@ def _nearest(
 
 
 def without_donor(case: Case) -> LeftOut:
-    """Return a row for which there is no placebo."""
-    score = "" if case.score is None else f" and score {case.score:g}"
+    """Return a row for which no other one is left whose feedback could be its control."""
+    scores = f" and scores {', '.join(f'{score:g}' for score in case.row.scores)}" if case.row.scores else ""
     return LeftOut(
         case.row.id,
         "no_donor",
-        f"no other row of source {case.row.source} with {len(case.feedback)} turns of feedback{score} has another "
-        "picture or question and another right answer",
+        f"no other row of source {case.row.source} with {len(case.feedback)} turns of feedback{scores} is left that "
+        "has another picture or question, another right answer and other feedback",
+    )
+
+
+def without_other_picture(case: Case) -> LeftOut:
+    """Return a row for which no other one is left whose pictures could be their control."""
+    return LeftOut(
+        case.row.id,
+        "no_other_picture",
+        f"no other row of source {case.row.source} with {len(case.pictures)} pictures is left that has other pictures "
+        "and another right answer",
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_cases import row
 from vlmflow.evaluation.choice import Case, read_case
 from vlmflow.evaluation.derangement import Item, derange, words_of
-from vlmflow.evaluation.donors import feedback_donors, picture_donors
+from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor, without_other_picture
 from vlmflow.rows.chat import Turn
 
 
@@ -153,3 +153,11 @@ def test_pictures_of_one_group_are_no_partners() -> None:
     same = {"0": "0" * 64, "1": "0" * 64}
     of = [read_case(msgspec.structs.replace(row(n, f"c{n}"), images=[str(n)]), same) for n in range(2)]
     assert picture_donors(of, {}, 0) == {}
+
+
+def test_who_is_left_out_is_told_why() -> None:
+    (of,) = cases(("red", "Look again.", 3))
+    assert without_donor(of).detail.startswith(
+        "no other row of source codes with 1 turns of feedback and scores 3, 10 is"
+    )
+    assert without_other_picture(of).detail.startswith("no other row of source codes with 1 pictures is left")
