@@ -52,10 +52,44 @@ class EvaluatedRow(msgspec.Struct, frozen=True):
     tuned: Losses
 
 
+OWN, OTHER, OTHER_PICTURE = "own", "other", "other_picture"
+"""With QUESTION, what stands before the answers of a margin. question: the question alone. own: all turns, with the
+row's own feedback. other: the same with another row's feedback. other_picture: the same as own (without feedback as
+question), with another row's picture."""
+
+
+class Margin(msgspec.Struct, frozen=True):
+    """The losses of a row's right and wrong answer in one context; wrong: None in a row with one answer."""
+
+    right: Loss
+    wrong: Loss | None
+
+    @property
+    def value(self) -> float:
+        """Log p(right) per token, minus log p(wrong) per token if there is a wrong answer."""
+        return (0.0 if self.wrong is None else self.wrong.per_token) - self.right.per_token
+
+
+class MarginRow(msgspec.Struct, frozen=True):
+    """A row as both models see it.
+
+    group: rows of one picture, or without one of one question, have the same. gold_in_feedback: whether its feedback
+    contains the gold answer. base, tuned: the margins by context. A context that a row does not have is in neither:
+    question alone without feedback, no other picture without a partner that has one.
+    """
+
+    id: str
+    source: str
+    group: str
+    gold_in_feedback: bool
+    base: dict[str, Margin]
+    tuned: dict[str, Margin]
+
+
 class LeftOut(msgspec.Struct, frozen=True):
     """A line of `left_out.jsonl`: a row that is out for both models.
 
-    reason: no_feedback, earlier_attempt, no_donor, over_long, or not_drawn. detail: the cause, for people.
+    reason: a key of WHY_OUT. detail: the cause, for people.
     """
 
     id: str
@@ -67,8 +101,12 @@ WHY_OUT = {
     "no_feedback": "without feedback",
     "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
     "no_donor": (
-        "without a donor (a donor gives the placebo: another row of the same source, with as many turns of feedback "
-        "and the same score, but with another picture or question and another right answer)"
+        "without another row's feedback as a control (a row of the same source, with as many turns of feedback and the "
+        "same scores, but with another picture or question, another right answer and other feedback; each gives once)"
+    ),
+    "no_other_picture": (
+        "without another row's picture as a control (a row of the same source, with another picture and another right "
+        "answer; each gives once)"
     ),
     "over_long": "longer than train.max_length",
     "not_drawn": "not drawn",
@@ -81,8 +119,12 @@ def left_out_in_words(left_out: Mapping[str, int]) -> str:
     return "; ".join(f"{count:,} row(s) {WHY_OUT.get(reason, reason)}" for reason, count in left_out.items()) or "none"
 
 
+FEWEST_GROUPS = 100
+"""With fewer groups there is no interval: with skewed values 95 % intervals of 20 groups held the truth in 83 %."""
+
+
 class Interval(msgspec.Struct, frozen=True):
-    """A mean over rows, in nats per token, and its 95 % interval; low, high: null if there are too few groups."""
+    """A mean or a share over rows, and its 95 % interval; low, high: null with fewer groups than FEWEST_GROUPS."""
 
     mean: float
     low: float | None
@@ -97,6 +139,50 @@ class Interval(msgspec.Struct, frozen=True):
     def above_zero(self) -> bool:
         """Whether the whole interval is above zero."""
         return self.low is not None and self.low > 0
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """A share of rows, or a mean loss, of both models on the same rows.
+
+    rows, groups: how many. different: rows in which the models differ. difference: tuned minus base.
+    """
+
+    rows: int
+    groups: int
+    different: int
+    base: Interval
+    tuned: Interval
+    difference: Interval
+
+
+class MarginFigures(msgspec.Struct, frozen=True):
+    """The figures of some rows.
+
+    right_first, right_with_feedback: the share of rows with a margin above 0, to the question alone and after the own
+    feedback; of rows that have a wrong answer. uses_feedback: the share whose margin is larger after the own feedback
+    than after another row's. sees: the same of the own and another row's picture. Each is None if no row can tell.
+    losses: the loss of the right answer by context, in nats per token.
+    """
+
+    rows: int
+    groups: int
+    right_first: Compared | None
+    right_with_feedback: Compared | None
+    uses_feedback: Compared | None
+    sees: Compared | None
+    losses: dict[str, Compared]
+
+
+class MarginReport(msgspec.Struct, frozen=True):
+    """All figures of an evaluation.
+
+    without_gold: of the rows whose feedback does not contain the gold answer; None if there are none, or all are such
+    rows. sources: by source.
+    """
+
+    all: MarginFigures
+    without_gold: MarginFigures | None
+    sources: dict[str, MarginFigures]
 
 
 class Figures(msgspec.Struct, frozen=True):

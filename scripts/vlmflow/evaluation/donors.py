@@ -8,13 +8,60 @@ its turns, the gold answer: sentences that differ may say the same.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from random import Random
 
 from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.choice import Case
+from vlmflow.evaluation.derangement import Item, derange, words_of
 from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
+
+
+def feedback_donors(cases: Iterable[Case], gold: Mapping[str, str], seed: int) -> dict[str, Case]:
+    """Return the row whose feedback is the control of a row's own, by the row's id; a row without one is not there.
+
+    Each row gives and takes once (`derange`), within the same source, number of rounds and scores; from another group,
+    with another right answer, and with other feedback: equal feedback tells nothing apart. Of these, nearest in the
+    words of question and feedback, so that the topic does not give the own feedback away.
+
+    cases: all rows with feedback of a split. gold: the gold answers that raw rows have, by the ids of rows. seed: of
+    `derange`.
+    """
+
+    def item(case: Case) -> Item:
+        said = " ".join(" ".join(case.feedback).casefold().split())
+        stratum = (case.row.source, len(case.feedback), tuple(case.row.scores))
+        words = words_of([case.turns[0].value, *case.feedback])
+        return Item(case.row.id, stratum, _apart(case, gold) | {f"feedback {said}"}, words)
+
+    return _partners(cases, item, seed)
+
+
+def picture_donors(cases: Iterable[Case], gold: Mapping[str, str], seed: int) -> dict[str, Case]:
+    """Return the row whose pictures are the control of a row's own, by the row's id; a row without one is not there.
+
+    As `feedback_donors`, within the same source and number of pictures, and nearest in the words of the question.
+
+    cases: all rows of a split; those without a picture have no partner.
+    """
+
+    def item(case: Case) -> Item:
+        stratum = (case.row.source, len(case.pictures))
+        return Item(case.row.id, stratum, _apart(case, gold), words_of([case.turns[0].value]))
+
+    return _partners([case for case in cases if case.pictures], item, seed)
+
+
+def _partners(cases: Iterable[Case], item: Callable[[Case], Item], seed: int) -> dict[str, Case]:
+    by_name = {case.row.id: case for case in cases}
+    found = derange([item(case) for case in by_name.values()], seed)
+    return {name: by_name[partner] for name, partner in found.items()}
+
+
+def _apart(case: Case, gold: Mapping[str, str]) -> frozenset[str]:
+    """Return what a partner must not have: its group, and its right answers."""
+    return frozenset([f"group {case.group}", *(f"answer {answer}" for answer in _right_answers(case, gold))])
 
 
 def find_donors(
@@ -82,11 +129,21 @@ def _nearest(
 
 
 def without_donor(case: Case) -> LeftOut:
-    """Return a row for which there is no placebo."""
-    score = "" if case.score is None else f" and score {case.score:g}"
+    """Return a row for which no other one is left whose feedback could be its control."""
+    scores = f" and scores {', '.join(f'{score:g}' for score in case.row.scores)}" if case.row.scores else ""
     return LeftOut(
         case.row.id,
         "no_donor",
-        f"no other row of source {case.row.source} with {len(case.feedback)} turns of feedback{score} has another "
-        "picture or question and another right answer",
+        f"no other row of source {case.row.source} with {len(case.feedback)} turns of feedback{scores} is left that "
+        "has another picture or question, another right answer and other feedback",
+    )
+
+
+def without_other_picture(case: Case) -> LeftOut:
+    """Return a row for which no other one is left whose pictures could be their control."""
+    return LeftOut(
+        case.row.id,
+        "no_other_picture",
+        f"no other row of source {case.row.source} with {len(case.pictures)} pictures is left that has other pictures "
+        "and another right answer",
     )

@@ -5,7 +5,20 @@ row's. *Learned to*: this difference is lower than the base's. A statement is sh
 zero.
 """
 
-from vlmflow.evaluation.accounts import ANSWER, FIRST, HISTORY, QUESTION, Figures, Interval
+import msgspec
+
+from vlmflow.evaluation.accounts import (
+    ANSWER,
+    FEWEST_GROUPS,
+    FIRST,
+    HISTORY,
+    OWN,
+    QUESTION,
+    Compared,
+    Figures,
+    Interval,
+    MarginFigures,
+)
 
 LEARNED, USED_ALREADY, NOT_SHOWN, WORSE = "learned", "used already", "not shown", "worse"
 
@@ -97,3 +110,146 @@ def _in_words(interval: Interval) -> str:
 
 def _too_few(interval: Interval) -> str:
     return "" if interval.low is not None else " There are too few pictures or questions for intervals."
+
+
+NO_GAIN, TOO_FEW = "no gain shown", "too few rows"
+
+FEWEST_DIFFERENT = 10
+"""With fewer rows in which the models differ there is no verdict: four that all change one way may be chance."""
+
+NEAR_CEILING = 0.9
+"""A base that uses feedback in this share of rows leaves little to gain."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What margins show.
+
+    name: LEARNED, WORSE, NO_GAIN or TOO_FEW. costs_first_answers: whether the tuned model is shown to prefer the right
+    answer less often than its base before any feedback. sentence: all of it for people.
+    """
+
+    name: str
+    costs_first_answers: bool
+    sentence: str
+
+
+def judge(figures: MarginFigures) -> Verdict:
+    """Return the verdict on rows.
+
+    A figure rose or fell if the interval of tuned minus base is above or below 0.
+    learned: *uses feedback* rose, and the answer with its own feedback did not suffer: *right over wrong* did not fall,
+    or, of rows with one answer, the loss did not rise. worse: *uses feedback* fell, and that answer suffered.
+    Without feedback the loss of the answers alone decides.
+    """
+    uses, first = figures.uses_feedback, figures.right_first
+    change = (uses or figures.losses[QUESTION]).difference
+    if _missing(uses or figures.losses[QUESTION]):
+        name = TOO_FEW
+    elif uses and change.above_zero and not _suffered(figures):
+        name = LEARNED
+    elif uses:
+        name = WORSE if change.below_zero and _suffered(figures) else NO_GAIN
+    else:
+        name = LEARNED if change.below_zero else WORSE if change.above_zero else NO_GAIN
+    costs = first is not None and first.difference.below_zero
+    return Verdict(name, costs, " ".join(_sentences(name, costs, figures)))
+
+
+def falls_short(require: str, verdict: Verdict, figures: MarginFigures) -> str | None:
+    """Return why a run does not fulfil `runs.NAME.evaluate.require`, for people; None if it does.
+
+    learned: the verdict. uses_feedback: the tuned model's *uses feedback* is above one half by its interval. not_worse:
+    the verdict is not worse, and the training is not shown to cost first answers.
+    """
+    if require == "learned" and verdict.name != LEARNED:
+        return f"the verdict is {verdict.name!r}"
+    if require == "uses_feedback":
+        uses = figures.uses_feedback
+        if uses is None:
+            return "its rows have no feedback"
+        low, high = uses.tuned.low, uses.tuned.high
+        if low is None or low <= 0.5:
+            ends = "" if low is None or high is None else f" [{low:.1%}, {high:.1%}]"
+            return f"it uses feedback in {uses.tuned.mean:.1%} of rows{ends}; the whole interval must be above 50%"
+    if require == NOT_WORSE and verdict.name == WORSE:
+        return f"the verdict is {verdict.name!r}"
+    if require == NOT_WORSE and verdict.costs_first_answers:
+        return "it costs first answers"
+    return None
+
+
+def shown_shares(figures: MarginFigures) -> list[tuple[str, Compared]]:
+    """Return the shares that card and page show, with what they are the shares of: rows in which …"""
+    named = [
+        ("its own feedback helps the right answer more than another row's feedback", figures.uses_feedback),
+        ("the right answer is likelier than the wrong one, with its own feedback", figures.right_with_feedback),
+        ("the right answer is likelier than the wrong one, to the question alone", figures.right_first),
+        ("its own picture helps the right answer more than another row's picture", figures.sees),
+    ]
+    return [(name, compared) for name, compared in named if compared]
+
+
+def _suffered(figures: MarginFigures) -> bool:
+    """Return whether the answer with its own feedback is shown to be less often right, or where none is wrong, lost."""
+    right = figures.right_with_feedback
+    if right is not None and right.difference.low is not None:
+        return right.difference.below_zero
+    return figures.losses[OWN].difference.above_zero
+
+
+def _missing(decides: Compared) -> str | None:
+    """Return what a verdict needs and does not have, for people."""
+    if decides.groups < FEWEST_GROUPS:
+        return (
+            f"{decides.groups} different pictures or questions, and {FEWEST_GROUPS} are needed: "
+            f"{FEWEST_GROUPS - decides.groups} are missing"
+        )
+    if decides.different < FEWEST_DIFFERENT:
+        return (
+            f"the models differ in {decides.different} of {decides.rows:,} rows, and {FEWEST_DIFFERENT} such rows are "
+            f"needed: {FEWEST_DIFFERENT - decides.different} are missing"
+        )
+    return None
+
+
+def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
+    uses, right, first = figures.uses_feedback, figures.right_with_feedback, figures.right_first
+    if uses is None:
+        answers = figures.losses[QUESTION]
+        begins = {
+            LEARNED: "The tuned model predicts the answers better than its base.",
+            WORSE: "The tuned model predicts the answers worse than its base.",
+            NO_GAIN: "No difference between the tuned model and its base is shown.",
+            TOO_FEW: f"Too few rows for a verdict: {_missing(answers)}.",
+        }
+        return [begins[name], f"Their loss changed by {_in_words(answers.difference)} nats per token."]
+    begins = {
+        LEARNED: "The tuned model learned to use feedback.",
+        WORSE: "The tuned model uses feedback less than its base, and answers worse with it.",
+        NO_GAIN: "It is not shown that the tuned model learned to use feedback.",
+        TOO_FEW: f"Too few rows for a verdict: {_missing(uses)}.",
+    }
+    if name == NO_GAIN and uses.difference.above_zero:
+        begins[NO_GAIN] = "The tuned model uses feedback more than its base, but answers worse with it."
+    if name == NO_GAIN and uses.difference.below_zero:
+        begins[NO_GAIN] = "The tuned model uses feedback less than its base, but does not answer worse with it."
+    said = [
+        begins[name],
+        f"With another row's feedback as a control, its own makes the right answer likelier {_in_rows(uses)}.",
+    ]
+    if name in (NO_GAIN, TOO_FEW) and uses.base.mean >= NEAR_CEILING:
+        said.append("The base already does so in nearly all rows, so hardly any gain can be shown.")
+    if right is not None:
+        said.append(f"With its own feedback the right answer is likelier than the wrong one {_in_rows(right)}.")
+    else:
+        change = _in_words(figures.losses[OWN].difference)
+        said.append(f"The loss of the right answer with its own feedback changed by {change} nats per token.")
+    if costs and first is not None:
+        said.append(f"It costs first answers: without feedback, the right one is likelier {_in_rows(first)}.")
+    return said
+
+
+def _in_rows(share: Compared) -> str:
+    change, base, tuned = share.difference, share.base.mean, share.tuned.mean
+    ends = "" if change.low is None or change.high is None else f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    return f"in {tuned:.1%} of rows, the base in {base:.1%}: {100 * change.mean:+.1f} points{ends}"

@@ -98,7 +98,7 @@ def test_every_row_is_evaluated_or_left_out_with_a_reason() -> None:
     assert counts_of(out) == {"no_donor": 1, "no_feedback": 1, "not_drawn": 8}
     assert sorted([row.case.row.id for row in of] + [row.id for row in out]) == sorted(row.id for row in some)
     reason = next(row.detail for row in out if row.reason == "no_donor")
-    assert reason.startswith("no other row of source other with 1 turns of feedback and score 3 has another")
+    assert reason.startswith("no other row of source other with 1 turns of feedback and scores 3, 10 is left that")
 
 
 def test_over_long_rows_are_out_for_both_models() -> None:

@@ -63,7 +63,7 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
         for said in (
             "learned",
             "1,234 no donor",
-            "1,234 row(s) without a donor (a donor gives the placebo: another row of the same source",
+            "1,234 row(s) without another row's feedback as a control (a row of the same source",
             "Another row's feedback is a placebo",
             "-0.500 (-0.600 to -0.400)",
             "What the training changed",

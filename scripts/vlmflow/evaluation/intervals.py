@@ -1,0 +1,136 @@
+"""95 % intervals of means and shares whose rows come in groups: closed formulas, so nothing is drawn.
+
+Rows of one picture are alike, so every variance is that of groups: of the sums of what their rows have above the mean
+(the linearised variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4). Quantiles are Student's, with as
+many degrees of freedom as there are groups, less one. Values may be one column (rows,) or many (rows, columns): then
+each column has an interval of its own. `docs/evaluation.md` has how often these intervals hold the truth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from vlmflow.evaluation.accounts import FEWEST_GROUPS
+
+COVERED = 0.95
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Means and the ends of their intervals, one per column; low, high: nan with fewer groups than FEWEST_GROUPS."""
+
+    mean: Values
+    low: Values
+    high: Values
+
+
+class Groups:
+    """The groups of rows, by the group's name of each row. count: how many groups there are."""
+
+    def __init__(self, of_row: Sequence[str]) -> None:
+        names, number = np.unique(np.asarray(of_row), return_inverse=True)
+        self.count = len(names)
+        self._order = np.argsort(number, kind="stable")
+        self._starts = np.searchsorted(number[self._order], np.arange(self.count))
+        self._sizes = np.bincount(number, minlength=self.count).astype(float)
+
+    def influence(self, values: Values) -> Values:
+        """Return what each group adds to the mean's error: (groups, columns), in the unit of the values, 0 in sum."""
+        sums: Values = np.add.reduceat(values[self._order], self._starts, axis=0)
+        found: Values = (sums - self._sizes[:, None] * values.mean(axis=0)) * (self.count / len(values))
+        return found
+
+    def quantile(self) -> float:
+        """Return Student's quantile of a two-sided interval."""
+        return float(stdtrit(self.count - 1, (1 + COVERED) / 2))
+
+
+def mean_interval(values: Values, groups: Groups) -> Bounds:
+    """Return the interval of the mean of values of any size, such as differences between losses.
+
+    It reaches from the lower of two intervals' ends to the higher: Student's, and Hall's, whose cubic transformation
+    takes the skewness out (Hall, On the removal of skewness by transformation, 1992). Student's alone misses with
+    skewed values and with effects in few rows, Hall's with heavy tails, where skewness is known badly.
+    """
+    if groups.count < FEWEST_GROUPS:
+        return _without_ends(values)
+    columns = values.reshape(len(values), -1)
+    influence = groups.influence(columns)
+    count, quantile = groups.count, groups.quantile()
+    deviation = influence.std(axis=0, ddof=1)
+    known = np.where(deviation > 0, deviation, 1.0)
+    # The adjusted Fisher-Pearson coefficient: without its factor samples are less skewed than what they come from.
+    skewness = np.mean(influence**2 * influence, axis=0) / known**3 * np.sqrt(count * (count - 1)) / (count - 2)
+    mean, error = columns.mean(axis=0), deviation / np.sqrt(count)
+    low = mean - np.maximum(_hall(quantile, skewness / np.sqrt(count)), quantile) * error
+    high = mean - np.minimum(_hall(-quantile, skewness / np.sqrt(count)), -quantile) * error
+    return _bounds(values, mean, low, high)
+
+
+def share_interval(shares: Values, groups: Groups) -> Bounds:
+    """Return the interval of a share: of rows that are 1, and not 0 or (a tie) one half.
+
+    Two rows of 0 and two of 1 are added to the effective number of rows (Agresti and Coull, Approximate is better than
+    "exact" for interval estimation of binomial proportions, 1998), so that it fits near 0 and 1.
+    """
+    found = _of_signs(2 * shares - 1, groups, added=4)
+    return Bounds((found.mean + 1) / 2, (found.low + 1) / 2, (found.high + 1) / 2)
+
+
+def difference_interval(differences: Values, groups: Groups) -> Bounds:
+    """Return the interval of the difference of two shares of the same rows.
+
+    differences: one share minus the other, row by row: -1, 0 or 1, or halves where one is a tie. One row of -1 and one
+    of 1 are added to the effective number of rows (Bonett and Price, Adjusted Wald confidence interval for a difference
+    of binomial proportions based on paired data, 2012), so that it fits few rows that differ.
+    """
+    return _of_signs(differences, groups, added=2)
+
+
+def _of_signs(values: Values, groups: Groups, added: int) -> Bounds:
+    """Return the interval of a mean of values between -1 and 1. added: rows, half of them -1 and half 1.
+
+    The effective number of rows is their number divided by the design effect (Kish, Survey Sampling, 1965): how much
+    the variance of groups exceeds that of as many independent rows. It is at least 1; where all rows are equal it is
+    unknown, and the number of groups counts.
+    """
+    if groups.count < FEWEST_GROUPS:
+        return _without_ends(values)
+    columns = values.reshape(len(values), -1)
+    rows, mean, square = len(columns), columns.mean(axis=0), np.mean(columns**2, axis=0)
+    independent = (square - mean**2) / rows
+    of_groups = groups.influence(columns).var(axis=0, ddof=1) / groups.count
+    equal = independent <= np.finfo(float).eps
+    effect = np.where(equal, rows / groups.count, of_groups / np.where(equal, 1.0, independent))
+    effective = rows / np.maximum(effect, 1.0)
+    total = effective + added
+    centre = effective * mean / total
+    width = groups.quantile() * np.sqrt(((effective * square + added) / total - centre**2) / total)
+    return _bounds(values, mean, np.maximum(centre - width, -1.0), np.minimum(centre + width, 1.0))
+
+
+def _hall(quantile: float, skewness: Values) -> Values:
+    """Return the quantile of the studentised mean of skewed values. skewness: divided by the root of their number.
+
+    It inverts g(t) = t + s t²/3 + s² t³/27 + s/6, which is nearly symmetric.
+    """
+    third = skewness / 3
+    flat = np.abs(third) < 1e-9
+    safe = np.where(flat, 1.0, third)
+    bent = (np.cbrt(1 + 3 * safe * (quantile - skewness / 6)) - 1) / safe
+    return np.where(flat, quantile, bent)
+
+
+def _without_ends(values: Values) -> Bounds:
+    mean = values.mean(axis=0)
+    return Bounds(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
+
+
+def _bounds(values: Values, *found: Values) -> Bounds:
+    """Return what was found for columns in the form of the values."""
+    return Bounds(*(each.reshape(values.shape[1:])[()] for each in found))

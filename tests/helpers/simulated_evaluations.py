@@ -1,0 +1,266 @@
+"""Evaluations of models whose behaviour is known, drawn 2,000 times: how often do our functions say what is so?
+
+    PYTHONPATH=scripts:tests/helpers .venv/bin/python tests/helpers/simulated_evaluations.py
+
+prints the column "now" of the table in docs/evaluation.md ("How it was checked"). The tests assert the same figures.
+
+Margins are in nats per token, by context, as arrays of (2 models, rows, DRAWS): base and tuned. A row has a level that
+both models share (standard deviation 1), and in each context noise (NOISE), of which one part is shared, too, as a text
+does the same to all models, and the part `differ` is a model's own. Rows of one picture are alike.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+from scipy.special import log_expit, ndtri
+
+from made_cases import row
+from vlmflow.evaluation.accounts import OTHER, OWN, QUESTION, MarginFigures
+from vlmflow.evaluation.choice import read_case
+from vlmflow.evaluation.donors import feedback_donors
+from vlmflow.evaluation.intervals import Bounds, Groups, Values, difference_interval, mean_interval, share_interval
+from vlmflow.evaluation.margins import compare_losses, compare_shares, preferred
+from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge
+
+DRAWS = 2000
+NOISE = 0.5
+LEVEL = 0.5
+"""The mean margin: the right answer is likelier than the wrong one in two thirds of rows."""
+
+ONE_ROW_EACH = [1] * 300
+SEVERAL_ROWS_EACH = [1, 2, 3, 4, 5] * 24
+"""Rows of each picture: 360 rows of 120 pictures."""
+
+Models = dict[str, Values]
+
+
+class Drawn:
+    """Draws rows. seed: each figure comes out again. rows_of: how many rows each picture has."""
+
+    def __init__(self, seed: int, rows_of: Sequence[int]) -> None:
+        self.random = np.random.default_rng(seed)
+        self.picture = np.repeat(np.arange(len(rows_of)), rows_of)
+        self.groups = [str(number) for number in self.picture]
+
+    def normal(self, *models: int) -> Values:
+        """Return a standard normal value of each row; half of its variance is the picture's."""
+        of_picture = self.random.normal(size=(*models, self.picture[-1] + 1, DRAWS))[..., self.picture, :]
+        return (of_picture + self.random.normal(size=(*models, len(self.picture), DRAWS))) / np.sqrt(2)
+
+    def noise(self, differ: float) -> Values:
+        """Return noise of both models."""
+        return NOISE * (np.sqrt(1 - differ) * self.normal() + np.sqrt(differ) * self.normal(2))
+
+    def models(self, differ: float = 0.5, level: float = LEVEL) -> Models:
+        """Return two models that do not use feedback and differ by noise."""
+        rows = level + self.normal()
+        return {context: rows + self.noise(differ) for context in (QUESTION, OWN, OTHER)}
+
+
+def verdicts(models: Models, groups: Sequence[str], one_answer: bool = False) -> Counter[str]:
+    """Return the per cent of draws with each verdict, and with "costs" those that say so.
+
+    one_answer: margins are log-probabilities of right answers that have no wrong ones beside them.
+    """
+    uses = compare_shares(*preferred(models[OWN], models[OTHER]), groups)
+    right = [compare_shares(*preferred(models[name], 0.0), groups) for name in (QUESTION, OWN)]
+    losses = compare_losses(*-models[OWN], groups)
+    found: Counter[str] = Counter()
+    for draw in range(DRAWS):
+        shares = (None, None) if one_answer else (right[0][draw], right[1][draw])
+        verdict = judge(MarginFigures(len(groups), len(set(groups)), *shares, uses[draw], None, {OWN: losses[draw]}))
+        found.update([verdict.name] + ["costs"] * verdict.costs_first_answers)
+    return Counter({name: round(100 * count / DRAWS, 2) for name, count in found.items()})
+
+
+def null(
+    seed: int, rows_of: Sequence[int], differ: float = 0.5, level: float = LEVEL, use: float = 0, **how
+) -> Counter[str]:
+    """Judge models that differ by noise alone. use: what the own feedback gives both of them."""
+    drawn = Drawn(seed, rows_of)
+    models = drawn.models(differ, level)
+    models[OWN] += use
+    return verdicts(models, drawn.groups, **how)
+
+
+def shared_feedback(seed: int) -> Counter[str]:
+    """Judge such models where each feedback shifts every row that gets it, and seven answers of ten are "yes"."""
+    random = Random(seed)
+    cases = [read_case(row(n, "yes" if random.random() < 0.7 else "no"), {}) for n in range(500)]
+    place = {case.row.id: number for number, case in enumerate(cases)}
+    donors = feedback_donors(cases, {}, seed)
+    takers, givers = [place[name] for name in donors], [place[case.row.id] for case in donors.values()]
+    drawn = Drawn(seed, [1] * len(cases))
+    models, shift = drawn.models(), 2 * drawn.noise(1.0)
+    models[OWN] += shift
+    models[OTHER][:, takers] += shift[:, givers]
+    return verdicts({name: each[:, takers] for name, each in models.items()}, [drawn.groups[n] for n in takers])
+
+
+def words_likelier(seed: int, longer: float = 1.0) -> Counter[str]:
+    """Judge a tuned model that makes all words of its feedback likelier; right and wrong hold them equally often.
+
+    longer: how many times as long the right answer is.
+    """
+    drawn = Drawn(seed, SEVERAL_ROWS_EACH)
+    models = drawn.models()
+    rows = len(drawn.groups)
+    tokens = drawn.random.integers(4, 16, (2, rows, 1)) * np.array([longer, 1.0]).reshape(2, 1, 1)
+    for context, often in ((OWN, 0.3), (OTHER, 0.15)):
+        right, wrong = (drawn.random.binomial(each.astype(int), often, (rows, DRAWS)) / each for each in tokens)
+        models[context][1] += 3 * (right - wrong)
+    return verdicts(models, drawn.groups)
+
+
+def better(seed: int, gain: float, wrong_too: bool, differ: float = 0.5) -> Counter[str]:
+    """Judge a tuned model that gives right answers `gain` more log-odds, and uses feedback twice as much.
+
+    wrong_too: wrong answers get likelier by half of that, as they do where all words of a domain are learned.
+    """
+    drawn = Drawn(seed, ONE_ROW_EACH)
+    right, wrong = drawn.models(differ, 0.0), drawn.models(differ, -1.0)
+    right[OWN][0] += 1.4
+    right[OWN][1] += 2.8
+    for context in right:
+        right[context][1] += gain
+        wrong[context][1] += gain / 2 * wrong_too
+    return verdicts({name: log_expit(right[name]) - log_expit(wrong[name]) for name in right}, drawn.groups)
+
+
+def ten_points(seed: int, share: float, context: str, points: int = 10) -> Counter[str]:
+    """Judge a tuned model that does better by ten points of 300 rows.
+
+    share: that of the base, in per cent. context: OWN (it uses feedback more often), or QUESTION (its first answers are
+    right more often).
+    """
+    drawn = Drawn(seed, ONE_ROW_EACH)
+    models = drawn.models(level=0.0 if context == QUESTION else LEVEL)
+    spread = np.hypot(1, NOISE) if context == QUESTION else NOISE * np.sqrt(2)
+    models[context] += spread * ndtri([share / 100, (share + points) / 100]).reshape(2, 1, 1)
+    base, tuned = preferred(models[context], 0.0 if context == QUESTION else models[OTHER]).mean(axis=(1, 2))
+    assert abs(100 * (tuned - base) - points) < 0.3, "this is not what was to be simulated"
+    return verdicts(models, drawn.groups)
+
+
+def wrong_first_answer_unlearned(seed: int) -> Counter[str]:
+    """Judge a tuned model that finds wrong answers less likely, and uses feedback more."""
+    drawn = Drawn(seed, ONE_ROW_EACH)
+    models = drawn.models()
+    for margins in models.values():
+        margins[1] += 0.4
+    models[OWN][1] += 0.5
+    return verdicts(models, drawn.groups)
+
+
+def declined(seed: int) -> Counter[str]:
+    """Judge a tuned model to whose answers feedback does harm."""
+    drawn = Drawn(seed, ONE_ROW_EACH)
+    models = drawn.models()
+    models[OWN][1] -= 0.5
+    return verdicts(models, drawn.groups)
+
+
+def gains(drawn: Drawn, kind: str) -> tuple[Values, float]:
+    """Return what a training gave to each row, and its true mean."""
+    if kind == "normal":
+        return drawn.normal(), 0.0
+    if kind == "skewed":
+        return np.exp(drawn.normal()), float(np.exp(0.5))
+    return (drawn.normal() < ndtri(0.1)) * drawn.random.exponential(size=(len(drawn.groups), DRAWS)), 0.1
+
+
+def mean_covered(seed: int, kind: str, rows_of: Sequence[int]) -> float:
+    """Return the per cent of intervals of a mean gain that hold the truth."""
+    drawn = Drawn(seed, rows_of)
+    values, truth = gains(drawn, kind)
+    return _covered(mean_interval(values, Groups(drawn.groups)), truth)
+
+
+def difference_covered(seed: int, kind: str, rows_of: Sequence[int], level: float = LEVEL) -> float:
+    """Return the same of the difference between two shares of rows, where such a gain is added to margins."""
+    drawn = Drawn(seed, rows_of)
+    base, tuned = drawn.models(level=level)[OWN]
+    difference = preferred(tuned + gains(drawn, kind)[0], 0.0) - preferred(base, 0.0)
+    return _covered(difference_interval(difference, Groups(drawn.groups)), difference.mean())
+
+
+def share_covered(seed: int, percent: float, rows_of: Sequence[int]) -> float:
+    """Return the same of a share of rows."""
+    drawn = Drawn(seed, rows_of)
+    right = preferred(drawn.normal(), ndtri(1 - percent / 100))
+    return _covered(share_interval(right, Groups(drawn.groups)), percent / 100)
+
+
+def _covered(found: Bounds, truth: float) -> float:
+    return round(100 * float(np.mean((found.low <= truth) & (truth <= found.high))), 2)
+
+
+HUNDRED, HUNDRED_OF_SEVERAL = [1] * 100, [1, 2, 3, 4, 5] * 20
+
+NULLS: dict[str, Callable[[], Counter[str]]] = {
+    "100 pictures": lambda: null(1, HUNDRED),
+    "100 pictures, models with little in common": lambda: null(2, HUNDRED, differ=1.0),
+    "360 rows of 120 pictures": lambda: null(3, SEVERAL_ROWS_EACH),
+    "models with much in common": lambda: null(4, SEVERAL_ROWS_EACH, differ=0.1),
+    "both use feedback in 97 % of rows": lambda: null(5, ONE_ROW_EACH, use=1.3),
+    "and are right in 97 %": lambda: null(6, ONE_ROW_EACH, level=2.0, use=1.3),
+    "rows with one answer": lambda: null(7, SEVERAL_ROWS_EACH, one_answer=True),
+    "each feedback shifts the rows that get it": lambda: shared_feedback(8),
+}
+"""Models that do not use feedback more or less than each other, by what else is so."""
+
+WORDS: dict[str, Callable[[], Counter[str]]] = {
+    "right and wrong answers alike": lambda: words_likelier(9),
+    "right answers twice as long": lambda: words_likelier(10, longer=2.0),
+}
+
+BETTER = [(gain, wrong_too) for gain in (0.1, 0.3, 1.0, 2.0, 5.0) for wrong_too in (False, True)]
+
+COVERED = [
+    (kind, rows_of)
+    for kind in ("normal", "skewed", "one in ten")
+    for rows_of in (HUNDRED, HUNDRED_OF_SEVERAL, ONE_ROW_EACH)
+]
+
+PERCENT = (50, 90, 97, 99, 99.7)
+
+
+def main() -> None:
+    """Print what the tests assert, as a table."""
+    rows = [("null: " + name, run()) for name, run in NULLS.items()]
+    rows += [("words of the feedback get likelier: " + name, run()) for name, run in WORDS.items()]
+    rows += [
+        (f"better by {gain:g}{', wrong answers by half of it' * too}", better(11, gain, too)) for gain, too in BETTER
+    ]
+    rows += [
+        (f"uses feedback in {share + 10} % of 300 rows, base {share} %", ten_points(12, share, OWN))
+        for share in (50, 70, 85)
+    ]
+    rows += [
+        ("first answers right in 40 %, base 50 %", ten_points(13, 50, QUESTION, -10)),
+        ("feedback does harm", declined(14)),
+        ("wrong first answers get less likely, feedback is used", wrong_first_answer_unlearned(23)),
+    ]
+    print("| simulated, in % of draws | learned | worse | no gain shown | too few rows | costs first answers |")
+    print("|---|---|---|---|---|---|")
+    for name, found in rows:
+        print(
+            f"| {name} |", " | ".join(f"{found[each]:.1f}" for each in (LEARNED, WORSE, NO_GAIN, TOO_FEW, "costs")), "|"
+        )
+    print("\n| gains | pictures, rows | mean | share, tuned minus base |\n|---|---|---|---|")
+    for kind, of in COVERED:
+        found = mean_covered(15, kind, of), difference_covered(16, kind, of)
+        print(f"| {kind} | {len(of)}, {sum(of)} |", " | ".join(f"{each:.1f}" for each in found), "|")
+    print("\n| share | 100 pictures | 300 rows of 100 pictures |\n|---|---|---|")
+    for percent in PERCENT:
+        print(
+            f"| {percent:g} % |",
+            " | ".join(f"{share_covered(17, percent, of):.1f}" for of in (HUNDRED, HUNDRED_OF_SEVERAL)),
+            "|",
+        )
+
+
+if __name__ == "__main__":
+    main()

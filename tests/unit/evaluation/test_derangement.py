@@ -1,0 +1,163 @@
+"""Partners: each item gives once and takes once, as many as possible, the nearest in words."""
+
+import time
+from itertools import permutations
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from made_cases import row
+from vlmflow.evaluation.choice import Case, read_case
+from vlmflow.evaluation.derangement import Item, derange, words_of
+from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor, without_other_picture
+from vlmflow.rows.chat import Turn
+
+
+def items_of(count: int, seed: int, strata: int = 1) -> list[Item]:
+    random = Random(seed)
+    return [
+        Item(
+            name=f"row-{number}",
+            stratum=random.randrange(strata),
+            apart=frozenset([f"group {random.randrange(count)}", f"answer {random.choice('aab')}"]),
+            words=frozenset(random.sample(["once", "upon", "a", "time", "there", "was"], random.randrange(5))),
+        )
+        for number in range(count)
+    ]
+
+
+@given(st.integers(1, 40), st.integers(0, 1000))
+def test_who_gives_takes_each_once_within_a_stratum_and_apart(count: int, seed: int) -> None:
+    of = {item.name: item for item in items_of(count, seed, strata=3)}
+    found = derange(list(of.values()), seed)
+    assert sorted(found) == sorted(found.values())
+    for taker, giver in found.items():
+        assert of[taker].stratum == of[giver].stratum
+        assert of[taker].apart.isdisjoint(of[giver].apart)
+
+
+@given(st.integers(2, 6), st.integers(0, 1000))
+def test_as_many_as_possible_have_a_partner(count: int, seed: int) -> None:
+    """Compared with all permutations."""
+    of = items_of(count, seed)
+    fit = [[one.apart.isdisjoint(other.apart) for other in of] for one in of]
+    most = max(
+        sum(place != to for place, to in enumerate(order))
+        for order in permutations(range(count))
+        if all(place == to or fit[place][to] for place, to in enumerate(order))
+    )
+    assert len(derange(of, seed)) == most
+
+
+def test_partners_are_near_in_words_that_are_rare() -> None:
+    """What half of all rows say tells little of their topic, though it has more words."""
+    topics = ["red cat", "steep tower", "old book", "fast train"]
+    of = [
+        Item(f"{topic}, {form}", None, frozenset([f"{topic}, {form}"]), words_of([topic, form]))
+        for topic in topics
+        for form in ("this is wrong", "please look again")
+    ]
+    for taker, giver in derange(of, 0).items():
+        assert taker.split(",")[0] == giver.split(",")[0]
+
+
+def test_the_order_of_items_does_not_count() -> None:
+    of = items_of(60, 3, strata=2)
+    found = derange(of, 5)
+    assert derange(of[::-1], 5) == found
+    assert derange(of, 6) != found
+
+
+def test_three_thousand_rows_take_seconds() -> None:
+    """And the sixth over it are in a part of their own."""
+    random = Random(0)
+    vocabulary = [f"word{number}" for number in range(3000)]
+    of = [
+        Item(str(n), None, frozenset([f"group {n // 2}", f"answer {n % 2}"]), frozenset(random.sample(vocabulary, 60)))
+        for n in range(3500)
+    ]
+    for some in (of[:3000], of):
+        began = time.process_time()
+        assert len(derange(some, 0)) > 0.95 * len(some)
+        assert time.process_time() - began < 30
+
+
+def cases(*of: tuple[str, str, float]) -> list[Case]:
+    """Return rows with a right answer, feedback and the score of the first answer; each has a picture of its own."""
+    found = []
+    for number, (answer, feedback, score) in enumerate(of):
+        made = msgspec.structs.replace(row(number, answer, score=score), id=str(number), images=[str(number)])
+        made.conversations[2] = Turn("human", feedback)
+        found.append(read_case(made, {str(number): f"{number:064}"}))
+    return found
+
+
+def names_of(donors: dict[str, Case]) -> dict[str, str]:
+    return {name: case.row.id for name, case in donors.items()}
+
+
+@pytest.mark.parametrize(
+    ("why", "other"),
+    [
+        ("the same answer", ("Red.", "Not blue.", 3)),
+        ("the same feedback", ("green", "Look  AGAIN.", 3)),
+        ("another score", ("green", "Not blue.", 4)),
+    ],
+)
+def test_what_no_donor_has(why: str, other: tuple[str, str, float]) -> None:
+    assert feedback_donors(cases(("red", "Look again.", 3), other), {}, 0) == {}, why
+    assert len(feedback_donors(cases(("red", "Look again.", 3), ("green", "Not blue.", 3)), {}, 0)) == 2
+
+
+def test_gold_answers_count_beside_last_ones() -> None:
+    """FIRE's last answers are sentences, and a gold answer is a word."""
+    of = cases(("Yes, it is wicker.", "Look again.", 3), ("Yes, it is red.", "Not blue.", 3))
+    assert len(feedback_donors(of, {"0": "yes"}, 0)) == 2
+    assert feedback_donors(of, {"0": "yes", "1": "Yes"}, 0) == {}
+
+
+def test_all_scores_count() -> None:
+    of = cases(("red", "Look again.", 3), ("green", "Not blue.", 3))
+    of[1].row.scores[-1] = 8
+    assert feedback_donors(of, {}, 0) == {}
+
+
+def test_a_feedback_of_one_topic_comes_from_a_row_of_that_topic() -> None:
+    cats, towers = "The fur of the cat is not {}.", "The tower is not {} metres high."
+    of = cases(
+        ("red", cats.format("blue"), 3),
+        ("40", towers.format(30), 3),
+        ("grey", cats.format("white"), 3),
+        ("50", towers.format(60), 3),
+    )
+    assert names_of(feedback_donors(of, {}, 0)) == {"0": "2", "2": "0", "1": "3", "3": "1"}
+
+
+def test_another_picture_shows_something_else() -> None:
+    of = cases(("red", "a", 1), ("green", "b", 2), ("red", "c", 3))
+    found = names_of(picture_donors(of, {}, 0))
+    assert sorted(found) == sorted(found.values())
+    assert len(found) == 2
+    assert found["1"] in {"0", "2"}
+
+
+def test_a_row_without_a_picture_has_no_other_picture() -> None:
+    of = [read_case(row(number, f"c{number}"), {}) for number in range(4)]
+    assert picture_donors(of, {}, 0) == {}
+
+
+def test_pictures_of_one_group_are_no_partners() -> None:
+    same = {"0": "0" * 64, "1": "0" * 64}
+    of = [read_case(msgspec.structs.replace(row(n, f"c{n}"), images=[str(n)]), same) for n in range(2)]
+    assert picture_donors(of, {}, 0) == {}
+
+
+def test_who_is_left_out_is_told_why() -> None:
+    (of,) = cases(("red", "Look again.", 3))
+    assert without_donor(of).detail.startswith(
+        "no other row of source codes with 1 turns of feedback and scores 3, 10 is"
+    )
+    assert without_other_picture(of).detail.startswith("no other row of source codes with 1 pictures is left")

@@ -1,0 +1,252 @@
+"""From the margins of rows to figures, to a verdict, and to what people read."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from vlmflow.evaluation.accounts import (
+    OTHER,
+    OTHER_PICTURE,
+    OWN,
+    QUESTION,
+    Loss,
+    Margin,
+    MarginFigures,
+    MarginRow,
+)
+from vlmflow.evaluation.margins import margin_figures, margin_report
+from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, Verdict, falls_short, judge, shown_shares
+
+Rule = Callable[[int], float]
+"""Takes the number of a row; returns its margin."""
+
+
+def margin(value: float) -> Margin:
+    return Margin(right=Loss(4 * (3 - value), 4), wrong=Loss(2 * 3, 2))
+
+
+def model(number: int, question: Rule, own: Rule, other: Rule) -> dict[str, Margin]:
+    return {QUESTION: margin(question(number)), OWN: margin(own(number)), OTHER: margin(other(number))}
+
+
+def rows(count: int = 200, **tuned: Rule) -> list[MarginRow]:
+    """Return rows whose base uses feedback in half of them, and is right in three quarters of them.
+
+    tuned: the rules of the contexts in which the tuned model differs.
+    """
+    base: dict[str, Rule] = {
+        QUESTION: quarters,
+        OWN: quarters,
+        OTHER: lambda n: quarters(n) + (1 if n % 2 else -1) / 10,
+    }
+    return [
+        MarginRow(f"row-{n}", "fire", f"picture-{n}", n % 10 == 0, model(n, **base), model(n, **(base | tuned)))
+        for n in range(count)
+    ]
+
+
+def quarters(number: int) -> float:
+    return -1 if number % 4 == 0 else 1
+
+
+def more(number: int) -> float:
+    """Gain enough to use the own feedback in nine rows of ten."""
+    return quarters(number) + (0.2 if number % 10 else -0.2)
+
+
+def less(number: int) -> float:
+    """Lose in nine rows of ten, and the right answer in half of them."""
+    return -0.5 if number % 2 else quarters(number) - (0.2 if number % 10 else -0.2)
+
+
+def alone(some: list[MarginRow]) -> list[MarginRow]:
+    """Return the rows without wrong answers."""
+
+    def without(margins: dict[str, Margin]) -> dict[str, Margin]:
+        return {name: msgspec.structs.replace(each, wrong=None) for name, each in margins.items()}
+
+    return [msgspec.structs.replace(row, base=without(row.base), tuned=without(row.tuned)) for row in some]
+
+
+def test_a_margin_is_per_token_of_each_answer() -> None:
+    assert Margin(Loss(6, 3), Loss(10, 2)).value == pytest.approx(3)
+    assert Margin(Loss(6, 3), None).value == pytest.approx(-2)
+
+
+def test_figures_are_shares_of_rows() -> None:
+    found = margin_figures(rows(own=more))
+    assert (found.rows, found.groups) == (200, 200)
+    assert found.right_first is not None
+    assert found.right_with_feedback is not None
+    assert found.uses_feedback is not None
+    assert (found.right_first.base.mean, found.right_first.different) == (0.75, 0)
+    assert found.right_with_feedback.tuned.mean == 0.75
+    assert [getattr(found.uses_feedback, of).mean for of in ("base", "tuned", "difference")] == pytest.approx(
+        [0.5, 0.9, 0.4]
+    )
+    assert found.uses_feedback.different == 120
+    assert found.sees is None
+    assert found.losses[OWN].difference.mean == pytest.approx(-0.16)
+    assert set(found.losses) == {QUESTION, OWN, OTHER}
+
+
+def test_a_tie_counts_half() -> None:
+    some = [msgspec.structs.replace(row, base=row.base | {OTHER: row.base[OWN]}) for row in rows()]
+    found = margin_figures(some).uses_feedback
+    assert found is not None
+    assert (found.base.mean, found.different) == (0.5, 200)
+
+
+def test_rows_that_cannot_tell_are_not_counted() -> None:
+    some = rows()
+    for row in some[:150]:
+        for of in (row.base, row.tuned):
+            of[OTHER_PICTURE] = margin(0)
+    for row in some[:40]:
+        del row.base[OTHER], row.tuned[OTHER]
+    some[40:50] = alone(some[40:50])
+    found = margin_figures(some)
+    told = [found.right_first, found.right_with_feedback, found.uses_feedback, found.sees, found.losses[OTHER]]
+    assert [each.rows if each else 0 for each in told] == [190, 190, 160, 150, 160]
+
+
+def test_the_own_picture_of_a_row_without_feedback_is_that_of_its_question() -> None:
+    some = [
+        MarginRow(str(n), "s", str(n), False, *({QUESTION: margin(1), OTHER_PICTURE: margin(0)},) * 2)
+        for n in range(100)
+    ]
+    found = margin_figures(some)
+    assert found.sees is not None
+    assert found.sees.base.mean == 1
+    assert found.uses_feedback is found.right_with_feedback is None
+
+
+def test_figures_without_feedback_that_gives_the_answer_away_and_by_source() -> None:
+    some = rows()
+    some[:30] = [msgspec.structs.replace(row, source="gqa") for row in some[:30]]
+    found = margin_report(some)
+    assert found.without_gold is not None
+    assert (found.all.rows, found.without_gold.rows) == (200, 180)
+    assert {name: each.rows for name, each in found.sources.items()} == {"fire": 170, "gqa": 30}
+    assert margin_report([row for row in some if row.gold_in_feedback]).without_gold is None
+    assert margin_report([row for row in some if not row.gold_in_feedback]).without_gold is None
+
+
+def judged(some: list[MarginRow]) -> tuple[Verdict, MarginFigures]:
+    figures = margin_figures(some)
+    return judge(figures), figures
+
+
+def test_learned_says_with_what_it_was_compared() -> None:
+    verdict, _ = judged(rows(own=more))
+    assert (verdict.name, verdict.costs_first_answers) == (LEARNED, False)
+    assert verdict.sentence == (
+        "The tuned model learned to use feedback. With another row's feedback as a control, its own makes the right "
+        "answer likelier in 90.0% of rows, the base in 50.0%: +40.0 points [+30.3, +48.9]. With its own feedback the "
+        "right answer is likelier than the wrong one in 75.0% of rows, the base in 75.0%: +0.0 points [-1.4, +1.4]."
+    )
+
+
+def test_worse_both_uses_feedback_less_and_is_right_less_often() -> None:
+    verdict, _ = judged(rows(own=less))
+    assert verdict.name == WORSE
+    assert verdict.sentence.startswith("The tuned model uses feedback less than its base, and answers worse with it.")
+
+
+def test_what_goes_up_and_what_goes_down_is_no_verdict() -> None:
+    used, _ = judged(rows(own=less, other=lambda n: less(n) - 0.1))
+    assert used.name == NO_GAIN
+    assert used.sentence.startswith("The tuned model uses feedback more than its base, but answers worse with it.")
+    right, _ = judged(rows(other=lambda n: quarters(n) + 0.1))
+    assert right.name == NO_GAIN
+    assert right.sentence.startswith("The tuned model uses feedback less than its base, but does not answer worse")
+
+
+def test_the_ceiling_is_named() -> None:
+    def near(number: int) -> float:
+        return quarters(number) + (0.1 if number % 20 < 2 else -0.1)
+
+    some = [msgspec.structs.replace(row, base=row.base | {OTHER: margin(near(n))}) for n, row in enumerate(rows())]
+    for tuned, name in ((lambda n: near(n + 2), NO_GAIN), (near, TOO_FEW)):
+        changed = [
+            msgspec.structs.replace(row, tuned=row.base | {OTHER: margin(tuned(n))}) for n, row in enumerate(some)
+        ]
+        verdict, _ = judged(changed)
+        assert verdict.name == name
+        assert "The base already does so in nearly all rows" in verdict.sentence
+    assert "nearly all" not in judged(rows(own=lambda n: quarters(n) + (n % 3 - 1)))[0].sentence
+
+
+def test_too_few_rows_say_how_many_are_missing() -> None:
+    few, _ = judged(rows(60, own=more))
+    assert few.name == TOO_FEW
+    assert few.sentence.startswith(
+        "Too few rows for a verdict: 60 different pictures or questions, and 100 are needed: 40 are missing."
+    )
+    alike, _ = judged(rows(own=lambda n: quarters(n) + (1 if n < 8 else 0)))
+    assert alike.name == TOO_FEW
+    assert "the models differ in 4 of 200 rows, and 10 such rows are needed: 6 are missing." in alike.sentence
+
+
+def test_first_answers_that_it_costs_are_said_beside_any_verdict() -> None:
+    verdict, figures = judged(rows(own=more, question=lambda n: quarters(n + 1) if n % 3 else -1))
+    assert (verdict.name, verdict.costs_first_answers) == (LEARNED, True)
+    assert "It costs first answers: without feedback, the right one is likelier in 50.0% of rows" in verdict.sentence
+    assert falls_short("learned", verdict, figures) is None
+    assert falls_short("not_worse", verdict, figures) == "it costs first answers"
+
+
+def test_in_rows_with_one_answer_its_loss_counts() -> None:
+    learned, figures = judged(alone(rows(own=more)))
+    assert (learned.name, figures.right_first, figures.right_with_feedback) == (LEARNED, None, None)
+    assert "The loss of the right answer with its own feedback changed by -0.160 [" in learned.sentence
+    assert judged(alone(rows(own=less)))[0].name == WORSE
+    lost = judged(alone(rows(own=lambda n: more(n) - 5, other=lambda n: quarters(n) - 5)))[0]
+    assert lost.name == NO_GAIN
+
+
+@pytest.mark.parametrize(("change", "name"), [(0.1, LEARNED), (-0.1, WORSE), (0, TOO_FEW)])
+def test_without_feedback_the_loss_of_the_answers_decides(change: float, name: str) -> None:
+    some = [
+        MarginRow(row.id, "s", row.group, False, {QUESTION: row.base[QUESTION]}, {QUESTION: row.tuned[QUESTION]})
+        for row in alone(rows(question=lambda n: quarters(n) + change * (1 + n % 2)))
+    ]
+    verdict, figures = judged(some)
+    assert verdict.name == name
+    assert "nats per token." in verdict.sentence
+    assert falls_short("uses_feedback", verdict, figures) == "its rows have no feedback"
+
+
+@pytest.mark.parametrize(
+    ("own", "short_of"),
+    [
+        (more, set()),
+        (lambda n: quarters(n) + 0.01 * (-1) ** (n // 2), {"learned", "uses_feedback"}),
+        (less, {"learned", "uses_feedback", "not_worse"}),
+    ],
+)
+def test_what_a_run_must_show(own: Rule, short_of: set[str]) -> None:
+    verdict, figures = judged(rows(own=own))
+    for require in ("learned", "uses_feedback", "not_worse"):
+        assert (falls_short(require, verdict, figures) is not None) == (require in short_of)
+
+
+def test_a_base_that_used_feedback_already_fulfils_its_use_alone() -> None:
+    some = [msgspec.structs.replace(row, base=row.tuned) for row in rows(own=more)]
+    verdict, figures = judged(some)
+    assert verdict.name == TOO_FEW
+    assert falls_short("uses_feedback", verdict, figures) is None
+    assert falls_short("learned", verdict, figures) == "the verdict is 'too few rows'"
+
+
+def test_few_rows_do_not_show_that_feedback_is_used() -> None:
+    verdict, figures = judged(rows(60, own=more))
+    assert falls_short("uses_feedback", verdict, figures) == (
+        "it uses feedback in 90.0% of rows; the whole interval must be above 50%"
+    )
+
+
+def test_shown_shares_are_those_that_rows_can_tell() -> None:
+    assert [each.rows for _, each in shown_shares(margin_figures(rows()))] == [200, 200, 200]
+    assert len(shown_shares(margin_figures(alone(rows())))) == 1
