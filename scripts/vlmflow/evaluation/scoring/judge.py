@@ -7,7 +7,7 @@ from vlmflow.evaluation.scoring.named import anls, exact_match, relaxed_accuracy
 from vlmflow.evaluation.scoring.numbers import is_number, numbers_in, read_number, same_number
 from vlmflow.evaluation.scoring.options import option_in, option_of, options_named
 from vlmflow.evaluation.scoring.results import Rule
-from vlmflow.evaluation.scoring.stated import states
+from vlmflow.evaluation.scoring.stated import denials, states
 from vlmflow.evaluation.scoring.yes_no import says, yes_or_no
 
 FEW_WORDS = 30
@@ -74,4 +74,6 @@ def _follows_rule(answer: str, gold: str) -> bool:
         return is_number(answer, number)
     if word := yes_or_no(gold):
         return says(answer) == word
-    return states(answer, gold) if rule_of(gold) == "words" else token_f1(answer, gold) >= SHARED
+    if rule_of(gold) == "words":
+        return states(answer, gold)
+    return token_f1(answer, gold) >= SHARED and denials(answer) == denials(gold)

@@ -79,6 +79,11 @@ def states(text: str, gold: str) -> bool:
     )
 
 
+def denials(text: str) -> int:
+    """Return how many words of a text deny something."""
+    return sum(token in NEGATIONS for token in tokens_of(text))
+
+
 def asserted(before: Sequence[str], after: Sequence[str]) -> bool:
     """Return whether what stands between two parts of a text is not denied, asked, one of several or taken back.
 

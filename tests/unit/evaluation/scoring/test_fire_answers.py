@@ -5,6 +5,7 @@ The rules were made on the rows of the train file. The figures of docs/evaluatio
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from vlmflow.evaluation.scoring.answer_text import answer_in
 from vlmflow.evaluation.scoring.judge import judge, rule_of
 from vlmflow.rows.forms.fire import read_gold, read_trajectory
 from vlmflow.rows.rejects import Reject
+
+PAGE = Path(__file__).parents[4] / "docs" / "evaluation.md"
 
 GOOD, BAD = 9, 4
 """Scores from and up to which an attempt is certainly right, and certainly wrong."""
@@ -37,6 +40,10 @@ def called_right(name: str) -> tuple[Counter[str], Counter[str], Counter[str]]:
 @pytest.mark.parametrize("name", ["FIRE-train-100K.json", "FIRE-test.json"])
 def test_good_attempts_are_right_and_bad_ones_are_not(name: str) -> None:
     good, found, wrong = called_right(name)
-    print({rule: f"{found[rule]} of {good[rule]}" for rule in good})
+    share = found.total() / good.total()
     assert wrong.total() == 0
-    assert found.total() / good.total() >= 0.7
+    assert share >= 0.7
+    told = PAGE.read_text()
+    assert f"**{found.total()} of {good.total()}, {100 * share:.0f} %**" in told
+    rows = {line.split("`")[1]: line for line in told.splitlines() if " of " in line and line.startswith("| `")}
+    assert {rule for rule in good if f"| {found[rule]} of {good[rule]} |" in rows[rule]} == set(good)

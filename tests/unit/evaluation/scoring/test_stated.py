@@ -95,7 +95,15 @@ def test_wrong_words(answer: str, gold: str) -> None:
 
 
 def test_long_answers_explain() -> None:
+    """They share half of their words with the right one, and deny as often."""
+    gold = (
+        "She is near the road and should not block the sign, so that drivers see it well and stop in time for her. " * 2
+    )
     assert [rule_of("word " * count) for count in (30, 31)] == ["words", "text"]
+    assert judge(gold.replace("time", "good time").replace("well", "clearly"), gold).right
+    assert not judge("She should not block the sign.", gold).right
+    assert not judge(gold.replace("not ", "", 1), gold).right
+    assert not judge(gold.replace("is near", "is not near", 1), gold).right
 
 
 @given(PLAIN, COLOURS)
