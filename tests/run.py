@@ -41,7 +41,8 @@ LIGHT = "VLMFLOW_TEST_LIGHT"
 
 HEAVY = (
     *("unit/demo/test_tiny_tokenizer.py", "unit/estimate/test_shape.py", "unit/evaluation/answering"),
-    *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/test_gpus.py", "unit/merging"),
+    *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/scoring/test_squad.py"),
+    *("unit/evaluation/test_gpus.py", "unit/merging"),
     *("unit/pictures/test_size_limits.py", "unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
     *("unit/test_notebook.py", "unit/trainer"),
     *("unit/training/test_checkpoint.py", "unit/training/test_steps.py", "unit/training/test_strategies.py"),

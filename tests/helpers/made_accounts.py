@@ -156,8 +156,8 @@ def some_evaluation(**fields: Any) -> EvaluationReport:
 def some_answers() -> AnswerReport:
     """Return the report of answers on val at first and after one round of feedback."""
     mean = Interval(0.4, 0.3, 0.5)
-    at_first = ModelFigures(mean, 0.4, mean, 0, None, None)
-    after = ModelFigures(mean, 0.4, mean, 0, Change(9, 6, mean), Change(6, 0, mean))
+    at_first = ModelFigures(mean, 0.4, 0.4, mean, 0.4, 5.0, 0, None, None)
+    after = ModelFigures(mean, 0.4, 0.4, mean, 0.4, 5.0, 0, Change(9, 6, mean), Change(6, 0, mean))
     model = AskedModel("digest", Overlap(30, [0.5, 0.4, 0.3, 0.2], 1.0))
     rounds = [AfterRounds(k, 15, 15, one, one, mean, mean) for k, one in enumerate([at_first, after])]
     return AnswerReport(

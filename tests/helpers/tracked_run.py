@@ -87,10 +87,10 @@ def tracked_run(folder: Path, steps: int = STEPS, count: int = 3) -> Path:
     found = [EvaluatedRow(f"row-{n}", "coco", ["a.png"], "a", "row-0", losses(3.0), losses(1.0)) for n in range(count)]
     (evaluated / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in found))
     wrong, right = (
-        ModelAnswer("wrong", "wrong", False, False, False, 0.0),
-        ModelAnswer("gold 1", "gold 1", False, True, True, 1.0),
+        ModelAnswer("wrong", "wrong", False, False, False, 0.0, 0.0, False),
+        ModelAnswer("gold 1", "gold 1", False, True, True, 1.0, 1.0, True),
     )
-    turn = AnsweredTurn(1, "look again", "gold 1", "gold 1", "text", wrong, right)
+    turn = AnsweredTurn(1, "look again", "gold 1", "gold 1", "words", wrong, right)
     said = AnsweredRow("row-1", "coco", ["a.png"], "a", False, [turn])
     (answered / "rows.jsonl").write_bytes(msgspec.json.encode(said) + b"\n")
     return folder

@@ -23,6 +23,9 @@ ROWS = "rows.jsonl"
 
 MODELS: tuple[Model, ...] = ("base", "tuned")
 
+SCORES = ("right", "exact_match", "token_f1", "anls", "relaxed_accuracy")
+"""The scores of an answer, as `ModelAnswer` has them."""
+
 
 def row_traces(
     evaluated: Path, answered: Path | None, rows: Path, manifests: Sequence[Path], at: float
@@ -102,7 +105,7 @@ def _refuse_other_number(made: Path, rows: int) -> None:
 def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:
     for turn in said.turns if said else ():
         answer = turn.base if model == "base" else turn.tuned
-        scores = {"right": float(answer.right), "exact": float(answer.exact), "anls": answer.anls}
+        scores = {name: float(getattr(answer, name)) for name in SCORES}
         facts = {"gold": turn.gold, "rule": turn.rule, "reference": turn.reference, "cut": str(answer.cut).lower()}
         yield Turn(f"after {turn.rounds} round(s)", turn.prompt, answer.text, scores, facts)
 

@@ -183,7 +183,8 @@ def _of_answers(report: AnswerReport) -> Iterator[tuple[str, float]]:
         for model in ("base", "tuned"):
             figures = getattr(after, model)
             yield from _intervals(f"{at}/{model}", {"right": figures.right, "anls": figures.anls})
-            yield f"{at}/{model}/exact", figures.exact
+            for name in ("exact_match", "token_f1", "relaxed_accuracy", "words"):
+                yield f"{at}/{model}/{name}", getattr(figures, name)
         yield from _intervals(at, {"difference_right": after.right, "difference_anls": after.anls})
 
 

@@ -81,7 +81,7 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
 
 
 def an_answer(text: str, right: bool) -> ModelAnswer:
-    return ModelAnswer(text, text, False, right, right, float(right))
+    return ModelAnswer(text, text, False, right, right, float(right), float(right), right)
 
 
 def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
@@ -111,6 +111,7 @@ def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
         text = browser.evaluate("document.body.innerText")
     assert "40.0%" in text
     assert "6 of 9" in text
+    assert "relaxed accuracy" in text
     assert "Rows with most gain, of those that both models were asked about" in text
     assert text.count("at first") == 1, "rows that were not asked are not shown"
     assert "Rows with most loss" not in text

@@ -169,7 +169,7 @@ def test_each_row_is_a_trace_of_each_model(tmp_path: Path) -> None:
     base, tuned = found[2:4]
     assert [turn.name for turn in tuned.turns] == ["after 1 round(s)", "gold answer"]
     assert (base.turns[0].answer, tuned.turns[0].answer) == ("wrong", "gold 1")
-    assert tuned.turns[0].scores == {"right": 1.0, "exact": 1.0, "anls": 1.0}
+    assert tuned.turns[0].scores == dict.fromkeys(["right", "exact_match", "token_f1", "anls", "relaxed_accuracy"], 1.0)
     assert tuned.turns[1].answer == "gold 1"
     assert "user: look again" in tuned.turns[1].prompt
     assert tuned.turns[1].scores["uses_feedback"] == pytest.approx(-1.0)

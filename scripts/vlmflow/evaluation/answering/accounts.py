@@ -9,15 +9,17 @@ from vlmflow.evaluation.scoring.results import Overlap, Rule
 class ModelAnswer(msgspec.Struct, frozen=True):
     """A model's answer. text: all that it said. answer: the answer in it. cut: whether it had not ended at max_tokens.
 
-    right, exact, anls: against the gold answer (`scoring.judge.Judgement`).
+    The others are scores against the gold answer (`scoring.judge.Judgement`).
     """
 
     text: str
     answer: str
     cut: bool
     right: bool
-    exact: bool
+    exact_match: bool
+    token_f1: float
     anls: float
+    relaxed_accuracy: bool
 
 
 class AnsweredTurn(msgspec.Struct, frozen=True):
@@ -64,15 +66,19 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class ModelFigures(msgspec.Struct, frozen=True):
-    """A model's answers after k rounds. right, exact, anls: means over rows, 0 to 1. cut: answers that did not end.
+    """A model's answers after k rounds. cut: answers that did not end. words: how many an answer has, on average.
 
+    right, exact_match, token_f1, anls, relaxed_accuracy: means over rows, 0 to 1 (`scoring.judge.Judgement`).
     corrected: first answers that were wrong, and are right after k rounds. spoiled: the other way round. Both are null
     at k = 0 and without feedback. The history is the row's own, so they are no dialogue of the model's.
     """
 
     right: Interval
-    exact: float
+    exact_match: float
+    token_f1: float
     anls: Interval
+    relaxed_accuracy: float
+    words: float
     cut: int
     corrected: Change | None
     spoiled: Change | None

@@ -72,8 +72,11 @@ def _figures(rounds: int, rows: Sequence[AnsweredRow], pick: Pick, feedback: boo
     changes = feedback and rounds > 0
     return ModelFigures(
         right=mean([float(answer.right) for answer in answers], groups),
-        exact=fmean(answer.exact for answer in answers),
+        exact_match=fmean(answer.exact_match for answer in answers),
+        token_f1=fmean(answer.token_f1 for answer in answers),
         anls=mean([answer.anls for answer in answers], groups),
+        relaxed_accuracy=fmean(answer.relaxed_accuracy for answer in answers),
+        words=fmean(len(answer.answer.split()) for answer in answers),
         cut=sum(answer.cut for answer in answers),
         corrected=_change(rounds, rows, pick, False, mean) if changes else None,
         spoiled=_change(rounds, rows, pick, True, mean) if changes else None,

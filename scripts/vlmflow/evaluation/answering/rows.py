@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
 from vlmflow.evaluation.answering.asking import KeptAnswer
 from vlmflow.evaluation.answering.dialogues import Question
@@ -49,5 +51,4 @@ def overlap_of(questions: Sequence[Question], answers: Answers) -> Overlap:
 
 def _scored(kept: KeptAnswer, gold: str) -> ModelAnswer:
     answer = answer_in(kept.text)
-    found = judge(answer, gold)
-    return ModelAnswer(kept.text, answer, kept.cut, found.right, found.exact, found.anls)
+    return ModelAnswer(kept.text, answer, kept.cut, **msgspec.structs.asdict(judge(answer, gold)))

@@ -1,9 +1,12 @@
-"""Numbers in answers: digits with thousands separators, sign, per cent and unit; words such as "three" are texts."""
+"""Numbers in answers: digits with thousands separators, sign, per cent and unit, or a word such as "three"."""
 
 import re
 import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
+
+from vlmflow.evaluation.scoring.answer_text import NUMBER_WORDS, tokens_of
+from vlmflow.evaluation.scoring.stated import MOST_STATED, asserted
 
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,20})(?:\.[0-9]{1,20})?|\.[0-9]{1,20}"
 """Digits, as 1234.5, 1,234.5 or .5; bounded, so that no text takes long."""
@@ -34,10 +37,19 @@ INSIDE = re.compile(
 )
 """A number in a sentence. B2, 10:30, 1/2, 1.2.3 and 16th hold none."""
 
+WORD = re.compile(
+    rf"(?<![\w-])(?:(?<!the )(?<!this )(?<!that )(?<!which )(?<!no )(?<!any )(?<!every )(?<!each )one|"
+    rf"{'|'.join(word for word in NUMBER_WORDS if word != 'one')})(?![\w-])",
+    re.IGNORECASE,
+)
+"""A number of one word; "the one" and "no one" are none, nor is "one-way"."""
+
 PER_CENT = frozenset({"%", "percent", "per cent", "percentage"})
 
-LEAST, SHARE = Decimal("0.01"), Decimal("0.005")
-"""A number with decimal places may differ by LEAST, or by this share of the right one, if that is more."""
+HUNDRED = Decimal(100)
+
+LEAST, MOST, SHARE = Decimal("0.01"), Decimal("0.05"), Decimal("0.005")
+"""A number with decimal places may differ by LEAST, if that is at most MOST of the right one, or by a SHARE of it."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +62,9 @@ class Number:
 
 
 def read_number(answer: str) -> Number | None:
-    """Return the number that an answer is, with its unit; None if it is anything else, as a sentence."""
-    found = ALONE.fullmatch(_plain(answer))
+    """Return the number that an answer is, with its unit; None if it is anything else, as a sentence or "one way"."""
+    text = _plain(answer)
+    found = ALONE.fullmatch(NUMBER_WORDS.get(text.rstrip(".").casefold(), text))
     if not found:
         return None
     unit = (found["unit"] or found["symbol"] or "").strip().rstrip(".").strip().casefold()
@@ -59,40 +72,60 @@ def read_number(answer: str) -> Number | None:
 
 
 def numbers_in(text: str) -> list[Number]:
-    """Return all numbers in a text, without their units."""
-    return [_number(found, "%" if found["percent"] else "") for found in INSIDE.finditer(_plain(text))]
+    """Return all numbers in a text, without their units but per cent."""
+    return [_inside(found) for found in INSIDE.finditer(_digits(text))]
 
 
 def is_number(answer: str, right: Number) -> bool:
     """Return whether an answer gives the right number.
 
-    It is the number, or a sentence with this number and no other. Units must agree if both answers are number and unit.
+    It is the number, or a sentence that states this number and has no other. Units must agree if both answers are
+    number and unit.
     """
     alone = read_number(answer)
     if alone:
         units_agree = not (alone.unit and right.unit) or _singular(alone.unit) == _singular(right.unit)
         return units_agree and same_number(alone, right)
-    found = numbers_in(answer)
-    return len({number.value for number in found}) == 1 and same_number(found[0], right)
+    text = _digits(answer)
+    stated = list(INSIDE.finditer(text))
+    return (
+        len({_inside(found).value for found in stated}) == 1
+        and len(stated) <= MOST_STATED
+        and same_number(_inside(stated[0]), right)
+        and all(asserted(tokens_of(text[: found.start()]), tokens_of(text[found.end() :])) for found in stated)
+    )
 
 
 def same_number(given: Number, right: Number) -> bool:
     """Return whether a number is the right one: equal to a whole number, or near enough to one with decimal places.
 
-    A year or a count is right or wrong; a measure is rounded.
+    A year or a count is right or wrong; a measure is rounded. 42 % is 0.42, and 42 where one of both has no unit.
     """
-    allowed = Decimal(0) if right.whole else max(LEAST, SHARE * abs(right.value))
-    return abs(given.value - right.value) <= allowed
+    allowed = Decimal(0) if right.whole else max(min(LEAST, MOST * abs(right.value)), SHARE * abs(right.value))
+    values = {given.value}
+    if given.unit == "%" != right.unit and not right.whole:
+        values.add(given.value / HUNDRED)
+    elif right.unit == "%" != given.unit and not given.whole:
+        values.add(given.value * HUNDRED)
+    return any(abs(value - right.value) <= allowed for value in values)
 
 
 def _plain(text: str) -> str:
     return unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-").strip()
 
 
+def _digits(text: str) -> str:
+    return WORD.sub(lambda found: NUMBER_WORDS[found[0].lower()], _plain(text))
+
+
 def _number(found: re.Match[str], unit: str) -> Number:
     digits = found["digits"].replace(",", "")
     scale = SCALES[found["scale"].lower()] if found["scale"] else 1
     return Number(Decimal(found["sign"] + digits) * scale, "." not in digits, unit)
+
+
+def _inside(found: re.Match[str]) -> Number:
+    return _number(found, "%" if found["percent"] else "")
 
 
 def _singular(unit: str) -> str:

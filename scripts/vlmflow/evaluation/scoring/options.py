@@ -1,51 +1,58 @@
-"""Options of a multiple choice: a letter from A to F in its usual forms."""
+"""Options of a multiple choice: a letter from A to F in its usual forms, in any case."""
 
 import re
 import unicodedata
 
-LETTER = r"(?:[\(\[]\s?(?P<{name}>[{letters}])\s?[\)\]]|(?P<{name}_bare>[{letters}]))"
+from vlmflow.evaluation.scoring.answer_text import tokens_of
+from vlmflow.evaluation.scoring.stated import MOST_STATED, asserted, listed
 
-ALONE = re.compile(
-    r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?:? ?)?"
-    + LETTER.format(name="letter", letters="A-Fa-f")
-    + r"[).:]?\.?",
-    re.IGNORECASE,
-)
+LETTER = r"(?:[\(\[]\s?(?P<letter>[A-F])\s?[\)\]]|(?P<bare>[A-F]))"
+
+ALONE = re.compile(rf"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?:? ?)?{LETTER}[).:]?\.?", re.IGNORECASE)
 """Nothing but a letter: B, (B), B., B), [b], Option B, answer is B."""
 
 FIRST = re.compile(
-    r"(?:[Oo]ption |[Cc]hoice )?"
-    + LETTER.format(name="letter", letters="A-F")
-    + r"(?:[.:)]\s|(?<=[\])])\s)(?!(?:and|or|nor)\b)"
+    rf"(?:option |choice )?{LETTER}(?:[.:)]\s|(?<=[\])])\s)"
+    r"(?!(?:and|or|nor|(?:is|was) (?:not|wrong|incorrect|false))\b|[A-F][.:)] )",
+    re.IGNORECASE,
 )
-"""A capital letter before its text: B. a red car, (B) a red car, Option B: a red car; no list, as "(A) and (B)"."""
+"""A letter before its text: B. a red car, (B) a red car, Option B: a red car; no list, as "(A) and (B)"."""
+
+ANOTHER = re.compile(r"(?:\b(?:or|and)|[,;/]) (?:option )?[\(\[]?[A-F][.:)\]]", re.IGNORECASE)
+"""One more letter, behind the text of the first: A. red or B. blue."""
 
 NAMED = re.compile(
-    r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?: is)?:? (?:[Oo]ption )?"
-    + LETTER.format(name="letter", letters="A-F")
-    + r"(?![\w'’])"
+    rf"\b(?:option|choice|answer)(?: is)?:? (?:option )?{LETTER}(?![\w'’])"
+    r"(?!(?<=\ba) (?!(?:because|since|as|and|or|nor|is|was|not|has|shows)\b)\w)",
+    re.IGNORECASE,
 )
-"""A capital letter that a sentence names as the answer; "answer A car" names none."""
+"""A letter that a sentence names as the answer; in "the answer is a car" it is an article."""
 
 
 def option_of(gold: str) -> str | None:
     """Return the letter that a right answer is, in capitals; None if it is anything else."""
     found = ALONE.fullmatch(_plain(gold))
-    letter = found and _letter(found)
+    letter = found and (found["letter"] or found["bare"])
     return letter if letter and letter.isupper() else None
 
 
 def option_in(answer: str) -> str | None:
-    """Return the letter that an answer chooses; None if it names none, or more than one."""
+    """Return the letter that an answer chooses, in capitals; None if it names none, more than one, or denies it."""
     text = _plain(answer)
-    for found in (ALONE.fullmatch(text), FIRST.match(text)):
-        if found:
-            return _letter(found).upper()
-    return next(iter(letters)) if len(letters := options_named(text)) == 1 else None
+    if found := ALONE.fullmatch(text):
+        return _letter(found)
+    if first := FIRST.match(text):
+        return None if ANOTHER.search(text, first.end()) else _letter(first)
+    named = list(NAMED.finditer(text))
+    if len(named) > MOST_STATED or len(set(map(_letter, named))) != 1:
+        return None
+    beside = [(tokens_of(text[: found.start()]), tokens_of(text[found.end() :])) for found in named]
+    chosen = all(asserted(before, after) and not listed(before, after) for before, after in beside)
+    return _letter(named[0]) if chosen else None
 
 
 def options_named(text: str) -> set[str]:
-    """Return all letters that a text names as an option or answer."""
+    """Return all letters that a text names as an option or answer, in capitals."""
     return {_letter(found) for found in NAMED.finditer(_plain(text))}
 
 
@@ -54,4 +61,4 @@ def _plain(text: str) -> str:
 
 
 def _letter(found: re.Match[str]) -> str:
-    return found["letter"] or found["letter_bare"]
+    return (found["letter"] or found["bare"]).upper()

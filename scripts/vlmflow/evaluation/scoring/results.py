@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-Rule = Literal["option", "number", "text"]
-"""By which rule answers are compared with a gold answer."""
+Rule = Literal["option", "number", "yes_no", "words", "text"]
+"""Our rules by which answers are compared with a gold answer."""
 
 
 class Overlap(msgspec.Struct, frozen=True):

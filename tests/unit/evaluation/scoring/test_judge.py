@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmflow.evaluation.scoring.answer_text import MOST_CHARACTERS, answer_in, normalised
-from vlmflow.evaluation.scoring.judge import anls, holds, judge, rule_of
+from vlmflow.evaluation.scoring.judge import holds, judge, rule_of
 from vlmflow.evaluation.scoring.options import option_in
 
 TEXTS = st.text(max_size=60) | st.text("aA bB.(),-'0123456789%:$é́İß​", max_size=40)
@@ -24,6 +24,10 @@ HOSTILE = {
     "combining": "a" + "\u0301\u0327" * 500_000,
     "one character that becomes eighteen": "\ufdfa" * 300_000,
     "alternating": "ab" * 500_000,
+    "words": "a red car, " * 100_000,
+    "denials": "not red. " * 100_000,
+    "numbers": "three 6 " * 100_000,
+    "answers": "yes, no " * 100_000,
 }
 
 
@@ -58,7 +62,7 @@ def test_the_answer_is_what_follows_the_last_mark(text: str, answer: str) -> Non
     ],
 )
 def test_equal_after_normalisation(one: str, other: str) -> None:
-    assert judge(one, other).exact
+    assert judge(one, other).right
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,10 @@ def test_different_after_normalisation(one: str, other: str) -> None:
         "(B) a red car",
         "B: red",
         "The correct option is (B).",
+        "The option is B, not C.",
+        "the answer is b because it fits",
+        "B. No",
+        "No, option B is correct.",
     ],
 )
 def test_options(gold: str, answer: str) -> None:
@@ -103,24 +111,26 @@ def test_options(gold: str, answer: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        *("A red car", "It is A or B", "answer A car", "Option A or option B", "", "G", "AB"),
-        *("A, B and C are all wrong", "A, however, is wrong", "(A) and (B) are wrong"),
+        *("A red car", "It is A or B", "answer A car", "The answer is A car.", "THE ANSWER IS A CAR.", "", "G", "AB"),
+        *("A, B and C are all wrong", "A, however, is wrong", "(A) and (B) are wrong", "(A) is wrong", "A. B. C."),
+        *("Option A or option B", "The answer is A or B.", "A. red or B. blue", "Option A and option B"),
+        *("It is not option A.", "I don't think the answer is A.", "Option A is wrong.", "Option A. No, option B."),
+        "option A, " * 9,
     ],
 )
 def test_no_option(answer: str) -> None:
-    assert option_in(answer) is None or answer == "answer A car"
-    assert not judge(answer, "B").right
+    assert option_in(answer) is None
 
 
 @pytest.mark.parametrize(
     "gold",
     [
-        *("a", "Apple", "A car", "G", "AB", "A. Lincoln", "Yes", "three", "", "10:30", "1,23", "..."),
-        *("7up", "16th", "1990s", "3D", "5A", "$5m", "A, B and C"),
+        *("a", "Apple", "A car", "G", "AB", "A. Lincoln", "One Way", "", "10:30", "1,23", "..."),
+        *("7up", "16th", "1990s", "3D", "5A", "$5m", "A, B and C", "No. 110", "no parking", "Yesterday", "No one"),
     ],
 )
-def test_neither_option_nor_number(gold: str) -> None:
-    assert rule_of(gold) == "text"
+def test_words(gold: str) -> None:
+    assert rule_of(gold) == "words"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +165,14 @@ def test_neither_option_nor_number(gold: str) -> None:
         (".5", "0.5"),
         ("٦", "٦"),
         ("６", "6"),
+        ("There are three skaters.", "3"),
+        ("three", "3"),
+        ("3", "Three."),
+        ("There is one dog.", "1"),
+        ("No, there are 3 of them.", "3"),
+        ("0.42", "42%"),
+        ("42%", "0.42"),
+        ("It is 42%.", "42"),
     ],
 )
 def test_right_numbers(answer: str, gold: str) -> None:
@@ -168,8 +186,21 @@ def test_right_numbers(answer: str, gold: str) -> None:
         ("2019", "2020"),
         ("5", "-5"),
         ("3.17", "3.14"),
+        ("0.03", "0.02"),
         ("1005.1", "1000.0"),
-        ("three", "3"),
+        ("three", "4"),
+        ("three or four", "3"),
+        ("The one on the left.", "1"),
+        ("No one is there.", "1"),
+        ("twenty-one", "20"),
+        ("It is not 3.", "3"),
+        ("Are there 3?", "3"),
+        ("There are more than 3.", "3"),
+        ("There are 3. No, I see more.", "3"),
+        ("3 " * 9, "3"),
+        ("4.2", "42%"),
+        ("0.42%", "42%"),
+        ("100%", "1"),
         ("3 or 4", "3"),
         ("3-4", "3"),
         ("5 m", "5 cm"),
@@ -195,21 +226,6 @@ def test_right_numbers(answer: str, gold: str) -> None:
 def test_wrong_numbers(answer: str, gold: str) -> None:
     assert rule_of(gold) == "number"
     assert not judge(answer, gold).right
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ("matching", "Matching ", 1.0),
-        ("matchimg", "matching", 1 - 1 / 8),
-        ("ab", "ac", 0.0),
-        ("abc", "abd", 1 - 1 / 3),
-        ("", "a", 0.0),
-        ("", "", 1.0),
-    ],
-)
-def test_anls(one: str, other: str, expected: float) -> None:
-    assert anls(one, other) == anls(other, one) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -242,21 +258,12 @@ def test_feedback_that_does_not(feedback: str, gold: str) -> None:
 
 @given(TEXTS)
 def test_a_text_is_right_for_itself(text: str) -> None:
-    found = judge(text, text)
-    assert (found.right, found.exact, found.anls) == (True, True, 1.0)
+    assert judge(text, text).right
 
 
 @given(TEXTS)
 def test_normalising_again_changes_nothing(text: str) -> None:
     assert normalised(normalised(text)) == normalised(text)
-
-
-@given(TEXTS, TEXTS)
-def test_scores_have_their_ranges(answer: str, gold: str) -> None:
-    found = judge(answer, gold)
-    assert found.anls == 0 or 0.5 < found.anls <= 1
-    assert found.right or not found.exact
-    assert judge(gold, answer).exact == found.exact
 
 
 @given(TEXTS)
@@ -269,7 +276,7 @@ def test_no_text_takes_long(text: str) -> None:
     """In process time: each of them took under a second here; a search that is quadratic would take hours."""
     began = time.process_time()
     answer = answer_in(text)
-    for gold in ("B", "6", "a red car", answer):
+    for gold in ("B", "6", "no", "a red car", "The car is red.", "a red car " * 20, answer):
         judge(answer, gold)
         holds(text[-MOST_CHARACTERS:], gold)
     assert time.process_time() - began < 20

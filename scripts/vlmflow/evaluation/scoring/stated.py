@@ -1,0 +1,186 @@
+"""Whether a text states some words as its only answer: our own rules, made on FIRE's train rows (see `judge`)."""
+
+from collections.abc import Sequence
+
+from vlmflow.evaluation.scoring.answer_text import tokens_of
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+MOST_OTHERS = 40
+"""A text with more tokens besides the right ones states nothing: it may name all that there is."""
+
+MOST_STATED = 5
+"""An option or number that a text repeats more often is no answer, and would take long to judge."""
+
+FEW = 2
+"""Up to so many tokens beside a comma or between full stops are an item of a list: red, light green."""
+
+NEGATIONS = _set(
+    "not no never none nothing nobody neither nor non without cannot wrong incorrect false isnt arent wasnt werent "
+    "dont doesnt didnt cant couldnt wont wouldnt shouldnt hasnt havent hadnt aint"
+)
+
+CONTRASTS = _set("than instead rather unlike except besides but")
+"""Before words, they say that something else is meant."""
+
+HEDGES = _set("or either")
+
+POSSIBLE = _set("could may might maybe perhaps possibly probably")
+"""What is only possible may stand once: "It might be red. It might also be blue." states nothing."""
+
+TAKEN_BACK = _set("wait actually sorry however alternatively but")
+"""After a mark, they take back what was said before it."""
+
+VERBS = _set("is are was were has have had looks look appears appear seems seem")
+"""What precedes one in its clause is the subject."""
+
+RELATIVES = _set("that which who")
+
+BREAKS = RELATIVES | _set(", because since as where when while and but so")
+"""A new clause begins with them."""
+
+MARKS = _set(", . ?")
+
+JOINTS = _set("and /")
+"""Beside words, they say that these are one of several."""
+
+PASSED = MARKS | JOINTS
+"""Tokens that may stand between the words of an answer, or be missing: "red, white" is "red and white"."""
+
+WEAK = _set(
+    "in on at to of it is are was were be he she they i you we this that these those there here for by with as from"
+)
+"""Words that every sentence has: alone they are no answer."""
+
+
+def states(text: str, gold: str) -> bool:
+    """Return whether a text states the words of a right answer, and no other answer beside them.
+
+    They must follow each other, and be whole. Those of a sentence ("The food is fries") may have others between them,
+    and what stands before or behind its last verb ("fries") may be the whole text.
+    A text states nothing that it denies, asks, offers as one of several, takes back, or mentions in a clause's subject.
+    """
+    tokens, wanted = tokens_of(text), _words(tokens_of(gold))
+    places = [place for place, token in enumerate(tokens) if token not in PASSED]
+    possible = sum(token in POSSIBLE for token in tokens)
+    if not _is_answer(wanted) or possible > 1 or len(tokens) > len(wanted) + MOST_OTHERS:
+        return False
+    words, found = _words(tokens), _together(_words(tokens), wanted)
+    if verbs := [place for place, word in enumerate(wanted) if word in VERBS and 0 < place < len(wanted) - 1]:
+        if words in (wanted[: verbs[-1]], wanted[verbs[-1] + 1 :]):
+            return _is_answer(words)
+        found = found or _in_order(words, wanted)
+    digits = any(map(_has_digit, wanted))
+    return bool(found) and all(
+        _is_all(tokens[: places[first]], tokens[places[last] + 1 :], digits) for first, last in found
+    )
+
+
+def denials(text: str) -> int:
+    """Return how many words of a text deny something."""
+    return sum(token in NEGATIONS for token in tokens_of(text))
+
+
+def asserted(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Return whether what stands between two parts of a text is not denied, asked, one of several or taken back.
+
+    before, after: their tokens.
+    """
+    sentence, rest = _sentence(before, after)
+    return not (
+        (NEGATIONS | CONTRASTS) & frozenset(_without_relative_clause(sentence))
+        or NEGATIONS & frozenset(_clause(rest))
+        or HEDGES & frozenset([*sentence, *rest])
+        or "?" in rest
+        or _taken_back(after)
+    )
+
+
+def listed(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Return whether what stands between two parts of a text is an item of a list there."""
+    sentence, rest = _sentence(before, after)
+    if JOINTS & {*sentence[-1:], *rest[:1]}:
+        return True
+    if rest[:1] == [","]:
+        item = _parts(rest[1:], ",")[0]
+        return "and" in rest or (len(item) <= FEW and not NEGATIONS & set(item))
+    if not sentence and not rest:
+        earlier, later = (list(filter(None, _parts(some, "."))) for some in (before, after))
+        return any(len(part) <= FEW for part in (*earlier[-1:], *later[:1]))
+    return sentence[-1:] == [","] and (bool(VERBS & set(sentence)) or len(sentence) <= 1 + FEW)
+
+
+def _words(tokens: Sequence[str]) -> list[str]:
+    return [token for token in tokens if token not in PASSED]
+
+
+def _is_answer(words: Sequence[str]) -> bool:
+    return any(word not in WEAK and (len(word) > 1 or _has_digit(word)) for word in words)
+
+
+def _together(words: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the first and last of all words that are those wanted."""
+    size = len(wanted)
+    return [
+        (place, place + size - 1) for place in range(len(words) - size + 1) if words[place : place + size] == wanted
+    ]
+
+
+def _in_order(words: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the last place of the last word, twice, if the others stand before it in their order."""
+    ends = [place for place, word in enumerate(words) if word == wanted[-1]]
+    earlier = iter(words[: ends[-1]] if ends else ())
+    return [(ends[-1], ends[-1])] if ends and all(word in earlier for word in wanted[:-1]) else []
+
+
+def _is_all(before: Sequence[str], after: Sequence[str], digits: bool) -> bool:
+    """Return whether a text says nothing against what stands between two parts of it. digits: whether that has any."""
+    sentence, rest = _sentence(before, after)
+    in_subject = len(_parts(sentence, ",")[-1]) > 1 and bool(VERBS & set(_clause(rest)))
+    others = digits and any(map(_has_digit, [*sentence, *rest]))
+    return asserted(before, after) and not listed(before, after) and not in_subject and not others
+
+
+def _sentence(before: Sequence[str], after: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what precedes and what follows in the same sentence, without a "No," at its beginning."""
+    sentence, rest = _parts(before, ".")[-1], _parts(after, ".")[0]
+    return sentence[2:] if sentence[:2] in (["no", ","], ["yes", ","]) else sentence, rest
+
+
+def _parts(tokens: Sequence[str], mark: str) -> list[list[str]]:
+    """Return the tokens before, between and behind marks of one kind."""
+    parts: list[list[str]] = [[]]
+    for token in tokens:
+        if token == mark:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _without_relative_clause(sentence: Sequence[str]) -> list[str]:
+    """Return the beginning of a sentence without "that is not little" before its own verb."""
+    start = next((place for place, token in enumerate(sentence) if token in RELATIVES), len(sentence))
+    verbs = [place for place, token in enumerate(sentence) if token in VERBS]
+    return [*sentence[:start], *sentence[verbs[-1] :]] if len(verbs) > 1 and start < verbs[-2] else list(sentence)
+
+
+def _clause(after: Sequence[str]) -> list[str]:
+    end = next((place for place, token in enumerate(after) if token in BREAKS), len(after))
+    return list(after[:end])
+
+
+def _taken_back(after: Sequence[str]) -> bool:
+    """Return whether a later part begins with "no" alone, or with a word such as "actually"."""
+    padded = [*after, "."]
+    return any(
+        mark in MARKS and (word in TAKEN_BACK or (word == "no" and end in MARKS))
+        for mark, word, end in zip(padded, padded[1:], padded[2:], strict=False)
+    )
+
+
+def _has_digit(word: str) -> bool:
+    return any(character.isdigit() for character in word)
