@@ -71,7 +71,7 @@ def main(
     run, split = answered.parent.name, answered.name
     proof, base = read_proof(verified), read_model_manifest(model)
     chosen = choose_from_split(
-        *(rows, stats, base.folder, picture_store, pictures),
+        *(rows, stats, picture_store, pictures),
         RawRows({"train": raw_train, "test": raw_test}, mended),
         feedback=settings.feedback,
         count=min(settings.answer.rows, settings.rows),

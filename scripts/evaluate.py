@@ -11,11 +11,11 @@ from vlmflow.core.files import whole_folder
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport
 from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
-from vlmflow.evaluation.figures import figures_by_source, figures_of
 from vlmflow.evaluation.looks import record_look
+from vlmflow.evaluation.margins import margin_report
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, versions
 from vlmflow.evaluation.results import REPORT
-from vlmflow.evaluation.verdict import sentence_of, verdict_of
+from vlmflow.evaluation.verdict import judge
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.proof import proven_digest, read_proof
 
@@ -67,7 +67,7 @@ def main(
     run, split = evaluated.parent.name, evaluated.name
     proof, base = read_proof(verified), read_model_manifest(model)
     chosen = choose_from_split(
-        *(rows, stats, base.folder, picture_store, pictures or []),
+        *(rows, stats, picture_store, pictures or []),
         RawRows({"train": raw_train or [], "test": raw_test or []}, mended or []),
         feedback=settings.feedback,
         count=settings.rows,
@@ -92,8 +92,8 @@ def main(
     found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
     out = chosen.out + too_long
     refuse_none(found, rows, out)
-    figures = figures_of(found, settings.seed)
-    verdict = verdict_of(figures)
+    figures = margin_report(found)
+    verdict = judge(figures.all)
     looks = None
     if split == "test":
         looks = record_look(evaluation_store, "evaluate", run, chosen.dataset, chosen.rows_digest, tuned_digest)
@@ -101,14 +101,14 @@ def main(
         run=run,
         dataset=chosen.dataset,
         split=split,
-        verdict=verdict,
-        sentence=sentence_of(verdict, figures),
-        rows=figures.rows,
-        groups=figures.groups,
+        verdict=verdict.name,
+        costs_first_answers=verdict.costs_first_answers,
+        sentence=verdict.sentence,
+        rows=figures.all.rows,
+        groups=figures.all.groups,
         left_out=counts_of(out),
         feedback=chosen.feedback,
-        all=figures,
-        sources=figures_by_source(found, settings.seed),
+        figures=figures,
         looks=looks,
         rows_digest=chosen.rows_digest,
         base=EvaluatedModel(base.digest),
@@ -124,7 +124,7 @@ def main(
         write_lines(folder / "rows.jsonl", found)
         write_lines(folder / "left_out.jsonl", out)
         write_account(folder / REPORT, report)
-    rows_said = f"{figures.rows:,} rows; {sum(report.left_out.values()):,} left out"
+    rows_said = f"{report.rows:,} rows; {sum(report.left_out.values()):,} left out"
     logging.getLogger("vlmflow").info(f"{run}, {split}: {report.sentence} ({rows_said}: left_out.jsonl)")
 
 

@@ -4,14 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-HISTORY, QUESTION, PLACEBO, FIRST = "history", "question", "placebo", "first"
-ANSWER = "answer"
-"""The passes of a row: what stands before the answer that is scored. history: all of it. question: the question alone.
-placebo: all of it, with another row's feedback. first: the question, and the first answer is scored. A data set without
-feedback has one pass: answer."""
-
-SAME_ANSWER = (HISTORY, QUESTION, PLACEBO)
-"""The passes that score the same answer."""
+QUESTION, OWN, OTHER, OTHER_PICTURE = "question", "own", "other", "other_picture"
+"""What stands before the answers of a margin. question: the question alone, or in a data set without feedback the whole
+row. own: all turns, with the row's own feedback. other: the same with another row's feedback. other_picture: the same as
+own (without feedback as question), with another row's picture."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -26,38 +22,6 @@ class Loss(msgspec.Struct, frozen=True):
         return self.nats / self.tokens
 
 
-Losses = dict[str, Loss]
-"""The losses of a row by pass."""
-
-
-def use_of_feedback(losses: Losses) -> float:
-    """Return the loss given the row's own feedback, minus that given another row's; below zero if it is used."""
-    return losses[HISTORY].per_token - losses[PLACEBO].per_token
-
-
-class EvaluatedRow(msgspec.Struct, frozen=True):
-    """A line of `rows.jsonl`.
-
-    id, source, images: those of the row. group: rows with the same picture, or without one the same question, have the
-    same. donor: the id of the row whose feedback is the placebo; null in a data set without feedback.
-    base, tuned: the losses of both models.
-    """
-
-    id: str
-    source: str
-    images: list[str]
-    group: str
-    donor: str | None
-    base: Losses
-    tuned: Losses
-
-
-OWN, OTHER, OTHER_PICTURE = "own", "other", "other_picture"
-"""With QUESTION, what stands before the answers of a margin. question: the question alone. own: all turns, with the
-row's own feedback. other: the same with another row's feedback. other_picture: the same as own (without feedback as
-question), with another row's picture."""
-
-
 class Margin(msgspec.Struct, frozen=True):
     """The losses of a row's right and wrong answer in one context; wrong: None in a row with one answer."""
 
@@ -70,17 +34,25 @@ class Margin(msgspec.Struct, frozen=True):
         return (0.0 if self.wrong is None else self.wrong.per_token) - self.right.per_token
 
 
-class MarginRow(msgspec.Struct, frozen=True):
-    """A row as both models see it.
+class EvaluatedRow(msgspec.Struct, frozen=True):
+    """A line of `rows.jsonl`: a row as both models see it.
 
-    group: rows of one picture, or without one of one question, have the same. gold_in_feedback: whether its feedback
-    contains the gold answer. base, tuned: the margins by context. A context that a row does not have is in neither:
-    question alone without feedback, no other picture without a partner that has one.
+    id, source, images: those of the row. group: rows with the same picture, or without one the same question, have the
+    same. right, wrong: the texts that are scored; wrong is null in a row with one answer, and both are in a data set
+    without feedback, where all answers are scored. donor, picture_donor: the ids of the rows whose feedback and whose
+    picture are the controls; null without. gold_in_feedback: whether the row's feedback contains the gold answer.
+    base, tuned: the margins by context. A context that a row does not have is in neither: question alone without
+    feedback, no other picture without a partner that has one.
     """
 
     id: str
     source: str
+    images: list[str]
     group: str
+    right: str | None
+    wrong: str | None
+    donor: str | None
+    picture_donor: str | None
     gold_in_feedback: bool
     base: dict[str, Margin]
     tuned: dict[str, Margin]
@@ -99,14 +71,12 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 WHY_OUT = {
     "no_feedback": "without feedback",
+    "no_right": "without an answer that scored at least 8 after feedback",
+    "no_wrong": "without an answer before it that scored at most 5 and says something else",
     "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
     "no_donor": (
         "without another row's feedback as a control (a row of the same source, with as many turns of feedback and the "
         "same scores, but with another picture or question, another right answer and other feedback; each gives once)"
-    ),
-    "no_other_picture": (
-        "without another row's picture as a control (a row of the same source, with another picture and another right "
-        "answer; each gives once)"
     ),
     "over_long": "longer than train.max_length",
     "not_drawn": "not drawn",
@@ -185,24 +155,6 @@ class MarginReport(msgspec.Struct, frozen=True):
     sources: dict[str, MarginFigures]
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """The figures of some rows; losses are means over rows of nats per token.
-
-    rows, groups: how many. base, tuned: the losses by pass. difference: tuned - base by pass, below zero if the tuned
-    model is better. base_uses, tuned_uses: the loss given the row's own feedback minus that given another row's
-    (history - placebo). learned: tuned_uses - base_uses. The last three are null in a data set without feedback.
-    """
-
-    rows: int
-    groups: int
-    base: dict[str, float]
-    tuned: dict[str, float]
-    difference: dict[str, Interval]
-    base_uses: Interval | None
-    tuned_uses: Interval | None
-    learned: Interval | None
-
-
 class EvaluatedModel(msgspec.Struct, frozen=True):
     """A model. digest: of its files (`fetch.model_folder.digest_of`)."""
 
@@ -212,12 +164,12 @@ class EvaluatedModel(msgspec.Struct, frozen=True):
 class EvaluationReport(msgspec.Struct, frozen=True):
     """The content of `eval/RUN/SPLIT/report.json`.
 
-    verdict: "learned", "used already", "not shown" or "worse" (`evaluation.verdict`). sentence: the same for people.
-    rows, groups: evaluated ones. left_out: rows of the split that are out, by reason. feedback: whether rows have
-    feedback. all: the figures of all rows. sources: the same by source.
+    verdict: "learned", "worse", "no gain shown" or "too few rows" (`evaluation.verdict`). costs_first_answers: whether
+    that is shown besides. sentence: both for people. rows, groups: evaluated ones. left_out: rows of the split that are
+    out, by reason. feedback: whether rows have feedback. figures: on what the verdict rests.
     looks: how often the data set's test split was looked at so far, this time included, so that no two reports on
     test are the same; null for val.
-    rows_digest: SHA-256 of the split's file. seed: of the draw, the donors and the intervals. dtype, device,
+    rows_digest: SHA-256 of the split's file. seed: of the draw and the donors. dtype, device,
     image_max_tokens, max_length: those of the run. versions: of packages, by name.
     """
 
@@ -225,13 +177,13 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     dataset: str
     split: str
     verdict: str
+    costs_first_answers: bool
     sentence: str
     rows: int
     groups: int
     left_out: dict[str, int]
     feedback: bool
-    all: Figures
-    sources: dict[str, Figures]
+    figures: MarginReport
     looks: int | None
     rows_digest: str
     base: EvaluatedModel

@@ -33,12 +33,19 @@ NOT_OF_THE_MODEL = ("labels", "loss_scale", "channel", "text_position_ids")
 """Keys of ms-swift's batches that are not inputs of a model."""
 
 
+class Pass(msgspec.Struct, frozen=True):
+    """A conversation. images: names in the picture store. given: the beginning of its last answer, which is not scored."""
+
+    turns: list[Turn]
+    images: list[str]
+    given: str = ""
+
+
 class Work(msgspec.Struct, frozen=True):
-    """One row. key: of its losses in the store. images: names in the picture store. passes: conversations by name."""
+    """One row. key: of its losses in the store. passes: conversations by name."""
 
     key: str
-    images: list[str]
-    passes: dict[str, list[Turn]]
+    passes: dict[str, Pass]
 
 
 class HowToMeasure(msgspec.Struct, frozen=True):
@@ -96,12 +103,14 @@ def _rows(work: Path) -> Iterator[Work]:
 
 
 def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measured:
-    encoded = {name: _encode(template, turns, row.images) for name, turns in row.passes.items()}
+    encoded = {name: _encode(template, each) for name, each in row.passes.items()}
     inputs = {name: _digest([each["input_ids"], each["labels"]]) for name, each in encoded.items()}
     answers = {name: _digest([n for n in each["labels"] if n != IGNORED]) for name, each in encoded.items()}
     longest = max(len(each["input_ids"]) for each in encoded.values())
     fits = longest <= how.max_length
-    losses = {name: _loss(template, model, each) for name, each in encoded.items()} if fits else {}
+    losses = (
+        {name: _loss(template, model, each, row.passes[name].given) for name, each in encoded.items()} if fits else {}
+    )
     for name, loss in losses.items():
         if not math.isfinite(loss.nats):  # JSON has no such number: the line could not be read again
             # The parent shows the last line of this form as the cause.
@@ -113,10 +122,11 @@ def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measure
     return Measured(row.key, losses, inputs, answers, longest)
 
 
-def _encode(template: Any, turns: list[Turn], images: list[str]) -> dict[str, Any]:
+def _encode(template: Any, made: Pass) -> dict[str, Any]:
     root = Path(os.environ["ROOT_IMAGE_DIR"])
-    messages = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in turns]
-    encoded: dict[str, Any] = template.encode({"messages": messages, "images": [str(root / name) for name in images]})
+    messages = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in made.turns]
+    images = [str(root / name) for name in made.images]
+    encoded: dict[str, Any] = template.encode({"messages": messages, "images": images})
     return encoded
 
 
@@ -124,8 +134,8 @@ def _digest(tokens: list[Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(tokens)).hexdigest()[:16]
 
 
-def _loss(template: Any, model: Any, encoded: dict[str, Any]) -> Loss:
-    """Return the loss of the trained answers. What the template adds after the end token is not scored."""
+def _loss(template: Any, model: Any, encoded: dict[str, Any], given: str) -> Loss:
+    """Return the loss of the trained answers, without what is given of it and what the template adds after its end."""
     import torch
 
     batch = template.data_collator([encoded])
@@ -134,6 +144,11 @@ def _loss(template: Any, model: Any, encoded: dict[str, Any]) -> Loss:
     ends = (labels[scored] == template.tokenizer.eos_token_id).nonzero().flatten()
     if len(ends):
         scored = scored[: int(ends[-1]) + 1]
+    if given:
+        first_tokens = template.tokenizer(given, add_special_tokens=False)["input_ids"]
+        if labels[scored[: len(first_tokens)]].tolist() != first_tokens:
+            sys.exit(f"ValueError: the tokens of an answer that begins with {given!r} do not begin with its tokens")
+        scored = scored[len(first_tokens) :]
     inputs = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()

@@ -4,27 +4,35 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
+import msgspec
+
 from vlmflow.evaluation.accounts import LeftOut
+from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 from vlmflow.rows.chat import Turn, dialogue_start
 from vlmflow.rows.data_rows import Row
 
 ATTEMPT = re.compile(r"-a(\d+)$")
 """The attempt at the end of an id in the timestep form (`forms.fire.timestep_rows`)."""
 
+RIGHT_FROM, WRONG_TO = 8, 5
+"""The score from which an answer is right, and that up to which it is wrong. FIRE's dialogues end at 8 or more."""
+
 
 @dataclass(frozen=True)
 class Case:
     """A row that can be evaluated.
 
-    group: the digest of its picture, or without one of its question. pictures: the SHA-256 of its pictures.
+    group: the digest of its picture, or without one of its question. pictures: the SHA-256 of its pictures. wrong: the
+    answer with which its last, right one is compared (`with_right_last`); None if there is none.
     """
 
     row: Row
     group: str
     pictures: tuple[str, ...] = ()
+    wrong: str | None = None
 
     @property
     def turns(self) -> list[Turn]:
@@ -46,11 +54,6 @@ class Case:
         """The last answer."""
         return self.turns[-1].value
 
-    @property
-    def score(self) -> float | None:
-        """The score on which the last feedback comments; None if the row has none."""
-        return self.row.scores[-2] if len(self.row.scores) > 1 else None
-
 
 def read_case(row: Row, pictures: Mapping[str, str]) -> Case:
     """Return a row with its group. pictures: the SHA-256 of every picture, by its name in the store."""
@@ -58,6 +61,39 @@ def read_case(row: Row, pictures: Mapping[str, str]) -> Case:
     question = " ".join(row.conversations[dialogue_start(row.conversations)].value.split()).casefold()
     content = "\0".join(digests) if digests else question
     return Case(row, hashlib.sha256(content.encode()).hexdigest()[:16], digests)
+
+
+def with_right_last(case: Case) -> Case | LeftOut:
+    """Return a row with feedback cut after its right answer, with the wrong one with which that is compared.
+
+    right: the last answer that scored RIGHT_FROM or more; it must follow feedback. wrong: the first that scored WRONG_TO
+    or less. In a row without scores the last answer is right, and none is wrong.
+    """
+    scores = case.row.scores
+    if not scores:
+        return case
+    answers = [turn.value for turn in case.turns[1::2]]
+    said = [answer_in(text) for text in answers]
+    right = max((place for place, score in enumerate(scores) if score >= RIGHT_FROM and said[place]), default=0)
+    if not right:
+        return LeftOut(
+            case.row.id, "no_right", f"scores {_listed(scores)}: none after feedback is {RIGHT_FROM} or more"
+        )
+    wrong = next((place for place, score in enumerate(scores[:right]) if score <= WRONG_TO and said[place]), None)
+    if wrong is None:
+        return LeftOut(case.row.id, "no_wrong", f"scores {_listed(scores)}: none before is {WRONG_TO} or less")
+    if normalised(said[wrong]) == normalised(said[right]):
+        return LeftOut(
+            case.row.id, "no_wrong", f"the answer that scored {scores[wrong]:g} says the same as the right one"
+        )
+    row = msgspec.structs.replace(
+        case.row, conversations=[*case.system, *case.turns[: 2 * right + 2]], scores=scores[: right + 1]
+    )
+    return replace(case, row=row, wrong=answers[wrong])
+
+
+def _listed(scores: Iterable[float]) -> str:
+    return ", ".join(f"{score:g}" for score in scores)
 
 
 def last_attempts(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:

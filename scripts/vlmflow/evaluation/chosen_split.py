@@ -11,7 +11,6 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of
-from vlmflow.lengths.count import tokenizer_of
 from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.data_rows import Row, lines_of
@@ -56,7 +55,6 @@ class ChosenSplit:
 def choose_from_split(
     file: Path,
     stats: Path,
-    base: Path,
     picture_store: Path,
     manifests: Sequence[Path],
     raw: RawRows,
@@ -68,8 +66,7 @@ def choose_from_split(
 ) -> ChosenSplit:
     """Choose rows of a split (data/DATASET/SPLIT.jsonl).
 
-    stats: the data set's account. base: the base model's folder. picture_store: the folder of all picture stores.
-    manifests: the image manifests; none if rows have no pictures. raw: where gold answers are. feedback: the run's
+    stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none if rows have no pictures. raw: where gold answers are. feedback: the run's
     evaluate.feedback. count, key, seed: of the draw (`choose_rows`).
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
@@ -94,7 +91,6 @@ def choose_from_split(
     rows, out = choose_rows(
         lines_of(file, Row),
         dict(map(name_and_digest, entries.values())),
-        tokenizer_of(base),
         gold,
         feedback=has,
         last_answer_only=last_answer_only,

@@ -7,23 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from tokenizers import Tokenizer
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import SAME_ANSWER, EvaluatedRow, LeftOut
+from vlmflow.evaluation.accounts import EvaluatedRow, LeftOut
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case
-from vlmflow.evaluation.donors import find_donors, without_donor
-from vlmflow.evaluation.passes import passes_with_feedback, passes_without_feedback
+from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last
+from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor
+from vlmflow.evaluation.passes import RIGHT, WRONG, margins_of, passes_of, scored_answers
+from vlmflow.evaluation.scoring.answer_text import answer_in
+from vlmflow.evaluation.scoring.judge import holds
 from vlmflow.rows.data_rows import Row
 
 
 @dataclass(frozen=True)
 class ChosenRow:
-    """A row to evaluate. donor: the row that gives the placebo; None in a data set without feedback."""
+    """A row to evaluate.
+
+    donor, picture_donor: the rows that give the controls; None in a data set without feedback, or if there is no such
+    picture. gold_in_feedback: whether its feedback contains the gold answer.
+    """
 
     case: Case
     donor: Case | None
+    picture_donor: Case | None
+    gold_in_feedback: bool
     work: Work
 
 
@@ -34,7 +41,6 @@ Scorer = Callable[[Sequence[Work]], Mapping[str, Measured]]
 def choose_rows(
     rows: Iterable[Row],
     pictures: Mapping[str, str],
-    tokenizer: Tokenizer,
     gold: Mapping[str, str],
     *,
     feedback: bool,
@@ -45,8 +51,7 @@ def choose_rows(
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     """Choose the rows of a split; returns them in its order, and all others with the reason.
 
-    pictures: the SHA-256 of every picture, by its name in the store. tokenizer: the base's, for the length of feedback.
-    gold: the gold answers that raw rows have beside their turns, by the ids of rows. feedback: whether the human's
+    pictures: the SHA-256 of every picture, by its name in the store. gold: the gold answers that raw rows have beside their turns, by the ids of rows. feedback: whether the human's
     later turns are feedback. last_answer_only: whether a trajectory is one row per attempt. count: how many rows are
     wanted. key: the one of the configuration that says so. seed: of the draw and of the donors.
     """
@@ -57,12 +62,16 @@ def choose_rows(
     donors: dict[str, Case] = {}
     if feedback:
         out += [LeftOut(case.row.id, "no_feedback", "it has one answer") for case in cases if not case.feedback]
-        cases = [case for case in cases if case.feedback]
-        donors = find_donors(cases, _feedback_tokens(cases, tokenizer), gold, seed)
+        made = [with_right_last(case) for case in cases if case.feedback]
+        out += [each for each in made if isinstance(each, LeftOut)]
+        cases = [each for each in made if isinstance(each, Case)]
+        donors = feedback_donors(cases, gold, seed)
         out += [without_donor(case) for case in cases if case.row.id not in donors]
         cases = [case for case in cases if case.row.id in donors]
+    other_pictures = picture_donors(cases, gold, seed)
     cases, others = draw(cases, count, seed, key)
-    return [_chosen(case, donors.get(case.row.id)) for case in cases], out + others
+    chosen = [_chosen(case, donors.get(case.row.id), other_pictures.get(case.row.id), gold) for case in cases]
+    return chosen, out + others
 
 
 def evaluated_rows(
@@ -96,9 +105,12 @@ def evaluated_rows(
                 source=row.case.row.source,
                 images=row.case.row.images,
                 group=row.case.group,
+                **_answers(row),
                 donor=row.donor.row.id if row.donor else None,
-                base=theirs.losses,
-                tuned=ours.losses,
+                picture_donor=row.picture_donor.row.id if row.picture_donor else None,
+                gold_in_feedback=row.gold_in_feedback,
+                base=margins_of(theirs.losses),
+                tuned=margins_of(ours.losses),
             )
         )
     return found, too_long
@@ -114,25 +126,31 @@ def counts_of(left_out: Iterable[LeftOut]) -> dict[str, int]:
     return dict(sorted(Counter(row.reason for row in left_out).items()))
 
 
-def _feedback_tokens(cases: Sequence[Case], tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the tokens of all feedback in each row, by the row's id."""
-    texts = ["\n".join(case.feedback) for case in cases]
-    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-    return {case.row.id: len(each.ids) for case, each in zip(cases, encoded, strict=True)}
+def _chosen(case: Case, donor: Case | None, picture_donor: Case | None, gold: Mapping[str, str]) -> ChosenRow:
+    passes = passes_of(case, donor, picture_donor)
+    content = msgspec.json.encode([passes, case.pictures, picture_donor.pictures if picture_donor else None])
+    answer = gold.get(case.row.id) or answer_in(case.answer)
+    return ChosenRow(
+        case,
+        donor,
+        picture_donor,
+        any(holds(each, answer) for each in case.feedback),
+        Work(hashlib.sha256(content).hexdigest()[:32], passes),
+    )
 
 
-def _chosen(case: Case, donor: Case | None) -> ChosenRow:
-    passes = passes_with_feedback(case, donor) if donor else passes_without_feedback(case)
-    content = msgspec.json.encode([passes, case.pictures])
-    return ChosenRow(case, donor, Work(hashlib.sha256(content).hexdigest()[:32], case.row.images, passes))
+def _answers(row: ChosenRow) -> dict[str, str | None]:
+    """Return the texts that are scored; none in a data set without feedback, where all answers are."""
+    answers = scored_answers(row.case) if row.donor else {}
+    return {which: answers[which].value if which in answers else None for which in (RIGHT, WRONG)}
 
 
 def _refuse_other_answers(identity: str, measured: Measured) -> None:
-    """Refuse a row whose answer has other tokens after another history: the losses would not compare."""
-    scored = [name for name in measured.losses if name in SAME_ANSWER]
-    if len({(measured.answers[name], measured.losses[name].tokens) for name in scored}) > 1:
-        tokens = {name: measured.losses[name].tokens for name in scored}
-        raise VlmflowError(
-            f"row {identity}: its answer has different tokens in different histories (their numbers: {tokens})",
-            "this is a bug; please report it with the row",
-        )
+    """Refuse a row of which an answer has other tokens in another context: the losses would not compare."""
+    for which in (RIGHT, WRONG):
+        tokens = {name: each.tokens for name, each in measured.losses.items() if name.endswith(which)}
+        if len({(measured.answers[name], count) for name, count in tokens.items()}) > 1:
+            raise VlmflowError(
+                f"row {identity}: its answer has different tokens in different contexts (their numbers: {tokens})",
+                "this is a bug; please report it with the row",
+            )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from vlmflow.evaluation.accounts import FEWEST_GROUPS
+from vlmflow.evaluation.accounts import FEWEST_GROUPS, Interval
 
 COVERED = 0.95
 
@@ -27,6 +27,12 @@ class Bounds:
     mean: Values
     low: Values
     high: Values
+
+
+def intervals_of(bounds: Bounds) -> list[Interval]:
+    """Return the intervals of columns."""
+    ends = zip(bounds.mean.tolist(), bounds.low.tolist(), bounds.high.tolist(), strict=True)
+    return [Interval(mean, None, None) if np.isnan(low) else Interval(mean, low, high) for mean, low, high in ends]
 
 
 class Groups:

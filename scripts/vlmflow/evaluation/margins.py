@@ -16,26 +16,26 @@ from vlmflow.evaluation.accounts import (
     OWN,
     QUESTION,
     Compared,
-    Interval,
     Margin,
     MarginFigures,
     MarginReport,
-    MarginRow,
+    EvaluatedRow,
 )
 from vlmflow.evaluation.intervals import (
     Bounds,
     Groups,
     Values,
     difference_interval,
+    intervals_of,
     mean_interval,
     share_interval,
 )
 
 
-def margin_report(rows: Sequence[MarginRow]) -> MarginReport:
+def margin_report(rows: Sequence[EvaluatedRow]) -> MarginReport:
     """Return the figures of rows, at least one."""
     without_gold = [row for row in rows if not row.gold_in_feedback]
-    by_source: dict[str, list[MarginRow]] = defaultdict(list)
+    by_source: dict[str, list[EvaluatedRow]] = defaultdict(list)
     for row in rows:
         by_source[row.source].append(row)
     return MarginReport(
@@ -45,7 +45,7 @@ def margin_report(rows: Sequence[MarginRow]) -> MarginReport:
     )
 
 
-def margin_figures(rows: Sequence[MarginRow]) -> MarginFigures:
+def margin_figures(rows: Sequence[EvaluatedRow]) -> MarginFigures:
     """Return the figures of some rows, at least one."""
     contexts = {name: None for row in rows for name in row.base}
     whole = OWN if OWN in contexts else QUESTION
@@ -89,21 +89,16 @@ def _compared(
     of_row = Groups(groups)
     difference = tuned - base
     three = zip(
-        _intervals(of_model(base, of_row)),
-        _intervals(of_model(tuned, of_row)),
-        _intervals(of_difference(difference, of_row)),
+        intervals_of(of_model(base, of_row)),
+        intervals_of(of_model(tuned, of_row)),
+        intervals_of(of_difference(difference, of_row)),
         strict=True,
     )
     different = np.count_nonzero(difference, axis=0).tolist()
     return [Compared(len(base), of_row.count, number, *each) for number, each in zip(different, three, strict=True)]
 
 
-def _intervals(bounds: Bounds) -> list[Interval]:
-    ends = zip(bounds.mean.tolist(), bounds.low.tolist(), bounds.high.tolist(), strict=True)
-    return [Interval(mean, None, None) if np.isnan(low) else Interval(mean, low, high) for mean, low, high in ends]
-
-
-def _above(rows: Sequence[MarginRow], context: str, other: str | None) -> Compared | None:
+def _above(rows: Sequence[EvaluatedRow], context: str, other: str | None) -> Compared | None:
     """Compare how often a context's margin is above another's, or above 0; None if no row has what it takes."""
     some = [row for row in rows if context in row.base and _has(row.base, context, other)]
     if not some:
@@ -124,7 +119,7 @@ def _values(models: list[dict[str, Margin]], context: str) -> Values:
     return np.array([[margins[context].value] for margins in models])
 
 
-def _losses(rows: Sequence[MarginRow], context: str) -> Compared:
+def _losses(rows: Sequence[EvaluatedRow], context: str) -> Compared:
     some = [row for row in rows if context in row.base]
     base, tuned = (
         np.array([[margins[context].right.per_token] for margins in models])

@@ -30,7 +30,7 @@ log = logging.getLogger("vlmflow")
 PACKAGES = ("torch", "transformers", "ms-swift")
 """Packages whose versions may change a loss."""
 
-MEASURING = 2
+MEASURING = 3
 """The way in which losses are measured. Kept losses belong to it: raise it whenever a change of this code or of
 `answer_losses` may change a loss of the same conversation."""
 

@@ -1,29 +1,51 @@
 """The conversations whose last answers are scored: what a row becomes for the models."""
 
-from vlmflow.evaluation.accounts import ANSWER, FIRST, HISTORY, PLACEBO, QUESTION
+from vlmflow.evaluation.accounts import OTHER, OTHER_PICTURE, OWN, QUESTION, Loss, Margin
+from vlmflow.evaluation.answer_losses import Pass
 from vlmflow.evaluation.choice import Case
+from vlmflow.evaluation.scoring.answer_text import MARK, answer_in
 from vlmflow.rows.chat import Turn
 
-Passes = dict[str, list[Turn]]
+RIGHT, WRONG = "right", "wrong"
+
+BEGINNING = "Answer:"
+"""Where answers have a thought before this mark, all that is scored begins with it: the thought was written after the
+feedback was read, and speaks of it."""
 
 
-def passes_with_feedback(case: Case, donor: Case) -> Passes:
-    """Return the four conversations of a row with feedback; the scored answer of the first three is the same.
+def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dict[str, Pass]:
+    """Return the conversations of a row, by context and answer (`margins_of`).
 
-    donor: the row whose feedback is the placebo, with as many turns of it.
+    donor: the row whose feedback is the control, with as many turns of it; None in a data set without feedback.
+    picture_donor: the row whose pictures are the control, with as many; None if there is none.
     """
-    question, answer = case.turns[0], case.turns[-1]
-    placebo = list(case.turns)
-    placebo[2::2] = donor.turns[2::2]
-    conversations = {
-        HISTORY: case.turns,
-        QUESTION: [question, answer],
-        PLACEBO: placebo,
-        FIRST: case.turns[:2],
+    contexts = {QUESTION: case.turns[:-1]} if donor is None else {QUESTION: case.turns[:1], OWN: case.turns[:-1]}
+    pictures = dict.fromkeys(contexts, case.row.images)
+    if donor is not None:
+        other = list(case.turns[:-1])
+        other[2::2] = donor.turns[2 : len(other) : 2]
+        contexts[OTHER], pictures[OTHER] = other, case.row.images
+    if picture_donor is not None:
+        contexts[OTHER_PICTURE] = contexts[QUESTION] if donor is None else contexts[OWN]
+        pictures[OTHER_PICTURE] = picture_donor.row.images
+    answers = {RIGHT: case.turns[-1]} if donor is None else scored_answers(case)
+    given = BEGINNING if donor is not None and answers[RIGHT].value.startswith(BEGINNING) else ""
+    return {
+        f"{context} {which}": Pass([*case.system, *before, answer], pictures[context], given)
+        for context, before in contexts.items()
+        for which, answer in answers.items()
     }
-    return {name: [*case.system, *turns] for name, turns in conversations.items()}
 
 
-def passes_without_feedback(case: Case) -> Passes:
-    """Return the one conversation of a row without feedback."""
-    return {ANSWER: case.row.conversations}
+def scored_answers(case: Case) -> dict[str, Turn]:
+    """Return the right and the wrong answer of a row with feedback, without thoughts, in the same form."""
+    texts = {RIGHT: case.answer} | ({} if case.wrong is None else {WRONG: case.wrong})
+    marked = all(MARK.search(text) for text in texts.values())
+    begins = f"{BEGINNING} " if marked else ""
+    return {which: Turn("gpt", begins + (answer_in(text) or text)) for which, text in texts.items()}
+
+
+def margins_of(losses: dict[str, Loss]) -> dict[str, Margin]:
+    """Return the margins by context. losses: by the names of `passes_of`."""
+    contexts = dict.fromkeys(name.split()[0] for name in losses)
+    return {each: Margin(losses[f"{each} {RIGHT}"], losses.get(f"{each} {WRONG}")) for each in contexts}

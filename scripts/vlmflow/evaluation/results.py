@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluationReport
-from vlmflow.evaluation.verdict import ACCEPTED, NOT_WORSE, shown_rises
+from vlmflow.evaluation.verdict import Verdict, falls_short
 from vlmflow.merging.proof import Proof, proven_digest
 
 REPORT = "report.json"
@@ -33,9 +33,9 @@ def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, Evaluat
 
 
 def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: str | None) -> None:
-    """Refuse weights whose evaluation on val falls short. require: a key of ACCEPTED; None accepts all.
+    """Refuse weights whose evaluation on val falls short. require: runs.NAME.evaluate.require; None accepts all.
 
-    Raises VlmflowError with the verdict, and the figures on which it rests; for NOT_WORSE also if a loss rose.
+    Raises VlmflowError with the reason, and the figures on which it rests.
     """
     if require is None:
         return
@@ -45,17 +45,14 @@ def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: st
             f"runs.NAME.evaluate.require: {require} is judged on val, which was not evaluated",
             "add val to runs.NAME.evaluate.splits",
         )
-    if val.verdict not in ACCEPTED[require]:
+    if reason := falls_short(require, verdict_of(val), val.figures.all):
         raise VlmflowError(
-            f"eval/{val.run}/val: verdict {val.verdict!r}; runs.NAME.evaluate.require: {require} accepts "
-            f"{', '.join(repr(verdict) for verdict in sorted(ACCEPTED[require]))}. {val.sentence}",
-            f"look at eval/{val.run}/val/report.json; take more rows (few show nothing), train with other settings, or "
+            f"eval/{val.run}/val: runs.NAME.evaluate.require: {require}, but {reason}. {val.sentence}",
+            f"look at reports/eval-{val.run}.html; take more rows (few show nothing), train with other settings, or "
             f"remove runs.NAME.evaluate.require. The weights stay in verified/{val.run}",
         )
-    if require == NOT_WORSE and (rises := shown_rises(val.all)):
-        raise VlmflowError(
-            f"eval/{val.run}/val: runs.NAME.evaluate.require: {require} accepts no shown decline, but "
-            f"{'; '.join(rises)}",
-            f"look at reports/eval-{val.run}.html; train with other settings (a lower learning rate, fewer epochs), or "
-            f"require what may cost this (uses_feedback, learned). The weights stay in verified/{val.run}",
-        )
+
+
+def verdict_of(report: EvaluationReport) -> Verdict:
+    """Return the verdict of a report."""
+    return Verdict(report.verdict, report.costs_first_answers, report.sentence)

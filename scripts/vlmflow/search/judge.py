@@ -13,11 +13,10 @@ import msgspec
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
-from vlmflow.evaluation.accounts import Interval
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import evaluated_rows
-from vlmflow.evaluation.figures import figures_of
+from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.merge import merge_weights
@@ -32,7 +31,7 @@ FOLDER = "judged"
 """The folder of a run folder that holds the merged weights as long as they are evaluated."""
 
 
-JUDGING = 1
+JUDGING = 2
 """The way in which a trial's value is computed from its model and the split. Kept results belong to it: raise it
 whenever a change of how rows, donors or figures are chosen may change a value."""
 
@@ -98,7 +97,7 @@ def judged(ended: Ended, own: Training, model: Path, how: Judgement, threads: in
 def _value(base: ScoredModel, tuned: ScoredModel, training: Training, how: Judgement, threads: int) -> float:
     settings = training.settings
     chosen = choose_from_split(
-        *(how.val, how.stats, base.folder, how.picture_store, how.pictures, how.raw),
+        *(how.val, how.stats, how.picture_store, how.pictures, how.raw),
         feedback=how.feedback,
         count=how.rows,
         key=f"runs.{how.run}.evaluate.rows",
@@ -126,10 +125,9 @@ def _value(base: ScoredModel, tuned: ScoredModel, training: Training, how: Judge
 
     found, too_long = evaluated_rows(chosen.rows, of_base, of_trial)
     refuse_none(found, how.val, chosen.out + too_long)
-    figures = figures_of(found, settings.seed)
-    statement: Interval | None = figures.learned if how.objective == "learned" else figures.tuned_uses
-    if statement is None:
+    uses = margin_figures(found).uses_feedback
+    if uses is None:
         raise VlmflowError(
             f"{how.val}: its rows have no feedback, which {how.objective} compares", "set objective: eval_loss"
         )
-    return statement.mean
+    return -(uses.difference if how.objective == "learned" else uses.tuned).mean

@@ -66,7 +66,7 @@ def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:
     """Return the fields of `AnswerReport` that are figures of the rows."""
 
     def of(some: Sequence[AnsweredRow]) -> list[AfterRounds] | None:
-        return figures_after_rounds(some, how.seed, how.feedback) if some else None
+        return figures_after_rounds(some, how.feedback) if some else None
 
     leaks = [row.holds_gold for row in rows if row.holds_gold is not None]
     return {
@@ -74,11 +74,11 @@ def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:
         "groups": len({row.group for row in rows}),
         "gold_from_raw": sum(row.id in how.gold for row in rows) if how.feedback else 0,
         "holds_gold": fmean(leaks) if leaks else None,
-        "all": figures_after_rounds(rows, how.seed, how.feedback),
+        "all": figures_after_rounds(rows, how.feedback),
         "without_gold": of([row for row in rows if row.holds_gold is False]),
         "with_gold": of([row for row in rows if row.holds_gold]),
-        "sources": figures_by(rows, lambda row: row.source, how.seed, how.feedback),
-        "rules": figures_by(rows, lambda row: row.turns[-1].rule, how.seed, how.feedback),
+        "sources": figures_by(rows, lambda row: row.source, how.feedback),
+        "rules": figures_by(rows, lambda row: row.turns[-1].rule, how.feedback),
     }
 
 
