@@ -1,0 +1,193 @@
+"""Trainings of models that can learn one thing alone, and what the evaluation says of each.
+
+A row is a question, a wrong answer, feedback, and the right answer with a code. The kinds of rows differ in where
+the code can be read, and in nothing else that helps: in the feedback, in the picture, or nowhere.
+"""
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from PIL import Image
+
+from text_run import SWIFT_ARGS
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
+from vlmflow.config.tuners import FULL
+from vlmflow.core.files import sha256_of
+from vlmflow.demo.tiny_tokenizer import FIRST_SPECIAL_ID, write_tokenizer
+from vlmflow.evaluation.accounts import MarginFigures
+from vlmflow.evaluation.evaluate import choose_rows, evaluated_rows
+from vlmflow.evaluation.margins import margin_figures
+from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
+from vlmflow.merging.merge import merge_weights
+from vlmflow.rows.chat import FIRST_LINE, Turn
+from vlmflow.rows.data_rows import Row
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.training.released import release
+from vlmflow.training.train import train
+
+FEEDBACK, PICTURE, TOPIC, FORM = "feedback", "picture", "topic", "form"
+"""What the rows of a kind teach: to read the code in the feedback; to read it in the picture; that answers repeat the
+words of the feedback, in which the code is not; that right answers have another form than wrong ones."""
+
+CODES = ["".join(letters) for letters in product("bdfgklmnprstvwyz", "aeiu")]
+"""Each is one token. In feedback it has a line of its own: after a space it would be another token than in answers."""
+
+COLOURS = [(220, 40, 40), (40, 220, 40), (40, 40, 220), (220, 220, 40)]
+"""Of the pictures, each with its code."""
+
+WORDS = [
+    *("above", "below", "board", "chair", "cloud", "cold", "dark", "door", "field", "first", "glass", "green", "hand"),
+    *("house", "large", "last", "light", "long", "many", "moon", "near", "north", "open", "paper", "place", "quiet"),
+    *("red", "river", "round", "sharp", "small", "stone", "table", "tall", "tree", "warm", "white"),
+]
+
+VOCABULARY, MERGES = 512, 230
+"""Tokens of a text model: 256 bytes, 26 added ones, and the merges. Qwen's 151,936 make a step eight times as slow."""
+
+VAL = 160
+"""The rows of val: the more, the narrower the intervals."""
+
+TRAIN = {
+    "checkpoint_steps": 1_000,
+    "evaluation_steps": 1_000,
+    "lr_scheduler": "constant_with_warmup",  # cosine needs more steps with some seeds
+    "warmup_ratio": 0.15,
+    "gradient_accumulation_steps": 1,
+    "gradient_checkpointing": False,
+    "dtype": "float32",
+    "max_length": 128,
+    "dataloader_workers": 0,
+    "image_max_tokens": 4,
+}
+
+TEXT = TRAIN | {"max_steps": 120, "per_device_batch_size": 32, "learning_rate": 3e-3, "swift_args": SWIFT_ARGS}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The rows of a kind, and how a model is trained on them. pictures: their folder."""
+
+    kind: str
+    rows: list[Row]
+    pictures: Path
+    settings: TrainSettings
+
+    @property
+    def train(self) -> list[Row]:
+        """The rows to train: one epoch of the steps."""
+        return self.rows[:-VAL]
+
+    @property
+    def val(self) -> list[Row]:
+        """The rows to evaluate."""
+        return self.rows[-VAL:]
+
+
+def planted(kind: str, folder: Path) -> Planted:
+    """Make the rows of a kind, and their pictures."""
+    settings = TrainSettings(**TEXT)
+    draw = random.Random(1)
+    count = settings.max_steps * settings.per_device_batch_size + VAL
+    rows = [_row(kind, number, draw, folder) for number in range(count)]
+    return Planted(kind, rows, folder, settings)
+
+
+def _row(kind: str, number: int, draw: random.Random, folder: Path) -> Row:
+    question = " ".join(draw.choices(WORDS, k=draw.randint(3, 6))) + "?"
+    words = [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(2)]
+    right, wrong = draw.sample(CODES[: len(COLOURS)] if kind == PICTURE else CODES, 2)
+    held = right if kind == FEEDBACK else "so"
+    before = {TOPIC: f"{words[0]}\n", FORM: "it is\n"}.get(kind, "")
+    images = []
+    if kind == PICTURE:
+        images, question = [f"{number}.png"], FIRST_LINE + question
+        colour = COLOURS[CODES.index(right)]
+        Image.new("RGB", (32, 32), tuple(part + draw.randint(-20, 20) for part in colour)).save(folder / images[0])
+    turns = [
+        Turn("human", question),
+        Turn("gpt", wrong if kind == FORM else before + wrong),
+        Turn("human", f"{words[0]}\n{held}\n{words[1]}"),
+        Turn("gpt", before + right),
+    ]
+    return Row(f"row-{number}", turns, "planted", images, [3, 10])
+
+
+def write_text_model(folder: Path, texts: Iterable[str]) -> None:
+    """Write an untrained Qwen3 with 460,000 weights, and a tokenizer that is learned from the texts."""
+    from tiny_models import write_base  # which imports torch
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
+    write_base(folder, vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, **heads)
+    (folder / "chat_template.jinja").unlink()  # tokenizer_config.json has the template
+    write_tokenizer(folder, [*texts, *["user\n", "assistant\n"] * 1000], MERGES)
+    vocabulary = _without_gap(folder / "tokenizer.json")
+    assert max(vocabulary.values()) < VOCABULARY
+    assert set(CODES) <= vocabulary.keys()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"eos_token_id": vocabulary["<|im_end|>"], "pad_token_id": vocabulary["<|endoftext|>"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _without_gap(tokenizer: Path) -> dict[str, int]:
+    """Give the added tokens the ids after those of the merges instead of Qwen's, and return the id of every token."""
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"]
+    gap = FIRST_SPECIAL_ID - sum(number < FIRST_SPECIAL_ID for number in vocabulary.values())
+    content["model"]["vocab"] = {
+        token: number - gap if number >= FIRST_SPECIAL_ID else number for token, number in vocabulary.items()
+    }
+    for added in content["added_tokens"]:
+        added["id"] -= gap
+    tokenizer.write_text(json.dumps(content))
+    return content["model"]["vocab"]
+
+
+def figures_of_training(made: Planted, base: BaseModel, folder: Path) -> MarginFigures:
+    """Train on planted rows by the workflow's own trainer, and compare the merged model with its base on val."""
+    for name in ("train", "val"):
+        lines = [msgspec.json.encode(_line(row)) for row in getattr(made, name)]
+        (folder / f"{name}.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    data = TrainingData(folder / "train.jsonl", folder / "val.jsonl", made.pictures, made.kind, last_answer_only=True)
+    training = Training(data, base, made.settings, "cpu", 1, DDP, FULL)
+    trained = train(training, folder / "runs", 1, made.kind)
+    (folder / "full").mkdir()
+    release(trained.last.folder, folder / "full", FULL)
+    files = [file.name for file in base.folder.iterdir()]
+    merge_weights(base.folder, folder / "full", folder / "merged", files, 1, FULL)
+    how = Measurement(
+        model_type=base.model_type,
+        text_args=made.settings.text_args,
+        loss_scale="last_round",
+        pictures=made.pictures,
+        image_max_tokens=made.settings.image_max_tokens,
+        max_length=made.settings.max_length,
+        device="cpu",
+        dtype="float32",
+        processes=1,
+        threads=1,
+    )
+    of_base, of_tuned = (
+        ModelScorer(ScoredModel(name, place, name), how, folder / "losses")
+        for name, place in (("base", base.folder), ("tuned", folder / "merged"))
+    )
+    digests = {name: sha256_of(made.pictures / name) for row in made.val for name in row.images}
+    chosen, out = choose_rows(
+        made.val, digests, {}, feedback=True, last_answer_only=False, count=VAL, key="k", seed=1
+    )
+    assert len(out) < VAL / 10, out
+    found, too_long = evaluated_rows(chosen, of_base, of_tuned)
+    assert too_long == []
+    return margin_figures(found)
+
+
+def _line(row: Row) -> dict[str, Any]:
+    turns = [{"from": turn.speaker, "value": turn.value} for turn in row.conversations]
+    return {"id": row.id, "source": row.source, "images": row.images, "conversations": turns}
