@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, kinds, kinds_with
 from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits
-from vlmflow.config.settings import Count, Number, Positive, Seed, Settings, Share
+from vlmflow.config.settings import EXPONENT_FORM, Count, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
 PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
@@ -85,6 +85,11 @@ class DatasetSettings(Settings):
 
     max_history_rounds: Count | None = 6
     """Timestep form: how many earlier attempts an example's state has; null for all of them."""
+
+    min_score: Annotated[int, Field(ge=0, le=10), EXPONENT_FORM] | None = None
+    """Kind fire: only attempts that the feedback after them gives at least this score, 0 to 10, are trained. The others
+    stay in the history with their feedback. A row ends with its last trained attempt; one without any is left out and
+    counted. null trains all attempts."""
 
     test_share: Annotated[Number, Field(ge=0, lt=1)] = 0.02
     """Without a raw test split: the share of the raw train split that becomes test, by picture, or by prompt for rows

@@ -51,14 +51,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of a data file. turns: speaker and text of the first ones; more: the number of others."""
+    """A row of a data file. turns: the first ones; more: the number of others."""
 
     file: str
     id: str
     source: str
     pictures: list[Shown]
     scores: list[float]
-    turns: list[tuple[str, Text]]
+    turns: list[tuple[str, Text, str]]
+    """Speaker, text, and a note on it, which may be empty."""
+
     more: int
 
 
@@ -217,6 +219,9 @@ def _sample(file: str, row: Row, store: Path | None, limits: PictureLimits) -> S
         row.source,
         [Shown(thumbnail(store / name, THUMBNAIL, limits) if store else None, name) for name in row.images],
         row.scores,
-        [(turn.speaker, Text.beginning(turn.value, CHARACTERS_SHOWN)) for turn in row.conversations[:TURNS_SHOWN]],
+        [
+            (turn.speaker, Text.beginning(turn.value, CHARACTERS_SHOWN), "not trained" if turn.loss is False else "")
+            for turn in row.conversations[:TURNS_SHOWN]
+        ],
         max(0, len(row.conversations) - TURNS_SHOWN),
     )

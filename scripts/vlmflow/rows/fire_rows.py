@@ -1,7 +1,6 @@
 """Converts FIRE's raw rows to one of the two training forms."""
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.chat import from_system
@@ -11,25 +10,34 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.unread import Shape, Unread
 
-Form = Callable[[str, Trajectory], list[ShareGptRow]]
-"""Takes the id of a raw row and its trajectory; returns the training rows."""
 
+@dataclass(frozen=True)
+class TrainingForm:
+    """How a trajectory becomes training rows: settings of the data set (`config.data_settings`).
 
-def training_form(form: str, max_history_rounds: int | None) -> Form:
-    """Return the function that makes the rows of a training form.
-
-    form: "trajectory" or "timestep". max_history_rounds: see `timestep_rows`; the other form ignores it.
+    form: "trajectory" or "timestep". max_history_rounds: the trajectory form ignores it.
     """
-    if form == "timestep":
-        return partial(timestep_rows, max_history_rounds=max_history_rounds)
-    return lambda identity, trajectory: [trajectory_row(identity, trajectory)]
+
+    form: str
+    max_history_rounds: int | None = None
+    min_score: int | None = None
+
+    def trains(self, trajectory: Trajectory) -> bool:
+        """Return whether any attempt is trained."""
+        return self.min_score is None or any(attempt.score >= self.min_score for attempt in trajectory.attempts)
+
+    def rows(self, identity: str, trajectory: Trajectory) -> list[ShareGptRow]:
+        """Return the rows of a trajectory of which an attempt is trained. identity: the id of the raw row."""
+        if self.form == "timestep":
+            return timestep_rows(identity, trajectory, self.max_history_rounds, self.min_score)
+        return [trajectory_row(identity, trajectory, self.min_score)]
 
 
-def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
+def fire_rows(form: TrainingForm, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
     """Return the converter of FIRE's raw rows.
 
-    form: makes the training rows of a trajectory. limits: apply to the whole trajectory, in both forms: the timestep
-    form repeats its turns in many rows. system_prompt: the first turn of every row, if any.
+    limits: apply to the whole trajectory, in both forms: the timestep form repeats its turns in many rows.
+    system_prompt: the first turn of every row, if any.
     """
     system = from_system(system_prompt)
     unread = Unread((RawRow, RawRow), NESTED)
@@ -43,6 +51,8 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
             trajectory = read_trajectory(row)
         if isinstance(trajectory, Reject):
             return trajectory
+        if not form.trains(trajectory):
+            return Reject("no_good_attempt", "")
         turns = 2 * len(trajectory.attempts) + len(system)
         if turns > limits.max_turns:
             return Reject("too_many_turns", f"{turns} turns, at most {limits.max_turns} are allowed")
@@ -64,7 +74,7 @@ def fire_rows(form: Form, limits: RowLimits, system_prompt: str | None = None) -
                 raw_row=number,
                 score_field_differs=differs,
             )
-            for made in form(identity, trajectory)
+            for made in form.rows(identity, trajectory)
         ]
 
     return MakeRows(make, unread)

@@ -46,7 +46,7 @@ class Verdict(Grouped, array_like=True, gc=False, frozen=True):
 
     picture: the picture's name in the store; empty if it has none.
     content_digest: 16 bytes over the group and the whole conversation; equal for duplicates.
-    attempts: the number of its answers.
+    attempts: the number of its last answer, counted in the raw row.
     line: the training row as JSON, with the line feed.
     """
 
@@ -213,7 +213,7 @@ def _verdict(line: bytes, grouping: Grouping, limits: RowLimits) -> Verdict:
         source=row.source,
         picture=picture,
         content_digest=hashlib.blake2b(conversation_in(training), digest_size=16, key=group).digest(),
-        attempts=len(row.attempts),
+        attempts=int(row.attempts[-1]),
         score_field_differs=row.score_field_differs,
         line=training,
     )

@@ -59,6 +59,9 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
     max_reject_share: float
     row_limits: dict[str, int]
     test_share: float
+    min_score: int | None = None
+    """Absent if all attempts are trained."""
+
     near_duplicates: dict[str, int | bool] | None = None
     """Absent if near-duplicates of the test split are kept."""
 
@@ -78,7 +81,7 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Kept raw rows by source."""
 
     kept_by_attempts: dict[str, dict[int, int]]
-    """Kept raw rows by number of attempts."""
+    """Kept raw rows by number of attempts, up to the last one that is trained."""
 
     mended_rows: dict[str, int]
     """Raw rows that an edited row replaced."""

@@ -20,7 +20,7 @@ from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
 
@@ -82,6 +82,7 @@ STOPS = [
     ("sharegpt", turns(of="conversations") | {"tools": json.dumps([TOOL])}, "tools"),
     ("sharegpt", turns(of="conversations") | {"system": "Be brief."}, "system"),
     ("sharegpt", turns({"weight": 0}, of="conversations"), "conversations.weight"),
+    ("sharegpt", turns({"loss": False}, of="conversations"), "conversations.loss"),
     ("text", {"text": "It.", "audios": ["a.wav"]}, "audios"),
 ]
 
@@ -185,7 +186,7 @@ def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
     found = converted(path, "prompt_completion", ignore_keys=["label"])
     assert found.unread_keys == {"cat\ufffdgorie": 3, "label": 2}
     row = json.dumps(fire_row(more=1)).replace("more", "caf\xe9").encode("latin-1")
-    make = fire_rows(training_form("trajectory", None), RowLimits())
+    make = fire_rows(TrainingForm("trajectory"), RowLimits())
     assert not isinstance(make("id", 0, row), Reject)
     assert make.unread.take().keys["caf\ufffd"] == 1
 
@@ -221,7 +222,7 @@ def test_a_key_of_another_name_is_the_one_that_is_read(tmp_path: Path) -> None:
 def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
     path = written(tmp_path, [fire_row(question=f"q{n}", **({"more": n} if n % 3 else {})) for n in range(9)])
     with open_rows([path], "train") as rows:
-        make = fire_rows(training_form("trajectory", None), RowLimits())
+        make = fire_rows(TrainingForm("trajectory"), RowLimits())
         choice = DatasetSettings(kind="fire", train="x").choice("train")
         found = convert(rows, tmp_path / "made", tmp_path / "rejects", "train", make, choice, 1)
     assert found.unread_keys == {"conversations.type": 9, "groundtruth": 9, "more": 6, "round": 9}
