@@ -37,6 +37,8 @@ class DatasetBlock(Settings):
     """Whether near-duplicates of the test split are dropped, and up to which distance of pictures."""
 
     min_score: int | None = None
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
     read_columns: list[str] | None = None
     """The columns to read if the raw rows are parquet; null for all."""
 
@@ -65,7 +67,8 @@ def main(
     raw_accounts: the account of each raw file of both splits; [] skips their check. mended: files of edited rows.
     stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
     counts: the account as an HTML page, to write.
-    settings: those of the data set; form, max_history_rounds, min_score and skip_images are only for stats.json.
+    settings: those of the data set; how texts and answers are trained, and skip_images, are only for
+    stats.json.
     hashes: the picture hashes of every raw split, if near-duplicates are dropped.
     """
     refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
@@ -112,6 +115,8 @@ def _rules_used(settings: DatasetBlock) -> RulesUsed:
         row_limits=settings.row_limits.model_dump(),
         test_share=settings.test_share,
         min_score=settings.min_score,
+        thoughts=settings.thoughts,
+        feedback_form=settings.feedback_form,
         near_duplicates=near_duplicates.model_dump() if near_duplicates.drop else None,
     )
 

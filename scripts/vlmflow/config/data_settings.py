@@ -91,6 +91,14 @@ class DatasetSettings(Settings):
     stay in the history with their feedback. A row ends with its last trained attempt; one without any is left out and
     counted. null trains all attempts."""
 
+    thoughts: Literal["keep", "drop"] = "keep"
+    """Kind fire. drop: of every attempt only the part after its last `Answer:`; an attempt without one stays whole, and
+    is counted."""
+
+    feedback_form: Literal["raw", "sentence"] = "raw"
+    """Kind fire. sentence: `Score: 5.` and `Feedback: Look again.` become `A score of 5 is given to the answer. Look
+    again.`; feedback of another form stays as it is, and is counted."""
+
     test_share: Annotated[Number, Field(ge=0, lt=1)] = 0.02
     """Without a raw test split: the share of the raw train split that becomes test, by picture, or by prompt for rows
     without pictures. 0 gives an empty test.jsonl."""

@@ -133,6 +133,8 @@ def _unread(found: UnreadKeys) -> dict[str, int]:
         **({"further keys, each counted separately": further} if further else {}),
         **{f"{key}, if it changes what the row means (ignore_keys)": rows for key, rows in found.ignored_keys.items()},
         **({"unanswered last turn, dropped": dropped} if dropped else {}),
+        **({"answer without `Answer:`, kept whole (thoughts)": whole} if (whole := found.answers_without_mark) else {}),
+        **({"feedback of another form, kept (feedback_form)": raw} if (raw := found.feedback_of_other_form) else {}),
     }
 
 

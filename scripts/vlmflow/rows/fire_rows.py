@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.chat import from_system
 from vlmflow.rows.converted import ConvertedRow, MakeRows
+from vlmflow.rows.fire_texts import with_sentences, without_thoughts
 from vlmflow.rows.forms.fire import NESTED, RawRow, Trajectory, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
@@ -15,12 +16,15 @@ from vlmflow.rows.unread import Shape, Unread
 class TrainingForm:
     """How a trajectory becomes training rows: settings of the data set (`config.data_settings`).
 
-    form: "trajectory" or "timestep". max_history_rounds: the trajectory form ignores it.
+    form: "trajectory" or "timestep". max_history_rounds: the trajectory form ignores it. thoughts: "keep" or "drop".
+    feedback_form: "raw" or "sentence".
     """
 
     form: str
     max_history_rounds: int | None = None
     min_score: int | None = None
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
 
     def trains(self, trajectory: Trajectory) -> bool:
         """Return whether any attempt is trained."""
@@ -53,6 +57,14 @@ def fire_rows(form: TrainingForm, limits: RowLimits, system_prompt: str | None =
             return trajectory
         if not form.trains(trajectory):
             return Reject("no_good_attempt", "")
+        whole_answers = raw_feedback = False
+        if form.thoughts == "drop":
+            shorter = without_thoughts(trajectory)
+            if isinstance(shorter, Reject):
+                return shorter
+            trajectory, whole_answers = shorter
+        if form.feedback_form == "sentence":
+            trajectory, raw_feedback = with_sentences(trajectory)
         turns = 2 * len(trajectory.attempts) + len(system)
         if turns > limits.max_turns:
             return Reject("too_many_turns", f"{turns} turns, at most {limits.max_turns} are allowed")
@@ -62,6 +74,7 @@ def fire_rows(form: TrainingForm, limits: RowLimits, system_prompt: str | None =
             unread.count(number, row)
         else:
             shape.rows += 1
+        unread.unchanged(whole_answers, raw_feedback)
         differs = trajectory.score_field_differs
         return [
             ConvertedRow(

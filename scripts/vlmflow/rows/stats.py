@@ -62,6 +62,10 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
     min_score: int | None = None
     """Absent if all attempts are trained."""
 
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
+    """Both absent if the texts are those of the raw rows."""
+
     near_duplicates: dict[str, int | bool] | None = None
     """Absent if near-duplicates of the test split are kept."""
 

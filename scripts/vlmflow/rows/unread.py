@@ -54,6 +54,12 @@ class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
     unanswered_last_turns: int
     """The rows whose last turn was dropped, because it has no answer."""
 
+    answers_without_mark: int = 0
+    """With `thoughts: drop`, the rows with an attempt that stays whole, because it has no `Answer:`. Absent if none."""
+
+    feedback_of_other_form: int = 0
+    """With `feedback_form: sentence`, the rows with feedback of another form, which stays as it is. Absent if none."""
+
 
 @dataclass
 class Found:
@@ -61,7 +67,8 @@ class Found:
 
     keys: the rows with each unread key. other_keys: their sum for all keys beyond NAMES_KEPT.
     meant: by key, the rows whose meaning it changes. first: by key, the number of the first of these rows, and the
-    value there. rows: all rows. last_turns: the rows whose unanswered last turn was dropped.
+    value there. rows: all rows. last_turns: the rows whose unanswered last turn was dropped. whole_answers,
+    raw_feedback: the rows with answers or feedback that were to be changed, and stay as they are.
     """
 
     keys: Counter[str] = field(default_factory=Counter)
@@ -70,6 +77,8 @@ class Found:
     first: dict[str, tuple[int, str]] = field(default_factory=dict)
     rows: int = 0
     last_turns: int = 0
+    whole_answers: int = 0
+    raw_feedback: int = 0
 
     def add(self, other: "Found") -> None:
         """Add what was found in later rows."""
@@ -83,6 +92,8 @@ class Found:
         self.first = other.first | self.first
         self.rows += other.rows
         self.last_turns += other.last_turns
+        self.whole_answers += other.whole_answers
+        self.raw_feedback += other.raw_feedback
 
     def refuse(self, where: str, dataset: str, meanings: Mapping[str, Meaning], ignored: Collection[str]) -> None:
         """Raise VlmflowError if keys change what rows mean and are not ignored; it names all of them.
@@ -109,6 +120,8 @@ class Found:
             further_unread_keys=self.other_keys,
             ignored_keys={key: self.meant[key] for key in sorted(ignored) if self.meant[key]},
             unanswered_last_turns=self.last_turns,
+            answers_without_mark=self.whole_answers,
+            feedback_of_other_form=self.raw_feedback,
         )
 
 
@@ -158,6 +171,11 @@ class Unread:
     def last_turn(self) -> None:
         """Count a row whose unanswered last turn is dropped."""
         self._found.last_turns += 1
+
+    def unchanged(self, answers: bool, feedback: bool) -> None:
+        """Count a row with answers, or feedback, that were to be changed and stay as they are."""
+        self._found.whole_answers += answers
+        self._found.raw_feedback += feedback
 
     def count(self, number: int, row: bytes) -> None:
         """Count the unread keys of a usable row that `shape.decode` refused. number: that of the row in the split."""
