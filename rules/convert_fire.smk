@@ -26,7 +26,8 @@ rule convert_fire:
     params:
         split="{split}",
         settings=params.dataset(
-            *("form", "max_history_rounds", "min_score", "thoughts", "feedback_form", "row_limits", "system_prompt"),
+            *("form", "max_history_rounds", "min_score", "single_turn", "thoughts", "feedback_form"),
+            *("row_limits", "system_prompt"),
         ),
         choice=params.row_choice,
     threads: 4

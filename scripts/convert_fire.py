@@ -20,6 +20,7 @@ class DatasetBlock(Settings):
     row_limits: RowLimits
     system_prompt: str | None = None
     min_score: int | None = None
+    single_turn: str | None = None
     thoughts: str = "keep"
     feedback_form: str = "raw"
 
@@ -48,8 +49,7 @@ def main(
     raw_accounts: the account of each raw file; [] skips their check.
     """
     refuse_changed_raw(raw, raw_accounts)
-    texts = settings.thoughts, settings.feedback_form
-    form = TrainingForm(settings.form, settings.max_history_rounds, settings.min_score, *texts)
+    form = TrainingForm(**{name: getattr(settings, name) for name in TrainingForm.__dataclass_fields__})
     make = fire_rows(form, settings.row_limits, settings.system_prompt)
     with open_rows(raw, split, mended) as rows:
         found = convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)

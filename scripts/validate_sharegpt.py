@@ -37,6 +37,7 @@ class DatasetBlock(Settings):
     """Whether near-duplicates of the test split are dropped, and up to which distance of pictures."""
 
     min_score: int | None = None
+    single_turn: str | None = None
     thoughts: str = "keep"
     feedback_form: str = "raw"
     read_columns: list[str] | None = None
@@ -115,6 +116,7 @@ def _rules_used(settings: DatasetBlock) -> RulesUsed:
         row_limits=settings.row_limits.model_dump(),
         test_share=settings.test_share,
         min_score=settings.min_score,
+        single_turn=settings.single_turn,
         thoughts=settings.thoughts,
         feedback_form=settings.feedback_form,
         near_duplicates=near_duplicates.model_dump() if near_duplicates.drop else None,

@@ -110,6 +110,17 @@ def test_in_the_timestep_form_each_good_answer_is_trained_once(base: Path, tmp_p
     assert trained == [[answer] for each in raw for answer in good_answers(each)]
 
 
+@pytest.mark.parametrize(("form", "loss_scale"), [("trajectory", "default"), ("timestep", "last_round")])
+def test_the_last_good_answer_is_trained_once_more_without_feedback(
+    base: Path, tmp_path: Path, form: str, loss_scale: str
+) -> None:
+    raw = [raw_row(3, 9), raw_row(2, 8, 5, 10, 4), raw_row(9, 3)]
+    rows = converted(raw, TrainingForm(form, None, 8, "last_good"))
+    trained = trained_by_ms_swift(base, rows, tmp_path, loss_scale)
+    alone = [answers for row, answers in zip(rows, trained, strict=True) if row.id.endswith("-single")]
+    assert alone == [good_answers(raw[0]), good_answers(raw[1])[-1:]]
+
+
 def test_a_bad_attempt_after_ten_megabytes_of_good_ones_stops_nothing(base: Path, tmp_path: Path) -> None:
     """ms-swift's reader fixes the keys of turns by the first 10 MB."""
     long = "why " * 4_900

@@ -91,6 +91,11 @@ class DatasetSettings(Settings):
     stay in the history with their feedback. A row ends with its last trained attempt; one without any is left out and
     counted. null trains all attempts."""
 
+    single_turn: Literal["last_good"] | None = None
+    """Kind fire. last_good: a further row for each trajectory, the question with the last attempt that has at least
+    min_score (8 without min_score), so that this answer is trained without feedback, too. There is none if no attempt
+    has it, or the first is the last that does. Its id ends in -single; it is not evaluated."""
+
     thoughts: Literal["keep", "drop"] = "keep"
     """Kind fire. drop: of every attempt only the part after its last `Answer:`; an attempt without one stays whole, and
     is counted."""

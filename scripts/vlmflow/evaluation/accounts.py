@@ -55,7 +55,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True):
 class LeftOut(msgspec.Struct, frozen=True):
     """A line of `left_out.jsonl`: a row that is out for both models.
 
-    reason: no_feedback, earlier_attempt, no_donor, over_long, or not_drawn. detail: the cause, for people.
+    reason: no_feedback, earlier_attempt, single_turn, no_donor, over_long, or not_drawn. detail: the cause, for people.
     """
 
     id: str
@@ -65,6 +65,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 WHY_OUT = {
     "no_feedback": "without feedback",
+    "single_turn": "with an answer of a dialogue that is evaluated as a whole",
     "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
     "no_donor": (
         "without a donor (a donor gives the placebo: another row of the same source, with as many turns of feedback "

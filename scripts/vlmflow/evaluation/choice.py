@@ -10,6 +10,7 @@ from random import Random
 from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.rows.chat import Turn, dialogue_start
 from vlmflow.rows.data_rows import Row
+from vlmflow.rows.raw_text import SINGLE_TURN
 
 ATTEMPT = re.compile(r"-a(\d+)$")
 """The attempt at the end of an id in the timestep form (`forms.fire.timestep_rows`)."""
@@ -58,6 +59,16 @@ def read_case(row: Row, pictures: Mapping[str, str]) -> Case:
     question = " ".join(row.conversations[dialogue_start(row.conversations)].value.split()).casefold()
     content = "\0".join(digests) if digests else question
     return Case(row, hashlib.sha256(content.encode()).hexdigest()[:16], digests)
+
+
+def without_single_turns(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:
+    """Return the rows of whole trajectories, and those that repeat one of their answers (`single_turn`) as left out."""
+    again = [
+        LeftOut(case.row.id, "single_turn", "the row of its trajectory has this question and answer")
+        for case in cases
+        if case.row.id.endswith(SINGLE_TURN)
+    ]
+    return [case for case in cases if not case.row.id.endswith(SINGLE_TURN)], again
 
 
 def last_attempts(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:

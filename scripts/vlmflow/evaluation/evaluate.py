@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import SAME_ANSWER, EvaluatedRow, LeftOut
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case
+from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, without_single_turns
 from vlmflow.evaluation.donors import find_donors, without_donor
 from vlmflow.evaluation.passes import passes_with_feedback, passes_without_feedback
 from vlmflow.rows.data_rows import Row
@@ -51,9 +51,10 @@ def choose_rows(
     wanted. key: the one of the configuration that says so. seed: of the draw and of the donors.
     """
     cases = [read_case(row, pictures) for row in rows]
-    out: list[LeftOut] = []
+    cases, out = without_single_turns(cases)
     if last_answer_only:
-        cases, out = last_attempts(cases)
+        cases, earlier = last_attempts(cases)
+        out += earlier
     donors: dict[str, Case] = {}
     if feedback:
         out += [LeftOut(case.row.id, "no_feedback", "it has one answer") for case in cases if not case.feedback]

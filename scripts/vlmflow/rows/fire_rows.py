@@ -6,23 +6,35 @@ from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.chat import from_system
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.fire_texts import with_sentences, without_thoughts
-from vlmflow.rows.forms.fire import NESTED, RawRow, Trajectory, read_trajectory, timestep_rows, trajectory_row
+from vlmflow.rows.forms.fire import (
+    NESTED,
+    RawRow,
+    Trajectory,
+    read_trajectory,
+    single_turn_row,
+    timestep_rows,
+    trajectory_row,
+)
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.unread import Shape, Unread
+
+GOOD = 8
+"""The score from which an attempt is good without `min_score`: at 8, FIRE's own dialogues end (arXiv:2407.11522)."""
 
 
 @dataclass(frozen=True)
 class TrainingForm:
     """How a trajectory becomes training rows: settings of the data set (`config.data_settings`).
 
-    form: "trajectory" or "timestep". max_history_rounds: the trajectory form ignores it. thoughts: "keep" or "drop".
-    feedback_form: "raw" or "sentence".
+    form: "trajectory" or "timestep". max_history_rounds: the trajectory form ignores it. single_turn:
+    "last_good" or None. thoughts: "keep" or "drop". feedback_form: "raw" or "sentence".
     """
 
     form: str
     max_history_rounds: int | None = None
     min_score: int | None = None
+    single_turn: str | None = None
     thoughts: str = "keep"
     feedback_form: str = "raw"
 
@@ -33,8 +45,22 @@ class TrainingForm:
     def rows(self, identity: str, trajectory: Trajectory) -> list[ShareGptRow]:
         """Return the rows of a trajectory of which an attempt is trained. identity: the id of the raw row."""
         if self.form == "timestep":
-            return timestep_rows(identity, trajectory, self.max_history_rounds, self.min_score)
-        return [trajectory_row(identity, trajectory, self.min_score)]
+            rows = timestep_rows(identity, trajectory, self.max_history_rounds, self.min_score)
+        else:
+            rows = [trajectory_row(identity, trajectory, self.min_score)]
+        return rows if self.single_turn is None else rows + self._single_turn(identity, trajectory)
+
+    def _single_turn(self, identity: str, trajectory: Trajectory) -> list[ShareGptRow]:
+        """Return the row of the last good attempt; none if no attempt is good, or the first is it.
+
+        The first attempt is trained without feedback in any case: a second row would only train it twice.
+        """
+        least = GOOD if self.min_score is None else self.min_score
+        good = [number for number, attempt in enumerate(trajectory.attempts, start=1) if attempt.score >= least]
+        if not good or good[-1] == 1:
+            return []
+        marked = self.form == "trajectory" and self.min_score is not None
+        return [single_turn_row(identity, trajectory, good[-1], marked)]
 
 
 def fire_rows(form: TrainingForm, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:

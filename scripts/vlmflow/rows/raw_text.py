@@ -24,6 +24,10 @@ def row_id(split: str, number: int, row: bytes) -> str:
     return f"{split}-{number:07}-{crc32(row):08x}"
 
 
+SINGLE_TURN = "-single"
+"""The end of the id of a row that has only the question and the last good attempt of a trajectory."""
+
+
 def clean(text: str) -> str:
     """Return a text with line feeds as its only line ends, and without white space at its beginning and end."""
     return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).strip()

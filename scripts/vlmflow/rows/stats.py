@@ -62,6 +62,9 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
     min_score: int | None = None
     """Absent if all attempts are trained."""
 
+    single_turn: str | None = None
+    """Absent if trajectories have no further row."""
+
     thoughts: str = "keep"
     feedback_form: str = "raw"
     """Both absent if the texts are those of the raw rows."""
@@ -79,7 +82,8 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Absent if there is no raw test split."""
 
     examples: dict[str, int]
-    """The number of rows in train.jsonl, val.jsonl and test.jsonl; the timestep form makes several of a raw row."""
+    """The number of rows in train.jsonl, val.jsonl and test.jsonl; the timestep form and single_turn make several of a
+    raw row."""
 
     kept_by_source: dict[str, dict[str, int]]
     """Kept raw rows by source."""

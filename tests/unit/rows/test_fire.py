@@ -227,6 +227,41 @@ def test_attempts_below_the_least_score_are_history(raw: dict[str, Any], least: 
     assert all(turn.loss is msgspec.UNSET for step in steps for turn in step.conversations)
 
 
+@pytest.mark.parametrize("form", ["trajectory", "timestep"])
+@pytest.mark.parametrize(
+    ("scores", "least", "alone"),
+    [
+        ((3, 8), None, 2),
+        ((3, 9, 8, 5), None, 3),
+        ((3, 9, 8, 5), 9, 2),
+        ((3, 5), None, None),
+        ((3, 5), 4, 2),
+        ((9, 3), None, None),
+        ((9, 3), 8, None),
+        ((10,), 8, None),
+    ],
+)
+def test_the_last_good_attempt_has_a_row_without_feedback(
+    form: str, scores: tuple[int, ...], least: int | None, alone: int | None
+) -> None:
+    """None if it is the first attempt, which has such a row, or such a beginning, already."""
+    pairs = [(("student", f"a{n}"), ("teacher", f"Score: {score}")) for n, score in enumerate(scores, start=1)]
+    raw = json.dumps(fire_row(conversations=turns(*(turn for pair in pairs for turn in pair)))).encode()
+    made = [
+        fire_rows(TrainingForm(form, 6, least, single_turn), RowLimits(), "Be brief.")("id", 7, raw)
+        for single_turn in (None, "last_good")
+    ]
+    *others, last = made[1] if alone else [*made[1], None]
+    assert others == made[0]
+    if last is not None:
+        assert (last.id, last.attempts, last.scores, last.raw_row) == ("id-single", [alone], [scores[alone - 1]], 7)
+        said = [(turn.speaker, turn.value) for turn in last.conversations]
+        assert said == [("system", "Be brief."), ("human", "<image>\nWhat is it?"), ("gpt", f"a{alone}")]
+        marked = [turn.loss for turn in others[-1].conversations if turn.speaker == "gpt"][-1:]
+        assert [last.conversations[-1].loss] == marked, "all answers of a data set have loss, or none"
+        assert first_fault(last, RowLimits()) is None
+
+
 def test_a_trajectory_without_a_good_attempt_is_left_out() -> None:
     """Before its size is looked at: nobody requested it."""
     make = fire_rows(TrainingForm("trajectory", min_score=10), RowLimits(max_turns=2))

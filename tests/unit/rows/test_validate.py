@@ -112,6 +112,24 @@ def test_rows_without_a_good_attempt_are_left_out_and_counted(tmp_path: Path) ->
     assert "min_score: no attempt of these rows has that score" in refused.value.next_step
 
 
+def test_a_row_without_feedback_stays_with_its_trajectory(tmp_path: Path) -> None:
+    """In its split, right after it. Two trajectories with the same last answer are no duplicates; a repeated one is."""
+    train = some_rows(30)
+    train += [fire_row(picture(number), f"question {number}", rounds=3) for number in range(30)]
+    for row in train[30:]:
+        row["conversations"][-2]["value"] = "Thought: t2.\nAnswer: a2"  # the last answer of the first 30
+    form = TrainingForm("trajectory", min_score=8, single_turn="last_good")
+    files = split_files(tmp_path, "train", [*train, train[0]], form)
+    stats = validate([files], tmp_path / "out", SplitRules(0.2, 1, 0.5, RowLimits()), processes=1)
+    assert stats.train == SplitCounts(61, 60, {"duplicate": 1})
+    assert stats.kept_by_attempts == {"train": {2: 30, 3: 30}}
+    assert sum(stats.examples.values()) == 120
+    for split in ("train", "val"):
+        ids = [row["id"] for row in lines(tmp_path / "out" / f"{split}.jsonl")]
+        assert ids[1::2] == [f"{identity}-single" for identity in ids[::2]]
+        assert ids
+
+
 def test_duplicates_are_dropped(tmp_path: Path) -> None:
     """The same picture bytes and the same canonical conversation; white space and tags make no difference."""
     again = fire_row("other/name.jpg", "<image>question 0 \r\n")

@@ -17,7 +17,7 @@ import msgspec
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.raw.named import source_of
 from vlmflow.rows.chat import FIRST_LINE, Turn, without_tags
-from vlmflow.rows.raw_text import clean
+from vlmflow.rows.raw_text import SINGLE_TURN, clean
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 
@@ -97,7 +97,7 @@ FORM = RawForm(
     row="FIRE's trajectories: a question on a picture, attempts to answer it, and feedback with a score",
     content=NamedInRow,
     meanings={},
-    settings=("form", "max_history_rounds", "min_score", "thoughts", "feedback_form"),
+    settings=("form", "max_history_rounds", "min_score", "single_turn", "thoughts", "feedback_form"),
     fixed=True,
     feedback=("fire",),
     gold=read_gold,
@@ -199,6 +199,17 @@ def timestep_rows(
         for last, attempt in enumerate(attempts, start=1)
         if min_score is None or attempt.score >= min_score
     ]
+
+
+def single_turn_row(identity: str, trajectory: Trajectory, attempt: int, marked: bool) -> ShareGptRow:
+    """Return the question with one attempt, without what came before it.
+
+    attempt: its number, from 1. marked: whether the answer has `loss`, as those of the data set's other rows.
+    """
+    row = _row(identity + SINGLE_TURN, trajectory, attempt - 1, attempt)
+    if marked:
+        row.conversations[-1].loss = True
+    return row
 
 
 def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareGptRow:
