@@ -68,8 +68,8 @@ def main(
     raw_accounts: the account of each raw file of both splits; [] skips their check. mended: files of edited rows.
     stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
     counts: the account as an HTML page, to write.
-    settings: those of the data set; how texts and answers are trained, and skip_images, are only for
-    stats.json.
+    settings: those of the data set; max_history_rounds, min_score, single_turn, thoughts, feedback_form and
+    skip_images are only for stats.json.
     hashes: the picture hashes of every raw split, if near-duplicates are dropped.
     """
     refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
@@ -88,6 +88,7 @@ def main(
         settings.modality,
         one_prompt=settings.one_prompt,
         drop_near_questions=settings.near_duplicates.drop,
+        last_answer_only=settings.form == "timestep",
     )
     find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
     counted = validate(files, stats.parent, rules, threads, mended, find_look_alikes, settings.read_columns)

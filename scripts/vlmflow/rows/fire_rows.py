@@ -17,10 +17,8 @@ from vlmflow.rows.forms.fire import (
 )
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.trained_text import GOOD
 from vlmflow.rows.unread import Shape, Unread
-
-GOOD = 8
-"""The score from which an attempt is good without `min_score`: at 8, FIRE's own dialogues end (arXiv:2407.11522)."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,9 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     kept_by_attempts: dict[str, dict[int, int]]
     """Kept raw rows by number of attempts, up to the last one that is trained."""
 
+    trained_characters: dict[int, int] = {}
+    """The characters of the trained answers of train.jsonl, by score. Absent if answers have no scores."""
+
     mended_rows: dict[str, int]
     """Raw rows that an edited row replaced."""
 

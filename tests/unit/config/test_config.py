@@ -64,6 +64,15 @@ def test_the_run_on_good_answers_differs_in_nothing_else() -> None:
     assert config.datasets["fire-good"] == config.datasets["fire"].model_copy(update=changes)
 
 
+def test_the_run_on_good_answers_is_known_of_the_same_data_alone() -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    shipped = check_config(copy.deepcopy(config), [])
+    assert shipped.good_run("fire") == "qwen3vl-fire-good"
+    assert [shipped.good_run(name) for name in ("fire-good", "fire-timestep", "volcano")] == [None, None, None]
+    config["datasets"]["fire"]["train"] = "mine.json"
+    assert check_config(config, []).good_run("fire") is None
+
+
 def test_the_run_on_fire_has_the_original_settings() -> None:
     """As read in its run_sft_qwen3vl_fire_4gpu.sh and prepare_fire_sharegpt.py (commit 179cae2)."""
     config = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [ROOT / "config.yaml"])
