@@ -12,12 +12,19 @@ import pytest
 
 from fire_rows import fire_row, write_picture
 from vlmflow.config.row_settings import RowLimits
+from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import TokenCounter, measure_rows
+from vlmflow.pictures.image_manifest import PictureEntry
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.sharegpt import as_line
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel
 from vlmflow.swift.child_process import environment
 from workflow_runs import ROOT
 
@@ -119,6 +126,23 @@ def test_the_last_good_answer_is_trained_once_more_without_feedback(
     trained = trained_by_ms_swift(base, rows, tmp_path, loss_scale)
     alone = [answers for row, answers in zip(rows, trained, strict=True) if row.id.endswith("-single")]
     assert alone == [good_answers(raw[0]), good_answers(raw[1])[-1:]]
+
+
+@pytest.mark.parametrize("form", [TrainingForm("trajectory", None, 8, "last_good"), TrainingForm("timestep", 6)])
+def test_every_run_compares_what_it_trains_with_ms_swift(base: Path, tmp_path: Path, form: TrainingForm) -> None:
+    """Before a GPU is asked for. If it trains an attempt that is history by our count, the run stops."""
+    rows = converted([raw_row(3, 9), raw_row(2, 8, 5, 10, 4)], form)
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(b"\n".join(as_line(row, ["p.png"]) for row in rows) + b"\n")
+    picture = PictureEntry(path="p", rows=1, name="p.png", width=64, height=48, sha256="0" * 64)
+    counter = TokenCounter(base / "model", [picture], 16, ChatForm.of({}, form.form == "timestep"))
+    lengths = list(measure_rows(file, counter, 1))
+    data = TrainingData(file, file, base / "pictures", "digest", last_answer_only=form.form == "timestep")
+    model = BaseModel(base / "model", "qwen3_vl", "digest")
+    assert check_lengths({file: lengths}, data, model, 16, {}, 1) == len(rows)
+    off = [*lengths[:-1], msgspec.structs.replace(lengths[-1], trained_tokens=lengths[-1].trained_tokens + 1)]
+    with pytest.raises(VlmflowError, match=rf"1 of {len(rows)} checked rows train other tokens .*{lengths[-1].id}"):
+        check_lengths({file: off}, data, model, 16, {}, 1)
 
 
 def test_a_bad_attempt_after_ten_megabytes_of_good_ones_stops_nothing(base: Path, tmp_path: Path) -> None:

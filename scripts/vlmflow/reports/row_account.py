@@ -6,7 +6,7 @@ from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
 from vlmflow.reports.page import Tile
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT, REASONS
 from vlmflow.rows.stats import SplitCounts, Stats
-from vlmflow.rows.unread import UnreadKeys
+from vlmflow.rows.unread_keys import UnreadKeys
 
 KINDS = {
     "kept": "kept",

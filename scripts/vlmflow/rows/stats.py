@@ -5,7 +5,7 @@ import msgspec
 from vlmflow.config import raw_forms
 from vlmflow.pictures.picture_counts import NotChecked, PictureCounts
 from vlmflow.rows.rejects import LEFT_OUT
-from vlmflow.rows.unread import UnreadKeys
+from vlmflow.rows.unread_keys import UnreadKeys
 
 
 class SplitCounts(msgspec.Struct):

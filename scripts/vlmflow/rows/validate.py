@@ -29,7 +29,7 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
 from vlmflow.rows.row_counts import Account
 from vlmflow.rows.stats import RawFile, RowStats
-from vlmflow.rows.unread import Found, UnreadKeys
+from vlmflow.rows.unread_keys import Found, UnreadKeys
 
 if TYPE_CHECKING:  # it imports numpy, which takes as long as all other imports here
     from vlmflow.pictures.look_alikes import LookAlike

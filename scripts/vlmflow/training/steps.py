@@ -37,8 +37,7 @@ class Steps:
 
         An epoch may end with a smaller step. samples: those of the train split (`samples_of`).
         """
-        side = side_by_side(settings, processes)
-        each = math.ceil(samples / side) if settings.sequence_parallel > 1 else samples // side
+        side, each = side_by_side(settings, processes), _each(samples, settings, processes)
         batches = math.ceil(each / settings.per_device_batch_size)
         per_epoch = max(1, math.ceil(batches / settings.gradient_accumulation_steps))
         total = settings.max_steps or math.ceil(settings.epochs * per_epoch)
@@ -49,6 +48,12 @@ class Steps:
 def side_by_side(settings: TrainSettings, processes: int) -> int:
     """Return how many samples the processes train at the same time; with sequence parallelism several share each."""
     return processes // settings.sequence_parallel
+
+
+def _each(samples: int, settings: TrainSettings, processes: int) -> int:
+    """Return how many samples each process takes in a pass."""
+    side = side_by_side(settings, processes)
+    return math.ceil(samples / side) if settings.sequence_parallel > 1 else samples // side
 
 
 def samples_of(lengths: Sequence[int], settings: TrainSettings) -> list[Sample]:
@@ -116,7 +121,7 @@ def _taken(
     import torch
 
     side, size = side_by_side(settings, processes), settings.per_device_batch_size
-    each = math.ceil(samples / side) if settings.sequence_parallel > 1 else samples // side
+    each = _each(samples, settings, processes)
     batches = min(math.ceil(each / size), steps * settings.gradient_accumulation_steps)
     generator = torch.Generator()
     generator.manual_seed(settings.seed + epoch)

@@ -18,11 +18,11 @@ from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
-from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
 from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.unread_keys import UnreadKeys
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -40,7 +40,7 @@ def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
 
 def converted(
     path: Path, kind: str, processes: int = 1, mended: list[Path] | None = None, **settings: Any
-) -> unread.UnreadKeys:
+) -> UnreadKeys:
     """Convert a file of texts in the folder of data set `mine`; return the unread keys."""
     dataset = DatasetSettings(kind=kind, train=str(path), modality="text", **settings)
     made = path.parent / "mine" / "train.jsonl"
@@ -49,7 +49,7 @@ def converted(
     with open_rows([path], "train", mended or [], choice.read_columns) as rows:
         found = convert(rows, made, rejects := made.with_suffix(".rejects"), "train", make, choice, processes)
     assert found.digests == digests_of(made.parent, [made.name, rejects.name])
-    return unread.UnreadKeys(**{field: getattr(found, field) for field in unread.UnreadKeys.__struct_fields__})
+    return UnreadKeys(**{field: getattr(found, field) for field in UnreadKeys.__struct_fields__})
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -173,7 +173,7 @@ def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
     """Rejected rows, and those of another modality, are not trained."""
     bad = turns({"role": "tool"}) | {"tools": [TOOL]}
     found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "tools": [TOOL]}]), "messages")
-    assert found == unread.UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
+    assert found == UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
 
 
 def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
 
 def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More names of keys than are kept, and rows with many kinds of keys, in many shards."""
-    monkeypatch.setattr(unread, "NAMES_KEPT", 40)
+    monkeypatch.setattr("vlmflow.rows.unread_keys.NAMES_KEPT", 40)
     monkeypatch.setattr("vlmflow.rows.convert.SHARD_BYTES", 2_000)
     long = {"n" * 200: 1}
     rows = [
