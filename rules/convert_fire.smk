@@ -25,7 +25,10 @@ rule convert_fire:
         dataset=names.fire_datasets(),
     params:
         split="{split}",
-        settings=params.dataset("form", "max_history_rounds", "row_limits", "system_prompt"),
+        settings=params.dataset(
+            *("form", "max_history_rounds", "min_score", "single_turn", "thoughts", "feedback_form"),
+            *("row_limits", "system_prompt"),
+        ),
         choice=params.row_choice,
     threads: 4
     resources:

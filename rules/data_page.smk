@@ -30,6 +30,7 @@ rule data_page:
         reads="vlmflow/reports/templates",
         picture_store=lookup(dpath="stores/pictures", within=config),
         settings=params.dataset("picture_limits", "near_duplicates"),
+        good_run=params.good_run,
     threads: 1
     resources:
         mem_mb=4_000,  # one picture of the largest max_pixels at a time

@@ -40,7 +40,8 @@ rule validate_sharegpt:
         "benchmarks/validate_sharegpt/{dataset}.tsv"
     params:
         settings=params.dataset(
-            *("kind", "one_prompt", "form", "max_history_rounds", "modality", "skip_images"),
+            *("kind", "one_prompt", "form", "max_history_rounds", "min_score", "single_turn"),
+            *("thoughts", "feedback_form", "modality", "skip_images"),
             *("test_share", "val_share", "seed", "max_reject_share", "row_limits", "read_columns"),
             near_duplicates="near_duplicates_to_drop",
         ),

@@ -9,7 +9,7 @@ from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 
 
 class DatasetBlock(Settings):
@@ -19,6 +19,10 @@ class DatasetBlock(Settings):
     max_history_rounds: int | None
     row_limits: RowLimits
     system_prompt: str | None = None
+    min_score: int | None = None
+    single_turn: str | None = None
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
 
 
 def main(
@@ -45,7 +49,7 @@ def main(
     raw_accounts: the account of each raw file; [] skips their check.
     """
     refuse_changed_raw(raw, raw_accounts)
-    form = training_form(settings.form, settings.max_history_rounds)
+    form = TrainingForm(**{name: getattr(settings, name) for name in TrainingForm.__dataclass_fields__})
     make = fire_rows(form, settings.row_limits, settings.system_prompt)
     with open_rows(raw, split, mended) as rows:
         found = convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)

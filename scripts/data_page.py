@@ -27,20 +27,22 @@ def main(
     picture_store: Path,
     settings: DatasetBlock,
     pictures: list[Path] | None = None,
+    good_run: str | None = None,
 ) -> None:
     """Write the page.
 
     stats: the data set's account; its rows, its quarantine and its near-duplicates are in the same folder.
     pictures: the image manifest of every raw split, named after the split; none if no pictures were checked.
     page: the HTML file to write. picture_store: the folder with all picture stores.
-    settings: those with which its pictures were checked and near-duplicates were searched.
+    settings: those with which its pictures were checked and near-duplicates were searched. good_run: a run that trains
+    only good attempts of the same data.
     """
     manifests = {file.stem: file for file in pictures or []}
     store = picture_store / stats.parent.name
     refuse_other_rows(stats)
     shown = chain.from_iterable(map(read_picture_manifest, manifests.values()))
     refuse_changed_pictures(store, (entry for entry in shown if entry.reason is None))
-    html = data_page(stats.parent, manifests, store, settings.picture_limits, settings.near_duplicates)
+    html = data_page(stats.parent, manifests, store, settings.picture_limits, settings.near_duplicates, good_run)
     with whole_file(page, "w") as file:
         file.write(html)
 

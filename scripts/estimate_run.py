@@ -1,5 +1,6 @@
 """Estimate memory, time and price of a run from its settings, its rows' lengths and the model's config.json."""
 
+import logging
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -8,6 +9,9 @@ from vlmflow.core.account import write_account
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.of_run import estimate_of_run
 from vlmflow.estimate.verdict import judge
+from vlmflow.training.steps import schedule_in_words
+
+log = logging.getLogger("vlmflow")
 
 
 def main(*, train: Path, val: Path, summary: Path, model_files: Path, estimate: Path, settings: EstimateBlock) -> None:
@@ -19,6 +23,7 @@ def main(*, train: Path, val: Path, summary: Path, model_files: Path, estimate: 
     """
     found = estimate_of_run(train, val, summary, model_files, settings)
     if not isinstance(found, NoEstimate):
+        log.info(f"{estimate.stem}: {schedule_in_words(found.steps, found.evaluations)}")
         judge(found, estimate.stem, on_gpu=settings.device == "cuda", ignored=settings.estimate == "ignore")
     write_account(estimate, found)
 

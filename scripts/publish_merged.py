@@ -48,6 +48,7 @@ def main(
     settings: RunBlock,
     picture_licences: dict[str, str],
     evaluations: list[Path] | None = None,
+    good_run: str | None = None,
 ) -> None:
     """Publish one run's proven weights.
 
@@ -56,7 +57,8 @@ def main(
     full, smoke: the training's folders. model: folder with the base model's manifest.
     rows: the run's rows that fit (fitted/RUN). stats: the data set's account.
     settings: those of the run. evaluations: the folders eval/RUN/SPLIT of an evaluated run.
-    picture_licences: the licences of picture sources, by the beginnings of the pictures' paths.
+    picture_licences: the licences of picture sources, by the beginnings of the pictures' paths. good_run: a run that
+    trains only good attempts of the same data.
     """
     refuse_other_rows(rows / ACCOUNT)
     base, proof = read_model_manifest(model), read_proof(verified)
@@ -72,7 +74,7 @@ def main(
         sees_pictures = "vision_config" in read_json(folder / "config.json")
         limited = publish_limits(folder, trained.settings["image_max_tokens"])
         facts = provenance(
-            published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated
+            published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated, good_run
         )
         if settings.chosen_by:
             facts = msgspec.structs.replace(facts, chosen_by=settings.chosen_by.in_words())

@@ -36,6 +36,10 @@ class DatasetBlock(Settings):
     near_duplicates: NearDuplicates
     """Whether near-duplicates of the test split are dropped, and up to which distance of pictures."""
 
+    min_score: int | None = None
+    single_turn: str | None = None
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
     read_columns: list[str] | None = None
     """The columns to read if the raw rows are parquet; null for all."""
 
@@ -64,7 +68,8 @@ def main(
     raw_accounts: the account of each raw file of both splits; [] skips their check. mended: files of edited rows.
     stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
     counts: the account as an HTML page, to write.
-    settings: those of the data set; form, max_history_rounds and skip_images are only for stats.json.
+    settings: those of the data set; max_history_rounds, min_score, single_turn, thoughts, feedback_form and
+    skip_images are only for stats.json.
     hashes: the picture hashes of every raw split, if near-duplicates are dropped.
     """
     refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
@@ -83,6 +88,7 @@ def main(
         settings.modality,
         one_prompt=settings.one_prompt,
         drop_near_questions=settings.near_duplicates.drop,
+        last_answer_only=settings.form == "timestep",
     )
     find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
     counted = validate(files, stats.parent, rules, threads, mended, find_look_alikes, settings.read_columns)
@@ -110,6 +116,10 @@ def _rules_used(settings: DatasetBlock) -> RulesUsed:
         max_reject_share=settings.max_reject_share,
         row_limits=settings.row_limits.model_dump(),
         test_share=settings.test_share,
+        min_score=settings.min_score,
+        single_turn=settings.single_turn,
+        thoughts=settings.thoughts,
+        feedback_form=settings.feedback_form,
         near_duplicates=near_duplicates.model_dump() if near_duplicates.drop else None,
     )
 

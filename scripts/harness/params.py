@@ -112,6 +112,14 @@ class RuleParams:
         """The same without its weights."""
         return _state(self._settings.models[wildcards.model].source, small_names)
 
+    def good_run(self, wildcards: Any) -> str | None:
+        """A run that trains only good attempts of wildcard `dataset`; null if there is none."""
+        return self._settings.good_run(wildcards.dataset)
+
+    def good_run_of_run(self, wildcards: Any) -> str | None:
+        """The same for the data set of wildcard `run`."""
+        return self._settings.good_run(self._settings.runs[wildcards.run].dataset)
+
     def row_choice(self, wildcards: Any) -> dict[str, Any]:
         """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
         return self._settings.datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")

@@ -12,6 +12,7 @@ from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
 from harness import ancient_inputs, search_targets, stale_lock, staleness
+from harness.plan_notes import notes
 from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
@@ -62,6 +63,7 @@ def install(workflow: Any, settings: Config) -> None:
         _refuse_missing_roots(workflow, settings)
         _refuse_a_missing_environment(workflow)
         if workflow.dryrun:
+            _say_what_is_trained(workflow, settings)
             _look_past_the_lock(workflow)
 
     workflow._build_dag = look_and_build
@@ -199,6 +201,15 @@ def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
                         f"datasets.{dataset}.image_roots: no folder {root}\n"
                         "  what to do: set the folders below which the rows' picture paths exist"
                     )
+
+
+def _say_what_is_trained(workflow: Any, settings: Config) -> None:
+    """Print what earlier stages know about the runs that would be trained."""
+    if workflow.storage_registry.default_storage_provider is not None:
+        return  # their accounts are elsewhere
+    planned = {run_of(settings, job) for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}
+    for line in notes(settings, sorted(planned), Path()):
+        print(line, file=sys.stderr)
 
 
 def _look_past_the_lock(workflow: Any) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.validate import SplitFiles
 
 NO_LIMITS = RowLimits(max_turns=10**9, max_turn_chars=10**9)
@@ -53,9 +53,12 @@ def write_picture(path: Path, colour: tuple[int, int, int] = (200, 30, 30)) -> P
     return path
 
 
-def split_files(folder: Path, split: str, rows: list[Any], form: str = "trajectory", **pictures: Any) -> SplitFiles:
+def split_files(
+    folder: Path, split: str, rows: list[Any], form: str | TrainingForm = "trajectory", **pictures: Any
+) -> SplitFiles:
     """Convert `rows` into `folder`, with a manifest in which every picture is usable.
 
+    form: how trajectories become rows, or only its name.
     pictures: entries of the manifest to change, by path: `pictures={"a.jpg": {"reason": "missing"}}`.
     """
     changes = pictures.get("pictures", {})
@@ -64,7 +67,7 @@ def split_files(folder: Path, split: str, rows: list[Any], form: str = "trajecto
         split, [raw], folder / f"{split}.jsonl", folder / f"{split}.rejects.jsonl", folder / f"{split}.i"
     )
     with open_rows([raw], split) as raw_rows:
-        make = fire_rows(training_form(form, 6), NO_LIMITS)
+        make = fire_rows(TrainingForm(form, 6) if isinstance(form, str) else form, NO_LIMITS)
         convert(raw_rows, files.converted, files.rejects, split, make, RowChoice(), processes=1)
     entries: dict[str, dict[str, Any]] = {}
     with open_rows([raw], split) as raw_rows:

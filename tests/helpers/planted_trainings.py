@@ -179,9 +179,7 @@ def figures_of_training(made: Planted, base: BaseModel, folder: Path) -> MarginF
         for name, place in (("base", base.folder), ("tuned", folder / "merged"))
     )
     digests = {name: sha256_of(made.pictures / name) for row in made.val for name in row.images}
-    chosen, out = choose_rows(
-        made.val, digests, {}, feedback=True, last_answer_only=False, count=VAL, key="k", seed=1
-    )
+    chosen, out = choose_rows(made.val, digests, {}, feedback=True, last_answer_only=False, count=VAL, key="k", seed=1)
     assert len(out) < VAL / 10, out
     found, too_long = evaluated_rows(chosen, of_base, of_tuned)
     assert too_long == []

@@ -22,7 +22,7 @@ from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
@@ -175,8 +175,7 @@ def test_dropping_attempts_is_having_a_shorter_history(system_prompt: str | None
     """A shortened row has exactly the bytes that the converter writes for a shorter history."""
     raw = json.dumps(fire_row(rounds=5)).encode()
     made = [
-        fire_rows(training_form("timestep", rounds), RowLimits(), system_prompt)("t", 0, raw)[-1]
-        for rounds in (None, 1)
+        fire_rows(TrainingForm("timestep", rounds), RowLimits(), system_prompt)("t", 0, raw)[-1] for rounds in (None, 1)
     ]
     long, short = (as_line(row, row.images) for row in made)
     read = msgspec.json.decode(long, type=ShareGptRow)

@@ -63,6 +63,7 @@ TEXT_ARGS = [
     {"template": "qwen3"},  # an empty think block is put before answers
     {"template": "qwen3", "system": "Be long.\\nAnd kind."},
     {"template": "qwen3_nothinking", "system": "Be long."},
+    {"template": "qwen3", "disable_ignore_empty_think": True},  # the empty think block is trained
 ]
 
 MS_SWIFT = """
@@ -75,7 +76,10 @@ for words in json.load(open(sys.argv[1])):
 
 
 def test_lengths_are_those_of_the_trainer(text_run: Path, tmp_path: Path) -> None:
-    """To the token: with the real run's template and options and without, with a system turn and without."""
+    """To the token, as is what is trained: with the real run's template and options and without, with a system turn.
+
+    And without one.
+    """
     rows = [json.loads(line) for line in (text_run / "data" / "alpaca" / "val.jsonl").read_text().splitlines()]
     asked, answered = rows[0]["conversations"][-2:]
     thought = answered | {"value": f"<think>\nWell, 3.\n</think>\n\n{answered['value']}"}
@@ -88,7 +92,7 @@ def test_lengths_are_those_of_the_trainer(text_run: Path, tmp_path: Path) -> Non
     ours, calls = [], []
     for text_args, last_answer_only in itertools.product(TEXT_ARGS, (False, True)):
         counter = TokenCounter(base.folder, [], 64, ChatForm.of(text_args, last_answer_only))
-        ours.append([row.tokens for row in measure_rows(file, counter, 1)])
+        ours.append([[row.tokens, row.trained_tokens] for row in measure_rows(file, counter, 1)])
         data = TrainingData(file, file, tmp_path, "digest", last_answer_only)
         words = as_words(template_arguments(base.folder, base.model_type, data.loss_scale, text_args))
         calls.append([str(file), str(tmp_path / f"{len(calls)}.json"), *words])

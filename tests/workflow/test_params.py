@@ -40,6 +40,10 @@ EVALUATED = {"evaluate", "answer"}
 CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.form": ("timestep", {"convert_fire", "validate_sharegpt"}),
     "datasets.fire.max_history_rounds": (3, {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.min_score": (8, {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.single_turn": ("last_good", {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.thoughts": ("keep", {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.feedback_form": ("raw", {"convert_fire", "validate_sharegpt"}),
     "datasets.fire.row_limits.max_turns": (8, {"convert_fire", "validate_sharegpt"}),
     "datasets.fire.row_limits.max_turn_chars": (9, {"convert_fire", "validate_sharegpt"}),
     "datasets.volcano.row_limits.max_turns": (8, {"validate_sharegpt"}),

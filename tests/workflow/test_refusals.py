@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from forked_snakemake import called
+from made_stats import some_stats
+from vlmflow.core.account import write_account
 from workflow_runs import ROOT
 
 
@@ -165,12 +167,27 @@ def test_without_a_target_the_runs_of_your_own_file_are_made(tmp_path: Path) -> 
     file = tmp_path / "mine.yaml"
     data = {"datasets": {"fire": {"train": str(tmp_path / "t.json"), "test": None}}}
     run = {"runs": {"mine": {"model": "qwen3-8b", "dataset": "fire"}}}
-    for config, planned in ((data | run, {"mine"}), (data, {"qwen3vl-fire", "qwen3vl-volcano", "qwen3-alpaca"})):
+    shipped = {"qwen3vl-fire", "qwen3vl-fire-good", "qwen3vl-volcano", "qwen3-alpaca"}
+    for config, planned in ((data | run, {"mine"}), (data, shipped)):
         file.write_text(yaml.safe_dump(config))
         done = call(tmp_path, "-n", "--configfile", str(file))
         assert done.returncode == 0, done.stdout + done.stderr
         (all_of_it,) = re.findall(r"rule all:\n    input: (.*)", done.stdout)
         assert set(re.findall(r"merged/([^,]+)", all_of_it)) == planned
+
+
+def test_a_plan_says_what_is_trained_and_from_how_many_evaluations_it_chooses(tmp_path: Path) -> None:
+    """Where the data is there already; the run itself says nothing of it."""
+    folder = tmp_path / "data" / "fire"
+    folder.mkdir(parents=True)
+    stats = some_stats(examples={"train": 300, "val": 9, "test": 0}, trained_characters={3: 1, 9: 3})
+    write_account(folder / "stats.json", stats)
+    done = call(tmp_path, "-n", "--", "checkpoints/qwen3vl-fire/smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    bad = "25% of the trained text is attempts scored below 8; run qwen3vl-fire-good trains the others"
+    assert f"data set fire: {bad}\n" in done.stderr
+    assert "run qwen3vl-fire: 5 steps, 1 evaluation: nothing to choose from\n" in done.stderr
+    assert "evaluation:" not in call(tmp_path, "-n", "--", "fitted/qwen3vl-fire").stderr, "nothing is trained"
 
 
 def test_more_trainers_than_cores_are_not_planned(tmp_path: Path) -> None:

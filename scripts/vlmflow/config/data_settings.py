@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, kinds, kinds_with
 from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits
-from vlmflow.config.settings import Count, Number, Positive, Seed, Settings, Share
+from vlmflow.config.settings import EXPONENT_FORM, Count, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
 PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
@@ -85,6 +85,24 @@ class DatasetSettings(Settings):
 
     max_history_rounds: Count | None = 6
     """Timestep form: how many earlier attempts an example's state has; null for all of them."""
+
+    min_score: Annotated[int, Field(ge=0, le=10), EXPONENT_FORM] | None = None
+    """Kind fire: only attempts that the feedback after them gives at least this score, 0 to 10, are trained. The others
+    stay in the history with their feedback. A row ends with its last trained attempt; one without any is left out and
+    counted. null trains all attempts."""
+
+    single_turn: Literal["last_good"] | None = None
+    """Kind fire. last_good: a further row for each trajectory, the question with the last attempt that has at least
+    min_score (8 without min_score), so that this answer is trained without feedback, too. There is none if no attempt
+    has it, or the first is the last that does. Its id ends in -single; it is not evaluated."""
+
+    thoughts: Literal["keep", "drop"] = "keep"
+    """Kind fire. drop: of every attempt only the part after its last `Answer:`; an attempt without one stays whole, and
+    is counted."""
+
+    feedback_form: Literal["raw", "sentence"] = "raw"
+    """Kind fire. sentence: `Score: 5.` and `Feedback: Look again.` become `A score of 5 is given to the answer. Look
+    again.`; feedback of another form stays as it is, and is counted."""
 
     test_share: Annotated[Number, Field(ge=0, lt=1)] = 0.02
     """Without a raw test split: the share of the raw train split that becomes test, by picture, or by prompt for rows

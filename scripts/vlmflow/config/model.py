@@ -120,6 +120,19 @@ class Config(Settings):
     search: dict[Name, SearchSettings] = {}
     """Searches for settings of a run, by name; `search/NAME/best.yaml` is the target."""
 
+    def good_run(self, dataset: str) -> str | None:
+        """Return a run that trains only good attempts of the same data, or None.
+
+        Its data set is this one but for `min_score`, which it sets, and `single_turn`.
+        """
+        own = self.datasets[dataset]
+        for name, run in self.runs.items():
+            other = self.datasets[run.dataset]
+            alike = other.model_copy(update={"min_score": own.min_score, "single_turn": own.single_turn}) == own
+            if alike and (other.min_score or 0) > (own.min_score or 0):
+                return name
+        return None
+
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         for name, run in self.runs.items():

@@ -26,6 +26,12 @@ TEXT_ARGS = (
 
 FLASH_ATTENTION = ("flash_attention_2", "flash_attention_3")
 
+EVALUATIONS = 10
+"""Evaluations that a run has by default, if it has so many steps: of a single one nothing can be chosen."""
+
+LONGEST_SAVED, LONGEST_EVALUATED = 100, 500
+"""The most steps between two checkpoints, and between two evaluations, by default."""
+
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 
 
@@ -102,12 +108,13 @@ class TrainSettings(Settings):
     seed: Seed = 42
     """Seed of initialisation and data order."""
 
-    checkpoint_steps: Positive = 100
-    """Steps between two checkpoints."""
+    checkpoint_steps: Positive | None = None
+    """Steps between two checkpoints. null: 100, or fewer in a run that is evaluated more often."""
 
-    evaluation_steps: Positive = 500
+    evaluation_steps: Positive | None = None
     """Steps between two evaluations on the val split; rounded up to a multiple of checkpoint_steps, because the result
-    is the saved adapter with the lowest validation loss. The last step is always evaluated."""
+    is the saved adapter with the lowest validation loss. The last step is always evaluated. null: a tenth of the run's
+    steps, at most 500, and a multiple of checkpoint_steps if that is set."""
 
     early_stop_after: Positive | None = None
     """End the training, as a success, after this many evaluations in a row without a new lowest validation loss; null
@@ -197,10 +204,27 @@ class TrainSettings(Settings):
             )
         return self
 
+    def scheduled(self, steps: int) -> Self:
+        """Return the settings of a run of so many steps: checkpoint_steps and evaluation_steps are numbers."""
+        tenth = max(1, steps // EVALUATIONS)
+        if self.evaluation_steps or self.checkpoint_steps:
+            saved = self.save_every
+        else:  # parts of the way to an evaluation
+            saved = min(tenth, LONGEST_EVALUATED)
+            saved //= -(-saved // LONGEST_SAVED)
+        longest = -(-LONGEST_EVALUATED // saved) * saved
+        evaluated = self.evaluation_steps or min(longest, max(saved, tenth // saved * saved))
+        return self.model_copy(update={"checkpoint_steps": saved, "evaluation_steps": evaluated})
+
+    @property
+    def save_every(self) -> int:
+        """Steps between two checkpoints; before `scheduled`, those of a long run."""
+        return self.checkpoint_steps or min(LONGEST_SAVED, self.evaluation_steps or LONGEST_SAVED)
+
     @property
     def evaluate_every(self) -> int:
         """Steps between two evaluations: evaluation_steps, rounded up to a multiple of checkpoint_steps."""
-        return -(-self.evaluation_steps // self.checkpoint_steps) * self.checkpoint_steps
+        return -(-(self.evaluation_steps or LONGEST_EVALUATED) // self.save_every) * self.save_every
 
     @property
     def text_args(self) -> dict[str, str | int | float | bool]:

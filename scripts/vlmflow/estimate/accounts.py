@@ -108,6 +108,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     numbers, of the base and of what is trained. steps, rows, tokens: of the whole training. flops: operations of
     training and evaluations. longest: tokens of the longest row that fits. memory: of one GPU. changes: what would make
     it fit `gpu`, the cheapest first; [] if it fits. nodes: machines; an account of before has none, and means one.
+    evaluations: on val; 0 in an account of before.
     """
 
     gpu: str | None
@@ -124,6 +125,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     disk: Disk
     changes: list[Change]
     nodes: int = 1
+    evaluations: int = 0
 
     def on(self, gpu: str | None) -> OnProduct | None:
         """Return the run on a product; None for no product."""

@@ -26,6 +26,7 @@ def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
         weights=weights_of(case.shape),
         trained=trained_of(case.shape, case.way),
         steps=work.steps,
+        evaluations=work.evaluations,
         rows=len(case.train),
         tokens=work.tokens,
         flops=work.flops + work.evaluation_flops,

@@ -14,7 +14,7 @@ from vlmflow.estimate.case import Case
 from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
 from vlmflow.estimate.way import Way
 from vlmflow.estimate.work import forward, training
-from vlmflow.training.steps import Steps, samples_of, side_by_side
+from vlmflow.training.steps import Steps, evaluations_of, samples_of, side_by_side
 
 LOW, HIGH = 0.2, 0.4
 """Shares of the dense peak that such trainings reach, low and high, on one machine. Assumptions, not measured here; for
@@ -36,12 +36,14 @@ PASSES = 8
 
 @dataclass(frozen=True)
 class Amount:
-    """How much work a run is. steps: optimizer steps. batches: of one GPU in a step. tokens: of the whole training.
+    """How much work a run is.
 
+    steps: optimizer steps. evaluations: on val. batches: of one GPU in a step. tokens: of the whole training.
     flops, evaluation_flops: of training and of all evaluations. evaluation_batches: of one GPU, in all evaluations.
     """
 
     steps: int
+    evaluations: int
     batches: int
     tokens: int
     flops: float
@@ -53,14 +55,15 @@ def amount(case: Case) -> Amount:
     """Return how much work a run is; all zero without rows."""
     settings, processes = case.settings, case.way.processes
     if not len(case.train):
-        return Amount(0, 0, 0, 0.0, 0.0, 0)
+        return Amount(0, 0, 0, 0, 0.0, 0.0, 0)
     samples, samples_of_val = (len(samples_of(rows.tokens.tolist(), settings)) for rows in (case.train, case.val))
     count = Steps.of(samples, settings, processes)
     passes = count.total / count.per_epoch * count.samples / samples
-    evaluations = -(-count.total // settings.evaluate_every)
+    evaluations = evaluations_of(count.total, settings)
     batches_of_val = -(-samples_of_val // (side_by_side(settings, processes) * settings.per_device_batch_size))
     return Amount(
         steps=count.total,
+        evaluations=evaluations,
         batches=settings.gradient_accumulation_steps,
         tokens=round(passes * int(case.train.tokens.sum())),
         flops=passes * training(case.shape, case.way).of(case.train),

@@ -73,6 +73,7 @@ WHY_OUT = {
     "no_feedback": "without feedback",
     "no_right": "without an answer that scored at least 8 after feedback",
     "no_wrong": "without an answer before it that scored at most 5 and says something else",
+    "single_turn": "with an answer of a dialogue that is evaluated as a whole",
     "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
     "no_donor": (
         "without another row's feedback as a control (a row of the same source, with as many turns of feedback and the "

@@ -13,6 +13,7 @@ from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 from vlmflow.rows.chat import Turn, dialogue_start
 from vlmflow.rows.data_rows import Row
+from vlmflow.rows.raw_text import SINGLE_TURN
 
 ATTEMPT = re.compile(r"-a(\d+)$")
 """The attempt at the end of an id in the timestep form (`forms.fire.timestep_rows`)."""
@@ -94,6 +95,16 @@ def with_right_last(case: Case) -> Case | LeftOut:
 
 def _listed(scores: Iterable[float]) -> str:
     return ", ".join(f"{score:g}" for score in scores)
+
+
+def without_single_turns(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:
+    """Return the rows of whole trajectories, and those that repeat one of their answers (`single_turn`) as left out."""
+    again = [
+        LeftOut(case.row.id, "single_turn", "the row of its trajectory has this question and answer")
+        for case in cases
+        if case.row.id.endswith(SINGLE_TURN)
+    ]
+    return [case for case in cases if not case.row.id.endswith(SINGLE_TURN)], again
 
 
 def last_attempts(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:

@@ -11,7 +11,7 @@ import msgspec
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedRow, LeftOut
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last
+from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last, without_single_turns
 from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor
 from vlmflow.evaluation.passes import RIGHT, WRONG, margins_of, passes_of, scored_answers
 from vlmflow.evaluation.scoring.answer_text import answer_in
@@ -57,9 +57,10 @@ def choose_rows(
     seed: of the draw and of the donors.
     """
     cases = [read_case(row, pictures) for row in rows]
-    out: list[LeftOut] = []
+    cases, out = without_single_turns(cases)
     if last_answer_only:
-        cases, out = last_attempts(cases)
+        cases, earlier = last_attempts(cases)
+        out += earlier
     donors: dict[str, Case] = {}
     if feedback:
         out += [LeftOut(case.row.id, "no_feedback", "it has one answer") for case in cases if not case.feedback]

@@ -19,7 +19,8 @@ class NamedRow(msgspec.Struct, frozen=True):
 class SplitLengths(msgspec.Struct, frozen=True):
     """The lengths of some rows: number of rows, sums, the median, the 99th percentile.
 
-    longest: one to `token_counts.NAMED` rows, the longest first.
+    longest: one to `token_counts.NAMED` rows, the longest first. trained_tokens: the sum of those that are trained; 0
+    in an account of before.
     """
 
     rows: int
@@ -29,6 +30,7 @@ class SplitLengths(msgspec.Struct, frozen=True):
     median: int
     p99: int
     longest: list[NamedRow]
+    trained_tokens: int = 0
 
     @property
     def picture_share(self) -> float:

@@ -1,4 +1,4 @@
-"""Compares our token lengths with ms-swift's own on some rows of every run; a difference is an error."""
+"""Compares our lengths, and trained tokens, with ms-swift's own on some rows of every run; a difference is an error."""
 
 import json
 import tempfile
@@ -81,7 +81,7 @@ def check_lengths(
 
     data: the data of the rows. image_max_tokens, text_args: see TrainSettings.
 
-    Raises VlmflowError if a length differs, with the rows' ids and both lengths.
+    Raises VlmflowError if a length, or the number of trained tokens, differs, with the rows' ids and both numbers.
     """
     ours = [row for rows in chosen.values() for row in rows]
     with tempfile.TemporaryDirectory(prefix="vlmflow-lengths-") as scratch:
@@ -104,13 +104,19 @@ def check_lengths(
             )
             progress.advance(len(ours))
         theirs = json.loads((folder / "lengths.json").read_text())
-    differ = [(row, tokens) for row, tokens in zip(ours, theirs, strict=True) if row.tokens != tokens]
-    if differ:
-        named = ", ".join(f"{row.id} ({row.tokens}, ms-swift {tokens})" for row, tokens in differ[:NAMED])
-        raise VlmflowError(
-            f"{len(differ)} of {len(ours)} checked rows have a different length in ms-swift's own template: {named}",
-            f"model_type {model.model_type} or runs.NAME.train.swift_args ({', '.join(text_args) or 'none'}) has "
-            "another chat form or picture rule than Qwen3 and Qwen3-VL; remove such swift_args, or "
-            "add the form to vlmflow.lengths.chat_form",
-        )
+    compared = {
+        "have a different length": [(row, row.tokens, tokens) for row, (tokens, _) in zip(ours, theirs, strict=True)],
+        "train other tokens": [
+            (row, row.trained_tokens, tokens) for row, (_, tokens) in zip(ours, theirs, strict=True)
+        ],
+    }
+    for what, rows_of_both in compared.items():
+        if differ := [(row, own, tokens) for row, own, tokens in rows_of_both if own != tokens]:
+            named = ", ".join(f"{row.id} ({own}, ms-swift {tokens})" for row, own, tokens in differ[:NAMED])
+            raise VlmflowError(
+                f"{len(differ)} of {len(ours)} checked rows {what} in ms-swift's own template: {named}",
+                f"model_type {model.model_type} or runs.NAME.train.swift_args ({', '.join(text_args) or 'none'}) has "
+                "another chat form or picture rule than Qwen3 and Qwen3-VL; remove such swift_args, or "
+                "add the form to vlmflow.lengths.chat_form",
+            )
     return len(ours)

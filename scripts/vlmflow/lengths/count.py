@@ -31,7 +31,8 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
     """One row of a training file, as a line of `lengths/RUN/SPLIT.jsonl`.
 
     start, end: its bytes in the file, without the line's end. picture_tokens: the pad tokens of pictures, after the
-    picture budget. text_tokens: all others, also the chat's marks.
+    picture budget. text_tokens: all others, also the chat's marks. trained_tokens: those of them that are trained; 0 in
+    a file of before.
     """
 
     id: str
@@ -39,6 +40,7 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
     end: int
     text_tokens: int
     picture_tokens: int = 0
+    trained_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -95,15 +97,23 @@ class TokenCounter:
 
         Raises VlmflowError if a row names a picture that is not in the manifest, or has no token after scaling.
         """
+        return [
+            (text - len(row.images), self._picture_tokens(row))
+            for row, text in zip(rows, self._sums(map(self._form.pieces, rows)), strict=True)
+        ]
+
+    def count_trained(self, rows: Sequence[ShareGptRow]) -> list[int]:
+        """Return how many tokens of each row are trained."""
+        return self._sums(map(self._form.trained, rows))
+
+    def _sums(self, rows: Iterable[list[str]]) -> list[int]:
+        """Return the tokens of the pieces of each row, all together."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the stage already has a process per core
-        pieces = [self._form.pieces(row) for row in rows]
+        pieces = list(rows)
         distinct = list(dict.fromkeys(piece for row in pieces for piece in row))  # rows of one trajectory share turns
         encoded = self._tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
         tokens = dict(zip(distinct, map(len, encoded), strict=True))
-        return [
-            (sum(map(tokens.__getitem__, texts)) - len(row.images), self._picture_tokens(row))
-            for row, texts in zip(rows, pieces, strict=True)
-        ]
+        return [sum(map(tokens.__getitem__, row)) for row in pieces]
 
     def _picture_tokens(self, row: ShareGptRow) -> int:
         try:
@@ -138,8 +148,10 @@ def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list
     decoder = msgspec.json.Decoder(ShareGptRow)
     rows = [decoder.decode(lines[number]) for number in shard]
     return [
-        RowLength(row.id, lines.starts[number], lines.ends[number], text, picture)
-        for number, row, (text, picture) in zip(shard, rows, counter.count(rows), strict=True)
+        RowLength(row.id, lines.starts[number], lines.ends[number], text, picture, trained)
+        for number, row, (text, picture), trained in zip(
+            shard, rows, counter.count(rows), counter.count_trained(rows), strict=True
+        )
     ]
 
 

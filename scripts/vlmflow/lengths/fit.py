@@ -148,7 +148,7 @@ def _fit_split(
                     continue
                 row, tokens = shorter
                 line = as_line(row, row.images)
-            kept = RowLength(length.id, written, written + len(line), *tokens)
+            kept = RowLength(length.id, written, written + len(line), *tokens, length.trained_tokens)
             target.write(line + b"\n")
             measured.write(encode(kept) + b"\n")
             fitted.kept.add(kept)

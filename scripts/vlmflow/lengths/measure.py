@@ -121,7 +121,8 @@ def in_words(summary: LengthSummary) -> str:
     most, all_rows = summary.max_length.covers_most, summary.max_length.covers_all
     above = " (for those above it: over_long: leave_out or shorten)" if most < all_rows else ""
     return (
-        f"{train.rows:,} rows to train on, {train.tokens:,} tokens, {train.picture_share:.0%} of them pictures; "
+        f"{train.rows:,} rows to train on, {train.tokens:,} tokens, {train.picture_share:.0%} of them pictures, "
+        f"{train.trained_tokens:,} trained; "
         f"the longest row has {longest.tokens:,} ({longest.id}); "
         f"train.max_length: {most} covers 99.9 % of the rows of train and of val{above}, {all_rows} all"
     )

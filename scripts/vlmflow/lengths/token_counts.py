@@ -23,6 +23,7 @@ class LengthAccount:
     def __init__(self) -> None:
         self.text_tokens = 0
         self.picture_tokens = 0
+        self.trained_tokens = 0
         self.rows = 0
         self._longest: list[tuple[int, int, RowLength]] = []  # a heap; among rows of one length it keeps the first
         self._rows_by_tokens: Counter[int] = Counter()
@@ -39,6 +40,7 @@ class LengthAccount:
         """Count one row."""
         self.text_tokens += length.text_tokens
         self.picture_tokens += length.picture_tokens
+        self.trained_tokens += length.trained_tokens
         self._rows_by_tokens[length.tokens] += 1
         self.rows += 1
         keep = heapq.heappush if len(self._longest) < NAMED else heapq.heappushpop
@@ -69,6 +71,7 @@ class LengthAccount:
             median=self.at(self.rows // 2),
             p99=self.at((self.rows - 1) * 99 // 100),
             longest=[NamedRow(row.id, row.tokens, row.picture_tokens) for row in self.longest],
+            trained_tokens=self.trained_tokens,
         )
 
 

@@ -30,6 +30,7 @@ class Provenance(msgspec.Struct, frozen=True):
     without a checkout.
     versions: of Python and of packages, by name. evaluations: by split; {} if the run was not evaluated.
     chosen_by: the search, trial and study that chose the settings (`runs.NAME.chosen_by`); null if none did.
+    trained_text: what the scores of the trained answers mean, for people; null if all are good, or have none.
     """
 
     run: str
@@ -46,3 +47,4 @@ class Provenance(msgspec.Struct, frozen=True):
     evaluations: dict[str, EvaluationReport] = {}
     picture_limits: LimitedFile | None = None
     chosen_by: str | None = None
+    trained_text: str | None = None

@@ -25,6 +25,7 @@ from vlmflow.reports.thumbnails import Shown, thumbnail
 from vlmflow.rows.data_rows import Row
 from vlmflow.rows.row_counts import QuarantinedRow
 from vlmflow.rows.stats import RawFile, Stats
+from vlmflow.rows.trained_text import in_words
 
 SOURCES_SHOWN = 20
 THUMBNAIL = 420
@@ -51,14 +52,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of a data file. turns: speaker and text of the first ones; more: the number of others."""
+    """A row of a data file. turns: the first ones; more: the number of others."""
 
     file: str
     id: str
     source: str
     pictures: list[Shown]
     scores: list[float]
-    turns: list[tuple[str, Text]]
+    turns: list[tuple[str, Text, str]]
+    """Speaker, text, and a note on it, which may be empty."""
+
     more: int
 
 
@@ -90,8 +93,9 @@ class SplitPictures:
 class DataPage:
     """The page's facts.
 
-    sources: those of the kept rows, the largest first; more_sources: the number of others. pictures: those of each raw
-    split; none if they were not checked. near: null without test rows. rejects: the first ones of every reason.
+    sources: those of the kept rows, the largest first; more_sources: the number of others. trained_text: what the
+    scores of the trained answers mean; null if all are good, or have none. pictures: those of each raw split; none if
+    they were not checked. near: null without test rows. rejects: the first ones of every reason.
     """
 
     title: str
@@ -100,6 +104,7 @@ class DataPage:
     account: RowAccount
     sources: list[Counted]
     more_sources: int
+    trained_text: str | None
     row_charts: list[Chart]
     pictures: list[SplitPictures]
     picture_charts: list[Chart]
@@ -116,12 +121,14 @@ def data_page(
     store: Path,
     limits: PictureLimits,
     near_duplicates: NearDuplicates,
+    good_run: str | None = None,
 ) -> str:
     """Return the page.
 
     data: the data set's folder with the files of `validate_sharegpt` and `find_near_duplicates`.
     manifests: the image manifest of each raw split. store: the data set's picture store. limits: those of its pictures.
-    near_duplicates: how they were searched, and whether their train rows were rejected.
+    near_duplicates: how they were searched, and whether their train rows were rejected. good_run: a run that trains
+    only good attempts of the same data.
 
     Raises VlmflowError if a file has a damaged line.
     """
@@ -140,6 +147,7 @@ def data_page(
         account=account,
         sources=sources[:SOURCES_SHOWN],
         more_sources=len(sources[SOURCES_SHOWN:]),
+        trained_text=in_words(stats.trained_characters, stats.dataset, good_run),
         row_charts=_row_charts(facts),
         pictures=[_pictures(*one) for one in stats.pictures.items()] if stats.pictures_checked else [],
         picture_charts=_picture_charts({split: longer_sides(file) for split, file in manifests.items()}),
@@ -217,6 +225,9 @@ def _sample(file: str, row: Row, store: Path | None, limits: PictureLimits) -> S
         row.source,
         [Shown(thumbnail(store / name, THUMBNAIL, limits) if store else None, name) for name in row.images],
         row.scores,
-        [(turn.speaker, Text.beginning(turn.value, CHARACTERS_SHOWN)) for turn in row.conversations[:TURNS_SHOWN]],
+        [
+            (turn.speaker, Text.beginning(turn.value, CHARACTERS_SHOWN), "not trained" if turn.loss is False else "")
+            for turn in row.conversations[:TURNS_SHOWN]
+        ],
         max(0, len(row.conversations) - TURNS_SHOWN),
     )

@@ -9,6 +9,7 @@ from vlmflow.estimate.changes import FITS, REFUSED
 from vlmflow.estimate.times import HIGH, LOW
 from vlmflow.estimate.verdict import GB, parts_of, spread_of
 from vlmflow.reports.page import Tile, render
+from vlmflow.training.steps import schedule_in_words
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,9 @@ def _tiles(found: Estimate) -> list[Tile]:
         Tile("longest row", f"{found.longest:,}", "tokens, of those that fit max_length"),
         Tile("operations", f"{found.flops:.2g}", "floating-point, evaluations included"),
     ]
+    if found.evaluations:
+        said = schedule_in_words(found.steps, found.evaluations)
+        tiles.append(Tile("evaluations", f"{found.evaluations:,}", said))
     if on:
         time = _hours(on.fast.seconds, on.slow.seconds)
         tiles.append(Tile("time", time, f"evaluations: {on.slow.evaluation_share:.0%} of it"))

@@ -99,6 +99,7 @@ def _tiles(account: LengthSummary, splits: dict[str, Tokens], max_length: int) -
     rows = sum(one.all.count for one in splits.values())
     return [
         Tile("rows to train on", f"{train.rows:,}", f"{train.tokens:,} tokens"),
+        Tile("trained tokens", f"{train.trained_tokens:,}", "of train: answers with their ends"),
         Tile("picture tokens", f"{train.picture_share:.0%}", "of the tokens of train"),
         Tile("train.max_length", f"{max_length:,}", f"{over_long:,} of {rows:,} rows are longer"),
         Tile("99.9 % of rows fit", f"{most:,}", f"recommended max_length{above}"),

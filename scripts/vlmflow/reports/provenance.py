@@ -17,6 +17,7 @@ from vlmflow.reports.accounts import BaseModelFiles, Provenance
 from vlmflow.reports.licences import StatedLicences, hub_datasets
 from vlmflow.reports.page import render
 from vlmflow.rows.stats import Stats
+from vlmflow.rows.trained_text import in_words
 from vlmflow.training.accounts import Gate, TrainingReport
 
 
@@ -31,16 +32,19 @@ def provenance(
     sees_pictures: bool,
     limited: LimitedFile | None,
     evaluations: dict[str, EvaluationReport],
+    good_run: str | None = None,
 ) -> Provenance:
     """Collect the provenance from the stages' accounts.
 
     stats: the data set's account. manifest: that of the base model. smoke: the folder of the short run.
     trained: the report of the full run. proof: that of verified/RUN. sees_pictures: whether the merged model has a
     processor for pictures. limited: the published file that differs from the proven one. evaluations: by split.
+    good_run: a run that trains only good attempts of the same data.
     """
+    data = read_account(stats, Stats)
     return Provenance(
         run=run,
-        data=read_account(stats, Stats),
+        data=data,
         rights=stated,
         base_model=BaseModelFiles(
             source=manifest.source,
@@ -63,6 +67,7 @@ def provenance(
         git_commit=proof.git_commit,
         versions=proof.versions,
         evaluations=evaluations,
+        trained_text=in_words(data.trained_characters, data.dataset, good_run),
     )
 
 

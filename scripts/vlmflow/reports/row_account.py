@@ -6,7 +6,7 @@ from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
 from vlmflow.reports.page import Tile
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT, REASONS
 from vlmflow.rows.stats import SplitCounts, Stats
-from vlmflow.rows.unread import UnreadKeys
+from vlmflow.rows.unread_keys import UnreadKeys
 
 KINDS = {
     "kept": "kept",
@@ -133,6 +133,8 @@ def _unread(found: UnreadKeys) -> dict[str, int]:
         **({"further keys, each counted separately": further} if further else {}),
         **{f"{key}, if it changes what the row means (ignore_keys)": rows for key, rows in found.ignored_keys.items()},
         **({"unanswered last turn, dropped": dropped} if dropped else {}),
+        **({"answer without `Answer:`, kept whole (thoughts)": whole} if (whole := found.answers_without_mark) else {}),
+        **({"feedback of another form, kept (feedback_form)": raw} if (raw := found.feedback_of_other_form) else {}),
     }
 
 

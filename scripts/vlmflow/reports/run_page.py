@@ -16,6 +16,7 @@ from vlmflow.trainer.events import Event
 from vlmflow.training.accounts import Gate, TrainingReport
 from vlmflow.training.doing import Doing
 from vlmflow.training.newest import Newest
+from vlmflow.training.steps import schedule_in_words
 
 SENTENCES: dict[Doing, str] = {
     "starting": "The trainers load the model.",
@@ -88,7 +89,8 @@ def run_page(
         stage="full",
         doing="ended",
         sentence=f"The training ended at step {report.steps:,} of {report.target:,}{early}. "
-        f"The best checkpoint is that of step {report.best.step:,}.",
+        f"The best checkpoint is that of step {report.best.step:,}: "
+        f"{schedule_in_words(report.steps, len(report.eval_losses))}.",
         share=_share(history.newest),
         tiles=_tiles(history.newest, False, _memory(memory, "of one process")),
         charts=history.charts(),

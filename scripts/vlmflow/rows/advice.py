@@ -31,6 +31,8 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
             return f"if the rows have pictures, set {settings}.modality: image and {settings}.image_roots"
         case "source_left_out":
             return f"name sources that the rows have, {_some(sources)}, or remove this key: {settings}.sources"
+        case "no_good_attempt":
+            return f"lower {settings}.min_score: no attempt of these rows has that score"
         case "bad_shape" if reasons[leading] >= NEARLY_ALL * asked_for:
             return (
                 f"choose the kind that has these rows' keys: {settings}.kind; or map its keys to those "

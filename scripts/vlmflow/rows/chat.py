@@ -1,14 +1,16 @@
 """The form of a conversation: its speakers and their order, and the place of the picture tag.
 
 Every row becomes a list of turns. The first may be from system; then human and gpt alternate, and gpt has the last
-turn. Training uses gpt's turns as targets. If the row has a picture, the first human turn begins with FIRST_LINE.
+turn. Training uses gpt's turns as targets, but those whose `loss` is false. If the row has a picture, the first human
+turn begins with FIRST_LINE.
 """
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from vlmflow.rows.rejects import Reject
 
@@ -26,11 +28,26 @@ Speaker = Literal["system", "human", "gpt"]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Turn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One turn. from: who speaks. value: the text."""
+class PlainTurn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One turn of a raw row in this form. from: who speaks. value: the text.
 
+    A key `loss` in a raw row is not read, so it stops the conversion like all keys that change what a row means.
+    """
+
+    loss: ClassVar[bool | UnsetType] = UNSET
     speaker: Speaker = msgspec.field(name="from")
     value: Text
+
+
+class Turn(PlainTurn, forbid_unknown_fields=True, gc=False):
+    """One turn of a training row. from: who speaks. value: the text.
+
+    loss: whether an answer is trained, for ms-swift (4.6, loss_scale/base.py). Without it the data set's form decides.
+    All answers of a row have it, or none: ms-swift's reader fixes the keys of turns by the first 10 MB of a file, and
+    dies at a key that comes later.
+    """
+
+    loss: bool | UnsetType = UNSET  # type: ignore[misc]  # a field, where raw turns have none
 
 
 def from_system(prompt: str | None) -> list[Turn]:

@@ -17,7 +17,7 @@ from vlmflow.raw.split import RawRows
 from vlmflow.rows.converted import ConvertedRow, MakeRows, RejectedRow
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.unread import Found, UnreadKeys
+from vlmflow.rows.unread_keys import Found, UnreadKeys
 
 SHARD_BYTES = 1 << 20
 """Raw bytes that a worker takes at a time: enough to make the cost of passing them on small, and little memory."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
-from vlmflow.rows.raw_text import row_id
+from vlmflow.rows.raw_text import SINGLE_TURN, row_id
 
-ID = re.compile(r"((train|test)-(\d+)-[0-9a-f]{8})(?:-a\d+)?")
-"""An id of `row_id`, and in the timestep form the attempt."""
+ID = re.compile(rf"((train|test)-(\d+)-[0-9a-f]{{8}})(?:-a\d+|{SINGLE_TURN})?")
+"""An id of `row_id`, and in the timestep form the attempt, or SINGLE_TURN."""
 
 
 def gold_answers(

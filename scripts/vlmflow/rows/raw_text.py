@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from zlib import crc32
 
-from vlmflow.rows.chat import Speaker, Turn
+from vlmflow.rows.chat import PlainTurn, Speaker, Turn
 from vlmflow.rows.rejects import Reject
 
 
@@ -24,20 +24,26 @@ def row_id(split: str, number: int, row: bytes) -> str:
     return f"{split}-{number:07}-{crc32(row):08x}"
 
 
+SINGLE_TURN = "-single"
+"""The end of the id of a row that has only the question and the last good attempt of a trajectory."""
+
+
 def clean(text: str) -> str:
     """Return a text with line feeds as its only line ends, and without white space at its beginning and end."""
     return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).strip()
 
 
-def spoken(key: str, turns: Sequence[RawTurn] | list[Turn], speakers: Mapping[str, Speaker]) -> list[Turn] | Reject:
+def spoken(
+    key: str, turns: Sequence[RawTurn] | list[PlainTurn], speakers: Mapping[str, Speaker]
+) -> list[Turn] | Reject:
     """Return the cleaned turns of a row, or why they cannot be used.
 
-    key: the row's key of the turns, for messages. turns: raw ones, or all of them already Turn; these are changed in
-    place. speakers: the allowed speakers of the form, with their names in a conversation.
+    key: the row's key of the turns, for messages. turns: raw ones, or all of them already PlainTurn; these are changed
+    in place. speakers: the allowed speakers of the form, with their names in a conversation.
     """
     if not turns:
         return Reject("unbalanced_turns", f"{key} has no turns")
-    if type(turns[0]) is Turn:
+    if type(turns[0]) is PlainTurn:
         sound: list[Turn] = turns  # type: ignore[assignment]  # all turns have the type of the first
         for turn in sound:
             text = turn.value.strip()

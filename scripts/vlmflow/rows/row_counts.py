@@ -78,7 +78,7 @@ class Account:
         """Count one raw row as kept. verdicts: those on its training rows, at least one."""
         last = verdicts[-1]
         self.kept += 1
-        self.attempts[last.attempts if len(verdicts) == 1 else len(verdicts)] += 1
+        self.attempts[max(verdict.attempts for verdict in verdicts)] += 1
         self.sources[last.source] += 1
         self.score_field_differs += last.score_field_differs
 

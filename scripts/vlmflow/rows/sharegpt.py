@@ -1,10 +1,11 @@
 """A training row in ShareGPT form: its type, its published schema, and the rules no schema can express."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, SPEAKERS, Text, Turn, dialogue_start, wrong_order
@@ -44,7 +45,8 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     attempts: the number of each answer (gpt turn) in the raw row, counted from 1.
     scores: a teacher's score of each answer, 0 to 10; empty if the raw row has none.
     conversations: turns from human and gpt in strict alternation, after an optional one from system. The first
-    human turn begins with "<image>\\n" if the row has a picture; the tag is nowhere else.
+    human turn begins with "<image>\\n" if the row has a picture; the tag is nowhere else. If answers have `loss`, all
+    of them do; those with false are history and not trained, and the last one is trained.
     """
 
     id: Text
@@ -113,6 +115,8 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
         return wrong_order(turns, first)
     if len(row.attempts) != answers or len(row.scores) not in (0, answers):
         return Reject("schema", f"{answers} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
+    if fault := _wrong_loss(turns):
+        return Reject("schema", fault)
     texts = [turn.value for turn in turns]
     if row.images:
         if not texts[first].startswith(FIRST_LINE):
@@ -127,6 +131,18 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
             reason, found = mark
             return Reject(reason, f"turn {number} holds {found[0]!r} at character {found.start()}")
     return None
+
+
+def _wrong_loss(turns: Sequence[Turn]) -> str | None:
+    """Return what is wrong with the key `loss` of turns, or None.
+
+    The end of a last answer would be trained, although its text is not (ms-swift 4.6, template/base.py).
+    """
+    if all(turn.loss is UNSET for turn in turns):
+        return None
+    if [turn.loss is not UNSET for turn in turns] != [turn.speaker == "gpt" for turn in turns]:
+        return "loss: all answers have it, or none, and no other turn"
+    return None if turns[-1].loss else "loss: the last answer is not trained, so the row must end before it"
 
 
 def _mark(text: str) -> tuple[str, re.Match[str]] | None:

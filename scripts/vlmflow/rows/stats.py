@@ -5,7 +5,7 @@ import msgspec
 from vlmflow.config import raw_forms
 from vlmflow.pictures.picture_counts import NotChecked, PictureCounts
 from vlmflow.rows.rejects import LEFT_OUT
-from vlmflow.rows.unread import UnreadKeys
+from vlmflow.rows.unread_keys import UnreadKeys
 
 
 class SplitCounts(msgspec.Struct):
@@ -59,6 +59,16 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
     max_reject_share: float
     row_limits: dict[str, int]
     test_share: float
+    min_score: int | None = None
+    """Absent if all attempts are trained."""
+
+    single_turn: str | None = None
+    """Absent if trajectories have no further row."""
+
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
+    """Both absent if the texts are those of the raw rows."""
+
     near_duplicates: dict[str, int | bool] | None = None
     """Absent if near-duplicates of the test split are kept."""
 
@@ -72,13 +82,17 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Absent if there is no raw test split."""
 
     examples: dict[str, int]
-    """The number of rows in train.jsonl, val.jsonl and test.jsonl; the timestep form makes several of a raw row."""
+    """The number of rows in train.jsonl, val.jsonl and test.jsonl; the timestep form and single_turn make several of a
+    raw row."""
 
     kept_by_source: dict[str, dict[str, int]]
     """Kept raw rows by source."""
 
     kept_by_attempts: dict[str, dict[int, int]]
-    """Kept raw rows by number of attempts."""
+    """Kept raw rows by number of attempts, up to the last one that is trained."""
+
+    trained_characters: dict[int, int] = {}
+    """The characters of the trained answers of train.jsonl, by score. Absent if answers have no scores."""
 
     mended_rows: dict[str, int]
     """Raw rows that an edited row replaced."""

@@ -7,23 +7,19 @@ a strict decoder, which accepts just this set, decodes and checks the rows after
 key by key again.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from vlmflow.config.key_meanings import Meaning
 from vlmflow.config.row_settings import NOT_IN_COLUMNS
-from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import shown
+from vlmflow.rows.unread_keys import NAMES_KEPT, Found
 
 SHAPES_KEPT = 32
 """The most sets of keys for which a process makes decoders; rows with other sets are checked key by key."""
-
-NAMES_KEPT = 1_000
-"""The most keys that are counted by name: hostile rows may have millions."""
 
 NAME_KEPT = 100
 """The most characters of a key that are counted as its name, and the most bytes of a value in a message."""
@@ -37,79 +33,6 @@ OF_NESTED = msgspec.json.Decoder(Keys | list[Keys]).decode
 Names = tuple[str, ...]
 KeySet = tuple[Names, tuple[Names, ...]]
 """The unread keys of a row, and those of the objects under each of its nested keys, all objects having the same."""
-
-
-class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What was not read of the rows of a raw split, in `unread.json` and `stats.json`; all counts are of rows."""
-
-    unread_keys: dict[str, int]
-    """By key; the key of a turn is written `messages.weight`."""
-
-    further_unread_keys: int = 0
-    """The sum for all keys beyond NAMES_KEPT: a row counts once for each of them. Absent if there are none."""
-
-    ignored_keys: dict[str, int]
-    """By key of `ignore_keys`: the rows whose meaning it would change."""
-
-    unanswered_last_turns: int
-    """The rows whose last turn was dropped, because it has no answer."""
-
-
-@dataclass
-class Found:
-    """What was found in some rows; see UnreadKeys.
-
-    keys: the rows with each unread key. other_keys: their sum for all keys beyond NAMES_KEPT.
-    meant: by key, the rows whose meaning it changes. first: by key, the number of the first of these rows, and the
-    value there. rows: all rows. last_turns: the rows whose unanswered last turn was dropped.
-    """
-
-    keys: Counter[str] = field(default_factory=Counter)
-    other_keys: int = 0
-    meant: Counter[str] = field(default_factory=Counter)
-    first: dict[str, tuple[int, str]] = field(default_factory=dict)
-    rows: int = 0
-    last_turns: int = 0
-
-    def add(self, other: "Found") -> None:
-        """Add what was found in later rows."""
-        for key, count in sorted(other.keys.items()):
-            if key in self.keys or len(self.keys) < NAMES_KEPT:
-                self.keys[key] += count
-            else:
-                self.other_keys += count
-        self.other_keys += other.other_keys
-        self.meant += other.meant
-        self.first = other.first | self.first
-        self.rows += other.rows
-        self.last_turns += other.last_turns
-
-    def refuse(self, where: str, dataset: str, meanings: Mapping[str, Meaning], ignored: Collection[str]) -> None:
-        """Raise VlmflowError if keys change what rows mean and are not ignored; it names all of them.
-
-        where: the raw files, for the message. meanings: by key.
-        """
-        if not (stopping := sorted(self.meant.keys() - set(ignored))):
-            return
-        lines = []
-        for key in stopping:
-            number, value = self.first[key]
-            place = f"first in row {number} (counted from 0), with {value}"
-            lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {place}: {meanings[key].says}")
-        raise VlmflowError(
-            "\n".join([f"{where}: the workflow does not read these keys, which change what rows mean:", *lines]),
-            "remove such rows, or write the keys' content into the turns; to train on them as if these keys were "
-            f"absent, add this line to datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
-        )
-
-    def counts(self, ignored: Collection[str]) -> UnreadKeys:
-        """Return the counts for the accounts. ignored: the keys that do not stop the conversion."""
-        return UnreadKeys(
-            unread_keys=dict(sorted(self.keys.items())),
-            further_unread_keys=self.other_keys,
-            ignored_keys={key: self.meant[key] for key in sorted(ignored) if self.meant[key]},
-            unanswered_last_turns=self.last_turns,
-        )
 
 
 @dataclass(slots=True)
@@ -158,6 +81,11 @@ class Unread:
     def last_turn(self) -> None:
         """Count a row whose unanswered last turn is dropped."""
         self._found.last_turns += 1
+
+    def unchanged(self, answers: bool, feedback: bool) -> None:
+        """Count a row with answers, or feedback, that were to be changed and stay as they are."""
+        self._found.whole_answers += answers
+        self._found.raw_feedback += feedback
 
     def count(self, number: int, row: bytes) -> None:
         """Count the unread keys of a usable row that `shape.decode` refused. number: that of the row in the split."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
 from vlmflow.rows.row_counts import Account
 from vlmflow.rows.stats import RawFile, RowStats
-from vlmflow.rows.unread import Found, UnreadKeys
+from vlmflow.rows.unread_keys import Found, UnreadKeys
 
 if TYPE_CHECKING:  # it imports numpy, which takes as long as all other imports here
     from vlmflow.pictures.look_alikes import LookAlike
@@ -59,6 +60,7 @@ class SplitRules:
 
     one_prompt: see `row_check.Grouping`.
     drop_near_questions: reject train rows without a picture that ask nearly the same as a test row.
+    last_answer_only: only the last answer of a row is trained.
     """
 
     val_share: float
@@ -69,6 +71,7 @@ class SplitRules:
     modality: str = "image"
     one_prompt: bool = False
     drop_near_questions: bool = False
+    last_answer_only: bool = False
 
 
 Place = Callable[[Verdict], str | Reject]
@@ -79,7 +82,7 @@ class DatasetWriter:
     """Writes train, val, test and quarantine of one data set, and collects facts about what it wrote.
 
     examples: the number of rows by split. pictures: the SHA-256 of the pictures of train and val, by name.
-    test_groups, test_questions: see `row_check.Grouped`.
+    test_groups, test_questions: see `row_check.Grouped`. trained: the characters of train's trained answers by score.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -92,6 +95,7 @@ class DatasetWriter:
         self.pictures: dict[str, bytes] = {}
         self.test_groups: set[bytes] = set()
         self.test_questions: set[bytes] = set()
+        self.trained: Counter[int] = Counter()
 
     def write(self, split: str, verdicts: list[Verdict]) -> None:
         """Write the training rows of one raw row to a split. verdicts: those on these rows, at least one."""
@@ -103,6 +107,8 @@ class DatasetWriter:
             self.test_questions.add(verdicts[0].question)
         for verdict in verdicts:
             self.files[split].write(verdict.line)
+            if split == "train":
+                self.trained.update(verdict.trained)
 
 
 FindLookAlikes = Callable[[frozenset[bytes]], "Mapping[bytes, LookAlike]"]
@@ -197,7 +203,8 @@ def _checked(
     grouping = Grouping(pictures, rules.modality, rules.one_prompt, rules.drop_near_questions)
     with naming(folder):  # a full disk's error names the folder, since the temporary file has no name
         spool = stack.enter_context(TemporaryFile(dir=folder))  # noqa: SIM115
-        return CheckedRows(spool, files.converted, len(account.rows), grouping, rules.row_limits, processes)
+        rows, last_only = len(account.rows), rules.last_answer_only
+        return CheckedRows(spool, files.converted, rows, grouping, rules.row_limits, processes, last_only)
 
 
 def _take(
@@ -268,6 +275,7 @@ def _stats(files: dict[str, SplitFiles], accounts: dict[str, Account], writer: D
         examples=writer.examples,
         kept_by_source={name: dict(sorted(account.sources.items())) for name, account in accounts.items()},
         kept_by_attempts={name: dict(sorted(account.attempts.items())) for name, account in accounts.items()},
+        trained_characters=dict(sorted(writer.trained.items())),
         mended_rows={name: len(account.rows.mended) for name, account in accounts.items()},
         score_field_differs={name: account.score_field_differs for name, account in accounts.items()},
         pictures={

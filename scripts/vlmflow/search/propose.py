@@ -21,7 +21,7 @@ from vlmflow.search.accounts import Asked, AskedTrial
 from vlmflow.search.budget import hours_each
 from vlmflow.search.journal import new_trials
 from vlmflow.search.study import Study, ranked
-from vlmflow.training.steps import Steps, samples_of
+from vlmflow.training.steps import Steps, samples_of, scheduled
 
 SPENT = "the budget is spent (limits.gpu_hours)"
 FEW = "too few trials finished the rung before within the limits"
@@ -53,13 +53,14 @@ class Schedule:
     """The steps of a search's trials. lengths: tokens of the run's rows. ranks: the trainers of a trial."""
 
     def __init__(self, train: TrainSettings, lengths: Sequence[int], ranks: int) -> None:
-        self._train, self._ranks = train, ranks
+        self._ranks = ranks
         self._samples = len(samples_of(lengths, train))
+        self._train = scheduled(train, lengths, ranks)
 
     @property
     def checkpoint_steps(self) -> int:
         """After how many steps a trial saves; it evaluates only then."""
-        return self._train.checkpoint_steps
+        return self._train.save_every
 
     def stops(self, values: Mapping[str, Any], rungs: int) -> list[int]:
         """Return the steps after which a trial's rungs stop: evaluations', at least each rung's share of all steps.

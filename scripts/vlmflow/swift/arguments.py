@@ -147,7 +147,7 @@ class Training:
             "eval_strategy": "steps",
             "eval_steps": settings.evaluate_every,
             "save_strategy": "steps",
-            "save_steps": settings.checkpoint_steps,
+            "save_steps": settings.save_every,
             "save_total_limit": settings.keep_checkpoints,
             "metric_for_best_model": "loss",  # the best checkpoint is kept, not loaded into the trainers
             "greater_is_better": False,

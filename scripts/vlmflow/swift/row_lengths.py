@@ -2,9 +2,9 @@
 
     python -m vlmflow.swift.row_lengths ROWS LENGTHS --model FOLDER …
 
-ROWS: JSON lines of ShareGPT rows. LENGTHS: the output file, a JSON list with the tokens of each row. ms-swift's own
-arguments of model and template follow. The picture store and the picture budget come from the environment, as for
-training (`child_process.environment`).
+ROWS: JSON lines of ShareGPT rows. LENGTHS: the output file, a JSON list with the tokens of each row, and those of them
+that are trained. ms-swift's own arguments of model and template follow. The picture store and the picture budget come
+from the environment, as for training (`child_process.environment`).
 """
 
 import json
@@ -15,6 +15,9 @@ from pathlib import Path
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+
+IGNORED = -100
+"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
 
 
 def main() -> None:
@@ -33,7 +36,8 @@ def main() -> None:
     template = arguments.get_template()
     template.set_mode("train")
     dataset, _ = load_dataset([rows], strict=True)
-    tokens = [len(template.encode(row)["input_ids"]) for row in dataset]
+    encoded = map(template.encode, dataset)
+    tokens = [[len(row["input_ids"]), sum(label != IGNORED for label in row["labels"])] for row in encoded]
     Path(lengths).write_text(json.dumps(tokens))
 
 

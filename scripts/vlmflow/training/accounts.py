@@ -111,8 +111,9 @@ class Pace(msgspec.Struct, frozen=True):
 class FullRun(msgspec.Struct, frozen=True):
     """The estimate of the full run from the steps of the smoke run.
 
-    left_over: the ids of the rows that no pass trains on. tokens: those trained on. evaluated_tokens: those of all
-    evaluations. readable: the estimate for people. pace: of the smoke run's steps.
+    left_over: the ids of the first rows that the run does not train on. tokens: those trained on. evaluated_tokens:
+    those of all evaluations. readable: the estimate for people. pace: of the smoke run's steps. rows_left_over: how
+    many rows it does not train on. evaluations: how often it is evaluated. An account of before has 0 for both.
     """
 
     steps: int
@@ -122,6 +123,8 @@ class FullRun(msgspec.Struct, frozen=True):
     seconds: int
     readable: str
     pace: Pace | None = None
+    rows_left_over: int = 0
+    evaluations: int = 0
 
 
 class PlannedMerge(msgspec.Struct, frozen=True):

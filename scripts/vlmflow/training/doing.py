@@ -27,7 +27,7 @@ def doing(newest: Newest, settings: TrainSettings, output: Path, runs: bool, beg
     last = step >= newest.target
     if step and step not in newest.eval_losses and (last or step % settings.evaluate_every == 0):
         return "evaluating"
-    saves = step and (last or step % settings.checkpoint_steps == 0)
+    saves = step and (last or step % settings.save_every == 0)
     if saves and not (output / f"checkpoint-{step}" / STATE).is_file():  # transformers writes this file last
         return "saving"
     return "training"

@@ -18,13 +18,23 @@ from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
 from vlmflow.training.pace import evaluation_seconds, fit, timed_steps
 from vlmflow.training.smoke import SmokeRows
-from vlmflow.training.steps import Steps, rows_left_over, samples_of, side_by_side
+from vlmflow.training.steps import (
+    Steps,
+    evaluations_of,
+    rows_left_over,
+    samples_of,
+    schedule_in_words,
+    side_by_side,
+)
 
 QUANTISED = "Linear4bit"
 """The class of bitsandbytes' layers: two weights in a byte."""
 
 LEAST_FALL = 1e-4
 """The share by which the loss must fall at least: less is rounding, of a training that changes nothing."""
+
+NAMED = 20
+"""The most rows left over that are named: a run of a few steps leaves nearly all."""
 
 SINGLE_STEPS = 8
 """With fewer steps than this, a quarter of them is a single step."""
@@ -102,22 +112,24 @@ def estimate(
     lengths = [row.tokens for row in train]
     samples = samples_of(lengths, settings)
     count = Steps.of(len(samples), settings, processes)
-    left_over = [train[row].id for row in rows_left_over(lengths, settings, processes)]
+    left_over = rows_left_over(lengths, settings, processes)
     mean = sum(lengths) / len(samples)
     steps = count.total
     tokens = round(steps / count.per_epoch * count.samples * mean)
-    evaluations = math.ceil(steps / settings.evaluate_every)
+    evaluations = evaluations_of(steps, settings)
     evaluating = pace.evaluation_cost * _seconds_of_batches(val, pace, settings, processes)
     seconds = round(steps * pace.step_seconds + tokens * pace.token_seconds + evaluations * evaluating)
     at_most = "at most " if settings.early_stop_after else ""
-    untrained = f"; {len(left_over)} of {len(train):,} rows left over, not trained" if left_over else ""
+    untrained = f"; {len(left_over):,} of {len(train):,} rows left over, not trained" if left_over else ""
     return FullRun(
         steps=steps,
-        left_over=left_over,
+        left_over=[train[row].id for row in left_over[:NAMED]],
+        rows_left_over=len(left_over),
+        evaluations=evaluations,
         tokens=tokens,
         evaluated_tokens=evaluations * sum(row.tokens for row in val),
         seconds=seconds,
-        readable=f"{at_most}{steps} steps, {tokens:,} tokens, {clock(seconds)}{untrained}",
+        readable=f"{at_most}{schedule_in_words(steps, evaluations)}; {tokens:,} tokens, {clock(seconds)}{untrained}",
         pace=pace,
     )
 

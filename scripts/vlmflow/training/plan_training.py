@@ -6,10 +6,12 @@ from pathlib import Path
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
+from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing
+from vlmflow.training.steps import scheduled
 
 
 def plan_training(
@@ -35,4 +37,6 @@ def plan_training(
     strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)
     refuse_missing_compiler(strategy)
     processes, nodes = settings.processes, settings.nodes
-    return Training(data, base, settings.train, settings.device, processes, strategy, tuner, cached, nodes)
+    lengths = [row.tokens for row in read_lengths(rows / "train.lengths.jsonl")]
+    train = scheduled(settings.train, lengths, nodes * processes)
+    return Training(data, base, train, settings.device, processes, strategy, tuner, cached, nodes)

@@ -37,8 +37,7 @@ class Steps:
 
         An epoch may end with a smaller step. samples: those of the train split (`samples_of`).
         """
-        side = side_by_side(settings, processes)
-        each = math.ceil(samples / side) if settings.sequence_parallel > 1 else samples // side
+        side, each = side_by_side(settings, processes), _each(samples, settings, processes)
         batches = math.ceil(each / settings.per_device_batch_size)
         per_epoch = max(1, math.ceil(batches / settings.gradient_accumulation_steps))
         total = settings.max_steps or math.ceil(settings.epochs * per_epoch)
@@ -49,6 +48,12 @@ class Steps:
 def side_by_side(settings: TrainSettings, processes: int) -> int:
     """Return how many samples the processes train at the same time; with sequence parallelism several share each."""
     return processes // settings.sequence_parallel
+
+
+def _each(samples: int, settings: TrainSettings, processes: int) -> int:
+    """Return how many samples each process takes in a pass."""
+    side = side_by_side(settings, processes)
+    return math.ceil(samples / side) if settings.sequence_parallel > 1 else samples // side
 
 
 def samples_of(lengths: Sequence[int], settings: TrainSettings) -> list[Sample]:
@@ -68,34 +73,65 @@ def samples_of(lengths: Sequence[int], settings: TrainSettings) -> list[Sample]:
     return [[row for row, _ in pack] for pack in packs]
 
 
-def rows_left_over(lengths: Sequence[int], settings: TrainSettings, processes: int) -> list[int]:
-    """Return the rows that no pass of a run trains on, by their lines in the train file, from 0.
+def scheduled(settings: TrainSettings, lengths: Sequence[int], processes: int) -> TrainSettings:
+    """Return the settings with the steps between checkpoints and evaluations of this run.
 
-    lengths: tokens of each row. Without group_by_length these are the rows of the last samples.
+    lengths: tokens of each row of its train split.
+    """
+    return settings.scheduled(Steps.of(len(samples_of(lengths, settings)), settings, processes).total)
+
+
+def evaluations_of(steps: int, settings: TrainSettings) -> int:
+    """Return how often a run of so many steps is evaluated."""
+    return math.ceil(steps / settings.scheduled(steps).evaluate_every)
+
+
+def schedule_in_words(steps: int, evaluations: int) -> str:
+    """Return how many checkpoints a run chooses from, for people."""
+    times = f"{evaluations:,} evaluations" if evaluations != 1 else "1 evaluation: nothing to choose from"
+    return f"{steps:,} step{'s' if steps != 1 else ''}, {times}"
+
+
+def rows_left_over(lengths: Sequence[int], settings: TrainSettings, processes: int) -> list[int]:
+    """Return the rows that a run never trains on, by their lines in the train file, from 0.
+
+    They are too few for another row on each process, or the run ends before it reaches them: with max_steps, or in a
+    part of a pass. lengths: tokens of each row.
     """
     samples = samples_of(lengths, settings)
     count = Steps.of(len(samples), settings, processes)
-    if not count.left_over:
-        return []
-    if settings.group_by_length and settings.sequence_parallel == 1:
-        passes = range(math.ceil(count.total / count.per_epoch))
-        skipped = set.intersection(*(_skipped_of_groups(lengths, settings, processes, epoch) for epoch in passes))
-        return sorted(skipped)
-    return sorted(row for sample in samples[count.samples :] for row in sample)
+    passes, rest = divmod(count.total, count.per_epoch)
+    if passes and not (settings.group_by_length and settings.sequence_parallel == 1):
+        reached = set(range(count.samples))  # each whole pass takes these, in another order
+    else:
+        steps = [*[count.per_epoch] * passes, rest]
+        taken = (_taken(lengths, len(samples), settings, processes, *one) for one in enumerate(steps))
+        reached = {sample for one in taken for sample in one}
+    return sorted(row for number, sample in enumerate(samples) if number not in reached for row in sample)
 
 
-def _skipped_of_groups(lengths: Sequence[int], settings: TrainSettings, processes: int, epoch: int) -> set[int]:
-    """Return the rows that a pass over rows of similar lengths skips; ms-swift's sampler draws all of them.
+def _taken(
+    lengths: Sequence[int], samples: int, settings: TrainSettings, processes: int, epoch: int, steps: int
+) -> list[int]:
+    """Return the samples that the first steps of a pass take, drawn as ms-swift's samplers do.
 
-    The first ranks then have a row more than the others. It is trained on if it fits into the last batch of the others,
-    because the trainer takes equally many batches on each.
+    With group_by_length the sampler draws all rows, and the first ranks may have a row more than the others. It is
+    trained on if it fits into the last batch of the others, because the trainer takes equally many batches on each.
     """
     import torch
-    from transformers.trainer_pt_utils import get_length_grouped_indices
 
-    size = settings.per_device_batch_size
+    side, size = side_by_side(settings, processes), settings.per_device_batch_size
+    each = _each(samples, settings, processes)
+    batches = min(math.ceil(each / size), steps * settings.gradient_accumulation_steps)
     generator = torch.Generator()
     generator.manual_seed(settings.seed + epoch)
-    order: list[int] = get_length_grouped_indices(list(lengths), size * processes, generator=generator)
-    batches = math.ceil(len(lengths) // processes / size)
-    return {row for rank in range(processes) for row in order[rank::processes][batches * size :]}
+    if settings.sequence_parallel > 1:
+        drawn: list[int] = torch.randperm(samples, generator=generator).tolist()
+        order = (drawn * (each * side // samples + 1))[: each * side]
+    elif settings.group_by_length:
+        from transformers.trainer_pt_utils import get_length_grouped_indices
+
+        order = get_length_grouped_indices(list(lengths), size * processes, generator=generator)
+    else:
+        order = torch.randperm(each * side, generator=generator).tolist()
+    return order[: batches * size * side]

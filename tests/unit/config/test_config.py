@@ -1,4 +1,5 @@
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,47 @@ def test_the_shipped_configuration_is_valid() -> None:
     runs = {name: (run.processes, config.models[run.model].source) for name, run in config.runs.items()}
     assert runs == {
         "qwen3vl-fire": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
+        "qwen3vl-fire-good": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
         "qwen3vl-volcano": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
         "qwen3-alpaca": (2, "hf://Qwen/Qwen3-8B"),
     }
+
+
+def test_the_run_on_good_answers_differs_in_nothing_else() -> None:
+    """Else a comparison of the two runs would not tell what the bad answers do."""
+    config = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [ROOT / "config.yaml"])
+    every, good = config.runs["qwen3vl-fire"], config.runs["qwen3vl-fire-good"]
+    assert good == every.model_copy(update={"dataset": "fire-good"})
+    changes = {"min_score": 8, "single_turn": "last_good"}
+    assert config.datasets["fire-good"] == config.datasets["fire"].model_copy(update=changes)
+
+
+def test_the_run_on_good_answers_is_known_of_the_same_data_alone() -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    shipped = check_config(copy.deepcopy(config), [])
+    assert shipped.good_run("fire") == "qwen3vl-fire-good"
+    assert [shipped.good_run(name) for name in ("fire-good", "fire-timestep", "volcano")] == [None, None, None]
+    config["datasets"]["fire"]["train"] = "mine.json"
+    assert check_config(config, []).good_run("fire") is None
+
+
+def test_the_run_on_fire_has_the_original_settings() -> None:
+    """As read in its run_sft_qwen3vl_fire_4gpu.sh and prepare_fire_sharegpt.py (commit 179cae2)."""
+    config = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [ROOT / "config.yaml"])
+    run = config.runs["qwen3vl-fire"]
+    assert (run.processes, run.train.per_device_batch_size, run.train.gradient_accumulation_steps) == (4, 1, 16)
+    assert (run.train.epochs, run.train.learning_rate, run.train.warmup_ratio) == (1, 1e-4, 0.05)
+    assert (run.train.weight_decay, run.train.dtype, run.train.gradient_checkpointing) == (0.01, "bfloat16", True)
+    assert (run.train.max_length, run.train.image_max_tokens) == (8192, 2048)
+    lora = run.train.lora
+    assert (lora.rank, lora.alpha, lora.dropout, lora.target_modules) == (32, 64, 0.05, ["all-linear"])
+    assert (run.train.freeze, run.train.evaluate_every) == (["vision_tower", "aligner"], 500)
+    assert (run.train.keep_checkpoints, run.train.dataloader_workers) == (3, 4)
+    data = config.datasets[run.dataset]
+    assert (data.form, data.min_score, data.single_turn) == ("trajectory", None, None)
+    assert (data.thoughts, data.feedback_form) == ("drop", "sentence")
+    words = hashlib.sha256((data.system_prompt or "").encode()).hexdigest()
+    assert words.startswith("024d43f3667d5cc9"), "the original's system prompt"
 
 
 @pytest.mark.parametrize(

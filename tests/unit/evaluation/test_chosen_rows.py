@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from made_cases import row
 from vlmflow.evaluation.accounts import LeftOut
-from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last
+from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last, without_single_turns
 from vlmflow.evaluation.passes import passes_of, scored_answers
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.data_rows import Row
@@ -34,6 +34,14 @@ def test_of_a_trajectory_in_timestep_form_the_last_row_is_evaluated() -> None:
     assert [case.row.id for case in kept] == ["val-1-a10", "val-2-a10"]
     assert {left.reason for left in out} == {"earlier_attempt"}
     assert len(out) == 4
+
+
+def test_an_answer_that_also_has_a_row_of_its_own_is_evaluated_once() -> None:
+    """In both forms."""
+    of = [msgspec.structs.replace(row(1, "c"), id=f"val-1{end}") for end in ("", "-a1", "-a2", "-single")]
+    kept, out = without_single_turns([read_case(each, {}) for each in of])
+    assert [case.row.id for case in kept] == ["val-1", "val-1-a1", "val-1-a2"]
+    assert [(left.id, left.reason) for left in out] == [("val-1-single", "single_turn")]
 
 
 @given(st.integers(1, 40), st.integers(0, 5))

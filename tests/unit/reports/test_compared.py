@@ -7,7 +7,8 @@ from made_case import some_case
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.compared import Compared, comparisons
-from vlmflow.training.accounts import TrainingReport
+from vlmflow.reports.run_page import run_page
+from vlmflow.training.accounts import Best, TrainingReport
 
 
 def on_h100(**values: object) -> TrainingReport:
@@ -32,6 +33,12 @@ def test_the_estimate_is_compared_with_the_smoke_run_and_with_the_full_run() -> 
 
 def test_a_model_without_estimate_has_the_gates_section_alone() -> None:
     assert len(comparisons(some_gate(), on_h100(), on_h100(), NoEstimate("another architecture"))) == 1
+
+
+def test_the_page_says_when_there_was_nothing_to_choose_from() -> None:
+    report = some_report(steps=6, target=6, best=Best(6, 2.0), eval_losses=[(6, 2.0)])
+    page = run_page("mine", [], report, some_gate(), some_report(), NoEstimate("another architecture"))
+    assert "The best checkpoint is that of step 6: 6 steps, 1 evaluation: nothing to choose from." in page
 
 
 def test_the_difference_to_a_range_is_that_to_its_nearer_end() -> None:

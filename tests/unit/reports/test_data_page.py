@@ -125,6 +125,25 @@ def test_hostile_texts_are_shown_as_texts(folder: Path, browser: Browser, tmp_pa
     assert "what is <b>this</b>" in text
 
 
+def test_the_page_says_how_much_bad_text_is_trained(folder: Path) -> None:
+    """Rows of one to three attempts: the last one of each is scored 10, the others 2 and 3."""
+    stats = read_account(folder / "data" / "fire" / "stats.json", Stats)
+    bad, good = stats.trained_characters[2] + stats.trained_characters[3], stats.trained_characters[10]
+    said = f"{bad / (bad + good):.0%} of the trained text is attempts scored below 8; "
+    assert f"<p>{said}datasets.fire.min_score: 8 trains the others.</p>" in page_of(folder)
+    manifests = {name: folder / f"{name}.i" for name in ("train", "test")}
+    page = data_page(folder / "data" / "fire", manifests, folder / "store", LIMITS, NearDuplicates(), "my-good-run")
+    assert f"<p>{said}run my-good-run trains the others.</p>" in page
+
+
+def test_an_attempt_that_is_not_trained_is_called_so(folder: Path, tmp_path: Path) -> None:
+    copytree(folder, tmp_path / "page")
+    train = tmp_path / "page" / "data" / "fire" / "train.jsonl"
+    train.write_bytes(train.read_bytes().replace(b'Answer: a1"}', b'Answer: a1","loss":false}'))
+    assert "<b>gpt, not trained</b>" in page_of(tmp_path / "page")
+    assert "not trained" not in page_of(folder)
+
+
 def test_every_count_of_the_account_is_on_the_page(folder: Path, browser: Browser, tmp_path: Path) -> None:
     page = put(tmp_path / "page.html", page_of(folder).encode())
     browser.open(page)

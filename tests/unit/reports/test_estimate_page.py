@@ -50,6 +50,12 @@ def test_its_first_sentence_is_the_verdict(others: dict[str, Any], said: str) ->
     assert said in page_of(**others)
 
 
+def test_it_says_when_there_is_nothing_to_choose_from() -> None:
+    once = page_of(train={"max_steps": 6, "evaluation_steps": 100})
+    assert "6 steps, 1 evaluation: nothing to choose from" in once
+    assert "44 steps, 11 evaluations" in page_of(train={"max_steps": 44})
+
+
 def test_a_price_is_shown_only_where_it_is_known() -> None:
     assert '<span class="soft small">price</span>' in page_of(gpu="h100", gpu_hour_price=3)
     assert '<span class="soft small">price</span>' not in page_of(gpu="h100")

@@ -28,7 +28,7 @@ def row(folder: Path, split: str, name: str, text_tokens: int, picture_tokens: i
     with (folder / f"rows-{split}.jsonl").open("ab") as file:
         start = file.tell()
         file.write(line + b"\n")
-    return RowLength(name, start, start + len(line), text_tokens, picture_tokens)
+    return RowLength(name, start, start + len(line), text_tokens, picture_tokens, trained_tokens=30)
 
 
 @pytest.fixture
@@ -80,6 +80,7 @@ def test_it_recommends_a_max_length(lengths: dict[str, Path]) -> None:
     assert "recommended max_length; longer rows need over_long: leave_out or shorten" in page_of(lengths)
     assert ">384<" in page  # 349 tokens, in steps of 64
     assert "28 rows compared with ms-swift" in page
+    assert ">6,000<" in page, "trained tokens of 200 rows"
 
 
 def test_text_and_pictures_are_drawn_separately(lengths: dict[str, Path]) -> None:

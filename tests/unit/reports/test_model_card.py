@@ -85,6 +85,13 @@ def test_the_card_says_if_the_logits_are_inconclusive() -> None:
     assert "shows only 0.71 times the adapter's effect; these weights show\n  0.71." in card
 
 
+def test_the_card_says_how_much_bad_text_was_trained() -> None:
+    said = "46% of the trained text is attempts scored below 8; run good trains the others"
+    card = model_card(some_provenance(trained_text=said))
+    assert f"\n\n{said}.\n\n## Rights" in card
+    assert "the test split (0).\n\n## Rights" in model_card(some_provenance())
+
+
 def test_every_byte_of_a_card() -> None:
     """Every part that a card can have; texts from the data have characters of Markdown, HTML and Jinja."""
     odd = "a|b`c` <&> {{ d }}\n# e"

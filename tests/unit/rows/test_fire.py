@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import convert_fire
 from fire_rows import fire_row, write_array
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.forms.fire import Trajectory, read_score, read_trajectory, timestep_rows, trajectory_row
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import REASONS, Reject
@@ -202,6 +202,76 @@ def test_both_forms_give_the_trajectory_back(raw: dict[str, Any]) -> None:
     assert again == spoken
 
 
+@given(raw=trajectories(), least=st.integers(0, 10), history=st.none() | st.integers(0, 4))
+def test_attempts_below_the_least_score_are_history(raw: dict[str, Any], least: int, history: int | None) -> None:
+    """In both forms an attempt is a target if and only if its own score is high enough; it ends the conversation."""
+    trajectory = read(raw)
+    if isinstance(trajectory, Reject):
+        return
+    good = [number for number, attempt in enumerate(trajectory.attempts, start=1) if attempt.score >= least]
+    steps = timestep_rows("id", trajectory, history, least)
+    assert steps == [row for row in timestep_rows("id", trajectory, history) if row.attempts[-1] in good]
+    assert TrainingForm("trajectory", min_score=least).trains(trajectory) == bool(good)
+    if not good:
+        return
+    row = trajectory_row("id", trajectory, least)
+    assert [turn.loss for turn in row.conversations[1::2]] == [number in good for number in range(1, good[-1] + 1)]
+    assert (row.attempts, row.scores) == (
+        list(range(1, good[-1] + 1)),
+        [a.score for a in trajectory.attempts][: good[-1]],
+    )
+    spoken = [(turn.speaker, turn.value) for turn in row.conversations]
+    whole = trajectory_row("id", trajectory).conversations
+    assert spoken == [(turn.speaker, turn.value) for turn in whole][: len(spoken)]
+    assert first_fault(row, RowLimits()) is None or first_fault(row, RowLimits()).reason != "schema"
+    assert all(turn.loss is msgspec.UNSET for step in steps for turn in step.conversations)
+
+
+@pytest.mark.parametrize("form", ["trajectory", "timestep"])
+@pytest.mark.parametrize(
+    ("scores", "least", "alone"),
+    [
+        ((3, 8), None, 2),
+        ((3, 9, 8, 5), None, 3),
+        ((3, 9, 8, 5), 9, 2),
+        ((3, 5), None, None),
+        ((3, 5), 4, 2),
+        ((9, 3), None, None),
+        ((9, 3), 8, None),
+        ((10,), 8, None),
+    ],
+)
+def test_the_last_good_attempt_has_a_row_without_feedback(
+    form: str, scores: tuple[int, ...], least: int | None, alone: int | None
+) -> None:
+    """None if it is the first attempt, which has such a row, or such a beginning, already."""
+    pairs = [(("student", f"a{n}"), ("teacher", f"Score: {score}")) for n, score in enumerate(scores, start=1)]
+    raw = json.dumps(fire_row(conversations=turns(*(turn for pair in pairs for turn in pair)))).encode()
+    made = [
+        fire_rows(TrainingForm(form, 6, least, single_turn), RowLimits(), "Be brief.")("id", 7, raw)
+        for single_turn in (None, "last_good")
+    ]
+    *others, last = made[1] if alone else [*made[1], None]
+    assert others == made[0]
+    if last is not None:
+        assert (last.id, last.attempts, last.scores, last.raw_row) == ("id-single", [alone], [scores[alone - 1]], 7)
+        said = [(turn.speaker, turn.value) for turn in last.conversations]
+        assert said == [("system", "Be brief."), ("human", "<image>\nWhat is it?"), ("gpt", f"a{alone}")]
+        marked = [turn.loss for turn in others[-1].conversations if turn.speaker == "gpt"][-1:]
+        assert [last.conversations[-1].loss] == marked, "all answers of a data set have loss, or none"
+        assert first_fault(last, RowLimits()) is None
+
+
+def test_a_trajectory_without_a_good_attempt_is_left_out() -> None:
+    """Before its size is looked at: nobody requested it."""
+    make = fire_rows(TrainingForm("trajectory", min_score=10), RowLimits(max_turns=2))
+    poor = fire_row(
+        conversations=turns(("student", "a"), ("teacher", "Score: 9"), ("student", "b"), ("teacher", "Score: 8"))
+    )
+    assert make("id", 0, json.dumps(poor).encode()) == Reject("no_good_attempt", "")
+    assert make("id", 0, json.dumps(fire_row()).encode()).reason == "too_many_turns"
+
+
 JUNK = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -232,7 +302,7 @@ def test_rows_have_an_identity_of_split_number_and_content() -> None:
 
 @pytest.mark.parametrize("form", ["trajectory", "timestep"])
 def test_a_system_prompt_begins_every_conversation(form: str) -> None:
-    make = fire_rows(training_form(form, 6), RowLimits(), "Be brief.")
+    make = fire_rows(TrainingForm(form, 6), RowLimits(), "Be brief.")
     for row in make("id", 7, json.dumps(fire_row()).encode()):
         assert (row.conversations[0].speaker, row.conversations[0].value) == ("system", "Be brief.")
         assert row.conversations[1].value.startswith("<image>\n")

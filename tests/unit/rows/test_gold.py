@@ -22,9 +22,9 @@ def raw_file(folder: Path, *truths: Any) -> tuple[Path, list[str]]:
 
 def test_answers_are_those_of_the_rows(tmp_path: Path) -> None:
     file, ids = raw_file(tmp_path, *({"role": "user", "value": f" gold {n}\r\n"} for n in range(3)))
-    wanted = [ids[2], f"{ids[0]}-a3", "made-by-hand"]
+    wanted = [ids[2], f"{ids[0]}-a3", f"{ids[1]}-single", "made-by-hand"]
     found = gold_answers(wanted, {"train": [file], "test": []}, [], read_gold)
-    assert found == {ids[2]: "gold 2", f"{ids[0]}-a3": "gold 0"}
+    assert found == {ids[2]: "gold 2", f"{ids[0]}-a3": "gold 0", f"{ids[1]}-single": "gold 1"}
     assert gold_answers(ids, {"train": [], "test": [file]}, [], read_gold) == {}
 
 

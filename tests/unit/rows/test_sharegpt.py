@@ -33,6 +33,12 @@ def talk(*values: str, first: str = "human") -> list[dict[str, str]]:
     return [{"from": speakers[number % 2], "value": value} for number, value in enumerate(values)]
 
 
+def trained(*losses: bool | None) -> list[dict[str, Any]]:
+    """Return the sound row's turns with these values of `loss`; None for none."""
+    given = [{} if loss is None else {"loss": loss} for loss in losses]
+    return [turn | loss for turn, loss in zip(SOUND["conversations"], given, strict=True)]
+
+
 def found(**changes: Any) -> str | None:
     line = json.dumps(SOUND | changes).encode()
     row = msgspec.json.decode(line, type=ShareGptRow)
@@ -52,9 +58,13 @@ def test_a_valid_row_has_no_fault() -> None:
         {"scores": []},
         {"images": [], "conversations": talk("Q", "a", "f", "b")},
         {"conversations": [{"from": "system", "value": "Be brief."}, *SOUND["conversations"]]},
+        {"conversations": trained(None, False, None, True)},
+        {"conversations": [{"from": "system", "value": "Be brief."}, *trained(None, True, None, True)]},
     ],
 )
-def test_rows_without_pictures_or_scores_or_with_a_system_turn_are_valid(changes: dict[str, Any]) -> None:
+def test_rows_without_pictures_or_scores_or_with_a_system_turn_or_untrained_answers_are_valid(
+    changes: dict[str, Any],
+) -> None:
     assert found(**changes) is None
     VALIDATOR.validate(SOUND | changes)
 
@@ -81,6 +91,10 @@ def test_rows_without_pictures_or_scores_or_with_a_system_turn_are_valid(changes
         ({"conversations": [{"from": "system", "value": "x <image>"}, *SOUND["conversations"]]}, "stray_tag"),
         ({"conversations": [*SOUND["conversations"], {"from": "system", "value": "x"}]}, "alternation"),
         ({"conversations": [{"from": "system", "value": "x"}] * 2}, "alternation"),
+        ({"conversations": trained(None, True, None, False)}, "schema"),
+        ({"conversations": trained(None, False, None, None)}, "schema"),
+        ({"conversations": trained(None, None, None, True)}, "schema"),
+        ({"conversations": trained(False, True, False, True)}, "schema"),
     ],
 )
 def test_rules_beyond_the_schema(changes: dict[str, Any], reason: str) -> None:

@@ -18,11 +18,11 @@ from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
-from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire_rows import fire_rows, training_form
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.unread_keys import UnreadKeys
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -40,7 +40,7 @@ def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
 
 def converted(
     path: Path, kind: str, processes: int = 1, mended: list[Path] | None = None, **settings: Any
-) -> unread.UnreadKeys:
+) -> UnreadKeys:
     """Convert a file of texts in the folder of data set `mine`; return the unread keys."""
     dataset = DatasetSettings(kind=kind, train=str(path), modality="text", **settings)
     made = path.parent / "mine" / "train.jsonl"
@@ -49,7 +49,7 @@ def converted(
     with open_rows([path], "train", mended or [], choice.read_columns) as rows:
         found = convert(rows, made, rejects := made.with_suffix(".rejects"), "train", make, choice, processes)
     assert found.digests == digests_of(made.parent, [made.name, rejects.name])
-    return unread.UnreadKeys(**{field: getattr(found, field) for field in unread.UnreadKeys.__struct_fields__})
+    return UnreadKeys(**{field: getattr(found, field) for field in UnreadKeys.__struct_fields__})
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -82,6 +82,7 @@ STOPS = [
     ("sharegpt", turns(of="conversations") | {"tools": json.dumps([TOOL])}, "tools"),
     ("sharegpt", turns(of="conversations") | {"system": "Be brief."}, "system"),
     ("sharegpt", turns({"weight": 0}, of="conversations"), "conversations.weight"),
+    ("sharegpt", turns({"loss": False}, of="conversations"), "conversations.loss"),
     ("text", {"text": "It.", "audios": ["a.wav"]}, "audios"),
 ]
 
@@ -172,7 +173,7 @@ def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
     """Rejected rows, and those of another modality, are not trained."""
     bad = turns({"role": "tool"}) | {"tools": [TOOL]}
     found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "tools": [TOOL]}]), "messages")
-    assert found == unread.UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
+    assert found == UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
 
 
 def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
     found = converted(path, "prompt_completion", ignore_keys=["label"])
     assert found.unread_keys == {"cat\ufffdgorie": 3, "label": 2}
     row = json.dumps(fire_row(more=1)).replace("more", "caf\xe9").encode("latin-1")
-    make = fire_rows(training_form("trajectory", None), RowLimits())
+    make = fire_rows(TrainingForm("trajectory"), RowLimits())
     assert not isinstance(make("id", 0, row), Reject)
     assert make.unread.take().keys["caf\ufffd"] == 1
 
@@ -221,7 +222,7 @@ def test_a_key_of_another_name_is_the_one_that_is_read(tmp_path: Path) -> None:
 def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
     path = written(tmp_path, [fire_row(question=f"q{n}", **({"more": n} if n % 3 else {})) for n in range(9)])
     with open_rows([path], "train") as rows:
-        make = fire_rows(training_form("trajectory", None), RowLimits())
+        make = fire_rows(TrainingForm("trajectory"), RowLimits())
         choice = DatasetSettings(kind="fire", train="x").choice("train")
         found = convert(rows, tmp_path / "made", tmp_path / "rejects", "train", make, choice, 1)
     assert found.unread_keys == {"conversations.type": 9, "groundtruth": 9, "more": 6, "round": 9}
@@ -229,7 +230,7 @@ def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
 
 def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More names of keys than are kept, and rows with many kinds of keys, in many shards."""
-    monkeypatch.setattr(unread, "NAMES_KEPT", 40)
+    monkeypatch.setattr("vlmflow.rows.unread_keys.NAMES_KEPT", 40)
     monkeypatch.setattr("vlmflow.rows.convert.SHARD_BYTES", 2_000)
     long = {"n" * 200: 1}
     rows = [

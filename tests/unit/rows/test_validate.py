@@ -13,6 +13,7 @@ from vlmflow.raw.split import open_rows
 from vlmflow.rows import row_check
 from vlmflow.rows.convert import convert
 from vlmflow.rows.converted import training_line
+from vlmflow.rows.fire_rows import TrainingForm
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.stats import SplitCounts
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
@@ -93,6 +94,40 @@ def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
     )
     assert stats.train.rejected == {"in_test_split": 1}
     assert stats.train.kept == 5
+
+
+def test_rows_without_a_good_attempt_are_left_out_and_counted(tmp_path: Path) -> None:
+    """They are in no file, and no fault: even a limit of no rejects holds."""
+    poor = [fire_row(picture(number), f"question {number}", rounds=5) for number in range(20, 23)]
+    for row in poor:
+        row["conversations"] = row["conversations"][:-2]  # the scores are 2, 3, 4 and 5
+    form = TrainingForm("trajectory", min_score=8)
+    splits = [split_files(tmp_path, "train", [*some_rows(5), *poor], form)]
+    stats = validate(splits, tmp_path, SplitRules(0.2, 1, 0.0, RowLimits()), processes=1)
+    assert stats.train == SplitCounts(8, 5, {"no_good_attempt": 3})
+    assert (tmp_path / "quarantine.jsonl").read_bytes() == b""
+    assert stats.kept_by_attempts == {"train": {2: 5}}
+    with pytest.raises(VlmflowError, match="none of the 3 rows is left") as refused:
+        validate([split_files(tmp_path / "none", "train", poor, form)], tmp_path, RULES, processes=1)
+    assert "min_score: no attempt of these rows has that score" in refused.value.next_step
+
+
+def test_a_row_without_feedback_stays_with_its_trajectory(tmp_path: Path) -> None:
+    """In its split, right after it. Two trajectories with the same last answer are no duplicates; a repeated one is."""
+    train = some_rows(30)
+    train += [fire_row(picture(number), f"question {number}", rounds=3) for number in range(30)]
+    for row in train[30:]:
+        row["conversations"][-2]["value"] = "Thought: t2.\nAnswer: a2"  # the last answer of the first 30
+    form = TrainingForm("trajectory", min_score=8, single_turn="last_good")
+    files = split_files(tmp_path, "train", [*train, train[0]], form)
+    stats = validate([files], tmp_path / "out", SplitRules(0.2, 1, 0.5, RowLimits()), processes=1)
+    assert stats.train == SplitCounts(61, 60, {"duplicate": 1})
+    assert stats.kept_by_attempts == {"train": {2: 30, 3: 30}}
+    assert sum(stats.examples.values()) == 120
+    for split in ("train", "val"):
+        ids = [row["id"] for row in lines(tmp_path / "out" / f"{split}.jsonl")]
+        assert ids[1::2] == [f"{identity}-single" for identity in ids[::2]]
+        assert ids
 
 
 def test_duplicates_are_dropped(tmp_path: Path) -> None:

@@ -81,12 +81,38 @@ def test_a_hang_ends_and_nobody_loads_the_best_checkpoint() -> None:
     [
         ({}, "500"),
         ({"checkpoint_steps": 60}, "540"),
+        ({"evaluation_steps": 250}, "300"),
         ({"checkpoint_steps": 7, "evaluation_steps": 7}, "7"),
         ({"checkpoint_steps": 10, "evaluation_steps": 3}, "10"),
     ],
 )
 def test_every_evaluated_step_is_saved(settings: dict[str, int], every: str) -> None:
     assert value(job(**settings).arguments(), "eval_steps") == every
+
+
+@pytest.mark.parametrize("steps", [*range(1, 130), 164, 199, 999, 1_001, 4_999, 5_000, 6_000, 123_456])
+def test_a_run_is_evaluated_ten_times_where_its_steps_allow_it(steps: int) -> None:
+    """And saved at each of them; a long run as before, and hardly more often than ten times."""
+    settings = TrainSettings().scheduled(steps)
+    assert settings.evaluate_every % settings.save_every == 0
+    assert settings.evaluation_steps == settings.evaluate_every
+    assert settings.checkpoint_steps == settings.save_every <= 100
+    evaluations = -(-steps // settings.evaluate_every)
+    assert evaluations >= min(10, steps)
+    assert evaluations < 20 or settings.evaluate_every == 500
+    assert settings.scheduled(9) == settings, "what is decided stays"
+    if steps >= 5_000:
+        assert (settings.save_every, settings.evaluate_every) == (100, 500)
+
+
+@pytest.mark.parametrize("steps", [6, 44, 700, 10**6])
+@pytest.mark.parametrize(
+    "given", [{"checkpoint_steps": 20}, {"evaluation_steps": 30}, {"checkpoint_steps": 100, "evaluation_steps": 500}]
+)
+def test_steps_that_are_configured_stay(given: dict[str, int], steps: int) -> None:
+    settings = TrainSettings(**given).scheduled(steps)
+    assert {key: getattr(settings, key) for key in given} == given
+    assert settings.evaluate_every % settings.save_every == 0
 
 
 @pytest.mark.parametrize(

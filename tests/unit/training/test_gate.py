@@ -186,17 +186,44 @@ def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
     estimated = estimate(LENGTHS, VAL, full, 4, Pace(0.0, 0.01, 5))
     assert estimated.steps == 12, "each of 4 processes takes 12 of the 50 rows, two at a time, in both epochs"
     assert estimated.left_over == ["row-48", "row-49"]
+    assert (estimated.rows_left_over, estimated.evaluations) == (2, 2)
     assert "2 of 50 rows left over, not trained" in estimated.readable
     assert estimated.tokens == round(12 * 8 * mean)
     assert estimated.evaluated_tokens == 2 * sum(row.tokens for row in VAL), "checkpoints at step 10 and at the end"
     assert estimated.seconds == round((12 * 8 * mean + estimated.evaluated_tokens / 2) / 100)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_steps": 6, "evaluation_steps": 100}, "6 steps, 1 evaluation: nothing to choose from; "),
+        ({"max_steps": 44}, "44 steps, 11 evaluations; "),
+        ({"epochs": 0.5, "early_stop_after": 2}, "at most 25 steps, 13 evaluations; "),
+        ({"max_steps": 1}, "1 step, 1 evaluation: nothing to choose from; "),
+    ],
+)
+def test_the_gate_says_what_there_is_to_choose_from(settings: dict[str, Any], said: str) -> None:
+    full = job(gradient_accumulation_steps=1, **settings).settings
+    assert estimate(LENGTHS, VAL, full, 1, Pace(0.0, 0.01, 5)).readable.startswith(said)
+
+
+def test_rows_that_the_run_does_not_reach_are_left_over() -> None:
+    """Ten steps of two rows train 20 of the 50; with 30 steps a second pass has begun, and none is left."""
+    full = job(max_steps=10, gradient_accumulation_steps=1).settings
+    estimated = estimate(LENGTHS, VAL, full, 2, Pace(0.0, 0.01, 5))
+    assert estimated.rows_left_over == 30
+    assert len(set(estimated.left_over)) == 20
+    assert estimated.readable.endswith("; 30 of 50 rows left over, not trained")
+    more = full.model_copy(update={"max_steps": 30})
+    assert estimate(LENGTHS, VAL, more, 2, Pace(0.0, 0.01, 5)).left_over == []
+
+
 def test_the_estimate_is_right_for_rows_that_are_shorter_than_those_of_the_smoke_run() -> None:
     """A step takes 0.8 s and 2 ms per token; the smoke run's rows are 2,000 tokens long, those of the full run 100."""
     long, short = ([RowLength(f"row-{n}", n, n + 1, tokens) for n in range(400)] for tokens in (2_000, 100))
     mixed = long[:40] + short[40:]
-    full = job(max_steps=None, epochs=1, processes=1, gradient_accumulation_steps=1, per_device_batch_size=1)
+    steps = {"checkpoint_steps": 100, "evaluation_steps": 500}
+    full = job(max_steps=None, epochs=1, processes=1, gradient_accumulation_steps=1, per_device_batch_size=1, **steps)
     times, tokens, events = 1.0, 0, [Begin(0, 20, 0, 1, "NOT_PARALLEL", "cpu")]
     for step, row in enumerate([*long[:16], *short[:14]], start=1):
         times += 0.8 + 0.002 * row.tokens

@@ -73,6 +73,33 @@ def test_steps_and_rows_left_over_are_those_of_the_trainers_own_samplers(from_sw
         assert count.samples == len(trained[0])
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_rows_that_a_run_of_a_few_steps_does_not_reach_are_left_over(
+    from_swift: list[Any], number: int, most: int
+) -> None:
+    """In one pass or two, as far as the steps go; each takes two batches on each rank."""
+    shape, ranks = SHAPES[number], from_swift[number]
+    short = settings(shape).model_copy(update={"max_steps": most})
+    per_pass = max(1, -(-len(ranks[0][0]) // 2))
+    steps = [min(per_pass, max(0, most - per_pass * epoch)) for epoch in (0, 1)]
+    if most > 2 * per_pass:
+        return  # only two passes were drawn
+    trained = {
+        row for passes in ranks for epoch in (0, 1) for batch in passes[epoch][: 2 * steps[epoch]] for row in batch
+    }
+    never = sorted(set(range(shape["count"])) - trained)
+    assert rows_left_over(LENGTHS[: shape["count"]], short, shape["processes"]) == never
+
+
+def test_fifty_steps_of_two_rows_train_a_hundred_of_them() -> None:
+    fifty = TrainSettings(max_steps=50, gradient_accumulation_steps=1)
+    assert len(rows_left_over([9] * 199, fifty, 2)) == 99
+    assert len(rows_left_over([9] * 199, fifty.model_copy(update={"max_steps": 100}), 2)) == 1, "a pass and a step"
+    half = TrainSettings(epochs=0.5, gradient_accumulation_steps=1)
+    assert len(rows_left_over([9] * 200, half, 2)) == 100
+
+
 @pytest.mark.parametrize("number", range(len(PACKS)))
 def test_packs_are_those_of_ms_swift(from_swift: list[Any], number: int) -> None:
     given, packs = PACKS[number], from_swift[len(SHAPES) + number]

@@ -1,10 +1,8 @@
 """The answer in a turn's text, and the form in which two equal answers are equal."""
 
-import re
 import unicodedata
 
-MARK = re.compile(r"answer\s{0,3}[:：]", re.IGNORECASE)
-"""FIRE's students write `Thought: …` and then `Answer: …`."""
+from vlmflow.rows.answer_mark import after_mark
 
 DECORATION = "*_`#"
 """Marks of Markdown around an answer."""
@@ -40,9 +38,8 @@ NUMBER_WORDS = {word: str(number) for number, word in enumerate(ONES.split())} |
 def answer_in(text: str) -> str:
     """Return the text after the last `Answer:`, or the whole text without one; "" if nothing follows."""
     text = text[-MOST_CHARACTERS:]
-    marks = list(MARK.finditer(text))
-    after = text[marks[-1].end() :] if marks else text
-    return after.strip().strip(DECORATION).strip()
+    after = after_mark(text)
+    return (text if after is None else after).strip().strip(DECORATION).strip()
 
 
 def normalised(answer: str) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import Speaker, Turn
+from vlmflow.rows.chat import PlainTurn, Speaker, Turn
 from vlmflow.rows.raw_text import spoken
 from vlmflow.rows.rejects import Reject
 
@@ -40,6 +40,6 @@ FORM = RawForm(
     read=read,
     turns="conversations",
     speakers=SPEAKERS,
-    sound={"conversations": list[Turn]},
+    sound={"conversations": list[PlainTurn]},
     feedback=("volcano",),
 )

@@ -17,7 +17,7 @@ import msgspec
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.raw.named import source_of
 from vlmflow.rows.chat import FIRST_LINE, Turn, without_tags
-from vlmflow.rows.raw_text import clean
+from vlmflow.rows.raw_text import SINGLE_TURN, clean
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 
@@ -97,7 +97,7 @@ FORM = RawForm(
     row="FIRE's trajectories: a question on a picture, attempts to answer it, and feedback with a score",
     content=NamedInRow,
     meanings={},
-    settings=("form", "max_history_rounds"),
+    settings=("form", "max_history_rounds", "min_score", "single_turn", "thoughts", "feedback_form"),
     fixed=True,
     feedback=("fire",),
     gold=read_gold,
@@ -167,20 +167,49 @@ def read_score(feedback: str) -> int | None:
     return number
 
 
-def trajectory_row(identity: str, trajectory: Trajectory) -> ShareGptRow:
-    """Return the whole trajectory as one conversation, without the last feedback, which has no answer."""
-    return _row(identity, trajectory, 0, len(trajectory.attempts))
+def trajectory_row(identity: str, trajectory: Trajectory, min_score: int | None = None) -> ShareGptRow:
+    """Return the whole trajectory as one conversation, without the last feedback, which has no answer.
+
+    min_score: only attempts of at least this score are trained, of which there is one at least: `loss` of each answer
+    says which, and the conversation ends with the last of them.
+    """
+    attempts = trajectory.attempts
+    if min_score is None:
+        return _row(identity, trajectory, 0, len(attempts))
+    trained = [attempt.score >= min_score for attempt in attempts]
+    row = _row(identity, trajectory, 0, len(attempts) - trained[::-1].index(True))
+    for turn, loss in zip(row.conversations[1::2], trained, strict=False):
+        turn.loss = loss
+    return row
 
 
-def timestep_rows(identity: str, trajectory: Trajectory, max_history_rounds: int | None) -> list[ShareGptRow]:
+def timestep_rows(
+    identity: str, trajectory: Trajectory, max_history_rounds: int | None, min_score: int | None = None
+) -> list[ShareGptRow]:
     """Return one row per attempt (full-state behaviour cloning, FIRE's section 4).
 
     A row has the question, the last `max_history_rounds` attempts (None: all) before its own with their feedback, and
-    its own answer, the target, without the feedback on it. Attempts keep their numbers.
+    its own answer, the target, without the feedback on it. Attempts keep their numbers. min_score: only attempts of at
+    least this score are targets.
     """
-    count = len(trajectory.attempts)
-    history = count if max_history_rounds is None else max_history_rounds
-    return [_row(f"{identity}-a{last}", trajectory, max(0, last - 1 - history), last) for last in range(1, count + 1)]
+    attempts = trajectory.attempts
+    history = len(attempts) if max_history_rounds is None else max_history_rounds
+    return [
+        _row(f"{identity}-a{last}", trajectory, max(0, last - 1 - history), last)
+        for last, attempt in enumerate(attempts, start=1)
+        if min_score is None or attempt.score >= min_score
+    ]
+
+
+def single_turn_row(identity: str, trajectory: Trajectory, attempt: int, marked: bool) -> ShareGptRow:
+    """Return the question with one attempt, without what came before it.
+
+    attempt: its number, from 1. marked: whether the answer has `loss`, as those of the data set's other rows.
+    """
+    row = _row(identity + SINGLE_TURN, trajectory, attempt - 1, attempt)
+    if marked:
+        row.conversations[-1].loss = True
+    return row
 
 
 def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareGptRow:

@@ -1,0 +1,38 @@
+"""How much of the text that is trained comes from bad attempts."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from vlmflow.rows.sharegpt import ShareGptRow
+
+GOOD = 8
+"""The score from which an attempt is good: at 8, FIRE's own dialogues end (arXiv:2407.11522)."""
+
+
+def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, int]:
+    """Return the characters of a row's trained answers by score; {} if its answers have no scores.
+
+    last_answer_only: whether all other answers are history, as in the timestep form.
+    """
+    found: Counter[int] = Counter()
+    if row.scores:
+        answers = [turn for turn in row.conversations if turn.speaker == "gpt"]
+        for turn, score in list(zip(answers, row.scores, strict=True))[-1 if last_answer_only else 0 :]:
+            if turn.loss is not False:
+                found[int(score)] += len(turn.value)
+    return dict(found)
+
+
+def in_words(trained: Mapping[int, int], dataset: str, good_run: str | None) -> str | None:
+    """Return what the scores of the trained text mean, for people; None if none of it is from a bad attempt.
+
+    trained: its characters by score. dataset: its name. good_run: a run that trains the good attempts of the same data
+    alone, if there is one.
+    """
+    bad = sum(characters for score, characters in trained.items() if score < GOOD)
+    if not bad:
+        return None
+    instead = f"run {good_run} trains" if good_run else f"datasets.{dataset}.min_score: {GOOD} trains"
+    return (
+        f"{bad / sum(trained.values()):.0%} of the trained text is attempts scored below {GOOD}; {instead} the others"
+    )

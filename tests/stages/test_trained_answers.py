@@ -1,0 +1,181 @@
+"""Which answers of FIRE's rows are trained: our rows, as ms-swift itself reads and encodes them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fire_rows import fire_row, write_picture
+from tiny_trainings import QUICK
+from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import DDP
+from vlmflow.core.errors import VlmflowError
+from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.count import TokenCounter, measure_rows
+from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.raw.json_file import JsonRows
+from vlmflow.rows.converted import ConvertedRow
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
+from vlmflow.rows.forms.fire import read_trajectory
+from vlmflow.rows.sharegpt import as_line
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.child_process import environment
+from vlmflow.training.report import report
+from vlmflow.training.train import train
+from workflow_runs import ROOT
+
+REAL = ROOT.parent / "shared" / "data" / "fire-demo" / "FIRE-train-100K.json"
+"""Real rows of FIRE, where the project's shared data is."""
+
+ENCODE = """
+import json, sys
+from itertools import groupby
+from swift import get_processor, get_template
+from swift.dataset import load_dataset
+model, *cases = sys.argv[1:]
+for loss_scale, file, wanted in map(json.loads, cases):
+    template = get_template(get_processor(model, model_type="qwen3_vl"), max_length=32768, loss_scale=loss_scale)
+    template.set_mode("train")
+    rows, _ = load_dataset([file], strict=True)
+    found = []
+    for number in wanted or range(len(rows)):
+        labels = template.encode(rows[number])["labels"]
+        runs = [list(run) for trained, run in groupby(labels, lambda label: label != -100) if trained]
+        found.append([template.tokenizer.decode(run) for run in runs])
+    print("trained:", json.dumps(found))
+"""
+
+
+def raw_row(*scores: int, **changes: Any) -> bytes:
+    row = fire_row(rounds=len(scores), **changes)
+    for turn, score in zip(row["conversations"][1::2], scores, strict=True):
+        turn["value"] = f"Score: {score}.\nFeedback: hint {score}\n"
+    return json.dumps(row).encode()
+
+
+def some_rows() -> list[bytes]:
+    real: list[bytes] = []
+    if REAL.exists():
+        with JsonRows(REAL) as rows:
+            real = list(rows)
+    return [raw_row(3, 9), raw_row(2, 8, 5, 10, 4), raw_row(8), raw_row(9, 3, 7), raw_row(1, 2), *real]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a tiny Qwen3-VL and a picture."""
+    folder = tmp_path_factory.mktemp("base")
+    texts = ["Thought: What is it? Answer: the picture shows the hint. Score: Feedback: You should look again."]
+    write_tiny_model(folder / "model", texts, TinyShape(merges=64), seed=1)
+    write_picture(folder / "pictures" / "p.png")
+    return folder
+
+
+def converted(raw: Iterable[bytes], form: TrainingForm) -> list[ConvertedRow]:
+    make = fire_rows(form, RowLimits(max_turns=1_000), "Look at it.")
+    made = [make(f"r{number}", number, row) for number, row in enumerate(raw)]
+    return [row for rows in made if isinstance(rows, list) for row in rows]
+
+
+def good_answers(raw: bytes) -> list[str]:
+    """Return the answers of a raw row that the teacher gives at least 8, with what ends an answer."""
+    return [f"{attempt.answer}<|im_end|>\n" for attempt in read_trajectory(raw).attempts if attempt.score >= 8]
+
+
+FEW = [raw_row(3, 9), raw_row(2, 8, 5, 10, 4), raw_row(9, 3)]
+
+LONG = [*(raw_row(9, 9, question="why " * 4_900 + str(number)) for number in range(600)), raw_row(3, 9)]
+"""More than 10 MB of rows whose attempts are all good, and then one with a bad attempt."""
+
+CASES: dict[str, tuple[list[bytes], TrainingForm, list[int]]] = {
+    "trajectory": (some_rows(), TrainingForm("trajectory", min_score=8), []),
+    "timestep": (some_rows(), TrainingForm("timestep", 6, min_score=8), []),
+    "trajectory and single turns": (FEW, TrainingForm("trajectory", None, 8, "last_good"), []),
+    "timestep and single turns": (FEW, TrainingForm("timestep", None, 8, "last_good"), []),
+    "long": (LONG, TrainingForm("trajectory", min_score=8), [0, 600]),
+}
+"""Raw rows by the case's name, how they are converted, and the rows to encode; [] for all."""
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, list[str]]]]:
+    """Return the rows of each case: the id, and the trained texts, one for each unbroken piece of labels."""
+    folder = tmp_path_factory.mktemp("encoded")
+    words, ids = [], []
+    for number, (raw, form, wanted) in enumerate(CASES.values()):
+        rows = converted(raw, form)
+        file = folder / f"{number}.jsonl"
+        file.write_bytes(b"\n".join(as_line(row, ["p.png"]) for row in rows) + b"\n")
+        words.append(json.dumps(["last_round" if form.form == "timestep" else "default", str(file), wanted]))
+        ids.append([rows[place].id for place in wanted or range(len(rows))])
+    done = subprocess.run(
+        [sys.executable, "-c", ENCODE, str(base / "model"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environment(base / "pictures", 16, folder / "cache", threads=1),
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    said = [line.removeprefix("trained:") for line in done.stdout.splitlines() if line.startswith("trained:")]
+    found = [list(zip(*each, strict=True)) for each in zip(ids, map(json.loads, said), strict=True)]
+    return dict(zip(CASES, found, strict=True))
+
+
+def test_of_a_conversation_the_good_answers_are_trained_and_nothing_else(trained: dict[str, Any]) -> None:
+    expected = [answers for answers in map(good_answers, some_rows()) if answers]
+    assert [texts for _, texts in trained["trajectory"]] == expected
+    assert len(expected) < len(some_rows())
+
+
+def test_in_the_timestep_form_each_good_answer_is_trained_once(trained: dict[str, Any]) -> None:
+    expected = [[answer] for raw in some_rows() for answer in good_answers(raw)]
+    assert [texts for _, texts in trained["timestep"]] == expected
+
+
+@pytest.mark.parametrize("form", ["trajectory", "timestep"])
+def test_the_last_good_answer_is_trained_once_more_without_feedback(trained: dict[str, Any], form: str) -> None:
+    alone = [texts for row, texts in trained[f"{form} and single turns"] if row.endswith("-single")]
+    assert alone == [good_answers(FEW[0]), good_answers(FEW[1])[-1:]]
+
+
+def test_a_bad_attempt_after_ten_megabytes_of_good_ones_stops_nothing(trained: dict[str, Any]) -> None:
+    """ms-swift's reader fixes the keys of turns by the first 10 MB."""
+    assert sum(map(len, LONG[:-1])) > 11_000_000
+    assert [texts for _, texts in trained["long"]] == [good_answers(LONG[0]), good_answers(LONG[600])]
+
+
+def test_every_run_compares_what_it_trains_with_ms_swift(base: Path, tmp_path: Path) -> None:
+    """Before a GPU is asked for. If it trains an attempt that is history by our count, the run stops."""
+    rows = converted(FEW, TrainingForm("trajectory", None, 8, "last_good"))
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(b"\n".join(as_line(row, ["p.png"]) for row in rows) + b"\n")
+    picture = PictureEntry(path="p", rows=1, name="p.png", width=64, height=48, sha256="0" * 64)
+    counter = TokenCounter(base / "model", [picture], 16)
+    lengths = list(measure_rows(file, counter, 1))
+    data = TrainingData(file, file, base / "pictures", "digest", last_answer_only=False)
+    model = BaseModel(base / "model", "qwen3_vl", "digest")
+    assert check_lengths({file: lengths}, data, model, 16, {}, 1) == len(rows)
+    off = [*lengths[:-1], msgspec.structs.replace(lengths[-1], trained_tokens=lengths[-1].trained_tokens + 1)]
+    with pytest.raises(VlmflowError, match=rf"1 of {len(rows)} checked rows train other tokens .*{lengths[-1].id}"):
+        check_lengths({file: off}, data, model, 16, {}, 1)
+
+
+def test_the_trainer_s_validation_loss_is_over_the_good_answers_alone(base: Path, tmp_path: Path) -> None:
+    """The real trainer: it counts the tokens with a label."""
+    rows = converted(FEW, TrainingForm("trajectory", None, 8, "last_good"))
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\n".join(as_line(row, ["p.png"]) for row in rows) + b"\n")
+    data = TrainingData(file, file, base / "pictures", "digest", last_answer_only=False)
+    settings = TrainSettings(**QUICK, max_steps=1, max_length=2_048).scheduled(1)
+    training = Training(data, BaseModel(base / "model", "qwen3_vl", "digest"), settings, "cpu", 1, DDP)
+    told = report(training, train(training, tmp_path / "runs", 1, "the trainer"))
+    assert told.eval_tokens == sum(TokenCounter(base / "model", [], 16).count_trained(rows))

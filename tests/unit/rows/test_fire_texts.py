@@ -1,0 +1,163 @@
+"""Answers without thoughts and feedback as a sentence, compared with what the original project's rules make of rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import convert_fire
+from fire_rows import fire_row, write_array
+from vlmflow.config.row_settings import RowLimits
+from vlmflow.rows.answer_mark import after_mark
+from vlmflow.rows.fire_rows import TrainingForm, fire_rows
+from vlmflow.rows.rejects import Reject
+from workflow_runs import ROOT
+
+REAL = ROOT.parent / "shared" / "data" / "fire-demo"
+"""Real rows of FIRE, where the project's shared data is."""
+
+ORIGINAL = TrainingForm("trajectory", thoughts="drop", feedback_form="sentence")
+
+
+def row_of(*pairs: tuple[str, str], **changes: Any) -> dict[str, Any]:
+    turns = []
+    for answer, feedback in pairs:
+        turns.append({"role": "student", "type": "response", "value": answer})
+        turns.append({"role": "teacher", "type": "feedback", "value": feedback})
+    return fire_row(conversations=turns, **changes)
+
+
+def said(row: dict[str, Any], form: TrainingForm = ORIGINAL) -> list[str]:
+    made = fire_rows(form, RowLimits())("id", 0, json.dumps(row).encode())
+    assert not isinstance(made, Reject), made
+    return [turn.value for turn in made[0].conversations]
+
+
+def original(row: dict[str, Any]) -> list[str]:
+    """Return the turns that the original's rules make of a row, as read in its prepare_fire_sharegpt.py (179cae2).
+
+    Of an answer what follows the first `Answer:`; of feedback what follows `Feedback:`, behind a sentence with what
+    stands between `Score:` and the end of its line, if that is a number.
+    """
+    spoken = [row["question"]["value"].strip()]
+    for turn in row["conversations"]:
+        text = turn["value"]
+        if turn["role"] == "student":
+            spoken.append(text.partition("Answer:")[2].strip() if "Answer:" in text else text.strip())
+            continue
+        score = text.partition("Score:")[2].partition("\n")[0].strip().rstrip(".")
+        words = text.partition("Feedback:")[2].strip()
+        spoken.append(f"A score of {score} is given to the answer. {words}" if score.isdecimal() else words)
+    return spoken[:-1]
+
+
+def without_tag(texts: list[str]) -> list[str]:
+    """The tag has its own place here; the original leaves it where it is."""
+    return [texts[0].replace("<image>", "").strip(), *texts[1:]]
+
+
+def test_a_row_becomes_what_the_original_makes_of_it() -> None:
+    row = row_of(
+        ("Thought: It could be.\nAnswer: A cat.\n\n", "Score: 3.\nFeedback: Look\nagain. Feedback: no.\n"),
+        ("Thought: It is.\nAnswer: A dog.\n\n", "Score: 10.\nFeedback: Yes.\n"),
+        question="<image>\nWhat is it?",
+    )
+    made = [
+        "<image>\nWhat is it?",
+        "A cat.",
+        "A score of 3 is given to the answer. Look\nagain. Feedback: no.",
+        "A dog.",
+    ]
+    assert said(row) == original(row) == made
+    whole = said(row, TrainingForm("trajectory"))
+    assert whole[1:3] == ["Thought: It could be.\nAnswer: A cat.", "Score: 3.\nFeedback: Look\nagain. Feedback: no."]
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the shared data with real rows is not here")
+@pytest.mark.parametrize(("file", "rows", "differing"), [("FIRE-train-100K.json", 94, 0), ("FIRE-test.json", 86, 5)])
+def test_real_rows_become_what_the_original_makes_of_them(file: str, rows: int, differing: int) -> None:
+    """But for scores that are written as 5/10: the original drops them."""
+    raw = json.loads((REAL / file).read_text())
+    assert len(raw) == rows
+    differ = 0
+    for row in raw:
+        ours, theirs = without_tag(said(row)), without_tag(original(row))
+        assert len(ours) == len(theirs)
+        for own, their, turn in zip(ours[1:], theirs[1:], row["conversations"], strict=False):
+            if own != their:
+                score, _, words = turn["value"].strip().partition("/10.\nFeedback: ")
+                assert (own, their) == (
+                    f"A score of {score.removeprefix('Score: ')} is given to the answer. {words}",
+                    words,
+                )
+                differ += 1
+    assert differ == differing
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Thought: Answer: is a word.\nAnswer: yes", "yes"),
+        ("Thought: x\nanswer : yes", "yes"),
+        ("**Answer:** yes", "yes"),
+        ("**Answer: yes**", "yes"),
+        ("Answer: **yes** and `no`", "**yes** and `no`"),
+        ("Answer: __init__", "__init__"),
+        ("Answer: #5", "#5"),
+        ("Answer: " + "long " * 4_000, ("long " * 4_000).strip()),
+        ("Answer:", ""),
+        ("**Answer:**", ""),
+        ("yes", None),
+        ("The answer is: yes", None),
+        ("*" * 20_000 + "Answer: yes", "yes"),
+    ],
+)
+def test_the_answer_is_what_follows_the_last_mark(text: str, answer: str | None) -> None:
+    assert after_mark(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("feedback", "sentence"),
+    [
+        ("Score: 5.\nFeedback: Look.", "A score of 5 is given to the answer. Look."),
+        ("Score: 5/10. Feedback: Look.", "A score of 5 is given to the answer. Look."),
+        ("**Score:** 5\n**Feedback:** Look.", "A score of 5 is given to the answer. Look."),
+        ("score: 5 out of 10\nfeedback : Look.", "A score of 5 is given to the answer. Look."),
+        ("Score: 5.\nLook.", None),
+        ("Score: 5.\nFeedback:", None),
+        ("Well.\nScore: 5.\nFeedback: Look.", None),
+        ("Score: 5 (nearly).\nFeedback: Look.", None),
+    ],
+)
+def test_feedback_becomes_a_sentence_or_stays(feedback: str, sentence: str | None) -> None:
+    """No word of it is lost."""
+    row = row_of(("a", feedback), ("b", "Score: 1.\nFeedback: No."))
+    assert said(row)[2] == (sentence or feedback)
+
+
+@given(words=st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1).map(str.strip).filter(bool))
+def test_every_word_of_feedback_is_kept(words: str) -> None:
+    assert words in said(row_of(("a", f"Score: 5.\nFeedback: {words}"), ("b", "Score: 1")))[2]
+
+
+def test_what_stays_as_it_is_is_counted_and_an_empty_answer_is_rejected(tmp_path: Path) -> None:
+    """Rows are counted, in the account that the data page shows; the feedback on the last attempt is in no row."""
+    whole = row_of(("Yes.", "Score: 5.\nFeedback: x"), ("No.", "Score: 9.\nWell done."))
+    other = row_of(("Answer: Yes.", "Score: 5.\nx"), ("Answer: No.", "Score: 9."))
+    empty = row_of(("Answer: Yes.", "Score: 5."), ("Thought: It is.\nAnswer: \n", "Score: 9."))
+    raw = write_array(tmp_path / "raw.json", [fire_row(), whole, other, empty])
+    files = {"converted": tmp_path / "made", "rejects": tmp_path / "rejects", "unread": tmp_path / "unread.json"}
+    block = {"form": "trajectory", "max_history_rounds": 6, "row_limits": RowLimits()}
+    settings = convert_fire.DatasetBlock(**block, thoughts="drop", feedback_form="sentence")
+    convert_fire.main(raw=[raw], **files, split="train", settings=settings)
+    account = json.loads(files["unread"].read_text())
+    assert (account["answers_without_mark"], account["feedback_of_other_form"]) == (1, 1)
+    (reject,) = map(json.loads, files["rejects"].read_bytes().splitlines())
+    detail = "conversations[2].value has nothing after `Answer:` (thoughts: drop)"
+    assert reject == {"raw_row": 3, "reason": "empty_turn", "detail": detail}
+    convert_fire.main(raw=[raw], **files, split="train", settings=convert_fire.DatasetBlock(**block))
+    assert "answers_without_mark" not in json.loads(files["unread"].read_text())
+    assert files["rejects"].read_bytes() == b""
