@@ -5,7 +5,14 @@ from typing import Any
 
 from made_stats import some_stats
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Figures, Interval
+from vlmflow.evaluation.accounts import (
+    Compared,
+    EvaluatedModel,
+    EvaluationReport,
+    Interval,
+    MarginFigures,
+    MarginReport,
+)
 from vlmflow.evaluation.answering.accounts import AfterRounds, AnswerReport, AskedModel, Change, ModelFigures
 from vlmflow.evaluation.scoring.results import Overlap
 from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLengths
@@ -105,24 +112,38 @@ def some_provenance(**fields: Any) -> Provenance:
     return Provenance(**(usual | fields))
 
 
-def some_figures(**fields: Any) -> Figures:
+def compared(base: float, tuned: float, width: float | None = 0.04) -> Compared:
+    """Return a share or a loss of 400 rows in both models. width: half of each interval; None: without intervals."""
+
+    def interval(mean: float) -> Interval:
+        return Interval(mean, *((None, None) if width is None else (mean - width, mean + width)))
+
+    return Compared(400, 300, 90, interval(base), interval(tuned), interval(tuned - base))
+
+
+def some_figures(**fields: Any) -> MarginFigures:
     """Return the figures of 400 rows whose run learned to use feedback; fields: those that differ."""
     usual: dict[str, Any] = {
         "rows": 400,
         "groups": 300,
-        "base": {"history": 2.0, "question": 2.5, "placebo": 2.1, "first": 1.5},
-        "tuned": {"history": 1.0, "question": 2.0, "placebo": 1.6, "first": 1.4},
-        "difference": {
-            "history": Interval(-1.0, -1.1, -0.9),
-            "question": Interval(-0.5, -0.6, -0.4),
-            "placebo": Interval(-0.5, -0.6, -0.4),
-            "first": Interval(-0.1, -0.2, 0.1),
+        "right_first": compared(0.5, 0.48),
+        "right_with_feedback": compared(0.625, 0.75),
+        "uses_feedback": compared(0.5, 0.75),
+        "sees": compared(0.8, 0.81),
+        "losses": {
+            "question": compared(2.5, 2.0),
+            "own": compared(2.0, 1.0),
+            "other": compared(2.25, 1.6),
+            "other_picture": compared(2.1, 1.9),
         },
-        "base_uses": Interval(-0.1, -0.2, 0.1),
-        "tuned_uses": Interval(-0.6, -0.7, -0.5),
-        "learned": Interval(-0.5, -0.6, -0.4),
     }
-    return Figures(**(usual | fields))
+    return MarginFigures(**(usual | fields))
+
+
+def answers_alone(**fields: Any) -> MarginFigures:
+    """Return the figures of 400 rows without feedback and pictures, whose run answers better; fields: likewise."""
+    no_shares = dict.fromkeys(("right_first", "right_with_feedback", "uses_feedback", "sees"))
+    return some_figures(**(no_shares | {"losses": {"question": compared(2.0, 1.9)}} | fields))
 
 
 def some_evaluation(**fields: Any) -> EvaluationReport:
@@ -132,13 +153,13 @@ def some_evaluation(**fields: Any) -> EvaluationReport:
         "dataset": "fire",
         "split": "val",
         "verdict": "learned",
-        "sentence": "The tuned model uses feedback, and learned to.",
+        "costs_first_answers": False,
+        "sentence": "The tuned model learned to use feedback.",
         "rows": 400,
         "groups": 300,
         "left_out": {"no_feedback": 2},
         "feedback": True,
-        "all": some_figures(),
-        "sources": {"gqa": some_figures()},
+        "figures": MarginReport(some_figures(), None, {"gqa": some_figures()}),
         "looks": None,
         "rows_digest": "rows",
         "base": EvaluatedModel("base"),

@@ -142,6 +142,12 @@ class MarginFigures(msgspec.Struct, frozen=True):
     sees: Compared | None
     losses: dict[str, Compared]
 
+    @property
+    def shares(self) -> dict[str, Compared]:
+        """The shares that the rows can tell, by name."""
+        names = ("right_first", "right_with_feedback", "uses_feedback", "sees")
+        return {name: found for name in names if (found := getattr(self, name)) is not None}
+
 
 class MarginReport(msgspec.Struct, frozen=True):
     """All figures of an evaluation.
