@@ -159,7 +159,7 @@ def some_evaluation(**fields: Any) -> EvaluationReport:
         "groups": 300,
         "left_out": {"no_feedback": 2},
         "feedback": True,
-        "figures": MarginReport(some_figures(), None, {"gqa": some_figures()}),
+        "figures": MarginReport(some_figures(), some_figures(rows=365), {"gqa": some_figures()}),
         "looks": None,
         "rows_digest": "rows",
         "base": EvaluatedModel("base"),
