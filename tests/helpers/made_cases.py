@@ -10,7 +10,7 @@ from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.data_rows import Row
 
-ROWS = 60
+ROWS = 120
 
 
 def row(number: int, code: str, *, source: str = "codes", score: float = 3, images: Sequence[str] = ()) -> Row:
@@ -41,11 +41,11 @@ def scorer(judge: Judge) -> Callable[[Sequence[Work]], Mapping[str, Measured]]:
         found = {}
         for number, each in enumerate(work):
             losses = {
-                name: Loss(5 * judge(_feedback(turns), turns[-1].value, number), 5)
-                for name, turns in each.passes.items()
+                name: Loss(5 * judge(_feedback(made.turns), made.turns[-1].value, number), 5)
+                for name, made in each.passes.items()
             }
-            inputs = {name: _digest(turns) for name, turns in each.passes.items()}
-            answers = {name: _digest(turns[-1:]) for name, turns in each.passes.items()}
+            inputs = {name: _digest([made.turns, made.images]) for name, made in each.passes.items()}
+            answers = {name: _digest(made.turns[-1:]) for name, made in each.passes.items()}
             found[each.key] = Measured(each.key, losses, inputs, answers, 9)
         return found
 
@@ -56,13 +56,20 @@ def _feedback(turns: Sequence[Turn]) -> str:
     return turns[-2].value if len(turns) > 2 else ""
 
 
-def _digest(turns: Sequence[Turn]) -> str:
-    return hashlib.sha256(msgspec.json.encode(turns)).hexdigest()
+def _digest(content: Sequence[object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
 
 def noise(number: int) -> float:
     """Return a number between -0.05 and 0.05 that looks random."""
     return ((number * 7919) % 101 - 50) / 1000
+
+
+def unlike(judge: Judge, seed: int) -> Judge:
+    """Return a model of the same behaviour that differs a little for each conversation."""
+    return lambda feedback, answer, number: (
+        judge(feedback, answer, number) + noise(int(_digest([seed, feedback, answer, number])[:6], 16))
+    )
 
 
 def code_in(answer: str) -> str:

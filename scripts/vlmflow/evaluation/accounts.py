@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import msgspec
 
 QUESTION, OWN, OTHER, OTHER_PICTURE = "question", "own", "other", "other_picture"
-"""What stands before the answers of a margin. question: the question alone, or in a data set without feedback the whole
-row. own: all turns, with the row's own feedback. other: the same with another row's feedback. other_picture: the same as
-own (without feedback as question), with another row's picture."""
+"""What stands before the answers of a margin. question: the question alone; in a data set without feedback the whole
+row. own: all turns, with the row's own feedback. other: the same with another row's feedback. other_picture: the same
+as own (without feedback as question), with another row's picture."""
 
 
 class Loss(msgspec.Struct, frozen=True):

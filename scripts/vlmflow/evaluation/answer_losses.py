@@ -34,7 +34,7 @@ NOT_OF_THE_MODEL = ("labels", "loss_scale", "channel", "text_position_ids")
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """A conversation. images: names in the picture store. given: the beginning of its last answer, which is not scored."""
+    """A conversation. images: names in the picture store. given: the beginning of its last answer: it is not scored."""
 
     turns: list[Turn]
     images: list[str]

@@ -66,8 +66,8 @@ def read_case(row: Row, pictures: Mapping[str, str]) -> Case:
 def with_right_last(case: Case) -> Case | LeftOut:
     """Return a row with feedback cut after its right answer, with the wrong one with which that is compared.
 
-    right: the last answer that scored RIGHT_FROM or more; it must follow feedback. wrong: the first that scored WRONG_TO
-    or less. In a row without scores the last answer is right, and none is wrong.
+    right: the last answer that scored RIGHT_FROM or more; it must follow feedback. wrong: the first before it that
+    scored WRONG_TO or less. In a row without scores the last answer is right, and none is wrong.
     """
     scores = case.row.scores
     if not scores:

@@ -66,8 +66,9 @@ def choose_from_split(
 ) -> ChosenSplit:
     """Choose rows of a split (data/DATASET/SPLIT.jsonl).
 
-    stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none if rows have no pictures. raw: where gold answers are. feedback: the run's
-    evaluate.feedback. count, key, seed: of the draw (`choose_rows`).
+    stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none
+    if rows have no pictures. raw: where gold answers are. feedback: the run's evaluate.feedback. count, key, seed: of
+    the draw (`choose_rows`).
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """

@@ -51,9 +51,10 @@ def choose_rows(
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     """Choose the rows of a split; returns them in its order, and all others with the reason.
 
-    pictures: the SHA-256 of every picture, by its name in the store. gold: the gold answers that raw rows have beside their turns, by the ids of rows. feedback: whether the human's
-    later turns are feedback. last_answer_only: whether a trajectory is one row per attempt. count: how many rows are
-    wanted. key: the one of the configuration that says so. seed: of the draw and of the donors.
+    pictures: the SHA-256 of every picture, by its name in the store. gold: the gold answers that raw rows have beside
+    their turns, by the ids of rows. feedback: whether the human's later turns are feedback. last_answer_only: whether a
+    trajectory is one row per attempt. count: how many rows are wanted. key: the one of the configuration that says so.
+    seed: of the draw and of the donors.
     """
     cases = [read_case(row, pictures) for row in rows]
     out: list[LeftOut] = []

@@ -16,10 +16,10 @@ from vlmflow.evaluation.accounts import (
     OWN,
     QUESTION,
     Compared,
+    EvaluatedRow,
     Margin,
     MarginFigures,
     MarginReport,
-    EvaluatedRow,
 )
 from vlmflow.evaluation.intervals import (
     Bounds,

@@ -1,20 +1,20 @@
-"""The choice of rows and of the placebo's donors."""
-
-import time
-from random import Random
+"""The choice of rows, of their right and wrong answers, and what is scored of them."""
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_cases import row, rows
-from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case
-from vlmflow.evaluation.donors import find_donors
-from vlmflow.evaluation.passes import passes_with_feedback
-from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
+from made_cases import row
+from vlmflow.evaluation.accounts import LeftOut
+from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last
+from vlmflow.evaluation.passes import passes_of, scored_answers
 from vlmflow.rows.chat import Turn
+from vlmflow.rows.data_rows import Row
 
 SHA = {"a.jpg": "a" * 64, "b.jpg": "b" * 64, "copy-of-a.jpg": "a" * 64}
+
+PICTURES = {f"{n}.jpg": str(n) * 64 for n in range(2)}
 
 
 def test_rows_of_one_picture_are_one_group_whatever_its_name() -> None:
@@ -47,97 +47,86 @@ def test_whole_pictures_are_drawn_and_more_rows_include_fewer(count: int, seed: 
     assert {case.row.id for case in drawn} <= {case.row.id for case in draw(of, count + 1, seed, "k")[0]}
 
 
-def cases_of(count: int, seed: int) -> list:
-    random = Random(seed)
-    return [
-        read_case(
-            row(
-                random.randrange(count),
-                f"c{random.randrange(4)}",
-                source=random.choice("xy"),
-                score=random.choice([3, 5]),
-            ),
-            {},
-        )
-        for _ in range(count)
-    ]
+def dialogue(answers: list[str], scores: list[float]) -> Row:
+    """Return a row with these answers, and feedback on each but the last."""
+    turns = [Turn("human", "What is it?")]
+    for number, answer in enumerate(answers):
+        turns += [Turn("gpt", answer), Turn("human", f"Feedback {number}.")]
+    return Row("val-1", turns[:-1], "codes", [], scores)
 
 
-@given(st.integers(2, 40), st.integers(0, 1000))
-def test_a_donor_is_alike_in_all_but_picture_and_answer(count: int, seed: int) -> None:
-    """And there is none only if no row is."""
-    of = [read_case(msgspec.structs.replace(case.row, id=str(n)), {}) for n, case in enumerate(cases_of(count, seed))]
-    tokens = {case.row.id: Random(case.row.id).randrange(9) for case in of}
-    gold = {case.row.id: f"c{n % 5}" for n, case in enumerate(of) if n % 3}
-    found = find_donors(of, tokens, gold, seed)
-    assert found == find_donors(of, tokens, gold, seed)
-
-    def right(case: Case) -> set[str]:
-        texts = [case.answer, *([gold[case.row.id]] if case.row.id in gold else [])]
-        return {normalised(answer_in(text)) for text in texts}
-
-    for case in of:
-        fit = [
-            other
-            for other in of
-            if other.row.source == case.row.source
-            and other.score == case.score
-            and other.group != case.group
-            and not right(other) & right(case)
-        ]
-        donor = found.get(case.row.id)
-        assert (donor is not None) == bool(fit)
-        if donor is not None:
-            assert donor.row.id in {other.row.id for other in fit}
-            near = min(abs(tokens[other.row.id] - tokens[case.row.id]) for other in fit)
-            assert abs(tokens[donor.row.id] - tokens[case.row.id]) == near
+@pytest.mark.parametrize(
+    ("scores", "right", "wrong"),
+    [
+        ([3, 10], "c1", "c0"),
+        ([6, 5, 2, 8], "c3", "c1"),
+        ([1, 9, 4], "c1", "c0"),
+        ([1, 9, 4, 8], "c3", "c0"),
+        ([], "c3", None),
+    ],
+)
+def test_right_is_the_last_good_answer_and_wrong_the_first_bad_one(
+    scores: list[float], right: str, wrong: str | None
+) -> None:
+    """What follows the right answer is no part of its history."""
+    of = dialogue([f"c{number}" for number in range(len(scores) or 4)], scores)
+    found = with_right_last(read_case(of, {}))
+    assert isinstance(found, Case)
+    assert (found.answer, found.wrong) == (right, wrong)
+    assert found.row.scores == scores[: len(found.turns) // 2]
+    assert len(found.feedback) == int(right[1])
 
 
-def test_answers_that_say_the_same_in_other_words_make_no_donor() -> None:
-    """FIRE's last answers are sentences; its gold answer is a word."""
-    of = [read_case(row(n, text), {}) for n, text in enumerate(["Yes, it is wicker.", "Yes, it is red.", "No."])]
-    tokens = dict.fromkeys((case.row.id for case in of), 1)
-    gold = dict(zip((case.row.id for case in of), ["Yes", "yes", "no"], strict=True))
-    for case in of[:2]:
-        assert find_donors(of, tokens, gold, 0)[case.row.id] is of[2]
+@pytest.mark.parametrize(
+    ("answers", "scores", "reason"),
+    [
+        (["a", "b"], [9, 7], "no_right"),
+        (["a", "b"], [3, 7], "no_right"),
+        (["a", "Thought: I see.\nAnswer:"], [3, 9], "no_right"),
+        (["a", "b"], [6, 9], "no_wrong"),
+        (["The car.", "Thought: hm\nAnswer: car"], [3, 9], "no_wrong"),
+    ],
+)
+def test_a_row_without_two_answers_to_compare_is_out(answers: list[str], scores: list[float], reason: str) -> None:
+    found = with_right_last(read_case(dialogue(answers, scores), {}))
+    assert isinstance(found, LeftOut)
+    assert found.reason == reason
+    assert found.detail
 
 
-def test_many_rows_with_one_answer_cost_little_time() -> None:
-    """Each of them looked at all others: a minute for 8,000 rows."""
-    of = [read_case(msgspec.structs.replace(row(n, "yes"), id=str(n)), {}) for n in range(8000)]
-    of.append(read_case(msgspec.structs.replace(row(8000, "no"), id="no"), {}))
-    began = time.process_time()
-    found = find_donors(of, dict.fromkeys((case.row.id for case in of), 1), {}, 0)
-    assert {donor.row.id for name, donor in found.items() if name != "no"} == {"no"}
-    assert time.process_time() - began < 10
+def test_both_answers_begin_alike_and_have_no_thought() -> None:
+    both = read_case(dialogue(["Thought: I guess.\nAnswer: red", "Thought: I see.\nAnswer: blue"], [3, 9]), {})
+    one = read_case(dialogue(["red", "Thought: I see.\nAnswer: blue"], [3, 9]), {})
+    for case, begins in ((both, "Answer: "), (one, "")):
+        found = with_right_last(case)
+        assert isinstance(found, Case)
+        answers = {name: turn.value for name, turn in scored_answers(found).items()}
+        assert answers == {"right": f"{begins}blue", "wrong": f"{begins}red"}
+        passes = passes_of(found, found, None)
+        assert {each.given for each in passes.values()} == {begins.strip()}
 
 
-def test_a_donor_has_as_many_turns_of_feedback() -> None:
-    longer = row(9, "c9")
-    longer.conversations[2:2] = [Turn("human", "Score: 1. No."), Turn("gpt", "Answer: c1")]
-    of = [read_case(each, {}) for each in [row(1, "c1"), row(2, "c2"), longer]]
-    found = find_donors(of, dict.fromkeys((case.row.id for case in of), 1), {}, 0)
-    assert longer.id not in found
-    assert {case.row.id for case in found.values()} == {of[0].row.id, of[1].row.id}
+def test_the_contexts_differ_in_feedback_and_picture_alone() -> None:
+    own, donor = (with_right_last(read_case(row(n, f"c{n}", images=[f"{n}.jpg"]), PICTURES)) for n in range(2))
+    assert isinstance(own, Case)
+    assert isinstance(donor, Case)
+    own.row.conversations.insert(0, Turn("system", "Be brief."))
+    passes = passes_of(own, donor, donor)
+    texts = {name: [turn.value for turn in made.turns] for name, made in passes.items()}
+    question = ["Be brief.", "What is the code of door 0?"]
+    for answer, said in (("right", "Answer: c0"), ("wrong", "Answer: none")):
+        assert texts[f"question {answer}"] == [*question, said]
+        history = [*question, "Answer: none", "Score: 3. It is c0.", said]
+        assert texts[f"own {answer}"] == texts[f"other_picture {answer}"] == history
+        assert texts[f"other {answer}"] == [*question, "Answer: none", "Score: 3. It is c1.", said]
+    pictures = {name.split()[0]: made.images for name, made in passes.items()}
+    assert pictures == {"question": ["0.jpg"], "own": ["0.jpg"], "other": ["0.jpg"], "other_picture": ["1.jpg"]}
 
 
-def test_the_placebo_has_the_donors_feedback_alone() -> None:
-    own, donor = (read_case(each, {}) for each in rows(2))
-    system = Turn("system", "Be brief.")
-    own.row.conversations.insert(0, system)
-    passes = passes_with_feedback(own, donor)
-    assert [turn.value for turn in passes["placebo"]] == [
-        "Be brief.",
-        "What is the code of door 0?",
-        "Answer: none",
-        "Score: 3. It is c1.",
-        "Thought: I see.\nAnswer: c0",
-    ]
-    assert passes["history"] == own.row.conversations
-    assert [turn.value for turn in passes["question"]] == [
-        "Be brief.",
-        "What is the code of door 0?",
-        "Thought: I see.\nAnswer: c0",
-    ]
-    assert [turn.value for turn in passes["first"]][1:] == ["What is the code of door 0?", "Answer: none"]
-    assert len({tuple(turn.speaker for turn in turns) for turns in passes.values()}) == 2
+def test_without_feedback_the_whole_row_is_scored_with_both_pictures() -> None:
+    own, donor = (read_case(row(n, "c", images=[f"{n}.jpg"]), PICTURES) for n in range(2))
+    passes = passes_of(own, None, donor)
+    assert {name: (made.turns, made.images, made.given) for name, made in passes.items()} == {
+        "question right": (own.row.conversations, ["0.jpg"], ""),
+        "other_picture right": (own.row.conversations, ["1.jpg"], ""),
+    }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_cases import row
 from vlmflow.evaluation.choice import Case, read_case
 from vlmflow.evaluation.derangement import Item, derange, words_of
-from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor, without_other_picture
+from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor
 from vlmflow.rows.chat import Turn
 
 
@@ -160,4 +160,3 @@ def test_who_is_left_out_is_told_why() -> None:
     assert without_donor(of).detail.startswith(
         "no other row of source codes with 1 turns of feedback and scores 3, 10 is"
     )
-    assert without_other_picture(of).detail.startswith("no other row of source codes with 1 pictures is left")

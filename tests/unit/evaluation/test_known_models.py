@@ -2,35 +2,26 @@
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
-from made_cases import Judge, ignores, noise, reacts_to_presence, rows, scorer, uses
+from made_cases import ROWS, Judge, ignores, noise, reacts_to_presence, rows, scorer, unlike, uses
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import FIRST, HISTORY, PLACEBO, QUESTION, EvaluatedRow, LeftOut
+from vlmflow.evaluation.accounts import OTHER, OWN, QUESTION, EvaluatedRow, LeftOut
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of, evaluated_rows
-from vlmflow.evaluation.figures import figures_by_source, figures_of
-from vlmflow.evaluation.verdict import LEARNED, NOT_SHOWN, USED_ALREADY, WORSE, sentence_of, verdict_of
+from vlmflow.evaluation.margins import margin_figures
+from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge
 from vlmflow.rows.data_rows import Row
-
-
-def words() -> Tokenizer:
-    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))  # noqa: S106 (no password)
-    tokenizer.pre_tokenizer = Whitespace()
-    return tokenizer
 
 
 def chosen(
     of: list[Row] | None = None, feedback: bool = True, **settings: int
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     values = {"count": 1000, "seed": 1} | settings
-    return choose_rows(of or rows(), {}, words(), {}, feedback=feedback, last_answer_only=False, key="k", **values)
+    return choose_rows(of or rows(), {}, {}, feedback=feedback, last_answer_only=False, key="k", **values)
 
 
 def compared(base: Judge, tuned: Judge) -> list[EvaluatedRow]:
-    found, too_long = evaluated_rows(chosen()[0], scorer(base), scorer(tuned))
+    found, too_long = evaluated_rows(chosen()[0], scorer(unlike(base, 1)), scorer(unlike(tuned, 2)))
     assert too_long == []
     return found
 
@@ -39,63 +30,69 @@ def compared(base: Judge, tuned: Judge) -> list[EvaluatedRow]:
     ("base", "tuned", "verdict"),
     [
         (ignores, uses, LEARNED),
-        (ignores, ignores, NOT_SHOWN),
-        (ignores, reacts_to_presence, NOT_SHOWN),
-        (uses, uses, USED_ALREADY),
+        (ignores, ignores, NO_GAIN),
+        (ignores, reacts_to_presence, NO_GAIN),
+        (uses, uses, TOO_FEW),
         (uses, ignores, WORSE),
     ],
 )
 def test_models_of_known_behaviour_get_their_verdicts(base: Judge, tuned: Judge, verdict: str) -> None:
-    figures = figures_of(compared(base, tuned), seed=1)
-    assert verdict_of(figures) == verdict
-    assert sentence_of(verdict, figures).startswith(
-        {
-            LEARNED: "The tuned model uses feedback, and learned to: ",
-            NOT_SHOWN: "It is not shown that the tuned model learned to use feedback: ",
-            USED_ALREADY: "The tuned model uses feedback, but its base does so too: ",
-            WORSE: "The tuned model uses feedback less than its base: ",
-        }[verdict]
-    )
+    found = judge(margin_figures(compared(base, tuned)))
+    assert (found.name, found.costs_first_answers) == (verdict, False)
+    assert "With another row's feedback as a control" in found.sentence
 
 
-def test_only_the_placebo_tells_use_from_presence() -> None:
-    figures = figures_of(compared(ignores, reacts_to_presence), seed=1)
-    assert figures.difference[HISTORY].below_zero
-    assert figures.tuned[HISTORY] - figures.tuned[QUESTION] == pytest.approx(-1)
-    assert figures.tuned_uses is not None
-    assert figures.tuned_uses.mean == pytest.approx(0)
+def test_only_the_content_of_feedback_counts() -> None:
+    """A model that answers better after any feedback makes right and wrong answers likelier."""
+    figures = margin_figures(compared(ignores, reacts_to_presence))
+    assert figures.losses[OWN].difference.mean == pytest.approx(-1, abs=0.02)
+    assert figures.uses_feedback is not None
+    assert figures.uses_feedback.tuned.mean == pytest.approx(0.5, abs=0.15)
 
 
 def test_the_figures_are_those_of_the_scorers() -> None:
-    figures = figures_of(compared(ignores, uses), seed=1)
-    assert (figures.rows, figures.groups) == (60, 60)
-    assert figures.base_uses is not None
-    assert figures.tuned_uses is not None
-    assert figures.learned is not None
-    assert [figures.base_uses.mean, figures.tuned_uses.mean, figures.learned.mean] == pytest.approx([0, -2, -2])
-    assert figures.difference[FIRST].mean == pytest.approx(0)
-    assert figures.difference[PLACEBO].mean == pytest.approx(0)
+    figures = margin_figures(compared(ignores, uses))
+    assert (figures.rows, figures.groups) == (ROWS, ROWS)
+    assert figures.uses_feedback is not None
+    assert figures.right_with_feedback is not None
+    assert figures.right_first is not None
+    assert figures.uses_feedback.tuned.mean == figures.right_with_feedback.tuned.mean == 1
+    assert figures.right_first.tuned.mean == pytest.approx(0.5, abs=0.15)
+    assert figures.losses[OWN].difference.mean == pytest.approx(-2, abs=0.02)
+    assert figures.losses[OTHER].difference.mean == pytest.approx(0, abs=0.02)
+    assert figures.sees is None, "these rows have no pictures"
+
+
+def test_of_equal_answers_none_is_preferred() -> None:
+    found, _ = evaluated_rows(chosen()[0], scorer(ignores), scorer(uses))
+    figures = margin_figures(found)
+    assert figures.right_first is not None
+    assert figures.right_first.base.mean == 0.5
 
 
 def test_without_feedback_the_loss_of_the_answers_decides() -> None:
-    def constant(loss: float) -> Judge:
-        return lambda feedback, answer, number: loss + noise(number)
+    def constant(loss: float, spread: int) -> Judge:
+        return lambda feedback, answer, number: loss + noise(spread * number)
 
-    for base, tuned, verdict in ((3, 2, LEARNED), (2, 3, WORSE), (2, 2, NOT_SHOWN)):
+    for base, tuned, verdict in ((3, 2, LEARNED), (2, 3, WORSE), (2, 2, NO_GAIN)):
         of, out = chosen(feedback=False)
         assert out == []
-        found, _ = evaluated_rows(of, scorer(constant(base)), scorer(constant(tuned)))
-        figures = figures_of(found, seed=1)
-        assert (verdict_of(figures), figures.learned) == (verdict, None)
-        assert "nats per token." in sentence_of(verdict, figures)
+        found, _ = evaluated_rows(of, scorer(constant(base, 1)), scorer(constant(tuned, 2)))
+        assert {(row.right, row.wrong, *row.base) for row in found} == {(None, None, QUESTION)}
+        figures = margin_figures(found)
+        assert judge(figures).name == verdict
+        assert figures.uses_feedback is None
 
 
 def test_every_row_is_evaluated_or_left_out_with_a_reason() -> None:
     some = rows(20)
     some.append(Row("val-no", some[0].conversations[:2], "codes", [], [3]))
     some.append(msgspec.structs.replace(some[3], id="val-alone", source="other"))
+    some += [msgspec.structs.replace(some[n], id=f"val-{n}", scores=scores) for n, scores in ((4, [3, 7]), (5, [6, 9]))]
+    same = some[6].conversations
+    some.append(msgspec.structs.replace(some[6], id="val-same", conversations=[same[0], same[3], *same[2:]]))
     of, out = chosen(some, count=12)
-    assert counts_of(out) == {"no_donor": 1, "no_feedback": 1, "not_drawn": 8}
+    assert counts_of(out) == {"no_donor": 1, "no_feedback": 1, "no_right": 1, "no_wrong": 2, "not_drawn": 8}
     assert sorted([row.case.row.id for row in of] + [row.id for row in out]) == sorted(row.id for row in some)
     reason = next(row.detail for row in out if row.reason == "no_donor")
     assert reason.startswith("no other row of source other with 1 turns of feedback and scores 3, 10 is left that")
@@ -110,13 +107,15 @@ def test_over_long_rows_are_out_for_both_models() -> None:
 
     of, _ = chosen()
     found, out = evaluated_rows(of, too_long, too_long)
-    assert len(found) == 59
+    assert len(found) == ROWS - 1
     assert out == [LeftOut(of[0].case.row.id, "over_long", "600 tokens, more than train.max_length")]
 
 
 def test_other_tokens_for_the_tuned_model_are_refused() -> None:
     def other(work: list[Work]) -> dict[str, Measured]:
-        return {key: msgspec.structs.replace(each, inputs={"history": "x"}) for key, each in scorer(uses)(work).items()}
+        return {
+            key: msgspec.structs.replace(each, inputs={"own right": "x"}) for key, each in scorer(uses)(work).items()
+        }
 
     of, _ = chosen()
     with pytest.raises(VlmflowError, match="the base and the tuned model get different tokens"):
@@ -124,27 +123,18 @@ def test_other_tokens_for_the_tuned_model_are_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [4, 5])
-def test_an_answer_of_other_tokens_after_another_history_is_refused(number: int) -> None:
+@pytest.mark.parametrize("answer", ["right", "wrong"])
+def test_an_answer_of_other_tokens_in_another_context_is_refused(number: int, answer: str) -> None:
     """Also if there are as many."""
 
     def other(work: list[Work]) -> dict[str, Measured]:
         found = dict(scorer(uses)(work))
         for each in found.values():
-            each.losses[PLACEBO] = msgspec.structs.replace(each.losses[PLACEBO], tokens=number)
-            each.answers[PLACEBO] = "others"
+            name = f"{OTHER} {answer}"
+            each.losses[name] = msgspec.structs.replace(each.losses[name], tokens=number)
+            each.answers[name] = "others"
         return found
 
     of, _ = chosen()
-    with pytest.raises(VlmflowError, match="different tokens in different histories"):
+    with pytest.raises(VlmflowError, match="different tokens in different contexts"):
         evaluated_rows(of, other, other)
-
-
-def test_a_source_with_few_rows_has_no_interval() -> None:
-    found = compared(ignores, uses)
-    found[:5] = [msgspec.structs.replace(row, source="rare") for row in found[:5]]
-    by_source = figures_by_source(found, seed=1)
-    assert list(by_source) == ["codes", "rare"]
-    assert by_source["rare"].learned is not None
-    assert by_source["rare"].learned.low is None
-    assert by_source["codes"].learned is not None
-    assert by_source["codes"].learned.low is not None

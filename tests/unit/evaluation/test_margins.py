@@ -10,10 +10,10 @@ from vlmflow.evaluation.accounts import (
     OTHER_PICTURE,
     OWN,
     QUESTION,
+    EvaluatedRow,
     Loss,
     Margin,
     MarginFigures,
-    MarginRow,
 )
 from vlmflow.evaluation.margins import margin_figures, margin_report
 from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, Verdict, falls_short, judge, shown_shares
@@ -30,7 +30,13 @@ def model(number: int, question: Rule, own: Rule, other: Rule) -> dict[str, Marg
     return {QUESTION: margin(question(number)), OWN: margin(own(number)), OTHER: margin(other(number))}
 
 
-def rows(count: int = 200, **tuned: Rule) -> list[MarginRow]:
+def evaluated(
+    name: str, source: str, group: str, gold_in_feedback: bool, base: dict[str, Margin], tuned: dict[str, Margin]
+) -> EvaluatedRow:
+    return EvaluatedRow(name, source, [], group, "right", "wrong", None, None, gold_in_feedback, base, tuned)
+
+
+def rows(count: int = 200, **tuned: Rule) -> list[EvaluatedRow]:
     """Return rows whose base uses feedback in half of them, and is right in three quarters of them.
 
     tuned: the rules of the contexts in which the tuned model differs.
@@ -41,7 +47,7 @@ def rows(count: int = 200, **tuned: Rule) -> list[MarginRow]:
         OTHER: lambda n: quarters(n) + (1 if n % 2 else -1) / 10,
     }
     return [
-        MarginRow(f"row-{n}", "fire", f"picture-{n}", n % 10 == 0, model(n, **base), model(n, **(base | tuned)))
+        evaluated(f"row-{n}", "fire", f"picture-{n}", n % 10 == 0, model(n, **base), model(n, **(base | tuned)))
         for n in range(count)
     ]
 
@@ -60,7 +66,7 @@ def less(number: int) -> float:
     return -0.5 if number % 2 else quarters(number) - (0.2 if number % 10 else -0.2)
 
 
-def alone(some: list[MarginRow]) -> list[MarginRow]:
+def alone(some: list[EvaluatedRow]) -> list[EvaluatedRow]:
     """Return the rows without wrong answers."""
 
     def without(margins: dict[str, Margin]) -> dict[str, Margin]:
@@ -113,7 +119,7 @@ def test_rows_that_cannot_tell_are_not_counted() -> None:
 
 def test_the_own_picture_of_a_row_without_feedback_is_that_of_its_question() -> None:
     some = [
-        MarginRow(str(n), "s", str(n), False, *({QUESTION: margin(1), OTHER_PICTURE: margin(0)},) * 2)
+        evaluated(str(n), "s", str(n), False, *({QUESTION: margin(1), OTHER_PICTURE: margin(0)},) * 2)
         for n in range(100)
     ]
     found = margin_figures(some)
@@ -133,7 +139,7 @@ def test_figures_without_feedback_that_gives_the_answer_away_and_by_source() -> 
     assert margin_report([row for row in some if not row.gold_in_feedback]).without_gold is None
 
 
-def judged(some: list[MarginRow]) -> tuple[Verdict, MarginFigures]:
+def judged(some: list[EvaluatedRow]) -> tuple[Verdict, MarginFigures]:
     figures = margin_figures(some)
     return judge(figures), figures
 
@@ -209,7 +215,7 @@ def test_in_rows_with_one_answer_its_loss_counts() -> None:
 @pytest.mark.parametrize(("change", "name"), [(0.1, LEARNED), (-0.1, WORSE), (0, TOO_FEW)])
 def test_without_feedback_the_loss_of_the_answers_decides(change: float, name: str) -> None:
     some = [
-        MarginRow(row.id, "s", row.group, False, {QUESTION: row.base[QUESTION]}, {QUESTION: row.tuned[QUESTION]})
+        evaluated(row.id, "s", row.group, False, {QUESTION: row.base[QUESTION]}, {QUESTION: row.tuned[QUESTION]})
         for row in alone(rows(question=lambda n: quarters(n) + change * (1 + n % 2)))
     ]
     verdict, figures = judged(some)
