@@ -31,8 +31,8 @@ KERNELS, ADAPTER_KERNELS = 45, 60
 
 
 PASSES = 16
-"""Forward passes that the rule `evaluate` makes for a row, at most: eight with each model, of a right and a wrong answer
-in four contexts (`evaluation.passes`)."""
+"""Forward passes that the rule `evaluate` makes for a row, at most: eight with each model, of a right and a wrong
+answer in four contexts (`evaluation.passes`)."""
 
 
 @dataclass(frozen=True)
