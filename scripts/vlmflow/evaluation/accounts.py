@@ -125,6 +125,10 @@ class Compared(msgspec.Struct, frozen=True):
     difference: Interval
 
 
+SHARES = ("right_first", "right_with_feedback", "uses_feedback", "sees")
+"""The names of shares of rows (`MarginFigures`)."""
+
+
 class MarginFigures(msgspec.Struct, frozen=True):
     """The figures of some rows.
 
@@ -145,8 +149,7 @@ class MarginFigures(msgspec.Struct, frozen=True):
     @property
     def shares(self) -> dict[str, Compared]:
         """The shares that the rows can tell, by name."""
-        names = ("right_first", "right_with_feedback", "uses_feedback", "sees")
-        return {name: found for name in names if (found := getattr(self, name)) is not None}
+        return {name: found for name in SHARES if (found := getattr(self, name)) is not None}
 
 
 class MarginReport(msgspec.Struct, frozen=True):

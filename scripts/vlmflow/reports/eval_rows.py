@@ -9,9 +9,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import OTHER, OWN, QUESTION, EvaluatedRow, Margin
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn
 from vlmflow.evaluation.choice import Case, read_case, with_right_last
-from vlmflow.evaluation.margins import margin_figures
+from vlmflow.evaluation.row_shares import row_shares
 from vlmflow.reports.data_page import CHARACTERS_SHOWN, THUMBNAIL, Text
-from vlmflow.reports.eval_figures import decides, names_of
+from vlmflow.reports.eval_figures import names_of
 from vlmflow.reports.thumbnails import Shown, thumbnail
 from vlmflow.rows.chat import FIRST_LINE
 from vlmflow.rows.data_rows import Row, lines_of
@@ -73,9 +73,9 @@ def changed_rows(
 
     Raises VlmflowError if a row is not in the file as it was evaluated.
     """
-    different = sorted((row for row in rows if decides(margin_figures([row])).different), key=_order)
+    different = sorted((row for row in rows if _differs(row)), key=_order)
     gained = [row for row in different if change_of(row) > 0]
-    lost = [row for row in different[::-1] if change_of(row) <= 0]
+    lost = [row for row in different[::-1] if change_of(row) < 0]
     most = [*gained[:ROWS_SHOWN], *lost[:ROWS_SHOWN]]
     cases = _cases(most, file)
     gains, losses = (
@@ -96,6 +96,12 @@ def change_of(row: EvaluatedRow) -> float:
         return margins[OWN].value - margins[OTHER].value if OTHER in margins else margins[QUESTION].value
 
     return shown_by(row.tuned) - shown_by(row.base)
+
+
+def _differs(row: EvaluatedRow) -> bool:
+    """Return whether the models differ in the row's part of the figure on which the verdict rests."""
+    base, tuned = (row_shares(margins).get("uses_feedback") for margins in (row.base, row.tuned))
+    return change_of(row) != 0 if base is None else base != tuned
 
 
 def _order(row: EvaluatedRow) -> tuple[float, str]:

@@ -9,8 +9,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines, sha256_of
 from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
-from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.results import REPORT
+from vlmflow.evaluation.row_shares import row_shares
 from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.rows.chat import ROLES
 from vlmflow.rows.data_rows import Row, lines_of
@@ -121,12 +121,10 @@ def _scored(row: Row, found: EvaluatedRow | None, model: Model) -> Iterator[Turn
 
 def _scores(found: EvaluatedRow, model: Model) -> dict[str, float]:
     """Return the margins of a row, the losses of its right answer, and what it adds to each share: 0, 1 or one half."""
-    figures, margins = margin_figures([found]), found.base if model == "base" else found.tuned
+    margins = found.base if model == "base" else found.tuned
     scores = {f"margin_{context}": margin.value for context, margin in margins.items()}
     scores |= {f"loss_{context}": margin.right.per_token for context, margin in margins.items()}
-    return scores | {
-        name: (share.base if model == "base" else share.tuned).mean for name, share in figures.shares.items()
-    }
+    return scores | row_shares(margins)
 
 
 def all_traces(
