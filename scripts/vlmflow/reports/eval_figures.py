@@ -76,7 +76,7 @@ def shown_figures(report: EvaluationReport) -> list[ShownFigures]:
     figures = report.figures
     found = [("all rows", figures.all)]
     if rest := figures.without_gold:
-        found.append((f"without {figures.all.rows - rest.rows:,} rows whose feedback contains the gold answer", rest))
+        found.append((f"without {figures.all.rows - rest.rows:,} row(s) whose feedback contains the gold answer", rest))
     return [
         ShownFigures(name, [_share(*each) for each in shown_shares(some)], _shown_losses(losses_of(some)))
         for name, some in found

@@ -88,7 +88,7 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
             "tuned minus base: +25.0 points (+21.0 to +29.0)",
             "the models differ in 90 of 400 rows",
             "75.0% (71.0 to 79.0)",
-            "Without 35 rows whose feedback contains the gold answer",
+            "Without 35 row(s) whose feedback contains the gold answer",
             "-1.000 (-1.040 to -0.960)",
             "+50.0 points (no interval)",
             "2 row(s) in which the tuned model uses feedback and its base does not",

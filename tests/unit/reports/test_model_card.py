@@ -160,7 +160,7 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     shares = "rows in which … | base | tuned | tuned minus base"
     uses = "its own feedback helps the right answer more than another row's feedback | 50.0% (46.0 to 54.0) | "
     all_rows, rest = section.rpartition(
-        "With 95 % intervals, without 35 rows whose feedback contains the gold answer:"
+        "With 95 % intervals, without 35 row(s) whose feedback contains the gold answer:"
     )[::2]
     assert all_rows.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 3
     assert rest.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 1
