@@ -21,7 +21,8 @@ from vlmflow.evaluation.accounts import OTHER, OWN, QUESTION, MarginFigures
 from vlmflow.evaluation.choice import read_case
 from vlmflow.evaluation.donors import feedback_donors
 from vlmflow.evaluation.intervals import Bounds, Groups, Values, difference_interval, mean_interval, share_interval
-from vlmflow.evaluation.margins import compare_losses, compare_shares, preferred
+from vlmflow.evaluation.margins import compare_losses, compare_shares
+from vlmflow.evaluation.row_shares import preferred
 from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge
 
 DRAWS = 2000

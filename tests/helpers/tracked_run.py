@@ -9,7 +9,7 @@ from made_accounts import some_answers, some_evaluation, some_provenance, some_r
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.accounts import EvaluatedModel, EvaluatedRow, Loss
+from vlmflow.evaluation.accounts import EvaluatedModel, EvaluatedRow, Loss, Margin
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
 from vlmflow.reports.weights import published_weights
 from vlmflow.trainer.events import Begin, End, Event, Log, as_line
@@ -36,11 +36,10 @@ def events(steps: int = STEPS) -> list[Event]:
     ]
 
 
-def losses(history: float) -> dict[str, Loss]:
-    return {
-        name: Loss(nats, 2)
-        for name, nats in (("history", history), ("question", 4.0), ("placebo", 3.0), ("first", 2.0))
-    }
+def margins(right: float) -> dict[str, Margin]:
+    """Return those of a model. right: the loss of the right answer with its own feedback, in nats of two tokens."""
+    losses = {"question": 4.0, "own": right, "other": 3.0, "other_picture": 3.5}
+    return {context: Margin(Loss(nats, 2), Loss(3.0, 2)) for context, nats in losses.items()}
 
 
 def rows(count: int) -> list[dict]:
@@ -60,6 +59,23 @@ def rows(count: int) -> list[dict]:
         }
         for number in range(count)
     ]
+
+
+def evaluated_row(number: int) -> EvaluatedRow:
+    """Return a row of which the base has equal losses with its own and another row's feedback."""
+    return EvaluatedRow(
+        id=f"row-{number}",
+        source="coco",
+        images=["a.png"],
+        group="a",
+        right=f"gold {number}",
+        wrong="wrong",
+        donor="row-0",
+        picture_donor="row-0",
+        gold_in_feedback=False,
+        base=margins(3.0),
+        tuned=margins(1.0),
+    )
 
 
 def tracked_run(folder: Path, steps: int = STEPS, count: int = 3) -> Path:
@@ -84,7 +100,7 @@ def tracked_run(folder: Path, steps: int = STEPS, count: int = 3) -> Path:
     answers = some_answers()
     tuned = msgspec.structs.replace(answers.tuned, digest=weights)
     write_account(answered / "report.json", msgspec.structs.replace(answers, tuned=tuned, rows=1))
-    found = [EvaluatedRow(f"row-{n}", "coco", ["a.png"], "a", "row-0", losses(3.0), losses(1.0)) for n in range(count)]
+    found = [evaluated_row(number) for number in range(count)]
     (evaluated / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in found))
     wrong, right = (
         ModelAnswer("wrong", "wrong", False, False, False, 0.0, 0.0, False),

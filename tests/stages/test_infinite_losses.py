@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.evaluation.answer_losses import Work
+from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
 from vlmflow.rows.chat import Turn
 
@@ -27,15 +27,15 @@ def test_a_row_on_which_float16_overflows_is_named(tmp_path: Path) -> None:
                 scaled += 1
         save_file(tensors, shard, {"format": "pt"})
     assert scaled == 1
-    row = Work("the-key", [], {"history": [Turn("human", "Is it red?"), Turn("gpt", "No.")]})
+    row = Work("the-key", {"own right": Pass([Turn("human", "Is it red?"), Turn("gpt", "No.")], [])})
 
     def losses(dtype: str) -> float:
         how = Measurement("qwen3_vl", {}, "last_round", tmp_path, 64, 512, "cpu", dtype, 1, 1)
         found, _ = measure(ScoredModel("it", folder, "digest"), [row], how, tmp_path / "store")
-        return found["the-key"].losses["history"].nats
+        return found["the-key"].losses["own right"].nats
 
     assert math.isfinite(losses("float32"))
-    with pytest.raises(VlmflowError, match=r"row the-key, history: the model's loss is (nan|inf)") as caught:
+    with pytest.raises(VlmflowError, match=r"row the-key, own right: the model's loss is (nan|inf)") as caught:
         losses("float16")
     assert "set runs.NAME.train.dtype to bfloat16 or float32" in caught.value.cause
     assert "check the disk" not in str(caught.value)

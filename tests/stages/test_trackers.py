@@ -72,7 +72,7 @@ def test_a_server_that_dies_in_the_middle_gets_every_figure_once(server: MlflowS
     assert (params["lora.rank"], tags["dataset"]) == ("16", "fire")
     latest = {each["key"]: each["value"] for each in run["data"]["metrics"]}
     assert latest["train/loss"] == pytest.approx(1 / STEPS)
-    assert latest["evaluate/val/learned"] == pytest.approx(-0.5)
+    assert latest["evaluate/val/uses_feedback/difference"] == pytest.approx(0.25)
 
     again = send(folder, mlflow=server.url).mlflow
     assert again is not None
@@ -109,7 +109,7 @@ def test_an_offline_run_is_written_once_and_whole(tmp_path: Path, monkeypatch: p
     assert sent is not None
     [file] = (folder / "stores" / "trackers").rglob("run-*.wandb")
     content = file.read_bytes()
-    for told in (b"train/loss", b"lora.rank", b"evaluate/val/learned", b"my project"):
+    for told in (b"train/loss", b"lora.rank", b"evaluate/val/uses_feedback/difference", b"my project"):
         assert told in content
     assert not [each for each in (folder / "stores").rglob("*") if each.is_file() and b"kkkkkkkk" in each.read_bytes()]
     again = send(folder, wandb="my project").wandb
@@ -118,7 +118,7 @@ def test_an_offline_run_is_written_once_and_whole(tmp_path: Path, monkeypatch: p
     assert [*(folder / "stores" / "trackers").rglob("run-*.wandb")] == [file]
     # The evaluation is done again with another result: the run's folder is replaced.
     report = folder / "eval" / RUN / "val" / "report.json"
-    report.write_text(report.read_text().replace("-0.4", "-0.3"))
+    report.write_text(report.read_text().replace("0.75", "0.625"))
     other = send(folder, wandb="my project").wandb
     assert other is not None
     assert other.new

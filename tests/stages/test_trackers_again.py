@@ -78,14 +78,14 @@ def test_an_evaluation_that_was_made_again_is_what_mlflow_shows(tmp_path: Path) 
     """Its figure is smaller: of two figures with one time MLflow would show the larger one."""
     folder, database = tracked_run(tmp_path / "run"), tmp_path / "mlflow.db"
     report = folder / "eval" / RUN / "val" / "report.json"
-    shown = []
-    for before, mean in pairwise((-0.5, -0.5, -0.625, -0.625)):
+    name, shown = "evaluate/val/uses_feedback/difference", []
+    for before, mean in pairwise((0.25, 0.25, 0.125, 0.125)):
         change(report, f'"mean": {before},', f'"mean": {mean},')
         track_run(RUN, [], folder, {"mlflow": f"sqlite:///{database}"})
         forget_that_it_was_sent(database)
-        shown += rows_of(database, "select value from latest_metrics where key = 'evaluate/val/learned'")
-    assert shown == [(-0.5,), (-0.625,), (-0.625,)]
-    assert [value for key, value, *_ in metrics(database) if key == "evaluate/val/learned"] == [-0.5, -0.625]
+        shown += [value for key, value in rows_of(database, "select key, value from latest_metrics") if key == name]
+    assert shown == [0.25, 0.125, 0.125]
+    assert [value for key, value, *_ in metrics(database) if key == name] == [0.25, 0.125]
 
 
 def test_a_file_of_the_configuration_is_in_the_working_directory(

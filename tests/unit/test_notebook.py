@@ -45,11 +45,14 @@ def test_it_shows_a_run_that_was_not_evaluated(folder: Path) -> None:
 
 def test_it_shows_an_evaluation(folder: Path) -> None:
     write_account(folder / "eval/mine/val/report.json", some_evaluation())
-    losses = {name: {"nats": 4.0, "tokens": 2} for name in ("history", "placebo")}
-    row = {"id": "a", "source": "", "images": [], "group": "g", "donor": "b", "base": losses, "tuned": losses}
-    (folder / "eval/mine/val/rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    contexts = {name: {"right": {"nats": 4.0, "tokens": 2}, "wrong": None} for name in ("own", "other")}
+    row = {"id": "a", "source": "", "images": [], "group": "g", "right": "r", "wrong": None, "donor": "b"}
+    row |= {"picture_donor": None, "gold_in_feedback": False, "base": contexts, "tuned": contexts}
+    with_picture = row | {"tuned": contexts | {"other_picture": contexts["own"]}}
+    lines = [json.dumps(each) + "\n" for each in (row, row, with_picture)]
+    (folder / "eval/mine/val/rows.jsonl").write_text("".join(lines))
     said = executed(folder, "mine")
-    assert "val: learned, 400 rows. The tuned model uses feedback, and learned to." in said
+    assert "val: learned, 400 rows. The tuned model learned to use feedback." in said
     assert "not evaluated" not in said
     assert "titles: ['', '', 'rows of val']" in said
 

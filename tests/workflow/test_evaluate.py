@@ -22,8 +22,8 @@ from evaluate import main as evaluate
 from forked_snakemake import called
 from trace_sink import trace_sink
 from vlmflow.core.account import read_account
-from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport
-from vlmflow.evaluation.answer_losses import Work
+from vlmflow.evaluation.accounts import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, EvaluationReport
+from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.looks import read_looks
 from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
 from vlmflow.reports.accounts import Provenance
@@ -83,10 +83,15 @@ def test_every_row_of_the_split_is_evaluated_or_left_out(evaluated: Path, split:
     assert (found.rows, sum(found.left_out.values())) == (len(rows), len(out))
     assert rows
     for row in rows:
-        assert row.base.keys() == row.tuned.keys() == {"history", "question", "placebo", "first"}
-        for losses in (row.base, row.tuned):
-            assert losses["history"].tokens == losses["question"].tokens == losses["placebo"].tokens
-    assert found.all.tuned["first"] < found.all.base["first"] - 1, "nine steps teach the tiny model much"
+        assert row.base.keys() == row.tuned.keys()
+        assert row.base.keys() | {OTHER_PICTURE} == {QUESTION, OWN, OTHER, OTHER_PICTURE}
+        assert row.right
+        assert row.wrong
+        for margins in (row.base, row.tuned):
+            assert len({margin.right.tokens for margin in margins.values()}) == 1
+            assert len({margin.wrong.tokens for margin in margins.values() if margin.wrong}) == 1
+    change = found.figures.all.losses[QUESTION].difference
+    assert change.mean < -1, "nine steps teach the tiny model much"
 
 
 def test_looks_at_test_are_counted_and_shown(evaluated: Path) -> None:
@@ -101,7 +106,8 @@ def test_the_card_and_the_provenance_hold_the_evaluation(evaluated: Path) -> Non
     facts = read_account(evaluated / "merged" / RUN / "provenance.json", Provenance)
     assert facts.evaluations == {split: report(evaluated, split) for split in ("val", "test")}
     assert "model-index" in (evaluated / "merged" / RUN / "README.md").read_text()
-    assert (evaluated / "reports" / f"eval-{RUN}.html").read_text().count("nats per token") > 10
+    page = (evaluated / "reports" / f"eval-{RUN}.html").read_text()
+    assert page.count("its own feedback helps the right answer more") >= 2, "of val and test"
 
 
 def with_trackers(**block: Any) -> list[str]:
@@ -137,7 +143,9 @@ def test_the_run_is_sent_to_its_trackers_once(evaluated: Path) -> None:
     assert tracked.otlp.figures == 4 * sum(report(evaluated, split).rows for split in ("val", "test"))
     with closing(sqlite3.connect(evaluated / "mlflow.db")) as database:
         metrics = dict(database.execute("select key, value from latest_metrics"))
-    assert metrics["evaluate/test/learned"] == pytest.approx(report(evaluated, "test").all.learned.mean)
+    uses = report(evaluated, "test").figures.all.uses_feedback
+    assert uses is not None
+    assert metrics["evaluate/test/uses_feedback/difference"] == pytest.approx(uses.difference.mean)
     assert metrics["best/eval_loss"] < metrics["train/loss"] + 1
 
 
@@ -148,7 +156,8 @@ def test_weights_that_fall_short_are_not_published(evaluated: Path) -> None:
     )
     said = done.stdout + done.stderr
     assert done.returncode == 1
-    assert f"eval/{RUN}/val: verdict 'not shown'; runs.{RUN}.evaluate.require: learned accepts 'learned'" in said
+    shown = report(evaluated, "val").verdict
+    assert f"eval/{RUN}/val: runs.{RUN}.evaluate.require: learned, but the verdict is '{shown}'" in said
     assert not (evaluated / "merged" / RUN).exists()
 
 
@@ -228,7 +237,7 @@ def test_the_loss_of_an_answer_is_that_of_plain_transformers(evaluated: Path, tm
     verified = evaluated / "verified" / RUN
     turns = [Turn("human", "Is it red?"), Turn("gpt", "No."), Turn("human", "Look again."), Turn("gpt", "It is green.")]
     how = Measurement("qwen3_vl", {}, "last_round", tmp_path, 64, 512, "cpu", "float32", 1, 1)
-    (work,) = [Work("key", [], {"history": turns})]
+    (work,) = [Work("key", {"own right": Pass(turns, [])})]
     found, _ = measure(ScoredModel("it", verified, "digest"), [work], how, tmp_path / "store")
     tokenizer = AutoTokenizer.from_pretrained(verified)
     messages = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in turns]
@@ -238,6 +247,6 @@ def test_the_loss_of_an_answer_is_that_of_plain_transformers(evaluated: Path, tm
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([before + answer])).logits[0, len(before) - 1 : -1]
     nats = torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum")
-    loss = found["key"].losses["history"]
+    loss = found["key"].losses["own right"]
     assert loss.tokens == len(answer)
     assert loss.nats == pytest.approx(float(nats), rel=1e-4)

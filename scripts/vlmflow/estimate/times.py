@@ -30,8 +30,9 @@ KERNELS, ADAPTER_KERNELS = 45, 60
 """Kernels of a layer's forward pass, and those that adapters add."""
 
 
-PASSES = 8
-"""Forward passes that the rule `evaluate` makes for a row: four with each model (`evaluation.passes`)."""
+PASSES = 16
+"""Forward passes that the rule `evaluate` makes for a row, at most: eight with each model, of a right and a wrong
+answer in four contexts (`evaluation.passes`)."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def amount(case: Case) -> Amount:
 def comparison_seconds(case: Case, gpu: Gpu, share: float) -> float:
     """Return how long the rule `evaluate` takes at a share of a product's peak, without loading the models.
 
-    At most: every pass over a row counts as one over the whole row, each GPU of a node has a model of its own, and the
-    base's losses are not known from another run.
+    At most: each row has scores, feedback and a picture, without which there are fewer passes; every pass counts as one
+    over the whole row; each GPU of a node has a model of its own; the base's losses are not known from another run.
     """
     if not case.compared_rows or not len(case.val):
         return 0.0

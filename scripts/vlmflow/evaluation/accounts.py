@@ -126,6 +126,10 @@ class Compared(msgspec.Struct, frozen=True):
     difference: Interval
 
 
+SHARES = ("right_first", "right_with_feedback", "uses_feedback", "sees")
+"""The names of shares of rows (`MarginFigures`)."""
+
+
 class MarginFigures(msgspec.Struct, frozen=True):
     """The figures of some rows.
 
@@ -142,6 +146,11 @@ class MarginFigures(msgspec.Struct, frozen=True):
     uses_feedback: Compared | None
     sees: Compared | None
     losses: dict[str, Compared]
+
+    @property
+    def shares(self) -> dict[str, Compared]:
+        """The shares that the rows can tell, by name."""
+        return {name: found for name in SHARES if (found := getattr(self, name)) is not None}
 
 
 class MarginReport(msgspec.Struct, frozen=True):

@@ -6,21 +6,11 @@ everything does not lose by it, as differences of losses do, which have a floor.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vlmflow.evaluation.accounts import (
-    OTHER,
-    OTHER_PICTURE,
-    OWN,
-    QUESTION,
-    Compared,
-    EvaluatedRow,
-    Margin,
-    MarginFigures,
-    MarginReport,
-)
+from vlmflow.evaluation.accounts import SHARES, Compared, EvaluatedRow, MarginFigures, MarginReport
 from vlmflow.evaluation.intervals import (
     Bounds,
     Groups,
@@ -30,6 +20,7 @@ from vlmflow.evaluation.intervals import (
     mean_interval,
     share_interval,
 )
+from vlmflow.evaluation.row_shares import row_shares
 
 
 def margin_report(rows: Sequence[EvaluatedRow]) -> MarginReport:
@@ -48,28 +39,19 @@ def margin_report(rows: Sequence[EvaluatedRow]) -> MarginReport:
 def margin_figures(rows: Sequence[EvaluatedRow]) -> MarginFigures:
     """Return the figures of some rows, at least one."""
     contexts = {name: None for row in rows for name in row.base}
-    whole = OWN if OWN in contexts else QUESTION
+    adds = [(row_shares(row.base), row_shares(row.tuned), row.group) for row in rows]
     return MarginFigures(
         rows=len(rows),
         groups=len({row.group for row in rows}),
-        right_first=_above(rows, QUESTION, None),
-        right_with_feedback=_above(rows, OWN, None),
-        uses_feedback=_above(rows, OWN, OTHER),
-        sees=_above(rows, whole, OTHER_PICTURE),
         losses={name: _losses(rows, name) for name in contexts},
+        **{name: _share(adds, name) for name in SHARES},
     )
-
-
-def preferred(one: Values, other: Values | float) -> Values:
-    """Return 1 where one is above the other, 0 where it is below, and one half where they are equal: a tie."""
-    found: Values = (np.sign(one - other) + 1) / 2
-    return found
 
 
 def compare_shares(base: Values, tuned: Values, groups: Sequence[str]) -> list[Compared]:
     """Return the shares of both models, one comparison per column.
 
-    base, tuned: what `preferred` gives, (rows, columns). groups: of each row.
+    base, tuned: what `row_shares.preferred` gives, (rows, columns). groups: of each row.
     """
     return _compared(base, tuned, groups, share_interval, difference_interval)
 
@@ -98,25 +80,13 @@ def _compared(
     return [Compared(len(base), of_row.count, number, *each) for number, each in zip(different, three, strict=True)]
 
 
-def _above(rows: Sequence[EvaluatedRow], context: str, other: str | None) -> Compared | None:
-    """Compare how often a context's margin is above another's, or above 0; None if no row has what it takes."""
-    some = [row for row in rows if context in row.base and _has(row.base, context, other)]
+def _share(rows: Sequence[tuple[Mapping[str, float], Mapping[str, float], str]], name: str) -> Compared | None:
+    """Compare a share. rows: what each adds to the shares of the base and of the tuned model, and its group."""
+    some = [(base[name], tuned[name], group) for base, tuned, group in rows if name in base]
     if not some:
         return None
-
-    def shares(models: list[dict[str, Margin]]) -> Values:
-        return preferred(_values(models, context), 0.0 if other is None else _values(models, other))
-
-    base, tuned = (shares([row.base for row in some]), shares([row.tuned for row in some]))
-    return compare_shares(base, tuned, [row.group for row in some])[0]
-
-
-def _has(margins: dict[str, Margin], context: str, other: str | None) -> bool:
-    return margins[context].wrong is not None if other is None else other in margins
-
-
-def _values(models: list[dict[str, Margin]], context: str) -> Values:
-    return np.array([[margins[context].value] for margins in models])
+    base, tuned, groups = zip(*some, strict=True)
+    return compare_shares(np.array(base)[:, None], np.array(tuned)[:, None], groups)[0]
 
 
 def _losses(rows: Sequence[EvaluatedRow], context: str) -> Compared:

@@ -8,12 +8,13 @@ import msgspec
 
 from vlmflow.config.tuners import Tuner, tuner_of
 from vlmflow.core.account import read_account
-from vlmflow.evaluation.accounts import EvaluationReport, Interval, left_out_in_words
-from vlmflow.evaluation.verdict import shown_figures
+from vlmflow.evaluation.accounts import EvaluationReport, left_out_in_words
+from vlmflow.evaluation.verdict import shown_shares
 from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
+from vlmflow.reports.eval_figures import ShownFigures, losses_of, shown_figures
 from vlmflow.reports.licences import StatedLicences, hub_datasets
 from vlmflow.reports.page import render
 from vlmflow.rows.stats import Stats
@@ -90,7 +91,7 @@ class ModelCard:
     rows_per_step: int
     tags: list[str]
     results: list[dict[str, Any]]
-    shown: dict[str, list[tuple[str, Interval]]]
+    shown: dict[str, list[ShownFigures]]
     left_out: dict[str, str]
 
 
@@ -109,7 +110,7 @@ def model_card(facts: Provenance) -> str:
         _rows_per_step(facts.training),
         tags,
         hub_results(facts),
-        {split: shown_figures(report.all) for split, report in facts.evaluations.items()},
+        {split: shown_figures(report) for split, report in facts.evaluations.items()},
         {split: left_out_in_words(report.left_out) for split, report in facts.evaluations.items()},
     )
     return render("card/card.md.jinja", card)
@@ -118,7 +119,8 @@ def model_card(facts: Provenance) -> str:
 def hub_results(facts: Provenance) -> list[dict[str, Any]]:
     """Return the evaluations in the form of the hub's model cards (`model-index`, huggingface.co/docs/hub/model-cards).
 
-    A metric is a mean in nats per token. The hub shows no intervals; the card's own table has them.
+    Each metric is of the tuned model: a share of rows, or a mean loss in nats per token. The hub shows neither the base
+    nor intervals; the card's own tables have them.
     """
     hub_names = hub_datasets(facts.rights)
     task = "image-text-to-text" if facts.sees_pictures else "text-generation"
@@ -131,8 +133,12 @@ def hub_results(facts: Provenance) -> list[dict[str, Any]]:
                 "split": {"val": "validation"}.get(split, split),
             },
             "metrics": [
-                {"type": "loss", "name": name, "value": round(value.mean, 6)}
-                for name, value in shown_figures(report.all)
+                {"type": kind, "name": begin + name, "value": round(compared.tuned.mean, 6)}
+                for kind, begin, some in (
+                    ("share", "rows in which ", shown_shares(report.figures.all)),
+                    ("loss", "", losses_of(report.figures.all)),
+                )
+                for name, compared in some
             ],
         }
         for split, report in facts.evaluations.items()

@@ -18,9 +18,9 @@ from vlmflow.core.progress import clock
 from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
-from vlmflow.evaluation.verdict import LEARNED, WORSE
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
 from vlmflow.merging.proof import PROOF, Proof
+from vlmflow.reports.eval_figures import colour_of
 from vlmflow.reports.page import render
 from vlmflow.reports.weights import proven_weights
 from vlmflow.rows.stats import Stats
@@ -31,9 +31,6 @@ PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval", "an
 
 NEVER_WRITTEN = (ArithmeticError, LookupError, ValueError)
 """What a figure that no stage writes may raise when it is shown."""
-
-VERDICTS = {LEARNED: "good", WORSE: "bad"}
-"""The verdicts of an evaluation that have a colour."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +211,12 @@ def _evaluation(run: Run) -> Cell:
     if any(_of_other_weights(run, one.tuned.digest) for one in found):
         return Cell("of other weights", "bad", ["evaluate again"], links)
     lines = [
-        f"{one.split}: {one.verdict}, {one.rows:,} rows" + (f", look {one.looks:,}" if one.looks else "")
+        f"{one.split}: {one.verdict}, {one.rows:,} rows"
+        + (", costs first answers" if one.costs_first_answers else "")
+        + (f", look {one.looks:,}" if one.looks else "")
         for one in found
     ]
-    return Cell(found[0].verdict, VERDICTS.get(found[0].verdict, "maybe"), lines, links)
+    return Cell(found[0].verdict, colour_of(found[0]), lines, links)
 
 
 def _answers(run: Run) -> Cell:

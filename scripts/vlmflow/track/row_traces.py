@@ -7,9 +7,10 @@ from typing import Literal
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines, sha256_of
-from vlmflow.evaluation.accounts import PLACEBO, EvaluatedRow, EvaluationReport, Losses, use_of_feedback
+from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
 from vlmflow.evaluation.results import REPORT
+from vlmflow.evaluation.row_shares import row_shares
 from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.rows.chat import ROLES
 from vlmflow.rows.data_rows import Row, lines_of
@@ -55,8 +56,8 @@ def row_traces(
     _refuse_other_number(evaluated, report.rows)
     said = _answers(answered, report) if answered else {}
     digests = dict(map(name_and_digest, entries_named(pictures_in(rows), manifests).values()))
-    losses = {row.id: row for row in lines_of(evaluated / ROWS, EvaluatedRow)}
-    told = [row for row in lines_of(rows, Row) if row.id in losses or row.id in said]
+    compared = {row.id: row for row in lines_of(evaluated / ROWS, EvaluatedRow)}
+    told = [row for row in lines_of(rows, Row) if row.id in compared or row.id in said]
     for row in told:
         if unknown := [name for name in row.images if name not in digests]:
             raise VlmflowError(
@@ -74,7 +75,7 @@ def row_traces(
             model=model,
             pictures=[digests[name] for name in row.images],
             at=at,
-            turns=[*_answered(said.get(row.id), model), *_scored(row, losses.get(row.id), model)],
+            turns=[*_answered(said.get(row.id), model), *_scored(row, compared.get(row.id), model)],
         )
         for row in told
         for model in MODELS
@@ -114,12 +115,16 @@ def _scored(row: Row, found: EvaluatedRow | None, model: Model) -> Iterator[Turn
     if found is not None:
         *before, last = row.conversations
         history = "\n\n".join(f"{ROLES[turn.speaker]}: {turn.value}" for turn in before)
-        yield Turn("gold answer", history, last.value, _scores(found.base if model == "base" else found.tuned), {})
+        facts = {} if found.wrong is None else {"wrong": found.wrong}
+        yield Turn("gold answer", history, found.right or last.value, _scores(found, model), facts)
 
 
-def _scores(losses: Losses) -> dict[str, float]:
-    scores = {f"loss_{name}": loss.per_token for name, loss in losses.items()}
-    return scores | ({"uses_feedback": use_of_feedback(losses)} if PLACEBO in losses else {})
+def _scores(found: EvaluatedRow, model: Model) -> dict[str, float]:
+    """Return the margins of a row, the losses of its right answer, and what it adds to each share: 0, 1 or one half."""
+    margins = found.base if model == "base" else found.tuned
+    scores = {f"margin_{context}": margin.value for context, margin in margins.items()}
+    scores |= {f"loss_{context}": margin.right.per_token for context, margin in margins.items()}
+    return scores | row_shares(margins)
 
 
 def all_traces(

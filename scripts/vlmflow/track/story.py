@@ -13,7 +13,7 @@ from vlmflow.config.settings import is_name
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interval
+from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interval, MarginFigures
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
 from vlmflow.reports.accounts import Provenance
@@ -167,14 +167,17 @@ def _figures(event: Log) -> Iterator[tuple[str, float]]:
 
 
 def _of_evaluation(report: EvaluationReport) -> Iterator[tuple[str, float]]:
-    at, figures = f"evaluate/{report.split}", report.all
+    at, figures = f"evaluate/{report.split}", report.figures
+    yield from _of_margins(at, figures.all)
+    if figures.without_gold:
+        yield from _of_margins(f"{at}/without_gold", figures.without_gold)
+
+
+def _of_margins(at: str, figures: MarginFigures) -> Iterator[tuple[str, float]]:
     yield f"{at}/rows", float(figures.rows)
-    for model in ("base", "tuned"):
-        for name, value in getattr(figures, model).items():
-            yield f"{at}/{model}/loss_{name}", value
-    intervals: dict[str, Interval | None] = {f"difference_{name}": each for name, each in figures.difference.items()}
-    intervals |= {"base_uses": figures.base_uses, "tuned_uses": figures.tuned_uses, "learned": figures.learned}
-    yield from _intervals(at, intervals)
+    losses = {f"loss_{context}": compared for context, compared in figures.losses.items()}
+    for name, one in (figures.shares | losses).items():
+        yield from _intervals(f"{at}/{name}", {"base": one.base, "tuned": one.tuned, "difference": one.difference})
 
 
 def _of_answers(report: AnswerReport) -> Iterator[tuple[str, float]]:

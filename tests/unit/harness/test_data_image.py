@@ -15,6 +15,7 @@ TRAINING_ALONE = (
     "peft",
     "rapidfuzz",
     "safetensors",
+    "scipy",
     "swift",
     "tokenizers",
     "torch",

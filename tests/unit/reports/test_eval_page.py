@@ -1,17 +1,19 @@
 """The evaluation page, as a browser shows it."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from browser import Browser
-from made_accounts import some_answers, some_evaluation, some_figures
+from fire_rows import write_picture
+from made_accounts import answers_alone, compared, some_answers, some_evaluation, some_figures
 from vlmflow.config.row_settings import PictureLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluatedRow, Interval, Loss
+from vlmflow.evaluation.accounts import EvaluatedRow, Loss, Margin, MarginReport
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
 from vlmflow.reports.eval_page import eval_page
 
@@ -19,31 +21,49 @@ LONG = "lp" * 50
 HOSTILE = "<script>document.title='taken'</script>"
 
 
-def evaluated_row(number: int, tuned: float) -> EvaluatedRow:
-    base = {name: Loss(10.0, 5) for name in ("history", "question", "placebo", "first")}
+def margins(gain: float) -> dict[str, Margin]:
+    """Return those of a model whose margin is larger by `gain` with its own feedback than with another row's."""
+    values = {"question": -0.25, "own": 0.5 + gain, "other": 0.5, "other_picture": 0.125}
+    return {context: Margin(Loss(4 * (3 - value), 4), Loss(6.0, 2)) for context, value in values.items()}
+
+
+def evaluated_row(number: int, base: float, tuned: float) -> EvaluatedRow:
     return EvaluatedRow(
-        f"r{number}", "s<b>", [], f"g{number}", f"r{(number + 1) % 4}", base, base | {"history": Loss(tuned, 5)}
+        id=f"r{number}",
+        source="s<b>",
+        images=[],
+        group=f"g{number}",
+        right=f"green {HOSTILE}",
+        wrong=f"red {LONG}",
+        donor=f"r{(number + 1) % 4}",
+        picture_donor=None,
+        gold_in_feedback=False,
+        base=margins(base),
+        tuned=margins(tuned),
     )
 
 
-def write_rows(file: Path, count: int = 4) -> None:
-    turns = [("human", f"What is it? {HOSTILE}"), ("gpt", "red"), ("human", "Not red: look."), ("gpt", "green")]
-    talk = [{"from": speaker, "value": value} for speaker, value in turns]
-    file.write_text(
-        "".join(json.dumps({"id": f"r{n}", "source": "s", "conversations": talk}) + "\n" for n in range(count))
-    )
+def write_rows(file: Path, count: int = 4, scores: tuple[int, ...] = (2, 9, 1)) -> None:
+    said = [f"What is it? {HOSTILE}", "red", "Not red: look.", "Thought: I see.\nAnswer: green", "No, red.", "red"]
+    talk = [{"from": "gpt" if n % 2 else "human", "value": text} for n, text in enumerate(said)]
+    row = {"source": "s", "conversations": talk, "scores": scores}
+    file.write_text("".join(json.dumps({"id": f"r{n}"} | row) + "\n" for n in range(count)))
+
+
+GAINS = [(-1.0, 2.0), (1.0, -1.0), (1.0, 3.0), (-0.5, 0.5)]
+"""What base and tuned model gain from the own feedback in each row: two rows get better, one worse, one in degree."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An evaluation of four rows, of which two gain, one loses and one stays; and the data set's file beside it."""
+    """An evaluation of four rows, and the data set's file beside it; its figures are those of more rows."""
     folder = tmp_path / "eval" / "mine" / "val"
     folder.mkdir(parents=True)
-    rows = [evaluated_row(number, tuned) for number, tuned in enumerate([5.0, 20.0, 10.0, 9.0])]
+    rows = [evaluated_row(number, base, tuned) for number, (base, tuned) in enumerate(GAINS)]
     (folder / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    few = Interval(0.5, None, None)
-    sources = {"gqa": some_figures(), "s<b>": some_figures(learned=few)}
-    write_account(folder / "report.json", some_evaluation(sources=sources, left_out={"no_donor": 1_234}))
+    few = some_figures(rows=9, uses_feedback=compared(0.4, 0.9, None))
+    figures = MarginReport(some_figures(), some_figures(rows=365, sees=None), {"gqa": some_figures(), "s<b>": few})
+    write_account(folder / "report.json", some_evaluation(figures=figures, left_out={"no_donor": 1_234}))
     write_rows(tmp_path / "val.jsonl")
     return folder
 
@@ -64,20 +84,78 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
             "learned",
             "1,234 no donor",
             "1,234 row(s) without another row's feedback as a control (a row of the same source",
-            "Another row's feedback is a placebo",
-            "-0.500 (-0.600 to -0.400)",
-            "What the training changed",
-            "-1.000 nats",
+            "Another row's feedback is a control",
+            "tuned minus base: +25.0 points (+21.0 to +29.0)",
+            "the models differ in 90 of 400 rows",
+            "75.0% (71.0 to 79.0)",
+            "Without 35 row(s) whose feedback contains the gold answer",
+            "-1.000 (-1.040 to -0.960)",
+            "+50.0 points (no interval)",
+            "2 row(s) in which the tuned model uses feedback and its base does not",
+            "1 row(s) in which the base uses feedback and the tuned model does not",
         ):
             assert said in text
         shown = browser.evaluate("[...document.querySelectorAll('.sample code')].map(e => e.textContent).join()")
         assert shown == "r0,r3,r1"
         bands = "[...document.querySelectorAll('.range')].map(e => e.querySelectorAll('.band').length).join('')"
-        assert browser.evaluate(bands) == "111" + "111" + "10"
+        # Base and tuned of each share, and the losses; without the gold answer one share less; and two sources.
+        assert browser.evaluate(bands) == "11" * 4 + "1111" + "11" * 3 + "1111" + "11" + "00"
         inside = """[...document.querySelectorAll('.range i')].every(mark => {
             const own = mark.getBoundingClientRect(), bar = mark.parentNode.getBoundingClientRect();
             return own.left >= bar.left - 4 && own.right <= bar.right + 4; })"""
         assert browser.evaluate(inside) is True
+        half = """[...document.querySelectorAll('.both .range')].every(bar => {
+            const mark = bar.querySelector('.mark').getBoundingClientRect(), own = bar.getBoundingClientRect();
+            return Math.abs(mark.left - (own.left + own.width / 2)) < 1; })"""
+        assert browser.evaluate(half) is True
+
+
+def test_right_and_wrong_answer_stand_side_by_side(folder: Path, tmp_path: Path) -> None:
+    """Before them the row's turns up to the right answer; below, both models' margins, and the other row's feedback."""
+    page = tmp_path / "page.html"
+    page.write_text(html(folder))
+    with Browser(tmp_path / "profile") as browser:
+        browser.check_page(page, "mine: is it better?")
+        sides = """[...document.querySelector('.sides').children].map(e => {
+            const place = e.getBoundingClientRect(); return [e.innerText, place.top, place.left, place.right]; })"""
+        right, wrong = browser.evaluate(sides)
+        shown = "[...document.querySelectorAll('.sample .turn')].slice(0, 5).map(e => e.textContent)"
+        turns = [" ".join(turn.split()) for turn in browser.evaluate(shown)]
+        row = "[...document.querySelector('.margins').rows].map(e => e.innerText.replace(/\\s+/g, ' ')).join('|')"
+        margins_shown = browser.evaluate(row)
+        other = browser.evaluate("document.querySelector('.sample details').textContent")
+        inside = """[...document.querySelectorAll('.margins td')].every(cell =>
+            cell.getBoundingClientRect().right <= cell.closest('.sample').getBoundingClientRect().right)"""
+        assert browser.evaluate(inside) is True
+    assert (right[0], wrong[0]) == (f"right answer\ngreen {HOSTILE}", f"wrong answer\nred {LONG}")
+    assert right[1] == wrong[1]
+    assert right[3] <= wrong[2]
+    assert turns[:3] == [f"humanWhat is it? {HOSTILE}", "gptred", "humanNot red: look."]
+    assert turns[3].startswith("right answer")
+    assert margins_shown == (
+        "right over wrong, nats per token base tuned|to the question alone -0.250 -0.250|with its own feedback -0.500 "
+        "+2.500|with another row's feedback +0.500 +0.500|with another row's picture +0.125 +0.125"
+    )
+    assert " ".join(other.split()) == "the other row's feedbackhumanNot red: look."
+
+
+def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
+    for name, colour in (("own.png", (200, 0, 0)), ("other.png", (0, 0, 200))):
+        write_picture(tmp_path / "pictures" / name, colour)
+    rows = [json.loads(line) for line in (tmp_path / "val.jsonl").read_text().splitlines()]
+    (tmp_path / "val.jsonl").write_text("".join(json.dumps(row | {"images": ["other.png"]}) + "\n" for row in rows))
+    row = msgspec.structs.replace(evaluated_row(0, -1.0, 2.0), images=["own.png"], picture_donor="r2")
+    (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
+    made = eval_page([folder], {"val": tmp_path / "val.jsonl"}, {}, tmp_path / "pictures", PictureLimits(), True)
+    own, below = made.split("the other row&#39;s picture")
+    for part, name in ((own, "own.png"), (below, "other.png")):
+        assert re.findall(r'<img src="data:image/jpeg;base64,[^"]+" alt="([^"]+)"', part) == [name]
+
+
+def test_a_run_that_costs_first_answers_is_not_green(folder: Path) -> None:
+    assert '<p class="verdict good"><b>learned</b>' in html(folder)
+    write_account(folder / "report.json", some_evaluation(costs_first_answers=True))
+    assert '<p class="verdict maybe"><b>learned; costs first answers</b>' in html(folder)
 
 
 def an_answer(text: str, right: bool) -> ModelAnswer:
@@ -112,9 +190,9 @@ def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
     assert "40.0%" in text
     assert "6 of 9" in text
     assert "relaxed accuracy" in text
-    assert "Rows with most gain, of those that both models were asked about" in text
+    assert "and its base does not, of those that both models were asked about; here" in text
     assert text.count("at first") == 1, "rows that were not asked are not shown"
-    assert "Rows with most loss" not in text
+    assert "Rows that got worse" not in text
     assert "In 25.0% of the rows the feedback holds the right answer. Picture limits: 4 to 64 tokens." in " ".join(
         text.split()
     )
@@ -122,16 +200,16 @@ def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
 
 def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> None:
     """And each question has its own right answer."""
-    loss, change = {"answer": Loss(10.0, 5)}, Interval(-0.1, -0.2, -0.05)
-    rows = [EvaluatedRow("r0", "s", [], "g0", None, loss, {"answer": Loss(5.0, 5)})]
-    (folder / "rows.jsonl").write_bytes(msgspec.json.encode(rows[0]) + b"\n")
-    figures = some_figures(
-        base={"answer": 2.0},
-        tuned={"answer": 1.0},
-        difference={"answer": change},
-        **dict.fromkeys(("base_uses", "tuned_uses", "learned")),
+
+    def answers_lose(nats: float) -> dict[str, Margin]:
+        return {"question": Margin(Loss(nats, 5), None)}
+
+    row = msgspec.structs.replace(
+        evaluated_row(0, 0, 0), right=None, wrong=None, donor=None, base=answers_lose(10), tuned=answers_lose(5)
     )
-    plain = {"feedback": False, "all": figures, "sources": {"s": figures}, "left_out": {}, "sentence": "Better."}
+    (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
+    figures = MarginReport(answers_alone(), None, {name: answers_alone() for name in ("s", "t")})
+    plain = {"feedback": False, "figures": figures, "left_out": {}, "sentence": "Better."}
     write_account(folder / "report.json", some_evaluation(split="test", looks=3, **plain))
     answer = an_answer("blue", False)
     turns = [AnsweredTurn(k, "q", "r", gold, "text", answer, answer) for k, gold in enumerate(["green", "grey"])]
@@ -141,11 +219,22 @@ def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> 
     asked = msgspec.structs.replace(some_answers(), feedback=False, holds_gold=None, looks=5)
     write_account(answers / "report.json", asked)
     made = html(folder)
-    for word in ("placebo", "own feedback", "after feedback", "corrected", "donor"):
+    for word in ("feedback", "corrected", "donor", "wrong one", "right answer,"):
         assert word not in made
     shown = " ".join(made.split())
-    for said in ("after k earlier questions", "question 2", ">green<", ">grey<", ">5<"):
-        assert said in shown
+    for said in (
+        "after k earlier questions",
+        "question 2",
+        ">green<",
+        ">grey<",
+        ">5<",
+        "loss of the answers, after the row&#39;s own turns",
+        "-0.100 (-0.140 to -0.060)",
+        "1 row(s) in which the tuned model predicts the answers better than its base, of those",
+        "+1.000 nats per token",
+        "Answer: green",
+    ):
+        assert said in shown, said
 
 
 def test_the_same_evaluation_gives_the_same_page(folder: Path) -> None:
@@ -154,5 +243,11 @@ def test_the_same_evaluation_gives_the_same_page(folder: Path) -> None:
 
 def test_a_row_that_the_data_set_no_longer_has_is_an_error(folder: Path) -> None:
     write_rows(folder.parents[2] / "val.jsonl", 1)
-    with pytest.raises(VlmflowError, match="it has no row r1, which was evaluated"):
+    with pytest.raises(VlmflowError, match="it has no row r1 as it was evaluated"):
+        html(folder)
+
+
+def test_rows_whose_scores_changed_are_not_shown_as_evaluated(folder: Path) -> None:
+    write_rows(folder.parents[2] / "val.jsonl", scores=(2, 7, 1))
+    with pytest.raises(VlmflowError, match="it has no row r0 as it was evaluated"):
         html(folder)

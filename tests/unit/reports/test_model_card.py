@@ -8,9 +8,19 @@ import pytest
 from huggingface_hub import ModelCard
 from msgspec import structs
 
-from made_accounts import LENGTHS, some_checks, some_evaluation, some_figures, some_gate, some_provenance, some_report
+from made_accounts import (
+    LENGTHS,
+    answers_alone,
+    compared,
+    some_checks,
+    some_evaluation,
+    some_figures,
+    some_gate,
+    some_provenance,
+    some_report,
+)
 from made_stats import some_stats
-from vlmflow.evaluation.accounts import Interval
+from vlmflow.evaluation.accounts import MarginReport
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.published_limits import LimitedFile
@@ -145,36 +155,48 @@ def test_no_text_from_outside_acts_in_the_card() -> None:
 
 
 def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
-    few = structs.replace(some_figures().difference["first"], low=None, high=None)
-    figures = some_figures(difference=some_figures().difference | {"first": few})
-    evaluations = {"val": some_evaluation(), "test": some_evaluation(split="test", looks=3, all=figures)}
+    few = some_figures(rows=365, right_first=compared(0.5, 0.48, None), sees=None)
+    evaluations = {
+        "val": some_evaluation(costs_first_answers=True),
+        "test": some_evaluation(split="test", looks=3, figures=MarginReport(some_figures(), few, {})),
+    }
     card = model_card(some_provenance(evaluations=evaluations))
     assert "Not evaluated" not in card
     section = card.partition("## Evaluation\n")[2].partition("\n## Use")[0]
-    assert "**val: learned.** The tuned model uses feedback, and learned to." in section
-    assert "| own minus another row's feedback, tuned | -0.600 | -0.700 to -0.500 |" in section
-    assert "| loss of the first answer, tuned minus base | -0.100 | too few rows |" in section
+    assert "**val: learned; costs first answers.** The tuned model learned to use feedback." in section
+    shares = "rows in which … | base | tuned | tuned minus base"
+    uses = "its own feedback helps the right answer more than another row's feedback | 50.0% (46.0 to 54.0) | "
+    all_rows, rest = section.rpartition(
+        "With 95 % intervals, without 35 row(s) whose feedback contains the gold answer:"
+    )[::2]
+    assert all_rows.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 3
+    assert rest.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 1
+    assert "| 50.0% (no interval) | 48.0% (no interval) | -2.0 points (no interval) |" in rest
+    assert "another row's picture | 80.0% (76.0 to 84.0)" not in rest
+    loss = "\n| loss of the right answer, with its own feedback | 2.000 | 1.000 | -1.000 (-1.040 to -0.960) |"
+    assert section.count(loss) == 4
     assert "The test split of `fire` had been looked at 3 time(s) with this evaluation; later looks" in section
     assert "Left out, for both models: 2 row(s) without feedback.\n" in section
-    assert "Another row's feedback is a placebo" in section
+    assert "Another row's feedback is a control" in section
     results = ModelCard(card).data.eval_results
     assert results is not None
-    val, test = (result for result in results if result.metric_name == "difference of these two")
-    assert (val.dataset_split, test.dataset_split, val.metric_value) == ("validation", "test", -0.5)
+    name = "rows in which the right answer is likelier than the wrong one, with its own feedback"
+    val, test = (result for result in results if result.metric_name == name)
+    assert (val.dataset_split, test.dataset_split, val.metric_value) == ("validation", "test", 0.75)
+    assert val.metric_type == "share"
     assert val.task_type in ("image-text-to-text", "text-generation")
 
 
 def test_the_card_speaks_of_feedback_only_where_there_is_some() -> None:
-    change = Interval(-0.1, -0.2, -0.05)
-    figures = some_figures(
-        base={"answer": 2.0}, tuned={"answer": 1.0}, difference={"answer": change}, tuned_uses=None, learned=None
-    )
-    plain = some_evaluation(feedback=False, all=figures, sources={}, left_out={"over_long": 3}, sentence="Better.")
+    figures = MarginReport(answers_alone(), None, {})
+    plain = some_evaluation(feedback=False, figures=figures, left_out={"over_long": 3}, sentence="Better.")
     card = model_card(some_provenance(evaluations={"val": plain}))
     section = card.partition("## Evaluation\n")[2].partition("\n## Use")[0]
     assert "Left out, for both models: 3 row(s) longer than train.max" in section
-    assert "\nBelow zero is better. The best checkpoint was chosen by its loss on val." in section
-    assert "feedback" not in section
+    assert "| loss of the answers, after the row's own turns | 2.000 | 1.900 | -0.100 (-0.140 to -0.060) |" in section
+    assert "\nThe best checkpoint was chosen by its loss on val." in section
+    for word in ("feedback", "rows in which", "wrong"):
+        assert word not in section
 
 
 def test_a_run_without_an_evaluation_says_so() -> None:

@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     write_account(where / "verified/mine/proof.json", proof)
     evaluation = some_evaluation(rows=7, tuned=EvaluatedModel(proven_digest(proof)))
     write_account(where / "eval/mine/val/report.json", evaluation)
-    on_test = msgspec.structs.replace(evaluation, split="test", verdict=HOSTILE, looks=3)
+    on_test = msgspec.structs.replace(evaluation, split="test", verdict=HOSTILE, looks=3, costs_first_answers=True)
     write_account(where / "eval/mine/test/report.json", on_test)
     asked = some_answers()
     asked = msgspec.structs.replace(asked, tuned=msgspec.structs.replace(asked.tuned, digest=proven_digest(proof)))
@@ -97,7 +97,8 @@ def test_a_browser_shows_every_run_and_its_pages(folder: Path, tmp_path: Path) -
     assert "8 steps\nloss 2.000\nvalidation loss 2.000, at step 8" in shown["full run"]
     assert "time 2:03:04, on 4 CPU process(es)" in shown["full run"]
     assert "proven\n9 tensors\nlogits not compared" in shown["verification"]
-    assert f"learned\nval: learned, 7 rows\ntest: {HOSTILE}, 7 rows, look 3" in shown["evaluation"]
+    costs = "costs first answers"
+    assert f"learned\nval: learned, 7 rows\ntest: {HOSTILE}, 7 rows, {costs}, look 3" in shown["evaluation"]
     said = "tuned 40.0% → 60.0% right\nbase 40.0% → 40.0%\nval, at first, and after feedback; 15 rows"
     assert shown["answers"] == said
     assert "fire" in other
@@ -219,3 +220,20 @@ def test_without_a_proof_the_provenance_tells_which_weights_they_are(folder: Pat
 
 def test_an_empty_folder_has_a_page(tmp_path: Path) -> None:
     assert "There is no run here yet" in page_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "costs", "colour"),
+    [
+        ("learned", False, "good"),
+        ("learned", True, "maybe"),
+        ("no gain shown", False, "maybe"),
+        ("too few rows", False, "maybe"),
+        ("worse", False, "bad"),
+    ],
+)
+def test_a_verdict_has_its_colour(folder: Path, verdict: str, costs: bool, colour: str) -> None:
+    file = folder / "eval/mine/val/report.json"
+    account = json.loads(file.read_text())
+    file.write_text(json.dumps(account | {"verdict": verdict, "costs_first_answers": costs}))
+    assert f'<span class="badge {colour}">{verdict}</span>' in page_of(folder)

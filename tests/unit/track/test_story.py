@@ -51,8 +51,12 @@ def test_settings_are_flat_and_evaluations_are_figures(tmp_path: Path) -> None:
     story = told(tracked_run(tmp_path))
     assert story.settings["lora.rank"] == 16
     assert story.settings["freeze"] == '["vision_tower"]'
-    assert story.evaluated["evaluate/val/learned"] == pytest.approx(-0.5)
-    assert story.evaluated["evaluate/val/learned_low"] < story.evaluated["evaluate/val/learned"]
+    at = "evaluate/val/uses_feedback"
+    assert (story.evaluated[f"{at}/base"], story.evaluated[f"{at}/tuned"]) == (0.5, 0.75)
+    assert story.evaluated[f"{at}/difference"] == pytest.approx(0.25)
+    assert story.evaluated[f"{at}/difference_low"] < story.evaluated[f"{at}/difference"]
+    assert story.evaluated["evaluate/val/loss_own/difference"] == pytest.approx(-1)
+    assert story.evaluated["evaluate/val/without_gold/sees/tuned"] == pytest.approx(0.81)
     assert story.evaluated["answer/val/after_1/tuned/right"] == 0.4
     assert story.facts["evaluate.val"].startswith("learned: ")
     assert story.facts["training.digest"] == "job"
@@ -172,8 +176,12 @@ def test_each_row_is_a_trace_of_each_model(tmp_path: Path) -> None:
     assert tuned.turns[0].scores == dict.fromkeys(["right", "exact_match", "token_f1", "anls", "relaxed_accuracy"], 1.0)
     assert tuned.turns[1].answer == "gold 1"
     assert "user: look again" in tuned.turns[1].prompt
-    assert tuned.turns[1].scores["uses_feedback"] == pytest.approx(-1.0)
-    assert base.turns[1].scores["uses_feedback"] == pytest.approx(0.0)
+    assert tuned.turns[1].facts == {"wrong": "wrong"}
+    scores = tuned.turns[1].scores
+    assert (scores["margin_own"], scores["margin_other"], scores["loss_own"]) == (1.0, 0.0, 0.5)
+    shares = ("right_first", "right_with_feedback", "uses_feedback", "sees")
+    assert [scores[name] for name in shares] == [0, 1, 1, 1]
+    assert [base.turns[1].scores[name] for name in shares] == [0, 0.5, 0.5, 1], "equal sides count one half"
     assert tuned.pictures == ["ab" * 32]
 
 
