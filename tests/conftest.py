@@ -112,7 +112,7 @@ def fresh_programs() -> Iterator[None]:
 
 COSTLY = (
     *("test_kills.py", "test_stale.py", "test_hostile_model.py", "test_swapped_files.py"),
-    *("test_trainer.py", "test_training_ends.py", "test_planted_feedback.py"),
+    *("test_trainer.py", "test_training_ends.py", "test_planted_trainings.py"),
 )
 """The slowest test files. Of the first three, one begins without a finished run and each other makes another one."""
 
@@ -151,14 +151,6 @@ def text_run() -> Path:
     from text_run import run_without_pictures  # which imports torch
 
     return made_once("text_run", run_without_pictures)
-
-
-@pytest.fixture(scope="session")
-def planted_runs() -> Path:
-    """Return a folder that `train_on_planted_feedback` filled; nobody writes into it."""
-    from planted_feedback import train_on_planted_feedback
-
-    return made_once("planted_runs", train_on_planted_feedback)
 
 
 def made_once(name: str, fill: Callable[[Path], str]) -> Path:

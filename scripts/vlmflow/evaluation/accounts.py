@@ -72,7 +72,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 WHY_OUT = {
     "no_feedback": "without feedback",
     "no_right": "without an answer that scored at least 8 after feedback",
-    "no_wrong": "without an answer before it that scored at most 5 and says something else",
+    "no_wrong": "without a wrong answer before the right one: one that scored at most 5 and says something else",
     "single_turn": "with an answer of a dialogue that is evaluated as a whole",
     "earlier_attempt": "with an earlier attempt of a dialogue whose last one is evaluated",
     "no_donor": (

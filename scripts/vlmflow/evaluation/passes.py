@@ -3,7 +3,8 @@
 from vlmflow.evaluation.accounts import OTHER, OTHER_PICTURE, OWN, QUESTION, Loss, Margin
 from vlmflow.evaluation.answer_losses import Pass
 from vlmflow.evaluation.choice import Case
-from vlmflow.evaluation.scoring.answer_text import MARK, answer_in
+from vlmflow.evaluation.scoring.answer_text import answer_in
+from vlmflow.rows.answer_mark import after_mark
 from vlmflow.rows.chat import Turn
 
 RIGHT, WRONG = "right", "wrong"
@@ -40,7 +41,7 @@ def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dic
 def scored_answers(case: Case) -> dict[str, Turn]:
     """Return the right and the wrong answer of a row with feedback, without thoughts, in the same form."""
     texts = {RIGHT: case.answer} | ({} if case.wrong is None else {WRONG: case.wrong})
-    marked = all(MARK.search(text) for text in texts.values())
+    marked = all(after_mark(text) is not None for text in texts.values())
     begins = f"{BEGINNING} " if marked else ""
     return {which: Turn("gpt", begins + (answer_in(text) or text)) for which, text in texts.items()}
 
