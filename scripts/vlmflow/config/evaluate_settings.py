@@ -18,10 +18,10 @@ class EvaluateSettings(Settings):
     every look is counted, and the card shows the count."""
 
     require: Literal["learned", "uses_feedback", "not_worse"] | None = None
-    """What val must show before the weights are published. learned: the run learned to use feedback (without feedback:
-    the loss of the answers fell). uses_feedback: the tuned model uses it, the base perhaps too. Neither
-    looks at what the training cost. not_worse: anything but a shown decline, of the use of feedback, or of the loss of
-    the first answer or of the last one with its history. null: nothing."""
+    """What val must show before the weights are published. learned: this verdict: the run learned to use feedback
+    (without feedback: the loss of the answers fell). uses_feedback: its own feedback makes the right answer likelier than
+    another row's in more than half of the rows, by the whole interval; in the base perhaps too. not_worse: the verdict
+    is not worse, and first answers are not shown to have suffered. null: nothing."""
 
     feedback: bool | None = None
     """Whether the human's later turns are feedback on the answer before, and the last answer is right; null: true for
