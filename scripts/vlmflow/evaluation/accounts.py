@@ -78,6 +78,7 @@ WHY_OUT = {
         "without another row's feedback as a control (a row of the same source, with as many turns of feedback and the "
         "same scores, but with another picture or question, another right answer and other feedback; each gives once)"
     ),
+    "other_half": "of the other half of val, of which one chooses and one judges",
     "over_long": "longer than train.max_length",
     "not_drawn": "not drawn",
 }

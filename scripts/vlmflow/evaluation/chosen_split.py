@@ -15,6 +15,7 @@ from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.rows.gold import gold_answers
+from vlmflow.rows.halves import Part, group_of, half_of
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import entries_named, pictures_in
 
@@ -33,7 +34,8 @@ class ChosenSplit:
 
     dataset, kind: its name, and the kind of its raw rows. rows_digest: SHA-256 of the split's file. pictures: the store
     of its pictures. feedback: whether the human's later turns are feedback. last_answer_only: whether only a row's last
-    answer is trained. gold: the gold answers that raw rows have beside their turns, by the ids of rows.
+    answer is trained. gold: the gold answers that raw rows have beside their turns, by the ids of rows. whole: whether
+    rows of all of the split are in, and not of one of its halves alone.
     """
 
     rows: list[ChosenRow]
@@ -45,6 +47,7 @@ class ChosenSplit:
     feedback: bool
     last_answer_only: bool
     gold: Mapping[str, str]
+    whole: bool
 
     @property
     def loss_scale(self) -> str:
@@ -63,12 +66,13 @@ def choose_from_split(
     count: int,
     key: str,
     seed: int,
+    part: Part | None,
 ) -> ChosenSplit:
     """Choose rows of a split (data/DATASET/SPLIT.jsonl).
 
     stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none
     if rows have no pictures. raw: where gold answers are. feedback: the run's evaluate.feedback. count, key, seed: of
-    the draw (`choose_rows`).
+    the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for test, which chooses nothing.
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
@@ -89,15 +93,18 @@ def choose_from_split(
     read_gold = form_of(account.kind).gold
     ids = (row.id for row in lines_of(file, Row))
     gold = gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
+    digests = dict(map(name_and_digest, entries.values()))
+    half = half_of((group_of(row, digests) for row in lines_of(file, Row)), part) if part else None
     rows, out = choose_rows(
         lines_of(file, Row),
-        dict(map(name_and_digest, entries.values())),
+        digests,
         gold,
         feedback=has,
         last_answer_only=last_answer_only,
         count=count,
         key=key,
         seed=seed,
+        half=half,
     )
     refuse_none(rows, file, out)
     return ChosenSplit(
@@ -110,6 +117,7 @@ def choose_from_split(
         feedback=has,
         last_answer_only=last_answer_only,
         gold=gold,
+        whole=half is None,
     )
 
 

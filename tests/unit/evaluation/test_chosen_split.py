@@ -20,5 +20,5 @@ def test_a_picture_in_no_manifest_is_named(tmp_path: Path) -> None:
     write_account(stats, some_stats(digests={"val.jsonl": sha256_of(rows)}))
     with pytest.raises(VlmflowError, match=r"1 pictures are in no image manifest .*train.jsonl\): gqa/1.jpg"):
         choose_from_split(
-            rows, stats, tmp_path, [manifest], RawRows(), feedback=True, count=1, key="k", seed=1
+            rows, stats, tmp_path, [manifest], RawRows(), feedback=True, count=1, key="k", seed=1, part=None
         )
