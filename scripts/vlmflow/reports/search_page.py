@@ -38,7 +38,7 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """A searched key: the run's own value, and that of the trial with the best value. importance: 0 to 1; None if unknown."""
+    """A searched key: own value of the run, and that of the best trial. importance: 0 to 1; None if unknown."""
 
     key: str
     own: str
@@ -60,7 +60,7 @@ class LimitRow:
 class SearchPage:
     """The page's facts.
 
-    mark: "good" if best.yaml has other settings than the run's own, "quiet" if it keeps them, "bad" without a result.
+    mark: "good" if best.yaml has other settings than the own ones, "quiet" if it keeps them, "bad" without a result.
     """
 
     title: str
