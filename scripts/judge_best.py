@@ -12,6 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import MarginFigures
 from vlmflow.evaluation.chosen_split import RawRows
+from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.search.accounts import AskedTrial
 from vlmflow.search.against_own import against_own
 from vlmflow.search.judge import Judgement, compared
@@ -78,6 +79,7 @@ def main(
         feedback=evaluation.feedback,
         store=evaluation_store,
         threads=threads,
+        halved=fitted_rows(rows).halved,
     )
 
     def compare(own: StudyTrial, best: StudyTrial) -> tuple[MarginFigures, bool]:

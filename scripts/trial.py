@@ -15,6 +15,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import printable
 from vlmflow.evaluation.chosen_split import RawRows
 from vlmflow.evaluation.measure import MEASURING
+from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.search.accounts import read_asked
 from vlmflow.search.judge import JUDGING, Judgement, judged
 from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
@@ -118,6 +119,7 @@ def main(
             feedback=objective.feedback,
             store=evaluation_store,
             threads=threads,
+            halved=fitted_rows(rows).halved,
         )
         found = judged(ended, own, model, objective.objective, how)
     if found.reason:

@@ -45,7 +45,7 @@ def test_the_best_trial_is_compared_with_the_runs_own_settings_on_rows_that_chos
         own = replace(training, settings=trained_with(training.settings, {"learning_rate": rate}))
         return train(own, tmp_path / "runs", 1, "a trial"), own
 
-    how = Judgement("r", val, stats, [], RawRows(), tmp_path, MEASURED, True, tmp_path / "evaluations", 1)
+    how = Judgement("r", val, stats, [], RawRows(), tmp_path, MEASURED, True, tmp_path / "evaluations", 1, halved=True)
     own, best = trial(OWN), trial(BEST)
     figures, chose_nothing = compared(own, best, model, how)
 

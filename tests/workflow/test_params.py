@@ -88,7 +88,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED - {"propose"}}),
     "runs.fire.processes": (3, {*ESTIMATED, *TRAINED}),
     "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, *EVALUATED, "judge_best"}),
-    "runs.fire.chosen_by": (CHOSEN_BY, {"publish_merged"}),
+    "runs.fire.chosen_by": (CHOSEN_BY, {"evaluate", "publish_merged"}),
     "runs.fire.evaluate.require": ("learned", {*ESTIMATED, "publish_merged"}),
     "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED, "judge_best"}),
     "runs.fire.evaluate.splits": (["val", "test"], ESTIMATED),

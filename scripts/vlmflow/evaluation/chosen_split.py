@@ -34,8 +34,7 @@ class ChosenSplit:
 
     dataset, kind: its name, and the kind of its raw rows. rows_digest: SHA-256 of the split's file. pictures: the store
     of its pictures. feedback: whether the human's later turns are feedback. last_answer_only: whether only a row's last
-    answer is trained. gold: the gold answers that raw rows have beside their turns, by the ids of rows. whole: whether
-    rows of all of the split are in, and not of one of its halves alone.
+    answer is trained. gold: the gold answers that raw rows have beside their turns, by the ids of rows.
     """
 
     rows: list[ChosenRow]
@@ -47,7 +46,6 @@ class ChosenSplit:
     feedback: bool
     last_answer_only: bool
     gold: Mapping[str, str]
-    whole: bool
 
     @property
     def loss_scale(self) -> str:
@@ -72,7 +70,7 @@ def choose_from_split(
 
     stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none
     if rows have no pictures. raw: where gold answers are. feedback: the run's evaluate.feedback. count, key, seed: of
-    the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for test, which chooses nothing.
+    the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for all rows.
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
@@ -117,7 +115,6 @@ def choose_from_split(
         feedback=has,
         last_answer_only=last_answer_only,
         gold=gold,
-        whole=half is None,
     )
 
 

@@ -50,7 +50,7 @@ class Judgement:
     """How trials are evaluated on val. val, stats, pictures, raw: the split.
 
     rows, feedback: as in runs.NAME.evaluate. run: its name, for messages. store: of measured losses; the base is
-    measured once for all trials. threads: the number of cores to use.
+    measured once for all trials. threads: the number of cores to use. halved: whether a half of val judges.
     """
 
     run: str
@@ -63,16 +63,17 @@ class Judgement:
     feedback: bool | None
     store: Path
     threads: int
+    halved: bool
 
     def chosen(self, training: Training, part: Part) -> ChosenSplit:
-        """Return the rows of one half of val that are evaluated."""
+        """Return the rows of one half of val that are evaluated; of all of it if it has none."""
         return choose_from_split(
             *(self.val, self.stats, self.picture_store, self.pictures, self.raw),
             feedback=self.feedback,
             count=self.rows,
             key=f"runs.{self.run}.evaluate.rows",
             seed=training.settings.seed,
-            part=part,
+            part=part if self.halved else None,
         )
 
     def measurement(self, training: Training, chosen: ChosenSplit) -> Measurement:
@@ -136,7 +137,7 @@ def compared(
         _scorer(name, trained, training, base, measurement, how)
         for name, (trained, training) in (("trial 0's model", own), ("the best trial's model", best))
     )
-    return _figures(chosen, of_own, of_best, how), not chosen.whole
+    return _figures(chosen, of_own, of_best, how), how.halved
 
 
 def _figures(chosen: ChosenSplit, of_base: Scorer, of_tuned: Scorer, how: Judgement) -> MarginFigures:
