@@ -6,8 +6,8 @@
 # Makes: eval/{run}/{split}/: report.json (verdict, figures with intervals, per source and in all), rows.jsonl (both
 #        models' losses of every row), left_out.jsonl (every other row of the split, with the reason). Measured losses
 #        are kept in stores.evaluations: a killed evaluation resumes, and the base is measured once for all runs.
-# Holds: both models got the same tokens; the scored answer is the same in all passes of a row. Where val has 200 pictures
-#        (questions, where there are none), its rows are of the half that the training was not given; otherwise
+# Holds: both models got the same tokens; the scored answer is the same in all passes of a row. Where val has 200
+#        pictures (questions, where there are none), its rows are of the half that the training was not given; otherwise
 #        report.json says by what they also chose. Every making of eval/{run}/test is a line of
 #        stores.evaluations/looks.jsonl.
 

@@ -1,7 +1,7 @@
 # Whether the best trial of a search beats the run's own settings.
 #
-# Needs: the study after the last step; what trial 0, with the run's own settings, and the best trial left in stores.runs;
-#        val with its pictures, the base model.
+# Needs: the study after the last step; what trial 0, with the run's own settings, and the best trial left in
+#        stores.runs; val with its pictures, the base model.
 # Makes: search/{search}/judged.json: the trial whose settings best.yaml has, the difference of both with its interval,
 #        and the sentence for people.
 # Holds: where val has 200 pictures (questions, where there are none), both are compared on a half of it that chose

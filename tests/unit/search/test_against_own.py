@@ -123,6 +123,21 @@ def test_too_few_rows_keep_the_own_settings_and_say_how_many_are_missing() -> No
     )
 
 
+def test_few_rows_that_differ_show_no_winner() -> None:
+    """Four rows that all change one way may be chance: here nine do, of 120."""
+
+    def all_but_nine(feedback: str, answer: str, number: int) -> float:
+        loss = uses(feedback, answer, number)
+        return 4 - loss if number < 9 else loss
+
+    found = judged("uses_feedback", measured(all_but_nine, uses))
+    assert found.compared is not None
+    assert found.compared.different == 9
+    assert found.compared.difference.above_zero
+    assert found.chosen == 0
+    assert "such rows are needed" in found.sentence
+
+
 def test_data_without_feedback_are_compared_by_the_loss_of_their_answers() -> None:
     found = judged("eval_loss", measured(lambda *_: 2.0, lambda *_: 1.0, feedback=False))
     assert found.chosen == 1
