@@ -62,6 +62,7 @@ include: "rules/track.smk"
 include: "rules/propose.smk"
 include: "rules/trial.smk"
 include: "rules/tell.smk"
+include: "rules/judge_best.smk"
 include: "rules/choose_best.smk"
 include: "rules/search_page.smk"
 

@@ -1,16 +1,18 @@
 # The best settings that a search found, as an overlay for the configuration.
 #
-# Needs: the study after the last step, and the results of all trials.
-# Makes: search/{search}/best.yaml: the run's keys of `train` with the values of the best trial; comments give search,
-#        trial and value. `snakemake --configfile … search/NAME/best.yaml` trains the run with them.
-# Holds: the trial trained to its end, within the limits; its value is the lowest. A result that was changed after the
-#        study learned from it is refused; one that was removed is made again (scripts/harness/search_targets.py).
+# Needs: the study after the last step, the results of all trials, and what became of the best one against trial 0.
+# Makes: search/{search}/best.yaml: the run's keys of `train` with the values of the best trial, or with its own where
+#        no trial is shown to beat them; comments say which, with trial and value.
+#        `snakemake --configfile … search/NAME/best.yaml` trains the run with them.
+# Holds: the trial trained to its end, within the limits. A result that was changed after the study learned from it is
+#        refused; one that was removed is made again (scripts/harness/search_targets.py).
 
 
 rule choose_best:
     """Write the best settings that a search found."""
     input:
         study=inputs.last_study,
+        judged="search/{search}/judged.json",
         results=inputs.search_results,
     output:
         best="search/{search}/best.yaml",

@@ -1,18 +1,23 @@
 # Whether the tuned model is better than its base: losses of both on rows that the run was not trained on.
 #
-# Needs: the proven weights, the base model, a split of the data set with its pictures; raw rows, where they have gold
-#        answers beside their turns (FIRE): no row gets the feedback of one with the same gold answer.
+# Needs: the proven weights, the training's report and rows, the base model, a split of the data set with its pictures;
+#        raw rows, where they have gold answers beside their turns (FIRE): no row gets the feedback of one with the same
+#        gold answer.
 # Makes: eval/{run}/{split}/: report.json (verdict, figures with intervals, per source and in all), rows.jsonl (both
 #        models' losses of every row), left_out.jsonl (every other row of the split, with the reason). Measured losses
 #        are kept in stores.evaluations: a killed evaluation resumes, and the base is measured once for all runs.
-# Holds: both models got the same tokens; the scored answer is the same in all passes of a row. Every making of
-#        eval/{run}/test is a line of stores.evaluations/looks.jsonl.
+# Holds: both models got the same tokens; the scored answer is the same in all passes of a row. Where val has 200
+#        pictures (questions, where there are none), its rows are of the half that the training was not given; otherwise
+#        report.json says by what they also chose. Every making of eval/{run}/test is a line of
+#        stores.evaluations/looks.jsonl.
 
 
 rule evaluate:
     """Compare a run's proven weights with their base on val or test."""
     input:
         verified="verified/{run}",
+        full="checkpoints/{run}/full",
+        fitted="fitted/{run}",
         model=inputs.model,
         rows=inputs.split_rows,
         stats=inputs.data("stats.json"),
@@ -40,6 +45,7 @@ rule evaluate:
             "train.max_length",
             "train.dtype",
             "device",
+            "chosen_by",
         ),
         processes=params.processes,
         picture_store=lookup(dpath="stores/pictures", within=config),

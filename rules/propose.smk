@@ -4,9 +4,9 @@
 #        estimate, or its smoke run, for the budget.
 # Makes: search/{search}/{round}/{rung}/asked.json (settings, last step and hours of every slot's trial) and
 #        asked.journal, the study with the new trials (an Optuna journal).
-# Holds: the same seed and the same results give the same trials; no settings are asked twice; a search that is
-#        estimated to need more than its budget (search.NAME.limits.gpu_hours) is refused before its first trial, and
-#        one that has spent it asks nothing more.
+# Holds: trial 0 has the run's own settings, and goes on in every rung; the same seed and the same results give the same
+#        trials; no settings are asked twice; a search that is estimated to need more than its budget
+#        (search.NAME.limits.gpu_hours) is refused before its first trial, and one that has spent it asks nothing more.
 
 
 rule propose:
@@ -30,6 +30,7 @@ rule propose:
         settings=params.search("run", "space", "together", "rungs", "limits", "seed"),
         run=params.search_run("train", "nodes", "processes"),
         planned=params.planned,
+        own=params.own_settings,
     threads: 1
     resources:
         mem_mb=2_000,

@@ -1,6 +1,6 @@
 # A search for a run's settings, for people: one self-contained page.
 #
-# Needs: the study after the last step, and the results of all trials.
+# Needs: the study after the last step, the results of all trials, and what became of the best one against trial 0.
 # Makes: reports/search-{search}.html: how the best settings differ from the run's own and which of them mattered; every
 #        trial with its value, memory and hours; the curves of all rungs; limits and cost.
 # Holds: the file loads nothing and runs nothing; the same results give the same page. No other stage needs it.
@@ -10,6 +10,7 @@ rule search_page:
     """Show the trials of a search."""
     input:
         study=inputs.last_study,
+        judged="search/{search}/judged.json",
         results=inputs.search_results,
     output:
         page=report(
@@ -25,7 +26,6 @@ rule search_page:
     params:
         reads="vlmflow/reports/templates",
         settings=params.search("run", "limits"),
-        own=params.own_settings,
     threads: 1
     resources:
         mem_mb=2_000,

@@ -77,6 +77,7 @@ def main(
         count=min(settings.answer.rows, settings.rows),
         key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",
         seed=settings.seed,
+        part="judges" if split == "val" else None,
     )
     length = settings.image_max_tokens, settings.text_args, settings.max_length
     cases, too_long = fitting_cases(chosen, base.folder, pictures, *length)

@@ -8,7 +8,7 @@ from vlmflow.config.search_settings import SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_file
-from vlmflow.search.best import best_of, overlay, refuse_other_results
+from vlmflow.search.best import best_of, overlay, read_judged, refuse_other_results
 from vlmflow.search.study import Study
 
 
@@ -20,20 +20,21 @@ class SearchBlock(Settings):
     seed: int
 
 
-def main(*, study: Path, results: list[Path], best: Path, settings: SearchBlock) -> None:
+def main(*, study: Path, judged: Path, results: list[Path], best: Path, settings: SearchBlock) -> None:
     """Write the overlay.
 
-    study: the search's account after its last step. results: those of all its trials.
+    study: the search's account after its last step. judged: what became of its best trial (judge_best). results: those
+    of all its trials.
     best: the file to write (search/NAME/best.yaml). settings: those of the search.
     """
     account = read_account(study, Study)
     refuse_other_results(account, study, results)
-    chosen = best_of(account, settings.limits)
+    found = read_judged(judged, study)
+    chosen = best_of(account, found, settings.limits)
     with whole_file(best, "w") as file:
-        file.write(overlay(account, study, chosen, settings.run, settings.seed))
+        file.write(overlay(account, found, chosen, settings.run, settings.seed))
     logging.getLogger("vlmflow").info(
-        f"search {account.search}: trial {chosen.number} is the best, {account.objective} {chosen.value:.6g}: "
-        f"{chosen.settings}"
+        f"search {account.search}: {found.sentence} Settings of trial {chosen.number}: {chosen.settings}"
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.stage import run_stage
+from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
@@ -14,9 +15,10 @@ from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.evaluation.margins import margin_report
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, versions
-from vlmflow.evaluation.results import REPORT
+from vlmflow.evaluation.results import REPORT, also_chose
 from vlmflow.evaluation.verdict import judge
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
 
 
@@ -34,11 +36,14 @@ class RunBlock(Settings):
     max_length: int
     device: str
     dtype: str
+    chosen_by: ChosenBy | None
 
 
 def main(
     *,
     verified: Path,
+    full: Path,
+    fitted: Path,
     model: Path,
     rows: Path,
     stats: Path,
@@ -55,7 +60,8 @@ def main(
 ) -> None:
     """Evaluate one run on one split.
 
-    verified: the proven folder (verified/RUN). model: folder with the base model's manifest.
+    verified: the proven folder (verified/RUN). full: the training's folder (checkpoints/RUN/full). fitted: its rows
+    (fitted/RUN). model: folder with the base model's manifest.
     rows: the split of the data set (data/DATASET/val.jsonl or test.jsonl). stats: the data set's account.
     evaluated: the folder to make (eval/RUN/SPLIT): rows.jsonl, left_out.jsonl and report.json.
     settings: those of the run. picture_store: the folder with all picture stores.
@@ -66,6 +72,8 @@ def main(
     """
     run, split = evaluated.parent.name, evaluated.name
     proof, base = read_proof(verified), read_model_manifest(model)
+    # Only rows that the training was not given have chosen nothing: it may be of a time before val was halved.
+    halved = fitted_rows(fitted).halved
     chosen = choose_from_split(
         *(rows, stats, picture_store, pictures or []),
         RawRows({"train": raw_train or [], "test": raw_test or []}, mended or []),
@@ -73,6 +81,7 @@ def main(
         count=settings.rows,
         key=f"runs.{run}.evaluate.rows",
         seed=settings.seed,
+        part="judges" if split == "val" and halved else None,
     )
     how = Measurement(
         model_type=settings.model_type,
@@ -94,6 +103,7 @@ def main(
     refuse_none(found, rows, out)
     figures = margin_report(found)
     verdict = judge(figures.all)
+    chose = also_chose(full, settings.chosen_by) if split == "val" and not halved else None
     looks = None
     if split == "test":
         looks = record_look(evaluation_store, "evaluate", run, chosen.dataset, chosen.rows_digest, tuned_digest)
@@ -103,7 +113,7 @@ def main(
         split=split,
         verdict=verdict.name,
         costs_first_answers=verdict.costs_first_answers,
-        sentence=verdict.sentence,
+        sentence=" ".join([verdict.sentence, *([chose.in_words] if chose else [])]),
         rows=figures.all.rows,
         groups=figures.all.groups,
         left_out=counts_of(out),
@@ -119,6 +129,7 @@ def main(
         image_max_tokens=settings.image_max_tokens,
         max_length=settings.max_length,
         versions=versions(),
+        also_chose=chose,
     )
     with whole_folder(evaluated) as folder:
         write_lines(folder / "rows.jsonl", found)

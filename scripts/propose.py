@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
@@ -54,6 +55,7 @@ def main(
     settings: SearchBlock,
     run: RunBlock,
     planned: PlanBlock | None,
+    own: dict[str, Any] | None,
 ) -> None:
     """Choose the trials of one step.
 
@@ -62,7 +64,7 @@ def main(
     study, journal: account and journal of the step before; [] for the first.
     asked: the account to write (search/NAME/ROUND/RUNG/asked.json). asked_journal: the journal to write beside it.
     settings: those of the search. run: those of its run. planned: for the first step of a search with a budget; null
-    otherwise.
+    otherwise. own: the run's own values of the searched keys, for the first step; null otherwise.
     """
     name, number, rung = asked.parts[-4], int(asked.parts[-3]), int(asked.parts[-2])
     search = SearchSettings.model_validate(settings.model_dump() | ({"rounds": planned.rounds} if planned else {}))
@@ -70,14 +72,16 @@ def main(
     lengths = rows / "train.lengths.jsonl"
     refuse_other_rows(rows / ACCOUNT, [lengths])
     schedule = Schedule(run.train, RowLengths.read(lengths).tokens.tolist(), ranks)
-    if (number, rung) == (0, 0):
-        refuse_equal_rungs(name, search, schedule)
+    if own is not None:
+        refuse_equal_rungs(name, search, schedule, own)
     if planned:
         hours = hours_of_run(estimate, smoke[0] if smoke else None, planned.gpu)
         refuse_too_much(name, search, hours, ranks, schedule.fewest_stops(search))
     before = read_account(study[0], Study) if study else None
     found = propose(
-        *(search, before, journal[0] if journal else None, asked_journal, schedule, ranks), step=(name, number, rung)
+        *(search, before, journal[0] if journal else None, asked_journal, schedule, ranks),
+        step=(name, number, rung),
+        own=own,
     )
     write_account(asked, found)
     trials = [trial for trial in found.trials if trial]

@@ -1,7 +1,6 @@
 """Write the page of a search."""
 
 from pathlib import Path
-from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.search_settings import SearchLimits
@@ -9,7 +8,7 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_file
 from vlmflow.reports.search_page import search_page
-from vlmflow.search.best import refuse_other_results
+from vlmflow.search.best import read_judged, refuse_other_results
 from vlmflow.search.study import Study
 
 
@@ -20,16 +19,16 @@ class SearchBlock(Settings):
     limits: SearchLimits
 
 
-def main(*, study: Path, results: list[Path], page: Path, settings: SearchBlock, own: dict[str, Any]) -> None:
+def main(*, study: Path, judged: Path, results: list[Path], page: Path, settings: SearchBlock) -> None:
     """Write the page.
 
-    study: the search's account after its last step. results: those of all its trials.
-    page: the HTML file to write. settings: those of the search. own: the values that its run has for the searched keys.
+    study: the search's account after its last step. judged: what became of its best trial (judge_best). results: those
+    of all its trials. page: the HTML file to write. settings: those of the search.
     """
     account = read_account(study, Study)
     refuse_other_results(account, study, results)
     with whole_file(page, "w") as file:
-        file.write(search_page(account, settings.run, settings.limits, own))
+        file.write(search_page(account, read_judged(judged, study), settings.run, settings.limits))
 
 
 if __name__ == "__main__":

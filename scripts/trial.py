@@ -7,6 +7,7 @@ from msgspec import structs
 
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.search_settings import Objective
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
@@ -14,6 +15,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import printable
 from vlmflow.evaluation.chosen_split import RawRows
 from vlmflow.evaluation.measure import MEASURING
+from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.search.accounts import read_asked
 from vlmflow.search.judge import JUDGING, Judgement, judged
 from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
@@ -27,7 +29,7 @@ from vlmflow.training.plan_training import plan_training
 class JudgeBlock(Settings):
     """What a trial is judged by; see docs/config.md (search.NAME.objective, runs.NAME.evaluate)."""
 
-    objective: str
+    objective: Objective
     rows: int | None
     """How many rows are evaluated; null if the validation loss judges."""
 
@@ -107,7 +109,6 @@ def main(
     found = ended.result
     if stats and val and objective.rows is not None:
         how = Judgement(
-            objective=objective.objective,
             run=run,
             val=val[0],
             stats=stats[0],
@@ -117,8 +118,10 @@ def main(
             rows=objective.rows,
             feedback=objective.feedback,
             store=evaluation_store,
+            threads=threads,
+            halved=fitted_rows(rows).halved,
         )
-        found = judged(ended, own, model, how, threads)
+        found = judged(ended, own, model, objective.objective, how)
     if found.reason:
         found = structs.replace(found, reason=printable(found.reason.replace("runs.NAME", f"runs.{run}")))
     if found.state == "done":

@@ -45,8 +45,7 @@ class RuleParams:
     def search_run(self, *keys: str) -> ParamsFunction:
         """Settings of the run of wildcard `search`, as `run`.
 
-        Keys of `train` that it searches have the first of their values: those of the run itself reach no trial, and
-        make none stale.
+        Keys of `train` that it searches have the first of their values: each trial has its own, from what was asked.
         """
 
         def block(wildcards: Any) -> dict[str, Any]:
@@ -64,8 +63,10 @@ class RuleParams:
         how = {"rows": evaluation.rows, "feedback": evaluation.feedback}
         return {"objective": search.objective} | (how if search.objective != "eval_loss" else dict.fromkeys(how))
 
-    def own_settings(self, wildcards: Any) -> dict[str, Any]:
-        """The values that the run of wildcard `search` itself has for the keys that are searched."""
+    def own_settings(self, wildcards: Any) -> dict[str, Any] | None:
+        """The run's own values of the keys that wildcard `search` searches, for its first step; null for others."""
+        if not wildcards.round == wildcards.rung == "0":
+            return None
         search = self._settings.search[wildcards.search]
         train = self._settings.runs[search.run].train
         return {one.key: attrgetter(one.key)(train) for one in dimensions(search.space)}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from vlmflow.config.model import Config
-from vlmflow.config.search_settings import step_before, steps_of, trials_of_rung
+from vlmflow.config.search_settings import slots_of, step_before, steps_of
 
 Files = Callable[[Any], Any]
 """An input function: takes Snakemake's wildcards, returns file names."""
@@ -76,7 +76,7 @@ class SearchInputs:
         return _step(wildcards.search, *last, "study.json")
 
     def _results(self, search: str, number: int, rung: int) -> list[str]:
-        slots = range(trials_of_rung(self._settings.search[search].together, rung))
+        slots = range(slots_of(self._settings.search[search].together, number, rung))
         return [_step(search, number, rung, f"{slot}.json") for slot in slots]
 
 

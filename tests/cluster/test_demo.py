@@ -150,8 +150,9 @@ def test_the_run_is_tracked_in_a_pod(finished: ClusterWorkflow, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_two_trials_of_a_search_train_side_by_side(finished: ClusterWorkflow) -> None:
+    """The run's own settings, and others."""
     finished.cluster.carry_in(project_image("search"))
-    search = {"rates": {"run": RUN, "space": {"learning_rate": [0.01, 0.003]}, "rounds": 1, "together": 2}}
+    search = {"rates": {"run": RUN, "space": {"learning_rate": [0.01, 0.003]}, "rounds": 1, "together": 1}}
     words = finished.words("--config", f"search={json.dumps(search)}")[:-1]
     at = words.index("--set-threads") + 1
     said = finished.run(*words[:at], "trial=1", *words[at:], "search/rates/best.yaml", "reports/search-rates.html")
@@ -159,7 +160,7 @@ def test_two_trials_of_a_search_train_side_by_side(finished: ClusterWorkflow) ->
     best = yaml.safe_load((finished.targets / "search" / "rates" / "best.yaml").read_text())
     assert best["runs"][RUN]["train"]["learning_rate"] in (0.01, 0.003)
     pods = finished.rules()
-    assert {len(pods[rule]) for rule in ("propose", "tell", "choose_best", "search_page")} == {1}
+    assert {len(pods[rule]) for rule in ("propose", "tell", "judge_best", "choose_best", "search_page")} == {1}
     images = {pod["spec"]["containers"][0]["image"] for rule in ("propose", "tell") for pod in pods[rule]}
     assert images == {f"vlmflow/search:{VERSION}"}
     times = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in pods["trial"]]

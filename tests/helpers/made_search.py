@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.search_settings import SearchSettings, step_before, steps_of
+from vlmflow.config.search_settings import SearchLimits, SearchSettings, dimensions, step_before, steps_of
 from vlmflow.core.account import read_account, write_account
-from vlmflow.search.accounts import Asked, AskedTrial, TrialResult
+from vlmflow.search.accounts import Asked, AskedTrial, Judged, TrialResult
 from vlmflow.search.propose import Schedule, propose
 from vlmflow.search.study import Study
 from vlmflow.search.tell import tell
 
 TRAIN = TrainSettings(max_steps=90, checkpoint_steps=10, evaluation_steps=10)
 LENGTHS = [100] * 64
+OWN_RATE = 5e-3
+"""The run's own learning rate in these searches."""
 
 Answer = Callable[[AskedTrial], TrialResult]
 
@@ -25,6 +27,21 @@ def result(asked: AskedTrial, value: float | None, **other: Any) -> TrialResult:
     fields = {"state": "done", "reason": None, "steps": asked.steps, "mem_mb": 100.0, "hours": 1.0, "gpu_hours": 1.0}
     return TrialResult(
         **{"number": asked.number, "settings": asked.settings, "value": value, "curve": curve} | fields | other
+    )
+
+
+def best_unjudged(study: Study, limits: SearchLimits) -> Judged:
+    """Return what a search's judgement would be if its best trial won."""
+    best = study.best(limits)
+    number = best.number if best else None
+    return Judged(
+        search=study.search,
+        study="0" * 64,
+        best=number,
+        chosen=number,
+        compared=None,
+        chose_nothing=None,
+        sentence=f"Trial {number} is said to win.",
     )
 
 
@@ -42,18 +59,30 @@ NOTHING = TrialResult(
 )
 
 
-def searched(folder: Path, search: SearchSettings, answer: Answer, last: tuple[int, int] | None = None) -> Study:
+def searched(
+    folder: Path,
+    search: SearchSettings,
+    answer: Answer,
+    last: tuple[int, int] | None = None,
+    own: dict[str, Any] | None = None,
+) -> Study:
     """Run a search in a folder, through the program of its environment, up to its last step; return its account.
 
-    answer: gives the result of what a slot asks. last: round and rung after which to end.
+    answer: gives the result of what a slot asks. last: round and rung after which to end. own: the run's own settings;
+    None for OWN_RATE, and the first of all other values.
     """
     study: Study | None = None
+    own = own or {one.key: one.first for one in dimensions(search.space)} | (
+        {"learning_rate": OWN_RATE} if "learning_rate" in search.space else {}
+    )
     for number, rung in steps_of(search):
         here = folder / "search" / "s" / str(number) / str(rung)
         before = step_before(search.rungs, number, rung)
         journal = folder / "search" / "s" / "/".join(map(str, before)) / "study.journal" if before else None
         schedule = Schedule(TRAIN, LENGTHS, 1)
-        asked = propose(search, study, journal, here / "asked.journal", schedule, 1, step=("s", number, rung))
+        first = own if before is None else None
+        step = ("s", number, rung)
+        asked = propose(search, study, journal, here / "asked.journal", schedule, 1, step, first)
         write_account(here / "asked.json", asked)
         results = {}
         for slot, trial in enumerate(asked.trials):

@@ -16,9 +16,9 @@ import tell
 from browser import Browser
 from made_accounts import some_fitted, some_gate
 from made_case import some_case
-from made_search import NOTHING, TRAIN, result
+from made_search import NOTHING, TRAIN, best_unjudged, result
 from vlmflow.config.model import check_config
-from vlmflow.config.search_settings import SearchLimits, SearchSettings, step_before, steps_of, trials_of_rung
+from vlmflow.config.search_settings import SearchLimits, SearchSettings, slots_of, step_before, steps_of
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
@@ -26,7 +26,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.search_page import search_page as search_page_of
-from vlmflow.search.accounts import Asked
+from vlmflow.search.accounts import Asked, Judged
 from vlmflow.search.study import Study
 
 HOSTILE = "<script>document.title='taken'</script>"
@@ -60,6 +60,10 @@ def settings(**search: Any) -> SearchSettings:
     return check_config(config(**search), []).search["s"]
 
 
+OWN = {"learning_rate": 0.02, "lora.rank": 16}
+"""The run's own settings; the rate is outside the space."""
+
+
 def proposed(search: SearchSettings, step: tuple[int, int], planned: propose.PlanBlock | None, **files: Any) -> Path:
     """Run `propose` for a step; returns the step's folder."""
     here, before = Path("search/s") / f"{step[0]}/{step[1]}", step_before(search.rungs, *step)
@@ -76,6 +80,7 @@ def proposed(search: SearchSettings, step: tuple[int, int], planned: propose.Pla
         ),
         run=propose.RunBlock(train=TRAIN, nodes=1, processes=2),
         planned=planned,
+        own=None if earlier else OWN,
         **others,
     )
     return here
@@ -94,7 +99,7 @@ def whole_search(search: SearchSettings) -> tuple[Path, list[Path]]:
             elif trial:
                 answer = result(trial, 1 + 1000 * trial.settings["learning_rate"])
             write_account(here / f"{slot}.json", answer)
-        files = [here / f"{slot}.json" for slot in range(trials_of_rung(search.together, step[1]))]
+        files = [here / f"{slot}.json" for slot in range(slots_of(search.together, *step))]
         earlier = step_before(search.rungs, *step)
         tell.main(
             asked=here / "asked.json",
@@ -114,13 +119,15 @@ def whole_search(search: SearchSettings) -> tuple[Path, list[Path]]:
 def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path) -> None:
     search = settings()
     study, results = whole_search(search)
-    best = Path("search/s/best.yaml")
+    best, judged = Path("search/s/best.yaml"), Path("search/s/judged.json")
     limits = search.limits
-    choose_best.main(
-        study=study, results=results, best=best, settings=choose_best.SearchBlock(run="r", limits=limits, seed=42)
-    )
     trials = [json.loads(file.read_text()) for file in results if file.parent.name == "1"]
     lowest = min((one for one in trials if one["state"] == "done"), key=lambda one: one["value"])
+    said = f"Trial {lowest['number']} beats the run's own settings (trial 0)."
+    found = structs.replace(best_unjudged(read_account(study, Study), limits), study=sha256_of(study), sentence=said)
+    write_account(judged, found)
+    block = choose_best.SearchBlock(run="r", limits=limits, seed=42)
+    choose_best.main(study=study, judged=judged, results=results, best=best, settings=block)
     (folder / "mine.yaml").write_text(yaml.safe_dump(config()))
     laid_over = check_config(read_layers([folder / "mine.yaml", best]), [folder / "mine.yaml", best])
     train = laid_over.runs["r"].train
@@ -135,24 +142,23 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
         check_config(read_layers(later), later)
 
     page = Path("reports/search-s.html")
-    own = {"learning_rate": 1e-4, "lora.rank": 16}
-    block = search_page.SearchBlock(run="r", limits=limits)
-    search_page.main(study=study, results=results, page=page, settings=block, own=own)
+    of_page = search_page.SearchBlock(run="r", limits=limits)
+    search_page.main(study=study, judged=judged, results=results, page=page, settings=of_page)
     with Browser(folder / "profile") as browser:
         browser.check_page(folder / page, "s: search for the settings of r")
         text = browser.evaluate("document.body.innerText")
         rows = browser.evaluate("document.querySelectorAll('#trials tbody tr').length")
         first = browser.evaluate("document.querySelector('#trials tbody tr').innerText")
         lines = browser.evaluate("document.querySelectorAll('#curves svg g.trial').length")
-    assert f"Trial {lowest['number']} is the best" in text
+    assert said in text
     assert f"out of memory {HOSTILE}" in text
-    assert (rows, lines) == (6, 5)
-    assert "best" in first
+    assert (rows, lines) == (7, 6)
+    assert "in best.yaml" in first
     assert "did not go on" in text
-    shown = shown_page(study, own, importances={"learning_rate": 0.75, "lora.rank": 0.25})
+    shown = shown_page(study, found, importances={"learning_rate": 0.75, "lora.rank": 0.25})
     differs = "differs" if lowest["settings"]["lora.rank"] != 16 else ""
     for said in (
-        f"learning_rate 0.0001 {lowest['settings']['learning_rate']:.4g} differs 75.0%",
+        f"learning_rate 0.02 {lowest['settings']['learning_rate']:.4g} differs 75.0%",
         f"lora.rank 16 {lowest['settings']['lora.rank']} {differs} 25.0%".replace("  ", " "),
         "peak memory of a trial 1,000 MB 1",
         "hours of a trial 10 h 0",
@@ -162,20 +168,20 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
         assert said in shown, shown
 
 
-def shown_page(study: Path, own: dict[str, Any], importances: dict[str, float]) -> str:
+def shown_page(study: Path, judged: Judged, importances: dict[str, float]) -> str:
     """Return the text of a page of the same study with importances, limits, and a trial that is above one of them."""
     account = read_account(study, Study)
     worst = max((trial for trial in account.trials if trial.state == "done"), key=lambda trial: trial.value or 0)
     trials = [structs.replace(trial, mem_mb=5000.0) if trial is worst else trial for trial in account.trials]
     account = structs.replace(account, trials=trials, importances=importances)
-    page = search_page_of(account, "r", SearchLimits(mem_mb=1000, hours=10, gpu_hours=100), own)
+    page = search_page_of(account, judged, "r", SearchLimits(mem_mb=1000, hours=10, gpu_hours=100))
     return " ".join(re.sub("<[^>]+>", " ", page.partition("</style>")[2]).split())
 
 
 def test_a_search_above_its_budget_is_refused_before_its_first_trial(folder: Path) -> None:
     search = settings(limits={"gpu_hours": 0.001})
     write_account(folder / "estimates/r.json", estimate(some_case(), "h100", None))
-    with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but 2 round\(s\) of 3 trial\(s\) .* GPU-hours"):
+    with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but 2 round\(s\) of 3 trial\(s\), and one .* GPU-hours"):
         proposed(search, (0, 0), propose.PlanBlock(rounds=2, gpu="h100"))
     write_account(folder / "checkpoints/r/smoke/gate.json", some_gate())
     with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but .* need [\d.e-]+ GPU-hours"):

@@ -26,7 +26,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.training.agent import ranks_of
 from vlmflow.training.failures import TrainersDiedError
 from vlmflow.training.run_folder import RunFolder
-from vlmflow.training.train import train
+from vlmflow.training.train import train, trained_before
 from warm_programs import fresh
 from workflow_runs import words_of
 
@@ -76,6 +76,9 @@ def test_a_trial_that_stops_goes_on_as_if_it_had_not_stopped(tiny: Tiny, tmp_pat
     assert (last.result.state, last.result.steps) == ("done", 6)
     assert last.result.hours > stopped.hours, "an attempt of the same step counts, the step before does not"
     assert last.trained is not None
+
+    assert trained_before(of_trial(training, asked(6)), tmp_path) == last.trained
+    assert trained_before(of_trial(training, asked(6, learning_rate=1e-3)), tmp_path) is None
 
     straight = train(own, tmp_path / "straight", 1, "straight")
     once = dict(losses_of(own, tmp_path))

@@ -43,6 +43,7 @@ SETTINGS: dict[str, Any] = {
     "max_length": 512,
     "device": "cpu",
     "dtype": "float32",
+    "chosen_by": None,
 }
 
 
@@ -166,6 +167,8 @@ def words(folder: Path, store: Path, to: Path) -> list[str]:
     data = folder / "data" / "fire"
     values = {
         "verified": folder / "verified" / RUN,
+        "full": folder / "checkpoints" / RUN / "full",
+        "fitted": folder / "fitted" / RUN,
         "model": folder / "models" / "tiny",
         "rows": data / "test.jsonl",
         "stats": data / "stats.json",
@@ -214,6 +217,8 @@ def test_another_run_does_not_measure_the_base_again(
     caplog.set_level("INFO", "vlmflow")
     evaluate(
         verified=evaluated / "verified" / RUN,
+        full=evaluated / "checkpoints" / RUN / "full",
+        fitted=evaluated / "fitted" / RUN,
         model=evaluated / "models" / "tiny",
         rows=folder / "test.jsonl",
         stats=folder / "stats.json",

@@ -31,7 +31,7 @@ BASE: dict[str, Any] = {
 
 LOOKING = {"fetch_images", "resolve_images"}
 MEASURED = {"measure_lengths", "fit_rows", "cache_dataset"}
-TRIED = {"propose", "trial"}
+TRIED = {"propose", "trial", "judge_best"}
 TRAINED = {"train_smoke", "train_model", *TRIED}
 CHOSEN_BY = {"search": "s", "trial": 3, "trials": 4, "study": "0" * 64, "settings": {}}
 ESTIMATED = {"estimate_run", "estimate_page"}
@@ -69,15 +69,15 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
     "picture_sources.coco-train2017.licence": ("mit", {"publish_merged"}),
     "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED - {"propose"}, "evaluate"}),
-    "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED - TRIED, "search_page"}),
-    "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED - TRIED, "search_page"}),
+    "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED - TRIED, "propose"}),
+    "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED - TRIED, "propose"}),
     "runs.fire.train.lora.alpha": (8, {*ESTIMATED, *TRAINED}),
     "search.fire.rounds": (5, set()),
     "search.fire.together": (5, {"propose"}),
     "search.fire.rungs": (2, {"propose", "tell"}),
     "search.fire.objective": ("learned", {"tell", "trial"}),
-    "search.fire.limits.hours": (2, {"propose", "tell", "choose_best", "search_page"}),
-    "search.fire.limits.gpu_hours": (2, {"propose", "tell", "choose_best", "search_page"}),
+    "search.fire.limits.hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
+    "search.fire.limits.gpu_hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
     "search.fire.seed": (2, {"propose", "choose_best"}),
     "runs.fire.train.seed": (7, {*ESTIMATED, "cache_dataset", *EVALUATED, *TRAINED}),
     "runs.fire.train.dtype": ("float32", {*ESTIMATED, "cache_dataset", "verify_merged", *EVALUATED, *TRAINED}),
@@ -91,10 +91,10 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.smoke.steps": (30, {"train_smoke"}),
     "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED - {"propose"}}),
     "runs.fire.processes": (3, {*ESTIMATED, *TRAINED}),
-    "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, *EVALUATED}),
-    "runs.fire.chosen_by": (CHOSEN_BY, {"publish_merged"}),
+    "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, *EVALUATED, "judge_best"}),
+    "runs.fire.chosen_by": (CHOSEN_BY, {"evaluate", "publish_merged"}),
     "runs.fire.evaluate.require": ("learned", {*ESTIMATED, "publish_merged"}),
-    "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED}),
+    "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED, "judge_best"}),
     "runs.fire.evaluate.splits": (["val", "test"], ESTIMATED),
     "runs.fire.evaluate.answers": (True, ESTIMATED),
     "runs.fire.answer.rounds": (1, {"answer"}),

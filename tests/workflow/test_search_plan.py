@@ -56,10 +56,11 @@ def jobs(said: str) -> dict[str, int]:
 def test_a_search_is_planned_whole(folder: Path) -> None:
     said = planned(folder, "search/s/best.yaml", "reports/search-s.html", rounds=2, together=4, rungs=2)
     found = jobs(said)
-    assert {name: found[name] for name in ("propose", "trial", "tell", "choose_best", "search_page")} == {
+    assert {name: found[name] for name in ("propose", "trial", "tell", "judge_best", "choose_best", "search_page")} == {
         "propose": 4,
-        "trial": 12,
+        "trial": 14,
         "tell": 4,
+        "judge_best": 1,
         "choose_best": 1,
         "search_page": 1,
     }
@@ -87,11 +88,12 @@ def test_a_trial_is_refused_where_its_run_cannot_train(folder: Path) -> None:
 
 def test_a_result_that_is_deleted_alone_is_made_again(folder: Path) -> None:
     """On this machine's disk and in a storage: Snakemake itself makes no input again that nothing needs."""
-    results = [f"search/s/{number}/0/{slot}.json" for number in range(2) for slot in range(2)]
+    results = [f"search/s/{number}/0/{slot}.json" for number in range(2) for slot in range(3 - number)]
     asked = ["asked.json", "asked.journal", "study.json", "study.journal"]
     study = [f"search/s/{number}/0/{file}" for number in range(2) for file in asked]
-    of_run = ["fitted/r", "estimates/r.json", "checkpoints/r/smoke", "models/tiny"]
-    made = [*of_run, *study, *results, "search/s/best.yaml", "reports/search-s.html"]
+    data = ["data/alpaca/stats.json", "data/alpaca/val.jsonl"]
+    of_run = [*data, "fitted/r", "estimates/r.json", "checkpoints/r/smoke", "models/tiny"]
+    made = [*of_run, *study, *results, "search/s/judged.json", "search/s/best.yaml", "reports/search-s.html"]
     stored = ["--default-storage-provider", "fs", "--default-storage-prefix", str(folder / "stored")]
     for source in folder.rglob("*"):
         os.utime(source, (1e8, 1e8))

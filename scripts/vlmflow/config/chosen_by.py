@@ -14,7 +14,7 @@ class ChosenBy(Settings):
     """Its name."""
 
     trial: Count
-    """The number of its best trial."""
+    """The number of the trial whose settings it recommends; 0 has the run's own."""
 
     trials: Positive
     """How many it had."""
@@ -27,7 +27,8 @@ class ChosenBy(Settings):
 
     def in_words(self) -> str:
         """Return it for people, and for provenance.json."""
-        return f"search {self.search}, trial {self.trial} (best of {self.trials}), study.json with sha256 {self.study}"
+        which = f"best of {self.trials}" if self.trial else f"the run's own settings; none of {self.trials} beat them"
+        return f"search {self.search}, trial {self.trial} ({which}), study.json with sha256 {self.study}"
 
     def refuse_others(self, train: Any) -> None:
         """Raise ValueError with the first key of `train` that has another value than the search chose."""

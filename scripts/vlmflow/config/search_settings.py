@@ -126,17 +126,17 @@ class SearchSettings(Settings):
     """How often new trials are chosen, each time knowing all results so far; the first five are drawn at random."""
 
     together: Annotated[int, Field(ge=1, le=100), EXPONENT_FORM] = 3
-    """New trials of a round. They train at the same time if there are as many GPUs, and know nothing of each other's
-    results."""
+    """New trials of a round, and in the first round trial 0 with the run's own settings besides. They train at the same
+    time if there are as many GPUs, and know nothing of each other's results."""
 
     rungs: Annotated[int, Field(ge=1, le=5), EXPONENT_FORM] = 1
     """In how many steps a round's trials train. With more than one, only the best third goes on to the next, which
-    trains three times as long; 1 trains every trial to its end."""
+    trains three times as long, and trial 0; 1 trains every trial to its end."""
 
     objective: Objective = "eval_loss"
-    """What is best when lowest. eval_loss: the validation loss. learned, uses_feedback: the estimate of that statement
-    of the evaluation on val (docs/evaluation.md), in nats per token; for data sets with feedback. None sees the test
-    split."""
+    """What is best. eval_loss: the lowest validation loss. uses_feedback: the highest share of rows of val whose own
+    feedback makes the right answer likelier than another row's does (docs/evaluation.md). learned: this share minus the
+    base's, which puts trials in the same order. Both are for data sets with feedback. None sees the test split."""
 
     limits: SearchLimits = SearchLimits()
 
@@ -279,6 +279,16 @@ def _value_of(train: TrainSettings, key: str) -> Any:
 def trials_of_rung(together: int, rung: int) -> int:
     """Return how many trials of a round a rung has: a third, rounded up, of those of the rung before."""
     return together if rung == 0 else math.ceil(trials_of_rung(together, rung - 1) / 3)
+
+
+def slots_of(together: int, number: int, rung: int) -> int:
+    """Return how many trials a step has: those of its rung, and in the first round the run's own settings."""
+    return trials_of_rung(together, rung) + (number == 0)
+
+
+def cost(objective: Objective, value: float) -> float:
+    """Return what a search makes as low as possible. value: the objective's; shares are the better the higher."""
+    return value if objective == "eval_loss" else -value
 
 
 def share_of_rung(rungs: int, rung: int) -> float:

@@ -79,6 +79,7 @@ WHY_OUT = {
         "without another row's feedback as a control (a row of the same source, with as many turns of feedback and the "
         "same scores, but with another picture or question, another right answer and other feedback; each gives once)"
     ),
+    "other_half": "of the other half of val, of which one chooses and one judges",
     "over_long": "longer than train.max_length",
     "not_drawn": "not drawn",
 }
@@ -171,6 +172,23 @@ class EvaluatedModel(msgspec.Struct, frozen=True):
     digest: str
 
 
+class AlsoChose(msgspec.Struct, frozen=True):
+    """By what the evaluated rows also chose the model that they judge.
+
+    evaluations: of the training, the best of which is its checkpoint. trials: of the search that chose the settings
+    (`runs.NAME.chosen_by`); 1 without a search.
+    """
+
+    evaluations: int
+    trials: int
+
+    @property
+    def in_words(self) -> str:
+        """A sentence for people."""
+        of_search = f", and its settings, of {self.trials:,} trials of a search" if self.trials > 1 else ""
+        return f"Val also chose the checkpoint, by {self.evaluations:,} evaluation(s){of_search}: this flatters it."
+
+
 class EvaluationReport(msgspec.Struct, frozen=True):
     """The content of `eval/RUN/SPLIT/report.json`.
 
@@ -178,7 +196,8 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     that is shown besides. sentence: both for people. rows, groups: evaluated ones. left_out: rows of the split that are
     out, by reason. feedback: whether rows have feedback. figures: on what the verdict rests.
     looks: how often the data set's test split was looked at so far, this time included, so that no two reports on
-    test are the same; null for val.
+    test are the same; null for val. also_chose: by what these rows chose the model, too; null if they chose nothing: on
+    test, and on val where a half of it judges (`rows.halves`).
     rows_digest: SHA-256 of the split's file. seed: of the draw and the donors. dtype, device,
     image_max_tokens, max_length: those of the run. versions: of packages, by name.
     """
@@ -204,3 +223,4 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     image_max_tokens: int
     max_length: int
     versions: dict[str, str]
+    also_chose: AlsoChose | None = None

@@ -1,6 +1,5 @@
 """Which rows are evaluated: those with feedback and a donor, drawn by picture."""
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 from vlmflow.rows.chat import Turn, dialogue_start
 from vlmflow.rows.data_rows import Row
+from vlmflow.rows.halves import group_of
 from vlmflow.rows.raw_text import SINGLE_TURN
 
 ATTEMPT = re.compile(r"-a(\d+)$")
@@ -58,10 +58,7 @@ class Case:
 
 def read_case(row: Row, pictures: Mapping[str, str]) -> Case:
     """Return a row with its group. pictures: the SHA-256 of every picture, by its name in the store."""
-    digests = tuple(pictures[name] for name in row.images)
-    question = " ".join(row.conversations[dialogue_start(row.conversations)].value.split()).casefold()
-    content = "\0".join(digests) if digests else question
-    return Case(row, hashlib.sha256(content.encode()).hexdigest()[:16], digests)
+    return Case(row, group_of(row, pictures), tuple(pictures[name] for name in row.images))
 
 
 def with_right_last(case: Case) -> Case | LeftOut:
@@ -125,6 +122,16 @@ def last_attempts(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:
         if case.row.id not in kept
     ]
     return [case for case in cases if case.row.id in kept], earlier
+
+
+def of_groups(cases: Sequence[Case], groups: frozenset[str]) -> tuple[list[Case], list[LeftOut]]:
+    """Return the rows of one half of val (`halves.half_of`), and the others as left out."""
+    others = [
+        LeftOut(case.row.id, "other_half", "one half of val chooses, the other judges")
+        for case in cases
+        if case.group not in groups
+    ]
+    return [case for case in cases if case.group in groups], others
 
 
 def draw(cases: Iterable[Case], rows: int, seed: int, key: str) -> tuple[list[Case], list[LeftOut]]:

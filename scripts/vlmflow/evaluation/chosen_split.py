@@ -15,6 +15,7 @@ from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.rows.gold import gold_answers
+from vlmflow.rows.halves import Part, group_of, half_of
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import entries_named, pictures_in
 
@@ -63,12 +64,13 @@ def choose_from_split(
     count: int,
     key: str,
     seed: int,
+    part: Part | None,
 ) -> ChosenSplit:
     """Choose rows of a split (data/DATASET/SPLIT.jsonl).
 
     stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none
     if rows have no pictures. raw: where gold answers are. feedback: the run's evaluate.feedback. count, key, seed: of
-    the draw (`choose_rows`).
+    the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for all rows.
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
@@ -89,15 +91,18 @@ def choose_from_split(
     read_gold = form_of(account.kind).gold
     ids = (row.id for row in lines_of(file, Row))
     gold = gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
+    digests = dict(map(name_and_digest, entries.values()))
+    half = half_of((group_of(row, digests) for row in lines_of(file, Row)), part) if part else None
     rows, out = choose_rows(
         lines_of(file, Row),
-        dict(map(name_and_digest, entries.values())),
+        digests,
         gold,
         feedback=has,
         last_answer_only=last_answer_only,
         count=count,
         key=key,
         seed=seed,
+        half=half,
     )
     refuse_none(rows, file, out)
     return ChosenSplit(

@@ -11,7 +11,15 @@ import msgspec
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedRow, LeftOut
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last, without_single_turns
+from vlmflow.evaluation.choice import (
+    Case,
+    draw,
+    last_attempts,
+    of_groups,
+    read_case,
+    with_right_last,
+    without_single_turns,
+)
 from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor
 from vlmflow.evaluation.passes import RIGHT, WRONG, margins_of, passes_of, scored_answers
 from vlmflow.evaluation.scoring.answer_text import answer_in
@@ -48,13 +56,14 @@ def choose_rows(
     count: int,
     key: str,
     seed: int,
+    half: frozenset[str] | None = None,
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     """Choose the rows of a split; returns them in its order, and all others with the reason.
 
     pictures: the SHA-256 of every picture, by its name in the store. gold: the gold answers that raw rows have beside
     their turns, by the ids of rows. feedback: whether the human's later turns are feedback. last_answer_only: whether a
     trajectory is one row per attempt. count: how many rows are wanted. key: the one of the configuration that says so.
-    seed: of the draw and of the donors.
+    seed: of the draw and of the donors. half: the groups of which rows are wanted; the others only give controls.
     """
     cases = [read_case(row, pictures) for row in rows]
     cases, out = without_single_turns(cases)
@@ -71,6 +80,9 @@ def choose_rows(
         out += [without_donor(case) for case in cases if case.row.id not in donors]
         cases = [case for case in cases if case.row.id in donors]
     other_pictures = picture_donors(cases, gold, seed)
+    if half is not None:
+        cases, others = of_groups(cases, half)
+        out += others
     cases, others = draw(cases, count, seed, key)
     chosen = [_chosen(case, donors.get(case.row.id), other_pictures.get(case.row.id), gold) for case in cases]
     return chosen, out + others

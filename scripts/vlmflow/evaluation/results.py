@@ -3,14 +3,22 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.evaluation.accounts import AlsoChose, EvaluationReport
 from vlmflow.evaluation.verdict import Verdict, falls_short
 from vlmflow.merging.proof import Proof, proven_digest
+from vlmflow.training.accounts import TrainingReport
 
 REPORT = "report.json"
 """The report in a folder eval/RUN/SPLIT."""
+
+
+def also_chose(full: Path, chosen_by: ChosenBy | None) -> AlsoChose:
+    """Return by what all rows of val chose a model. full: its training (checkpoints/RUN/full). chosen_by: the run's."""
+    trained = read_account(full / "report.json", TrainingReport)
+    return AlsoChose(len(trained.eval_losses), chosen_by.trials if chosen_by else 1)
 
 
 def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, EvaluationReport]:

@@ -38,7 +38,7 @@ def judge(figures: MarginFigures) -> Verdict:
     """
     uses, first = figures.uses_feedback, figures.right_first
     change = (uses or figures.losses[QUESTION]).difference
-    if _missing(uses or figures.losses[QUESTION]):
+    if missing(uses or figures.losses[QUESTION]):
         name = TOO_FEW
     elif uses and change.above_zero and not _suffered(figures):
         name = LEARNED
@@ -92,8 +92,8 @@ def _suffered(figures: MarginFigures) -> bool:
     return figures.losses[OWN].difference.above_zero
 
 
-def _missing(decides: Compared) -> str | None:
-    """Return what a verdict needs and does not have, for people."""
+def missing(decides: Compared) -> str | None:
+    """Return what a verdict needs and does not have, for people; None if it has enough."""
     if decides.groups < FEWEST_GROUPS:
         return (
             f"{decides.groups} different pictures or questions, and {FEWEST_GROUPS} are needed: "
@@ -115,14 +115,14 @@ def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
             LEARNED: "The tuned model predicts the answers better than its base.",
             WORSE: "The tuned model predicts the answers worse than its base.",
             NO_GAIN: "No difference between the tuned model and its base is shown.",
-            TOO_FEW: f"Too few rows for a verdict: {_missing(answers)}.",
+            TOO_FEW: f"Too few rows for a verdict: {missing(answers)}.",
         }
         return [begins[name], f"Their loss changed by {_in_words(answers.difference)} nats per token."]
     begins = {
         LEARNED: "The tuned model learned to use feedback.",
         WORSE: "The tuned model uses feedback less than its base, and answers worse with it.",
         NO_GAIN: "It is not shown that the tuned model learned to use feedback.",
-        TOO_FEW: f"Too few rows for a verdict: {_missing(uses)}.",
+        TOO_FEW: f"Too few rows for a verdict: {missing(uses)}.",
     }
     if name == NO_GAIN and uses.difference.above_zero:
         begins[NO_GAIN] = "The tuned model uses feedback more than its base, but answers worse with it."

@@ -77,13 +77,15 @@ class LengthSummary(msgspec.Struct, frozen=True):
 class FittedSplit(msgspec.Struct, frozen=True):
     """The rows of a split before and after: the number before, of shortened and left out ones; the kept rows' lengths.
 
-    rows_in is lengths.rows + left_out.
+    rows_in is lengths.rows + left_out + judging. judging: rows of val that are set aside, whatever their length: no
+    training chooses its checkpoint by them, and evaluations rest on them (`rows.halves`).
     """
 
     rows_in: int
     shortened: int
     left_out: int
     lengths: SplitLengths
+    judging: int = 0
 
 
 class FittedRows(msgspec.Struct, frozen=True):
@@ -99,6 +101,11 @@ class FittedRows(msgspec.Struct, frozen=True):
     train: FittedSplit
     val: FittedSplit
     digests: dict[str, str]
+
+    @property
+    def halved(self) -> bool:
+        """Whether a half of val judges: the training was given the other one alone."""
+        return self.val.judging > 0
 
     @property
     def splits(self) -> dict[str, FittedSplit]:

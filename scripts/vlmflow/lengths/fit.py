@@ -20,8 +20,10 @@ from vlmflow.lengths.accounts import FittedRows, FittedSplit
 from vlmflow.lengths.count import RowLength, TokenCounter, make_again, read_lengths
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.lengths.token_counts import LengthAccount
-from vlmflow.pictures.image_manifest import pictures_digest
+from vlmflow.pictures.image_manifest import name_and_digest, pictures_digest
 from vlmflow.rows.chat import dialogue_start
+from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.halves import group_of, half_of
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData, entries_named, pictures_in
@@ -59,6 +61,7 @@ class Fitted:
     kept: LengthAccount = field(default_factory=LengthAccount)
     over_long: LengthAccount = field(default_factory=LengthAccount)
     left_out: int = 0
+    judging: int = 0
 
 
 Shortened = tuple[ShareGptRow, tuple[int, int]]
@@ -82,9 +85,10 @@ def fit_rows(
     stats: the data set's own account. lengths: the lengths file of each split.
     counter: makes the counter that measured them; called only to shorten rows.
     folder: gets {train,val}.jsonl; {train,val}.lengths.jsonl, their lengths; over_long.jsonl, every row that did not
-    fit; account.json. No row is cut: it stays unchanged, loses whole attempts, or is left out.
+    fit; account.json. No row is cut: it stays unchanged, loses whole attempts, or is left out. The half of val that
+    judges is set aside (`rows.halves`).
 
-    Memory does not grow with the rows.
+    Memory does not grow with the rows of train.
 
     Raises VlmflowError if rows do not fit and must be refused, if none is left, or if lengths belong to other rows.
     """
@@ -92,10 +96,12 @@ def fit_rows(
     limits = RowLimits(**stats.settings.row_limits)
     shorten = shortening(counter, limits) if over_long == "shorten" else lambda row, max_length: None
     splits: dict[str, Fitted] = {}
+    judging = _judging(data)
     with whole_file(folder / OVER_LONG) as others:
         for split, file in rows.items():
             with Progress(f"fitting {file.name}", stats.examples[split], "rows") as progress:
-                splits[split] = _fit_split(file, lengths[split], max_length, shorten, folder, others, progress)
+                aside = judging if split == "val" else frozenset()
+                splits[split] = _fit_split(file, lengths[split], max_length, shorten, folder, others, progress, aside)
     longest = _longest(fitted.over_long for fitted in splits.values())
     if longest and over_long == "refuse":
         raise VlmflowError(
@@ -129,14 +135,21 @@ def _fit_split(
     folder: Path,
     others: IO[bytes],
     progress: Progress,
+    aside: frozenset[str],
 ) -> Fitted:
-    """Write the rows of one split that fit, in order, and to `others` the outcome of each row that does not."""
+    """Write the rows of one split that fit, in order, and to `others` the outcome of each row that does not.
+
+    aside: the ids of rows that are in neither.
+    """
     fitted = Fitted()
     encode = msgspec.json.Encoder().encode
     written = 0
     with whole_file(folder / rows.name) as target, whole_file(folder / f"{rows.stem}.lengths.jsonl") as measured:
         for line, length in _measured(rows, lengths):
             progress.advance()
+            if length.id in aside:
+                fitted.judging += 1
+                continue
             tokens = (length.text_tokens, length.picture_tokens)
             if length.tokens > max_length:
                 row = msgspec.json.decode(line, type=ShareGptRow)
@@ -154,6 +167,14 @@ def _fit_split(
             fitted.kept.add(kept)
             written = kept.end + 1
     return fitted
+
+
+def _judging(data: TrainingData) -> frozenset[str]:
+    """Return the ids of the rows of val that judge; none if it is too small to be halved."""
+    digests = dict(map(name_and_digest, entries_named(pictures_in(data.val), data.manifests).values()))
+    groups = {row.id: group_of(row, digests) for row in lines_of(data.val, Row)}
+    judges = half_of(groups.values(), "judges") or frozenset()
+    return frozenset(name for name, group in groups.items() if group in judges)
 
 
 def _measured(rows: Path, lengths: Path) -> Iterator[tuple[bytes, RowLength]]:
@@ -232,10 +253,11 @@ def _describe(split: str, fitted: Fitted, max_length: int) -> FittedSplit:
             "runs.NAME.train.image_max_tokens",
         )
     return FittedSplit(
-        rows_in=fitted.kept.rows + fitted.left_out,
+        rows_in=fitted.kept.rows + fitted.left_out + fitted.judging,
         shortened=fitted.over_long.rows - fitted.left_out,
         left_out=fitted.left_out,
         lengths=fitted.kept.describe(),
+        judging=fitted.judging,
     )
 
 
@@ -255,5 +277,6 @@ def in_words(account: FittedRows) -> str:
     """Return the numbers of a run's rows, in one line."""
     return "; ".join(
         f"{split}: {rows.rows_in:,} rows, {rows.shortened:,} shortened, {rows.left_out:,} left out"
+        + (f", {rows.judging:,} set aside to judge" if rows.judging else "")
         for split, rows in account.splits.items()
     )

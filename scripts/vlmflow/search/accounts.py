@@ -7,6 +7,10 @@ import msgspec
 
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.evaluation.accounts import Compared
+
+OWN = 0
+"""The number of the trial with the run's own settings. It trains to its end, whatever the others give."""
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 """A number that adds up with others: never negative, never NaN."""
@@ -65,7 +69,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one trial of a step gave (`search/NAME/ROUND/RUNG/SLOT.json`).
 
     number, settings: as asked; null and {} for an empty slot. reason: why it did not reach its step; null if it is
-    done. steps: the step that it reached. value: the objective there, the lower the better; null without one. mem_mb:
+    done. steps: the step that it reached. value: the objective there; null without one. mem_mb:
     peak memory in MB of a GPU, or of a trainer's process on the CPU; null if unknown. hours: that it took in this step,
     from each start of its trainers to their end, and to be judged; gpu_hours: these times the trainers. curve: steps of
     its training so far, each with its validation loss.
@@ -81,3 +85,22 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     hours: Amount
     gpu_hours: Amount
     curve: list[tuple[int, float]]
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the best trial against the run's own settings (`search/NAME/judged.json`).
+
+    study: SHA-256 of the study's account. best: the number of the trial with the best value. chosen: that of the trial
+    whose settings `best.yaml` has: `best`, or OWN if it is not shown to be better. Both are null if no trial trained to
+    its end within the limits. compared: what the objective stands for, of `best` (as tuned) and OWN (as base) on the
+    same rows; null if one of them is no result, or both are one trial. chose_nothing: whether these rows are of the
+    half of val that judges; otherwise val chose both trials and judged them. sentence: for people.
+    """
+
+    search: str
+    study: str
+    best: int | None
+    chosen: int | None
+    compared: Compared | None
+    chose_nothing: bool | None
+    sentence: str

@@ -1,4 +1,4 @@
-"""The best trial of a search, as an overlay for the configuration."""
+"""The settings that a search recommends, as an overlay for the configuration."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,16 +8,29 @@ import yaml
 
 from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.search_settings import SearchLimits, nested
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import printable
+from vlmflow.search.accounts import OWN, Judged
 from vlmflow.search.study import Study, StudyTrial
 
 
-def best_of(study: Study, limits: SearchLimits) -> StudyTrial:
-    """Return the best trial; raises VlmflowError with what became of all of them if none is a result."""
-    if best := study.best(limits):
-        return best
+def read_judged(file: Path, study: Path) -> Judged:
+    """Read what became of a search's best trial; raises VlmflowError if it is of another account than `study`."""
+    found = read_account(file, Judged)
+    if found.study != sha256_of(study):
+        raise VlmflowError(f"{file}: it is of another {study}", f"remove {file}, and run the same command again")
+    return found
+
+
+def best_of(study: Study, judged: Judged, limits: SearchLimits) -> StudyTrial:
+    """Return the trial whose settings the overlay has: the best one, or the run's own that it is not shown to beat.
+
+    Raises VlmflowError with what became of all trials if none is a result.
+    """
+    if judged.chosen is not None:
+        return study.trial(judged.chosen)
     states = Counter(
         trial.state if trial.within(limits) else f"{trial.state}, above its limits" for trial in study.trials
     )
@@ -43,17 +56,20 @@ def refuse_other_results(study: Study, file: Path, results: Sequence[Path]) -> N
         )
 
 
-def overlay(study: Study, file: Path, best: StudyTrial, run: str, seed: int) -> str:
-    """Return the overlay as YAML. file: the study's account. run: the search's. seed: of the search."""
+def overlay(study: Study, judged: Judged, chosen: StudyTrial, run: str, seed: int) -> str:
+    """Return the overlay as YAML. chosen: the trial whose settings it has (`best_of`). run, seed: the search's."""
     count, done = len(study.trials), sum(trial.state == "done" for trial in study.trials)
-    digest = sha256_of(file)
+    whose = ", the run's own settings" if chosen.number == OWN else ""
     lines = [
-        f"# search: {study.search}: the best of {count} trial(s), of which {done} trained to the end",
-        f"# trial: {best.number} (round {best.round}, step {best.steps})",
-        f"# {study.objective}: {best.value!r}",
-        f"# seed: {seed}; study.json: sha256 {digest}",
+        f"# search: {study.search}: {count} trial(s), of which {done} trained to the end",
+        f"# {judged.sentence}",
+        f"# trial: {chosen.number} (round {chosen.round}, step {chosen.steps}{whose})",
+        f"# {study.objective}: {chosen.value!r}",
+        f"# seed: {seed}; study.json: sha256 {judged.study}",
         "# Train with it: snakemake --configfile YOUR-RUN.yaml THIS-FILE",
     ]
-    chosen_by = ChosenBy(search=study.search, trial=best.number, trials=count, study=digest, settings=best.settings)
-    settings = {"runs": {run: {"chosen_by": chosen_by.model_dump(), "train": nested(best.settings)}}}
+    chosen_by = ChosenBy(
+        search=study.search, trial=chosen.number, trials=count, study=judged.study, settings=chosen.settings
+    )
+    settings = {"runs": {run: {"chosen_by": chosen_by.model_dump(), "train": nested(chosen.settings)}}}
     return "\n".join(lines) + f"\n{yaml.safe_dump(settings, sort_keys=False)}"

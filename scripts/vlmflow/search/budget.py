@@ -35,8 +35,8 @@ def refuse_too_much(
     low, high = (trainings_of(search, stops) * each * ranks for each in hours)
     needed = f"{low:.3g} to {high:.3g}" if low < high else f"{low:.3g}"
     figures = (
-        f"search.{name}.limits.gpu_hours: {budget:g}, but {search.rounds} round(s) of {search.together} trial(s) are "
-        f"estimated to need {needed} GPU-hours"
+        f"search.{name}.limits.gpu_hours: {budget:g}, but {search.rounds} round(s) of {search.together} trial(s), and "
+        f"one with the run's own settings, are estimated to need {needed} GPU-hours"
     )
     if low > budget:
         raise VlmflowError(
@@ -52,10 +52,10 @@ def trainings_of(search: SearchSettings, stops: Sequence[int]) -> float:
 
     stops: the steps after which the rungs stop; the last is the whole training's.
     """
-    steps = 0
+    steps = stops[-1]  # trial 0, the run's own settings
     for rung, (before, stop) in enumerate(pairwise([0, *stops])):
-        steps += trials_of_rung(search.together, rung) * (stop - before)
-    return search.rounds * steps / stops[-1]
+        steps += search.rounds * trials_of_rung(search.together, rung) * (stop - before)
+    return steps / stops[-1]
 
 
 def hours_of_run(estimate: Path, smoke: Path | None, gpu: str | None) -> tuple[float, float] | None:

@@ -3,12 +3,12 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.search_settings import Dimension, SearchLimits
+from vlmflow.config.search_settings import Dimension, Objective, SearchLimits, cost
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.own_environment import ask as ask_program
@@ -22,22 +22,35 @@ TOLD = {"done": "done", "failed": "failed", "stopped": "ended", "left": "ended",
 
 
 def new_trials(
-    before: Path | None, journal: Path, search: str, seed: int, number: int, space: Sequence[Dimension], count: int
+    before: Path | None,
+    journal: Path,
+    search: str,
+    seed: int,
+    number: int,
+    space: Sequence[Dimension],
+    count: int,
+    own: Mapping[str, Any] | None,
 ) -> list[tuple[int, dict[str, Any]] | None]:
     """Ask for new trials, and write the journal with them.
 
     before: the journal so far; None for the first trials. number: of the round. count: how many trials.
+    own: the run's own settings, which are the first trial, one more; None in later rounds.
 
     Returns number and settings of each; None where every combination was asked before. Raises VlmflowError if the
     environment `search` is missing, or the program fails.
     """
-    wanted = {"count": count, "space": [asdict(one) for one in space]}
+    wanted = {"count": count, "space": [asdict(one) for one in space], "own": own}
     found = _ask(before, journal, search, {"seed": seed_of(seed, number), "tell": [], "ask": wanted})
     return [None if one is None else (one["number"], one["settings"]) for one in found["asked"]]
 
 
 def told(
-    before: Path, journal: Path, search: str, trials: Sequence[StudyTrial], limits: SearchLimits
+    before: Path,
+    journal: Path,
+    search: str,
+    trials: Sequence[StudyTrial],
+    limits: SearchLimits,
+    objective: Objective,
 ) -> dict[str, float] | None:
     """Write the journal with the results of trials whose last state it does not know; returns the importances.
 
@@ -47,8 +60,8 @@ def told(
         {
             "number": trial.number,
             "state": TOLD[trial.state],
-            "value": trial.value if trial.state == "done" else None,
-            "losses": [] if trial.state == "failed" else [value for _, value in trial.rungs],
+            "value": cost(objective, trial.value) if trial.state == "done" and trial.value is not None else None,
+            "losses": [] if trial.state == "failed" else [cost(objective, value) for _, value in trial.rungs],
             "constraints": trial.above(limits),
         }
         for trial in trials

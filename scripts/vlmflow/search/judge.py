@@ -1,6 +1,6 @@
-"""Judges a trial by the evaluation on val: what its best checkpoint, merged, learned (docs/evaluation.md).
+"""Evaluates the best checkpoint of a trial on val: by itself, or against another trial (docs/evaluation.md).
 
-The test split has no way in here.
+Merged weights are made for this alone, and removed. The test split has no way in here.
 """
 
 import json
@@ -11,27 +11,32 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.config.search_settings import Objective
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
+from vlmflow.evaluation.accounts import MarginFigures
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
-from vlmflow.evaluation.evaluate import evaluated_rows
+from vlmflow.evaluation.chosen_split import ChosenSplit, RawRows, choose_from_split, refuse_none
+from vlmflow.evaluation.evaluate import Scorer, evaluated_rows
 from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.fetch.model_folder import ModelManifest, read_model_manifest
 from vlmflow.merging.merge import merge_weights
+from vlmflow.rows.halves import Part
 from vlmflow.search.accounts import TrialResult
+from vlmflow.search.against_own import decisive
 from vlmflow.search.run_trial import Ended
 from vlmflow.search.starts import one_start, starts_of
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import ChildFailedError
 from vlmflow.training.released import digests_of, release
+from vlmflow.training.train import Trained
 
 FOLDER = "judged"
 """The folder of a run folder that holds the merged weights as long as they are evaluated."""
 
 
-JUDGING = 2
+JUDGING = 3
 """The way in which a trial's value is computed from its model and the split. Kept results belong to it: raise it
 whenever a change of how rows, donors or figures are chosen may change a value."""
 
@@ -42,13 +47,12 @@ class NotJudgedError(VlmflowError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """How trials are judged. objective: "learned" or "uses_feedback". val, stats, pictures, raw: the val split.
+    """How trials are evaluated on val. val, stats, pictures, raw: the split.
 
     rows, feedback: as in runs.NAME.evaluate. run: its name, for messages. store: of measured losses; the base is
-    measured once for all trials.
+    measured once for all trials. threads: the number of cores to use. halved: whether a half of val judges.
     """
 
-    objective: str
     run: str
     val: Path
     stats: Path
@@ -58,14 +62,43 @@ class Judgement:
     rows: int
     feedback: bool | None
     store: Path
+    threads: int
+    halved: bool
+
+    def chosen(self, training: Training, part: Part) -> ChosenSplit:
+        """Return the rows of one half of val that are evaluated; of all of it if it has none."""
+        return choose_from_split(
+            *(self.val, self.stats, self.picture_store, self.pictures, self.raw),
+            feedback=self.feedback,
+            count=self.rows,
+            key=f"runs.{self.run}.evaluate.rows",
+            seed=training.settings.seed,
+            part=part if self.halved else None,
+        )
+
+    def measurement(self, training: Training, chosen: ChosenSplit) -> Measurement:
+        """Return how the models are measured. training: of any trial; no search changes what this depends on."""
+        settings = training.settings
+        return Measurement(
+            model_type=training.model.model_type,
+            text_args=settings.text_args,
+            loss_scale=chosen.loss_scale,
+            pictures=chosen.pictures,
+            image_max_tokens=settings.image_max_tokens,
+            max_length=settings.max_length,
+            device=training.device,
+            dtype=settings.dtype,
+            processes=training.processes,
+            threads=self.threads,
+        )
 
 
-def judged(ended: Ended, own: Training, model: Path, how: Judgement, threads: int) -> TrialResult:
+def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: Judgement) -> TrialResult:
     """Return a trial's result with the objective as its value, and the hours that it took to measure it added.
 
-    A result that is not done is returned as it is.
+    It is measured on the half of val that chooses. A result that is not done is returned as it is.
 
-    own: the trial's training. model: folder with the base model's manifest. threads: the number of cores to use.
+    own: the trial's training. model: folder with the base model's manifest.
 
     Raises VlmflowError if rows or pictures have changed, or no row can be evaluated; a model that cannot be measured is
     a failed trial.
@@ -73,61 +106,66 @@ def judged(ended: Ended, own: Training, model: Path, how: Judgement, threads: in
     if ended.trained is None or ended.result.value is None:
         return ended.result
     base = read_model_manifest(model)
-    place = ended.step.folder.path / FOLDER
-    remove(place)
     with one_start(ended.step):
         try:
-            full, merged = place / "full", place / "merged"
-            full.mkdir(parents=True)
-            release(ended.trained.best.folder, full, own.tuner)
-            merge_weights(base.folder, full, merged, base.files, threads, own.tuner)
-            # What the merge was made of identifies its result, without a second look at all of its bytes.
-            parts = json.dumps([base.digest, digests_of(full, own.tuner)], sort_keys=True)
-            tuned = ScoredModel("the trial's model", merged, sha256(parts.encode()).hexdigest())
-            value = _value(ScoredModel("the base", base.folder, base.digest), tuned, own, how, threads)
+            chosen = how.chosen(own, "chooses")
+            measurement = how.measurement(own, chosen)
+            of_base = ModelScorer(ScoredModel("the base", base.folder, base.digest), measurement, how.store)
+            of_trial = _scorer("the trial's model", ended.trained, own, base, measurement, how)
+            uses = decisive(objective, _figures(chosen, of_base, of_trial, how))
+            value = (uses.difference if objective == "learned" else uses.tuned).mean
             found = msgspec.structs.replace(ended.result, value=value)
         except NotJudgedError as error:
             found = msgspec.structs.replace(ended.result, state="failed", reason=error.cause, value=None)
-        finally:
-            remove(place)
     hours = starts_of(ended.step).seconds / 3600
     return msgspec.structs.replace(found, hours=hours, gpu_hours=hours * own.ranks)
 
 
-def _value(base: ScoredModel, tuned: ScoredModel, training: Training, how: Judgement, threads: int) -> float:
-    settings = training.settings
-    chosen = choose_from_split(
-        *(how.val, how.stats, how.picture_store, how.pictures, how.raw),
-        feedback=how.feedback,
-        count=how.rows,
-        key=f"runs.{how.run}.evaluate.rows",
-        seed=settings.seed,
-    )
-    measurement = Measurement(
-        model_type=training.model.model_type,
-        text_args=settings.text_args,
-        loss_scale=chosen.loss_scale,
-        pictures=chosen.pictures,
-        image_max_tokens=settings.image_max_tokens,
-        max_length=settings.max_length,
-        device=training.device,
-        dtype=settings.dtype,
-        processes=training.processes,
-        threads=threads,
-    )
-    of_base, of_tuned = (ModelScorer(one, measurement, how.store) for one in (base, tuned))
+def compared(
+    own: tuple[Trained, Training], best: tuple[Trained, Training], model: Path, how: Judgement
+) -> tuple[MarginFigures, bool]:
+    """Return the figures of two trials, as base and as tuned, on the half of val that judges; `against_own.Compare`.
 
-    def of_trial(rows: Sequence[Work]) -> Mapping[str, Measured]:
+    own, best: what trial 0 and the best one left, with their trainings. model: folder with the base model's manifest.
+
+    Raises VlmflowError if rows or pictures have changed, no row can be evaluated, or a model cannot be measured.
+    """
+    base = read_model_manifest(model)
+    chosen = how.chosen(own[1], "judges")
+    measurement = how.measurement(own[1], chosen)
+    of_own, of_best = (
+        _scorer(name, trained, training, base, measurement, how)
+        for name, (trained, training) in (("trial 0's model", own), ("the best trial's model", best))
+    )
+    return _figures(chosen, of_own, of_best, how), how.halved
+
+
+def _figures(chosen: ChosenSplit, of_base: Scorer, of_tuned: Scorer, how: Judgement) -> MarginFigures:
+    found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
+    refuse_none(found, how.val, chosen.out + too_long)
+    return margin_figures(found)
+
+
+def _scorer(
+    name: str, trained: Trained, training: Training, base: ModelManifest, measurement: Measurement, how: Judgement
+) -> Scorer:
+    """Return what merges a trial's best checkpoint, measures it, and removes the merged weights."""
+
+    def measure(rows: Sequence[Work]) -> Mapping[str, Measured]:
+        place = trained.folder.path / FOLDER
+        remove(place)
+        full, merged = place / "full", place / "merged"
+        full.mkdir(parents=True)
         try:
-            return of_tuned(rows)
+            release(trained.best.folder, full, training.tuner)
+            merge_weights(base.folder, full, merged, base.files, how.threads, training.tuner)
+            # What the merge was made of identifies its result, without a second look at all of its bytes.
+            parts = json.dumps([base.digest, digests_of(full, training.tuner)], sort_keys=True)
+            model = ScoredModel(name, merged, sha256(parts.encode()).hexdigest())
+            return ModelScorer(model, measurement, how.store)(rows)
         except ChildFailedError as error:
             raise NotJudgedError(error.cause, error.next_step) from None
+        finally:
+            remove(place)
 
-    found, too_long = evaluated_rows(chosen.rows, of_base, of_trial)
-    refuse_none(found, how.val, chosen.out + too_long)
-    uses = margin_figures(found).uses_feedback
-    if uses is None:
-        raise VlmflowError(
-            f"{how.val}: its rows have no feedback, which {how.objective} compares", "set objective: eval_loss"
-        )
-    return -(uses.difference if how.objective == "learned" else uses.tuned).mean
+    return measure

@@ -11,13 +11,14 @@ from vlmflow.config.search_settings import (
     SearchSettings,
     dimensions,
     share_of_rung,
+    slots_of,
     step_before,
     trained_with,
     trials_of_rung,
 )
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
-from vlmflow.search.accounts import Asked, AskedTrial
+from vlmflow.search.accounts import OWN, Asked, AskedTrial
 from vlmflow.search.budget import hours_each
 from vlmflow.search.journal import new_trials
 from vlmflow.search.study import Study, ranked
@@ -31,13 +32,14 @@ BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
 """The searched keys that change the number of steps."""
 
 
-def refuse_equal_rungs(name: str, search: SearchSettings, schedule: "Schedule") -> None:
+def refuse_equal_rungs(name: str, search: SearchSettings, schedule: "Schedule", own: Mapping[str, Any]) -> None:
     """Refuse rungs that end at the same evaluation: they would halve nothing.
 
-    Raises VlmflowError with their steps. name: the search's.
+    Raises VlmflowError with their steps. name: the search's. own: the run's own values of the searched keys.
     """
-    stops = schedule.fewest_stops(search)
-    if len(set(stops)) == len(stops):
+    both = schedule.fewest_stops(search), schedule.stops(own, search.rungs)
+    stops = next((each for each in both if len(set(each)) < len(each)), None)
+    if stops is None:
         return
     first = stops[-1] // 3 ** (search.rungs - 1)
     keys = "evaluation_steps" if schedule.checkpoint_steps <= first else "evaluation_steps and checkpoint_steps"
@@ -90,11 +92,12 @@ def propose(
     schedule: Schedule,
     ranks: int,
     step: tuple[str, int, int],
+    own: Mapping[str, Any] | None,
 ) -> Asked:
     """Return what a step asks, and write the journal with it.
 
     before, journal_before: the study and its journal after the step before; None for the first. step: the search's
-    name, round and rung.
+    name, round and rung. own: the run's own values of the searched keys, for the first step; None in others.
 
     Raises VlmflowError if the study program fails.
     """
@@ -105,14 +108,15 @@ def propose(
             f"{before.last[0]}, rung {before.last[1]}",
             f"remove search/{name}, and run the same command again: what is trained is kept",
         )
-    slots = trials_of_rung(search.together, rung)
+    slots = slots_of(search.together, number, rung)
     spent = before.gpu_hours if before else 0.0
     empty = None
     chosen: list[tuple[int, dict[str, Any], float] | None] = []
     if hours_each(search, spent, slots, ranks, 0.0) == 0:
         empty = SPENT
     elif rung == 0:
-        new = new_trials(journal_before, journal, name, search.seed, number, dimensions(search.space), slots)
+        space = dimensions(search.space)
+        new = new_trials(journal_before, journal, name, search.seed, number, space, search.together, own)
         known = {trial.number for trial in before.trials} if before else set()
         if twice := [one[0] for one in new if one and one[0] in known]:
             raise VlmflowError(
@@ -124,7 +128,10 @@ def propose(
     else:
         assert before is not None  # for mypy: a later rung has one
         waiting = [trial for trial in before.trials if trial.state == "waiting" and trial.round == number]
-        chosen = [(trial.number, trial.settings, trial.hours) for trial in ranked(waiting, search.limits)[:slots]]
+        able = ranked(waiting, search.limits, before.objective)
+        others = [trial for trial in able if trial.number != OWN][: trials_of_rung(search.together, rung)]
+        on = [trial for trial in able if trial.number == OWN] + others
+        chosen = [(trial.number, trial.settings, trial.hours) for trial in on]
         empty = FEW if len(chosen) < slots else None
     if rung or empty == SPENT:
         _copy(journal_before, journal)

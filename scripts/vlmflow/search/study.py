@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlmflow.config.search_settings import Objective, SearchLimits
+from vlmflow.config.search_settings import Objective, SearchLimits, cost
 from vlmflow.core.errors import VlmflowError
 from vlmflow.search.accounts import Amount, Asked, TrialResult
 
@@ -95,13 +95,20 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
     def best(self, limits: SearchLimits) -> StudyTrial | None:
         """Return the best of the trials that trained to their end within the limits; None if there is none."""
-        return next(iter(ranked([trial for trial in self.trials if trial.state == "done"], limits)), None)
+        done = [trial for trial in self.trials if trial.state == "done"]
+        return next(iter(ranked(done, limits, self.objective)), None)
+
+    def trial(self, number: int) -> StudyTrial:
+        """Return the trial with a number."""
+        return next(trial for trial in self.trials if trial.number == number)
 
 
-def ranked(trials: Sequence[StudyTrial], limits: SearchLimits) -> list[StudyTrial]:
+def ranked(trials: Sequence[StudyTrial], limits: SearchLimits, objective: Objective) -> list[StudyTrial]:
     """Return the trials that have a value and are within the limits, the best first, older ones first among equals."""
-    able = [trial for trial in trials if trial.value is not None and trial.within(limits)]
-    return sorted(able, key=lambda trial: (trial.value, trial.number))
+    able = [
+        (cost(objective, trial.value), trial) for trial in trials if trial.value is not None and trial.within(limits)
+    ]
+    return [trial for _, trial in sorted(able, key=lambda one: (one[0], one[1].number))]
 
 
 def with_step(

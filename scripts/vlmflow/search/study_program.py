@@ -1,9 +1,9 @@
 """Tells an Optuna study results and asks it for trials: a program of the environment `search` (`core/own_environment`).
 
 Its question, as JSON: journal (the file of a JournalStorage; made if missing), study (its name), seed (of the sampler),
-tell (results: number, state, value, losses, constraints), ask (null, or count and space), importances (whether to
-compute them). Its answer: asked (number and settings of each new trial; null where every combination was asked
-before), importances (share by key; null without enough results).
+tell (results: number, state, value, losses, constraints), ask (null, or count, space and own: the settings of a first
+trial besides, or null), importances (whether to compute them). Its answer: asked (number and settings of each new
+trial; null where every combination was asked before), importances (share by key; null without enough results).
 """
 
 import hashlib
@@ -74,6 +74,8 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _tell(study: optuna.Study, result: dict[str, Any]) -> None:
     known = study.get_trials(deepcopy=False)[result["number"]]
+    if known.state == TrialState.FAIL:  # it is outside the space (`_own`)
+        return
     trial = optuna.trial.Trial(study, known._trial_id)
     for rung, loss in enumerate(result["losses"]):
         if rung not in known.intermediate_values:
@@ -89,12 +91,37 @@ def _ask(study: optuna.Study, ask: dict[str, Any], seed: int) -> list[dict[str, 
     space = {one["key"]: _distribution(one) for one in ask["space"]}
     before = [trial.params for trial in study.get_trials(deepcopy=False)]
     asked: list[dict[str, Any] | None] = []
+    if ask["own"] is not None:
+        trial = _own(study, space, ask["own"])
+        before.append(trial.params)
+        asked.append({"number": trial.number, "settings": ask["own"]})
     for _ in range(ask["count"]):
         trial = _new(study, space, before, seed)
         if trial:
             before.append(trial.params)
         asked.append({"number": trial.number, "settings": trial.params} if trial else None)
     return asked
+
+
+def _own(study: optuna.Study, space: dict[str, BaseDistribution], own: dict[str, Any]) -> optuna.trial.Trial:
+    """Ask for a trial with these settings.
+
+    One that is outside the space has its number alone, and teaches nothing: the sampler reads no trial in Optuna's
+    state FAIL.
+    """
+    if all(_has(space[key], value) for key, value in own.items()):
+        study.enqueue_trial(own)
+        return study.ask(space)
+    trial = study.ask()
+    study.tell(trial, state=TrialState.FAIL)
+    return trial
+
+
+def _has(values: BaseDistribution, value: Any) -> bool:
+    if isinstance(values, CategoricalDistribution):
+        return value in values.choices
+    assert isinstance(values, IntDistribution | FloatDistribution)
+    return bool(values.low <= value <= values.high)
 
 
 def _new(

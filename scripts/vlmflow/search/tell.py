@@ -40,5 +40,5 @@ def tell(
         importances=None,
         digests=(before.digests if before else {}) | {f"{step}/{file.name}": sha256_of(file) for file in results},
     )
-    importances = told(*journals, asked.search, study.missing_from(before), limits)
+    importances = told(*journals, asked.search, study.missing_from(before), limits, objective)
     return structs.replace(study, importances=importances)

@@ -116,6 +116,16 @@ def train(
     return Trained(folder, last, best)
 
 
+def trained_before(training: Training, runs: Path) -> Trained | None:
+    """Return what a finished training left in its run folder under `runs`; None if it is not there any more."""
+    folder = RunFolder(runs / training.digest())
+    last = _newest(training, folder)
+    if last is None or last.best is None or not last.ended(training.settings.early_stop_after, training.stop_at):
+        return None
+    best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
+    return Trained(folder, last, best) if best else None
+
+
 @contextmanager
 def _failures_of_the_training() -> Iterator[None]:
     """Tell what ends the trainers from what the machines lack."""

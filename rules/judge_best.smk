@@ -1,0 +1,53 @@
+# Whether the best trial of a search beats the run's own settings.
+#
+# Needs: the study after the last step; what trial 0, with the run's own settings, and the best trial left in
+#        stores.runs; val with its pictures, the base model.
+# Makes: search/{search}/judged.json: the trial whose settings best.yaml has, the difference of both with its interval,
+#        and the sentence for people.
+# Holds: where val has 200 pictures (questions, where there are none), both are compared on a half of it that chose
+#        neither them nor their checkpoints. Unless the whole interval says better, the run's own settings are kept.
+#        Merged weights are made for the comparison alone; a search whose best trial is trial 0 measures nothing.
+
+
+rule judge_best:
+    """Compare the best trial of a search with the run's own settings."""
+    input:
+        study=inputs.last_study,
+        rows=inputs.of_search("fitted/{run}"),
+        pictures=inputs.of_search(inputs.train_pictures),
+        model=inputs.of_search(inputs.model),
+        cached=inputs.of_search(inputs.cached),
+        stats=inputs.of_search(inputs.data("stats.json")),
+        val=inputs.of_search(inputs.data("val.jsonl")),
+        judged_pictures=inputs.of_search(inputs.run_pictures),
+        raw_train=inputs.of_search(inputs.raw_gold("train")),
+        mended=inputs.of_search(inputs.mended_gold),
+    output:
+        judged="search/{search}/judged.json",
+    log:
+        "logs/judge_best/{search}.log",
+    benchmark:
+        "benchmarks/judge_best/{search}.tsv"
+    params:
+        modules=inputs.of_search(params.form_modules_of_run),  # it says which rows have feedback
+        settings=params.search_run(
+            "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "model.model_type"
+        ),
+        evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
+        search=params.search("limits"),
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        run_store=lookup(dpath="stores/runs", within=config),
+        evaluation_store=lookup(dpath="stores/evaluations", within=config),
+    threads: resources.of_search(resources.train_threads)
+    resources:
+        gpu=resources.of_search(resources.node_gpus),
+        gpu_manufacturer="nvidia",
+        scale=0,
+        mem_mb=resources.of_search(resources.train_mem),
+        disk_mb=resources.of_search(resources.weights_disk),
+        runtime=720,
+        pod_template=resources.of_search(resources.node_template),
+    message:
+        "Judging the best trial of {wildcards.search}"
+    script:
+        "../scripts/judge_best.py"

@@ -1,0 +1,34 @@
+"""Whether val also chose what it judges: by how many evaluations, and trials of a search."""
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from made_accounts import some_report
+from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.core.account import write_account
+from vlmflow.evaluation.accounts import AlsoChose
+from vlmflow.evaluation.results import also_chose
+
+SEARCH = ChosenBy(search="s", trial=3, trials=12, study="0" * 64, settings={})
+
+
+@pytest.mark.parametrize(
+    ("chosen_by", "trials", "said"),
+    [
+        (None, 1, "Val also chose the checkpoint, by 20 evaluation(s): this flatters it."),
+        (
+            SEARCH,
+            12,
+            "Val also chose the checkpoint, by 20 evaluation(s), and its settings, of 12 trials of a search: this "
+            "flatters it.",
+        ),
+    ],
+)
+def test_evaluations_and_trials_are_counted(tmp_path: Path, chosen_by: ChosenBy | None, trials: int, said: str) -> None:
+    report = structs.replace(some_report(), eval_losses=[(step, 1.0) for step in range(20)])
+    write_account(tmp_path / "report.json", report)
+    found = also_chose(tmp_path, chosen_by)
+    assert found == AlsoChose(20, trials)
+    assert found.in_words == said

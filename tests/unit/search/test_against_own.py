@@ -1,0 +1,180 @@
+"""The best trial of a search against the run's own settings: on models of known behaviour, and by simulation."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from made_cases import Judge, ignores, rows, scorer, unlike, uses
+from vlmflow.config.search_settings import Objective, SearchLimits
+from vlmflow.core.errors import VlmflowError
+from vlmflow.evaluation.accounts import MarginFigures
+from vlmflow.evaluation.evaluate import choose_rows, evaluated_rows
+from vlmflow.evaluation.margins import compare_losses, margin_figures
+from vlmflow.rows.halves import half_of
+from vlmflow.search.accounts import Judged
+from vlmflow.search.against_own import Compare, against_own, decisive, is_better
+from vlmflow.search.study import Study, StudyTrial
+
+OBJECTIVES: list[Objective] = ["eval_loss", "learned", "uses_feedback"]
+
+
+def trial(number: int, value: float) -> StudyTrial:
+    return StudyTrial(
+        number=number,
+        round=0,
+        rung=0,
+        settings={"learning_rate": 10.0**-number},
+        state="done",
+        reason=None,
+        steps=90,
+        value=value,
+        mem_mb=100,
+        hours=1,
+        gpu_hours=1,
+        curve=[],
+    )
+
+
+def study(objective: Objective, *trials: StudyTrial) -> Study:
+    return Study(
+        search="s", objective=objective, last=(0, 0), trials=list(trials), empty=[], importances=None, digests={}
+    )
+
+
+def measured(own: Judge, best: Judge, count: int = 120, chose_nothing: bool = True, feedback: bool = True) -> Compare:
+    """Return the comparison of two models of known behaviour."""
+
+    def compare(first: StudyTrial, second: StudyTrial) -> tuple[MarginFigures, bool]:
+        assert (first.number, second.number) == (0, 1)
+        chosen, _ = choose_rows(
+            rows(count), {}, {}, feedback=feedback, last_answer_only=False, count=1000, key="k", seed=1
+        )
+        found, _ = evaluated_rows(chosen, scorer(unlike(own, 1)), scorer(unlike(best, 2)))
+        return margin_figures(found), chose_nothing
+
+    return compare
+
+
+def never(first: StudyTrial, second: StudyTrial) -> tuple[MarginFigures, bool]:
+    raise AssertionError("nothing is to be measured")
+
+
+def judged(objective: Objective, compare: Compare, own: float = 0.5, best: float = 0.4, **of_own: object) -> Judged:
+    """Judge a search of two trials, of which trial 1 has the better value by the validation loss."""
+    sign = 1 if objective == "eval_loss" else -1
+    both = structs.replace(trial(0, sign * own), **of_own), trial(1, sign * best)
+    return against_own(study(objective, *both), "d", SearchLimits(hours=5), compare)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_trial_that_is_better_on_the_rows_that_judge_wins(objective: Objective) -> None:
+    found = judged(objective, measured(ignores, uses))
+    assert (found.best, found.chosen, found.chose_nothing) == (1, 1, True)
+    assert found.compared is not None
+    assert found.compared.rows == 120
+    assert found.sentence.startswith("Trial 1 beats the run's own settings (trial 0). On 120 rows of val that chose")
+    assert "also chose" not in found.sentence
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("best", [ignores, None])
+def test_a_trial_that_is_not_shown_to_be_better_loses_to_the_runs_own(objective: Objective, best: Judge | None) -> None:
+    """It had the better value on the rows that chose; here it is as good, or worse."""
+    found = judged(objective, measured(ignores, best) if best else measured(uses, ignores))
+    assert (found.best, found.chosen) == (1, 0)
+    assert "is not shown to beat the run's own settings (trial 0): keep them." in found.sentence
+
+
+def test_the_own_settings_with_the_best_value_are_kept_and_nothing_is_measured() -> None:
+    found = judged("eval_loss", never, own=0.3)
+    assert (found.best, found.chosen, found.compared) == (0, 0, None)
+    assert found.sentence == "No trial has a better validation loss than the run's own settings (trial 0): keep them."
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"state": "failed", "value": None}, "failed"),
+        ({"state": "stopped", "value": 0.1}, "stopped: its hours were over"),
+        ({"hours": 9}, "above a limit"),
+    ],
+)
+def test_own_settings_without_a_result_are_said_to_have_none(own: dict[str, object], why: str) -> None:
+    found = judged("eval_loss", never, **own)
+    assert (found.best, found.chosen) == (1, 1)
+    assert found.sentence.endswith(f"trial 0, which has them, gave no result ({why}).")
+
+
+def test_without_a_result_nothing_is_chosen() -> None:
+    found = against_own(
+        study("eval_loss", structs.replace(trial(0, 1), value=None, state="failed")), "d", SearchLimits(), never
+    )
+    assert (found.best, found.chosen, found.compared) == (None, None, None)
+
+
+def test_too_few_rows_keep_the_own_settings_and_say_how_many_are_missing() -> None:
+    found = judged("learned", measured(ignores, uses, count=80, chose_nothing=False))
+    assert found.chosen == 0
+    assert "80 different pictures or questions, and 100 are needed: 20 are missing" in found.sentence
+    assert found.sentence.endswith(
+        "Val also chose these trials and their checkpoints: it has too few pictures to be halved."
+    )
+
+
+def test_few_rows_that_differ_show_no_winner() -> None:
+    """Four rows that all change one way may be chance: here nine do, of 120."""
+
+    def all_but_nine(feedback: str, answer: str, number: int) -> float:
+        loss = uses(feedback, answer, number)
+        return 4 - loss if number < 9 else loss
+
+    found = judged("uses_feedback", measured(all_but_nine, uses))
+    assert found.compared is not None
+    assert found.compared.different == 9
+    assert found.compared.difference.above_zero
+    assert found.chosen == 0
+    assert "such rows are needed" in found.sentence
+
+
+def test_data_without_feedback_are_compared_by_the_loss_of_their_answers() -> None:
+    found = judged("eval_loss", measured(lambda *_: 2.0, lambda *_: 1.0, feedback=False))
+    assert found.chosen == 1
+    with pytest.raises(VlmflowError, match="no feedback, which learned compares"):
+        judged("learned", measured(ignores, uses, feedback=False))
+
+
+TRIALS, DRAWS = 20, 2000
+
+
+def wins(which: Callable[[frozenset[str], list[str]], frozenset[str]]) -> float:
+    """Return the per cent of draws in which the best of equal trials is said to beat one more, which is as good.
+
+    which: takes the rows that chose, and all; returns those that judge. 200 rows of as many pictures; the losses of
+    trials differ by noise. The trial with the lowest mean on the rows that choose is compared.
+    """
+    random = np.random.default_rng(31)
+    groups = [f"{number:016x}" for number in range(200)]
+    choosing = half_of(groups, "chooses")
+    assert choosing is not None
+    judging = which(choosing, groups)
+    chooses, judges = (np.array([group in some for group in groups]) for some in (choosing, judging))
+    noise = random.normal(size=(DRAWS, TRIALS + 1, len(groups))).astype(np.float32)
+    best = noise[:, 1:, chooses].mean(axis=2).argmin(axis=1) + 1
+    base, tuned = noise[:, 0, judges].T.astype(float), noise[np.arange(DRAWS), best][:, judges].T.astype(float)
+    found = compare_losses(base, tuned, [group for group in groups if group in judging])
+    return 100 * sum(is_better("eval_loss", each) for each in found) / DRAWS
+
+
+def test_the_best_of_equal_trials_wins_by_chance_only_on_rows_that_chose() -> None:
+    on_the_other_half = wins(lambda choosing, groups: half_of(groups, "judges") or frozenset())
+    on_the_same_rows = wins(lambda choosing, groups: choosing)
+    assert on_the_other_half <= 3.5
+    assert on_the_same_rows > 15
+
+
+def test_the_figures_that_decide_are_those_of_the_objective() -> None:
+    figures, _ = measured(ignores, uses)(trial(0, 1), trial(1, 1))
+    assert decisive("learned", figures) == decisive("uses_feedback", figures) == figures.uses_feedback
+    assert decisive("eval_loss", figures) == figures.losses["own"]
