@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from vlmflow.config.model import Config
-from vlmflow.config.search_settings import slots_of, step_before, steps_of
+from vlmflow.config.search_steps import slots_of, step_before, steps_of
 
 Files = Callable[[Any], Any]
 """An input function: takes Snakemake's wildcards, returns file names."""

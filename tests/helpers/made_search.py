@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.search_settings import SearchLimits, SearchSettings, dimensions, step_before, steps_of
+from vlmflow.config.search_settings import SearchLimits, SearchSettings, dimensions
+from vlmflow.config.search_steps import step_before, steps_of
 from vlmflow.core.account import read_account, write_account
 from vlmflow.search.accounts import Asked, AskedTrial, Judged, TrialResult
 from vlmflow.search.propose import Schedule, propose

@@ -18,7 +18,8 @@ from made_accounts import some_fitted, some_gate
 from made_case import some_case
 from made_search import NOTHING, TRAIN, best_unjudged, result
 from vlmflow.config.model import check_config
-from vlmflow.config.search_settings import SearchLimits, SearchSettings, slots_of, step_before, steps_of
+from vlmflow.config.search_settings import SearchLimits, SearchSettings
+from vlmflow.config.search_steps import slots_of, step_before, steps_of
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError

@@ -1,7 +1,6 @@
 """The settings of a search for a run's settings: which are searched, how often, and within which limits."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
@@ -274,37 +273,3 @@ def _typed(key: str, value: Any) -> Any:
 
 def _value_of(train: TrainSettings, key: str) -> Any:
     return attrgetter(key)(train)
-
-
-def trials_of_rung(together: int, rung: int) -> int:
-    """Return how many trials of a round a rung has: a third, rounded up, of those of the rung before."""
-    return together if rung == 0 else math.ceil(trials_of_rung(together, rung - 1) / 3)
-
-
-def slots_of(together: int, number: int, rung: int) -> int:
-    """Return how many trials a step has: those of its rung, and in the first round the run's own settings."""
-    return trials_of_rung(together, rung) + (number == 0)
-
-
-def cost(objective: Objective, value: float) -> float:
-    """Return what a search makes as low as possible. value: the objective's; shares are the better the higher."""
-    return value if objective == "eval_loss" else -value
-
-
-def share_of_rung(rungs: int, rung: int) -> float:
-    """Return the share of the whole training after which a rung stops its trials."""
-    return float(1 / 3 ** (rungs - 1 - rung))
-
-
-def steps_of(search: SearchSettings) -> Iterator[tuple[int, int]]:
-    """Yield all steps of a search, in their order: round and rung."""
-    for number in range(search.rounds):
-        for rung in range(search.rungs):
-            yield number, rung
-
-
-def step_before(rungs: int, number: int, rung: int) -> tuple[int, int] | None:
-    """Return the step before one; None before the first."""
-    if rung:
-        return number, rung - 1
-    return (number - 1, rungs - 1) if number else None

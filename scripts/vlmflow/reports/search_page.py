@@ -4,12 +4,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from vlmflow.config.search_settings import SearchLimits, cost
+from vlmflow.config.search_settings import SearchLimits
 from vlmflow.reports.curve import Curve
 from vlmflow.reports.line_chart import LineChart, line_chart
 from vlmflow.reports.page import Tile, render
 from vlmflow.search.accounts import OWN, Judged
-from vlmflow.search.shown import MEANINGS, NAMES, shown
+from vlmflow.search.objectives import MEANINGS, NAMES, cost, shown
 from vlmflow.search.study import STATES, Study, StudyTrial
 
 LIMITS = {"mem_mb": ("peak memory", "MB"), "hours": ("hours", "h")}

@@ -12,7 +12,7 @@ from vlmflow.evaluation.accounts import OWN as WITH_FEEDBACK
 from vlmflow.evaluation.accounts import QUESTION, Compared, MarginFigures
 from vlmflow.evaluation.verdict import missing
 from vlmflow.search.accounts import OWN, Judged
-from vlmflow.search.shown import NAMES
+from vlmflow.search.objectives import NAMES
 from vlmflow.search.study import STATES, Study, StudyTrial
 
 Compare = Callable[[StudyTrial, StudyTrial], tuple[MarginFigures, bool]]

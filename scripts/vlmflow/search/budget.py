@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from vlmflow.config.search_settings import SearchSettings, trials_of_rung
+from vlmflow.config.search_settings import SearchSettings
+from vlmflow.config.search_steps import trials_of_rung
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.accounts import NoEstimate, read_estimate

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.search_settings import Dimension, Objective, SearchLimits, cost
+from vlmflow.config.search_settings import Dimension, Objective, SearchLimits
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.own_environment import ask as ask_program
 from vlmflow.core.own_environment import python_of
+from vlmflow.search.objectives import cost
 from vlmflow.search.study import StudyTrial
 
 PROGRAM = "vlmflow.search.study_program"

@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.search_settings import (
-    SearchSettings,
-    dimensions,
-    share_of_rung,
-    slots_of,
-    step_before,
-    trained_with,
-    trials_of_rung,
-)
+from vlmflow.config.search_settings import SearchSettings, dimensions, trained_with
+from vlmflow.config.search_steps import share_of_rung, slots_of, step_before, trials_of_rung
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.search.accounts import OWN, Asked, AskedTrial

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlmflow.config.search_settings import Objective, SearchLimits, cost
+from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.search.accounts import Amount, Asked, TrialResult
+from vlmflow.search.objectives import cost
 
 TrialState = Literal["done", "failed", "stopped", "waiting", "left"]
 """done: trained to its end. failed, stopped: as its last result. waiting: it finished a rung, and may go on. left: it
