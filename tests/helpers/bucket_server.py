@@ -1,4 +1,4 @@
-"""A bucket on loopback as S3's API serves it: objects, ranges, uploads, copies and error codes, with faults on demand."""
+"""A bucket on loopback as S3's API serves it: objects, ranges, uploads, copies, error codes, and faults on demand."""
 
 import hashlib
 import re
@@ -16,8 +16,8 @@ class BucketServer(FaultyServer):
     """One bucket, `bucket`, whose objects are in memory.
 
     faults: by the end of a key, those of the next requests for it. ranges: what was asked of each object, in order.
-    sent: bytes that left for each object. copied: the keys that were written by copies; without `copies`, it takes a copy
-    for an upload of nothing.
+    sent: bytes that left for each object. copied: the keys that were written by copies. copies: if not, it takes a
+    copy for an upload of nothing.
     """
 
     def __init__(self) -> None:
