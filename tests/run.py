@@ -22,19 +22,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 import session_folder  # noqa: E402
 import warm_programs  # noqa: E402
+from vlmflow.core.process import bound_to_this_process  # noqa: E402
 from vlmflow.core.progress import clock  # noqa: E402
 
 BUDGET = ROOT / "tests" / "budget.yaml"
 OVER = 1.1
 """CI fails if the tests cost more than this multiple of their budget: measurements differ."""
+
+LONGEST_END = 10.0
+"""Seconds until a part is killed that was told to end."""
 
 LIGHT = "VLMFLOW_TEST_LIGHT"
 """The variable that lets test processes refuse slow imports (conftest.py)."""
@@ -54,7 +60,7 @@ HEAVY = (
 
 @dataclass
 class Part:
-    """A command whose output has its name before each line."""
+    """A command whose output has its name before each line. It ends with this process at the latest."""
 
     name: str
     command: Sequence[object]
@@ -75,6 +81,7 @@ class Part:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            preexec_fn=bound_to_this_process(signal.SIGTERM),
         )
         assert process.stdout is not None
         for line in process.stdout:
@@ -82,11 +89,17 @@ class Part:
         self.code = process.wait()
         self.seconds = time.monotonic() - began
 
-    def end(self) -> None:
-        """End it, if it runs."""
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait()
+
+def end(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """Let processes end, and kill those that do not."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(LONGEST_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def pytest(name: str, processes: int, *words: object, light: bool = False) -> Part:
@@ -128,15 +141,19 @@ class Speed(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.seconds: list[float] = []
+        self.seconds = [self._count()]
 
     def run(self) -> None:
         """Count, every half minute."""
         while True:
-            began = time.thread_time()
-            sum(number * number % 7 for number in range(1_000_000))
-            self.seconds.append(time.thread_time() - began)
             time.sleep(30)
+            self.seconds.append(self._count())
+
+    @staticmethod
+    def _count() -> float:
+        began = time.thread_time()
+        sum(number * number % 7 for number in range(1_000_000))
+        return time.thread_time() - began
 
     def mean(self) -> float:
         """Return the seconds of processor time that a count took."""
@@ -149,17 +166,36 @@ def core_minutes() -> float:
     return (used.ru_utime + used.ru_stime) / 60
 
 
-def within_budget(what: str, minutes: float, second: float) -> bool:
+class Budget(BaseModel):
+    """The content of tests/budget.yaml."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    seconds_of_a_count: PositiveFloat
+    core_minutes: dict[Literal["test", "cluster"], PositiveFloat]
+
+
+def read_budget() -> Budget:
+    """Read tests/budget.yaml. Raises SystemExit, with the key, if it is wrong."""
+    try:
+        return Budget.model_validate(yaml.safe_load(BUDGET.read_text()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        sys.exit(f"{BUDGET}: {'.'.join(map(str, first['loc'])) or 'the content'}: {first['msg']}")
+    except (OSError, yaml.YAMLError) as error:
+        sys.exit(f"{BUDGET}: {error}")
+
+
+def within_budget(what: str, minutes: float, second: float, budget: Budget) -> bool:
     """Print what the tests cost, and return whether the budget allows it; a target without one may cost anything.
 
     second: as `Speed.mean`.
     """
-    budget = yaml.safe_load(BUDGET.read_text())
-    if what not in budget["core_minutes"]:
+    if what not in budget.core_minutes:
         print(f"{minutes:.1f} core-minutes")
         return True
-    allowed = budget["core_minutes"][what]
-    scaled = minutes * budget["seconds_of_a_count"] / second
+    allowed = budget.core_minutes[what]
+    scaled = minutes * budget.seconds_of_a_count / second
     fits = scaled <= OVER * allowed
     print(
         f"{minutes:.1f} core-minutes; {scaled:.1f} at the speed of the machine of tests/budget.yaml, which allows "
@@ -175,7 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("check", "test", "remote", "cluster"))
     what = parser.parse_args().what
-    began, speed = time.monotonic(), Speed()
+    began, budget, speed = time.monotonic(), read_budget(), Speed()
     speed.start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = session_folder.make()
@@ -194,15 +230,14 @@ def main() -> int:
             if any(part.code for part in together):
                 break
     finally:
-        for part in parts:
-            part.end()
-        for server in servers:
-            server.terminate()
-            server.wait()
+        for number in (signal.SIGINT, signal.SIGTERM):  # whoever sends another one waits for this
+            signal.signal(number, signal.SIG_IGN)
+        end([part.process for part in parts if part.process is not None])
+        end(servers)
         shutil.rmtree(folder, ignore_errors=True)
     print("\n" + "\n".join(f"{clock(part.seconds):>6}  {part.name}" + (" FAILED" * bool(part.code)) for part in parts))
     print(f"{clock(time.monotonic() - began):>6}  in all")
-    fits = within_budget(what, core_minutes() - before, speed.mean())
+    fits = within_budget(what, core_minutes() - before, speed.mean(), budget)
     return int(not fits or any(part.code for part in parts))
 
 

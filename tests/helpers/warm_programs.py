@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -131,10 +132,11 @@ def _serve(place: Path, owner: int) -> Callable[[], None] | None:
                 try:
                     size, files, _, _ = socket.recv_fds(caller, 4, 3)
                     call = json.loads(_all_of(caller, int.from_bytes(size)))
-                except (OSError, ValueError):  # it was killed as it called
+                    print(*call["words"], flush=True)
+                except (OSError, ValueError, KeyError, TypeError):  # killed as it called; or no caller of ours
                     call = None
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                child = os.fork() if call else -1
+                child = -1 if call is None else os.fork()
                 if not child:
                     _let_go(events, caller)
                     return lambda: _become(call, files, proxies)
@@ -144,7 +146,6 @@ def _serve(place: Path, owner: int) -> Callable[[], None] | None:
                 if call is None:
                     caller.close()
                     continue
-                print(*call["words"], flush=True)
                 ended = os.pidfd_open(child)
                 events.register(caller, selectors.EVENT_READ, (child, None))
                 events.register(ended, selectors.EVENT_READ, (child, caller))
@@ -170,7 +171,8 @@ def _attend(events: selectors.BaseSelector, key: selectors.SelectorKey, proxies:
     if caller is None:
         numbers = key.fileobj.recv(16)  # type: ignore[union-attr]
         for number in numbers or [signal.SIGKILL]:
-            signal.pidfd_send_signal(_pidfd_of(events, child), number)
+            with contextlib.suppress(OSError):  # no such signal, or it has ended
+                signal.pidfd_send_signal(_pidfd_of(events, child), number)
         if not numbers:
             events.unregister(key.fileobj)
         return
@@ -217,9 +219,11 @@ def _become(call: dict[str, Any], files: list[int], proxies: Path) -> None:
     os.environ.update(call["environment"])
     tempfile.tempdir = None  # read from TMPDIR again
     unbuffered = "PYTHONUNBUFFERED" in os.environ or "-u" in call["words"]
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         raw = open(number, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
-        setattr(sys, name, io.TextIOWrapper(raw, write_through=unbuffered, line_buffering=name == "stderr"))
+        line_buffering = name == "stderr"
+        text = io.TextIOWrapper(raw, errors=errors, write_through=unbuffered, line_buffering=line_buffering)
+        setattr(sys, name, text)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     _as_if_imported_here()
     sys.orig_argv = call["words"]
@@ -228,13 +232,18 @@ def _become(call: dict[str, Any], files: list[int], proxies: Path) -> None:
         _run(proxies)
     except SystemExit as ended:
         code = _code_of(ended)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
-        code = 1
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    with contextlib.suppress(KeyboardInterrupt):  # as in Python, this ends the wait
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 

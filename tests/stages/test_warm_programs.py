@@ -1,9 +1,15 @@
 """Programs of tests that fork from a process with their imports give what those give that start by themselves."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import session_folder
@@ -39,3 +45,74 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+ENDS = {
+    "with a thread that still runs": "import threading, time\n"
+    "threading.Thread(target=lambda: (time.sleep(0.3), print('done', flush=True))).start()",
+    "interrupted": "raise KeyboardInterrupt",
+    "after a text that is no UTF-8": "import sys\nprint('name \\udc80', file=sys.stderr)",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_forked_program_ends_as_a_fresh_one(tmp_path: Path, how: str) -> None:
+    forked = run(program(tmp_path / "forked", ENDS[how]))
+    with fresh():
+        alone = run(program(tmp_path / "alone", ENDS[how]))
+    assert was_handed_over(tmp_path / "forked")
+    assert not was_handed_over(tmp_path / "alone")
+    assert (forked.returncode, forked.stdout) == (alone.returncode, alone.stdout)
+    assert forked.stderr.splitlines()[-1:] == alone.stderr.splitlines()[-1:]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_program_without_standard_files_is_handed_over(tmp_path: Path, closed: str) -> None:
+    script = program(tmp_path, "from pathlib import Path\nPath(__file__).with_name('ran').touch()")
+    done = subprocess.run(["sh", "-c", f'exec "$0" "$1" {closed}', sys.executable, script], check=False, timeout=60)
+    assert done.returncode == 0
+    assert (tmp_path / "ran").exists()
+    assert was_handed_over(tmp_path)
+
+
+def test_bad_callers_do_not_end_the_server(tmp_path: Path) -> None:
+    script = str(program(tmp_path, "import time\ntime.sleep(60)"))
+    good = {"words": [sys.executable, script], "folder": str(tmp_path), "environment": dict(os.environ), "mask": 0}
+    for call, then in (({}, b""), ([], b""), ({"words": None}, b""), (good | {"process": os.getpid()}, b"\xff")):
+        with socket.socket(socket.AF_UNIX) as caller, Path(os.devnull).open("r+b") as nothing:
+            caller.connect(str(session_folder.folder() / ".venv"))
+            text = json.dumps(call).encode()
+            socket.send_fds(caller, [len(text).to_bytes(4)], [nothing.fileno()] * 3)
+            caller.sendall(text + then)
+    assert run(program(tmp_path / "later", "print('here')")).stdout == "here\n"
+    assert was_handed_over(tmp_path / "later")
+
+
+def test_a_program_whose_server_has_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLMFLOW_WARM", str(tmp_path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / Path(sys.prefix).name))
+        listener.listen()
+        calling = subprocess.Popen([sys.executable, program(tmp_path, "")], stderr=subprocess.PIPE, text=True)
+        caller, _ = listener.accept()
+        caller.recv(1 << 20)
+        caller.shutdown(socket.SHUT_WR)
+        _, said = calling.communicate(timeout=60)
+        caller.close()
+    assert calling.returncode == 70
+    assert "sitecustomize.py: ConnectionError('the process that ran this program (warm_programs.py) has ended')" in said
+
+
+def program(folder: Path, code: str) -> Path:
+    """Write a program with the name of one that is handed over."""
+    folder.mkdir(exist_ok=True)
+    (folder / "samplers.py").write_text(code)
+    return folder / "samplers.py"
+
+
+def run(script: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=60)
+
+
+def was_handed_over(folder: Path) -> bool:
+    return f"{folder}/samplers.py" in (session_folder.folder() / ".venv.log").read_text()

@@ -8,7 +8,7 @@ demo would run again after each of CHANGES. At TO also which rules a dry run wou
 whether anything is left to do after `snakemake --touch`.
 
 Prints every output and every plan that differs, and exits with 1 if there is one, or if `--touch` leaves something to
-do. Takes ten minutes.
+do. Takes twelve minutes.
 """
 
 import argparse

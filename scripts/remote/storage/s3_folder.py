@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
+from s3transfer.exceptions import S3CopyFailedError
 
 from remote.storage import folder_manifest
 from remote.storage.folder_manifest import Entry
@@ -31,8 +32,8 @@ LEFT_AFTER = timedelta(days=1)
 SNAKEMAKES_OWN = ".snakemake_timestamp"
 """Snakemake's mark in a folder that a rule made."""
 
-_retrieved: dict[tuple[str, str, int], str] = {}
-"""What this process of a job has downloaded: the object's key, by bucket, SHA-256 and size."""
+_retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
+"""What this process of a job has downloaded: the object's key and ETag, by bucket, SHA-256 and size."""
 
 
 class Folder:
@@ -73,17 +74,16 @@ class Folder:
             if entries is None:
                 raise FileNotFoundError(self.address)
             try:
-                for name, entry in entries.items():
-                    self._download(name, entry, part / name)
+                etags = {name: self._download(name, entry, part / name) for name, entry in entries.items()}
                 break
             except VlmflowError:
                 if self.entries() == entries:  # otherwise another writer has replaced it meanwhile
                     raise
         remove(local)
         part.rename(local)
-        for entry in entries.values():
+        for name, entry in entries.items():
             if entry.sha256:
-                _retrieved[self.bucket.name, entry.sha256, entry.size] = entry.key
+                _retrieved[self.bucket.name, entry.sha256, entry.size] = entry.key, etags[name]
 
     def store(self, local: Path) -> None:
         """Upload what is not in storage yet, and then the manifest. Until then the earlier version stays valid.
@@ -114,7 +114,8 @@ class Folder:
                 self.bucket.Object(entry.key).delete()
         self._delete_what_killed_writers_left()
 
-    def _download(self, name: str, entry: Entry, place: Path) -> None:
+    def _download(self, name: str, entry: Entry, place: Path) -> str:
+        """Download a file, and return the object's ETag."""
         place.parent.mkdir(parents=True, exist_ok=True)
         source = self.bucket.Object(entry.key)
         try:
@@ -130,14 +131,18 @@ class Folder:
             raise self._damaged(f"{name}: ETag {source.e_tag} instead of {entry.etag}")
         if entry.sha256 is not None and (digest := sha256_of(place)) != entry.sha256:
             raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
+        return str(source.e_tag)
 
     def _send(self, path: Path, entry: Entry) -> None:
         """Copy a file within the storage if its content is there, else upload it."""
         target = self.bucket.Object(entry.key)
-        if source := _retrieved.get((self.bucket.name, str(entry.sha256), entry.size)):
-            with suppress(ClientError):  # it has gone meanwhile, or the server copies nothing
-                target.copy({"Bucket": self.bucket.name, "Key": source})
-                return
+        if (self.bucket.name, str(entry.sha256), entry.size) in _retrieved:
+            source, etag = _retrieved[self.bucket.name, str(entry.sha256), entry.size]
+            # It has gone or changed meanwhile, or the server copies nothing (KeyError: it answers as to an upload).
+            with suppress(ClientError, BotoCoreError, S3CopyFailedError, KeyError):
+                target.copy({"Bucket": self.bucket.name, "Key": source}, ExtraArgs={"CopySourceIfMatch": etag})
+                if target.content_length == entry.size:
+                    return
         target.upload_file(str(path))
 
     def _names(self, attempt: str) -> bool:

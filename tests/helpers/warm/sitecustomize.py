@@ -35,6 +35,9 @@ def hand_over(folder):
     import signal
     import socket
 
+    while (low := os.open(os.devnull, os.O_RDWR)) < 3:  # it starts without stdin, stdout or stderr
+        pass
+    os.close(low)
     server = socket.socket(socket.AF_UNIX)
     try:
         server.connect(os.path.join(folder, os.path.basename(sys.prefix)))
@@ -52,8 +55,9 @@ def hand_over(folder):
         from ctypes import CDLL
 
         CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    answer = server.recv(4)
-    code = int.from_bytes(answer, signed=True) if answer else 70
+    if not (answer := server.recv(4)):
+        raise ConnectionError("the process that ran this program (warm_programs.py) has ended")
+    code = int.from_bytes(answer, signed=True)
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
