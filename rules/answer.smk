@@ -15,6 +15,7 @@ rule answer:
     """Ask a run's proven weights and their base the questions of val or test."""
     input:
         verified="verified/{run}",
+        fitted="fitted/{run}",
         model=inputs.model,
         rows=inputs.split_rows,
         stats=inputs.data("stats.json"),

@@ -18,6 +18,7 @@ from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_n
 from vlmflow.evaluation.evaluate import counts_of, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.pictures.size_limits import FEWEST_TOKENS, processor_of
 
@@ -45,6 +46,7 @@ class RunBlock(Settings):
 def main(
     *,
     verified: Path,
+    fitted: Path,
     model: Path,
     rows: Path,
     stats: Path,
@@ -60,7 +62,8 @@ def main(
 ) -> None:
     """Ask about one split.
 
-    verified: the proven folder (verified/RUN). model: folder with the base model's manifest.
+    verified: the proven folder (verified/RUN). fitted: the training's rows (fitted/RUN). model: folder with the base
+    model's manifest.
     rows: the split of the data set (data/DATASET/val.jsonl or test.jsonl). stats: the data set's account.
     answered: the folder to make (answers/RUN/SPLIT): rows.jsonl, left_out.jsonl and report.json.
     settings: those of the run. picture_store: the folder with all picture stores.
@@ -77,7 +80,7 @@ def main(
         count=min(settings.answer.rows, settings.rows),
         key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",
         seed=settings.seed,
-        part="judges" if split == "val" else None,
+        part="judges" if split == "val" and fitted_rows(fitted).halved else None,
     )
     length = settings.image_max_tokens, settings.text_args, settings.max_length
     cases, too_long = fitting_cases(chosen, base.folder, pictures, *length)

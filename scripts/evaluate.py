@@ -36,7 +36,6 @@ class RunBlock(Settings):
     max_length: int
     device: str
     dtype: str
-    chosen_by: ChosenBy | None
 
 
 def main(
@@ -51,6 +50,7 @@ def main(
     settings: RunBlock,
     picture_store: Path,
     evaluation_store: Path,
+    chosen_by: ChosenBy | None = None,
     pictures: list[Path] | None = None,
     raw_train: list[Path] | None = None,
     raw_test: list[Path] | None = None,
@@ -66,6 +66,7 @@ def main(
     evaluated: the folder to make (eval/RUN/SPLIT): rows.jsonl, left_out.jsonl and report.json.
     settings: those of the run. picture_store: the folder with all picture stores.
     evaluation_store: the folder that keeps measured losses, and the log of looks at test splits.
+    chosen_by: the search that chose the run's settings by val; none on test.
     pictures: the image manifests of the data set; none if rows have no pictures.
     raw_train, raw_test, mended: the raw files and those of edited rows, if raw rows have gold answers.
     processes: how many measure side by side, each with a share of the cores or GPUs; losses do not depend on it.
@@ -103,7 +104,7 @@ def main(
     refuse_none(found, rows, out)
     figures = margin_report(found)
     verdict = judge(figures.all)
-    chose = also_chose(full, settings.chosen_by) if split == "val" and not halved else None
+    chose = also_chose(full, chosen_by) if split == "val" and not halved else None
     looks = None
     if split == "test":
         looks = record_look(evaluation_store, "evaluate", run, chosen.dataset, chosen.rows_digest, tuned_digest)

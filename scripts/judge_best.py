@@ -76,7 +76,7 @@ def main(
         raw=RawRows({"train": raw_train or []}, mended or []),
         picture_store=picture_store,
         rows=evaluation.rows,
-        feedback=evaluation.feedback,
+        feedback=False if account.objective == "eval_loss" else evaluation.feedback,
         store=evaluation_store,
         threads=threads,
         halved=fitted_rows(rows).halved,

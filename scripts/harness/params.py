@@ -71,6 +71,11 @@ class RuleParams:
         train = self._settings.runs[search.run].train
         return {one.key: attrgetter(one.key)(train) for one in dimensions(search.space)}
 
+    def chosen_by_of_val(self, wildcards: Any) -> dict[str, Any] | None:
+        """The search that chose the settings of wildcard `run`; null for test, which chooses nothing."""
+        chosen_by = self._settings.runs[wildcards.run].chosen_by
+        return chosen_by.model_dump(mode="json") if chosen_by and wildcards.split != "test" else None
+
     def planned(self, wildcards: Any) -> dict[str, Any] | None:
         """What the first step of wildcard `search` compares with its budget; null in others, and without a budget.
 

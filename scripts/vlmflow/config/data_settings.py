@@ -109,8 +109,8 @@ class DatasetSettings(Settings):
     without pictures. 0 gives an empty test.jsonl."""
 
     val_share: Annotated[Number, Field(gt=0, lt=1)] = 0.02
-    """Share of the raw train split, after test_share was taken from it, that is held out to choose the checkpoint; by
-    picture or prompt."""
+    """Share of the raw train split, after test_share was taken from it, that is held out, by picture or prompt, to
+    choose the checkpoint; of 200 or more, one half chooses, and the other judges (docs/evaluation.md)."""
 
     seed: Seed = 42
     """Decides which rows are drawn and which pictures or prompts are held out."""

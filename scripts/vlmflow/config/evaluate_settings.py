@@ -22,7 +22,8 @@ class EvaluateSettings(Settings):
     """What val must show before the weights are published. learned: this verdict: the run learned to use feedback
     (without feedback: the loss of the answers fell). uses_feedback: its own feedback makes the right answer likelier
     than another row's in more than half of the rows, by the whole interval; in the base perhaps too. not_worse: the
-    verdict is not worse, and first answers are not shown to have suffered. null: nothing."""
+    verdict is not worse, and first answers are not shown to have suffered; too few rows show neither, and pass. null:
+    nothing."""
 
     feedback: bool | None = None
     """Whether the human's later turns are feedback on the answer before, and the last answer is right; null: true for

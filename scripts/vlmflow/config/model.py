@@ -10,6 +10,7 @@ from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.faults import say_faults
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
+from vlmflow.config.row_settings import GOOD
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchSettings, check_search
 from vlmflow.config.settings import Name, Positive, Settings
@@ -129,7 +130,7 @@ class Config(Settings):
         for name, run in self.runs.items():
             other = self.datasets[run.dataset]
             alike = other.model_copy(update={"min_score": own.min_score, "single_turn": own.single_turn}) == own
-            if alike and (other.min_score or 0) > (own.min_score or 0):
+            if alike and (own.min_score or 0) < GOOD <= (other.min_score or 0):
                 return name
         return None
 

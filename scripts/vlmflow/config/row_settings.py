@@ -11,6 +11,9 @@ from vlmflow.config.settings import EXPONENT_FORM, MOST, Number, Positive, Seed,
 NOT_IN_COLUMNS = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """Characters that the name of a column must not contain: JSON would escape them, or cannot have them."""
 
+GOOD = 8
+"""The score from which an attempt is good: at 8, FIRE's own dialogues end (arXiv:2407.11522)."""
+
 
 class PictureLimits(Settings):
     """Limits on pictures; rows with a picture outside these limits are rejected, and the reason is counted."""

@@ -327,7 +327,8 @@ class RunSettings(Settings):
     over_long: Literal["refuse", "leave_out", "shorten"] = "refuse"
     """What to do with rows of more than train.max_length tokens, before a GPU is requested. refuse: the run stops and
     names them. leave_out: they are not trained; `fitted/RUN/over_long.jsonl` names each. shorten (timestep form only):
-    their oldest attempts are dropped until they fit, and those that never fit are left out. No row is cut."""
+    their oldest attempts are dropped until they fit, and those that never fit are left out. No row is cut. Of the half
+    of val that judges, longer rows are left out of the evaluation, and counted there."""
 
     cached_dataset: bool = False
     """Let ms-swift read all rows and pictures once, in a pod without GPUs, and train from the result. It is worthwhile

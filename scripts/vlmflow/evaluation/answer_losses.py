@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.evaluation.accounts import Loss
@@ -124,7 +125,10 @@ def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measure
 
 def _encode(template: Any, made: Pass) -> dict[str, Any]:
     root = Path(os.environ["ROOT_IMAGE_DIR"])
-    messages = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in made.turns]
+    messages: list[dict[str, Any]] = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in made.turns]
+    for message, turn in zip(messages, made.turns, strict=True):
+        if turn.loss is not UNSET:
+            message["loss"] = turn.loss
     images = [str(root / name) for name in made.images]
     encoded: dict[str, Any] = template.encode({"messages": messages, "images": images})
     return encoded

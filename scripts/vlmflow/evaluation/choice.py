@@ -8,6 +8,7 @@ from random import Random
 
 import msgspec
 
+from vlmflow.config.row_settings import GOOD
 from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 from vlmflow.rows.chat import Turn, dialogue_start
@@ -18,8 +19,8 @@ from vlmflow.rows.raw_text import SINGLE_TURN
 ATTEMPT = re.compile(r"-a(\d+)$")
 """The attempt at the end of an id in the timestep form (`forms.fire.timestep_rows`)."""
 
-RIGHT_FROM, WRONG_TO = 8, 5
-"""The score from which an answer is right, and that up to which it is wrong. FIRE's dialogues end at 8 or more."""
+WRONG_TO = 5
+"""The score up to which an attempt is wrong; from GOOD on it is right."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read_case(row: Row, pictures: Mapping[str, str]) -> Case:
 def with_right_last(case: Case) -> Case | LeftOut:
     """Return a row with feedback cut after its right answer, with the wrong one with which that is compared.
 
-    right: the last answer that scored RIGHT_FROM or more; it must follow feedback. wrong: the first before it that
+    right: the last answer that scored GOOD or more; it must follow feedback. wrong: the first before it that
     scored WRONG_TO or less. In a row without scores the last answer is right, and none is wrong.
     """
     scores = case.row.scores
@@ -72,11 +73,9 @@ def with_right_last(case: Case) -> Case | LeftOut:
         return case
     answers = [turn.value for turn in case.turns[1::2]]
     said = [answer_in(text) for text in answers]
-    right = max((place for place, score in enumerate(scores) if score >= RIGHT_FROM and said[place]), default=0)
+    right = max((place for place, score in enumerate(scores) if score >= GOOD and said[place]), default=0)
     if not right:
-        return LeftOut(
-            case.row.id, "no_right", f"scores {_listed(scores)}: none after feedback is {RIGHT_FROM} or more"
-        )
+        return LeftOut(case.row.id, "no_right", f"scores {_listed(scores)}: none after feedback is {GOOD} or more")
     wrong = next((place for place, score in enumerate(scores[:right]) if score <= WRONG_TO and said[place]), None)
     if wrong is None:
         return LeftOut(case.row.id, "no_wrong", f"scores {_listed(scores)}: none before is {WRONG_TO} or less")

@@ -31,6 +31,8 @@ def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dic
         pictures[OTHER_PICTURE] = picture_donor.row.images
     answers = {RIGHT: case.turns[-1]} if donor is None else scored_answers(case)
     given = BEGINNING if donor is not None and answers[RIGHT].value.startswith(BEGINNING) else ""
+    if donor is not None:  # what the training left out of the loss is history like all else
+        contexts = {each: [Turn(turn.speaker, turn.value) for turn in turns] for each, turns in contexts.items()}
     return {
         f"{context} {which}": Pass([*case.system, *before, answer], pictures[context], given)
         for context, before in contexts.items()

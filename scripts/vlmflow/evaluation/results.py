@@ -16,9 +16,12 @@ REPORT = "report.json"
 
 
 def also_chose(full: Path, chosen_by: ChosenBy | None) -> AlsoChose:
-    """Return by what all rows of val chose a model. full: its training (checkpoints/RUN/full). chosen_by: the run's."""
+    """Return by what all rows of val chose a model. full: its training (checkpoints/RUN/full). chosen_by: the run's.
+
+    A search that kept the run's own settings, which is its trial 0, chose none.
+    """
     trained = read_account(full / "report.json", TrainingReport)
-    return AlsoChose(len(trained.eval_losses), chosen_by.trials if chosen_by else 1)
+    return AlsoChose(len(trained.eval_losses), chosen_by.trials if chosen_by and chosen_by.trial else 1)
 
 
 def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, EvaluationReport]:

@@ -46,7 +46,7 @@ def judge(figures: MarginFigures) -> Verdict:
         name = WORSE if change.below_zero and _suffered(figures) else NO_GAIN
     else:
         name = LEARNED if change.below_zero else WORSE if change.above_zero else NO_GAIN
-    costs = first is not None and first.difference.below_zero
+    costs = first is not None and _fell(first)
     return Verdict(name, costs, " ".join(_sentences(name, costs, figures)))
 
 
@@ -88,8 +88,12 @@ def _suffered(figures: MarginFigures) -> bool:
     """Return whether the answer with its own feedback is shown to be less often right, or where none is wrong, lost."""
     right = figures.right_with_feedback
     if right is not None and right.difference.low is not None:
-        return right.difference.below_zero
+        return _fell(right)
     return figures.losses[OWN].difference.above_zero
+
+
+def _fell(share: Compared) -> bool:
+    return share.difference.below_zero and not missing(share)
 
 
 def missing(decides: Compared) -> str | None:

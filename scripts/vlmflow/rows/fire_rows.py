@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.row_settings import GOOD, RowLimits
 from vlmflow.rows.chat import from_system
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.fire_texts import with_sentences, without_thoughts
@@ -17,7 +17,6 @@ from vlmflow.rows.forms.fire import (
 )
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.rows.trained_text import GOOD
 from vlmflow.rows.unread import Shape, Unread
 
 

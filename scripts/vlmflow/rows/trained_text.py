@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from vlmflow.config.row_settings import GOOD
 from vlmflow.rows.sharegpt import ShareGptRow
-
-GOOD = 8
-"""The score from which an attempt is good: at 8, FIRE's own dialogues end (arXiv:2407.11522)."""
 
 
 def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, int]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import OWN as WITH_FEEDBACK
 from vlmflow.evaluation.accounts import QUESTION, Compared, MarginFigures
 from vlmflow.evaluation.verdict import missing
 from vlmflow.search.accounts import OWN, Judged
@@ -56,14 +55,15 @@ def against_own(study: Study, digest: str, limits: SearchLimits, compare: Compar
 
 
 def decisive(objective: Objective, figures: MarginFigures) -> Compared:
-    """Return the figures that an objective stands for: *uses feedback*, or the loss of the right answer.
+    """Return the figures that an objective stands for: *uses feedback*, or the loss of a row's answers.
 
-    The loss is in nats per token; without feedback it is that of all answers.
+    figures: for the loss, of rows that were evaluated as those of a data set without feedback: it is that of all
+    answers that are trained, as the validation loss, in nats per token.
 
     Raises VlmflowError if rows have no feedback, and the objective needs it.
     """
     if objective == "eval_loss":
-        return figures.losses[WITH_FEEDBACK if WITH_FEEDBACK in figures.losses else QUESTION]
+        return figures.losses[QUESTION]
     if figures.uses_feedback is None:
         raise VlmflowError(f"val: its rows have no feedback, which {objective} compares", "set objective: eval_loss")
     return figures.uses_feedback
@@ -80,7 +80,7 @@ def _sentence(objective: Objective, best: int, compared: Compared, chose_nothing
     rows = f"{compared.rows:,} rows of val that chose neither" if chose_nothing else f"{compared.rows:,} rows of val"
     change = compared.difference
     if objective == "eval_loss":
-        what, unit, factor = "the loss of the right answer", "nats per token", 1
+        what, unit, factor = "the loss of the answers", "nats per token", 1
     else:
         what, unit, factor = "the share of rows in which feedback helps", "points", 100
     figure = ".4f" if factor == 1 else ".1f"

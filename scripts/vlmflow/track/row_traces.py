@@ -9,6 +9,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines, sha256_of
 from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
+from vlmflow.evaluation.choice import Case, with_right_last
 from vlmflow.evaluation.results import REPORT
 from vlmflow.evaluation.row_shares import row_shares
 from vlmflow.pictures.image_manifest import name_and_digest
@@ -113,7 +114,8 @@ def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:
 
 def _scored(row: Row, found: EvaluatedRow | None, model: Model) -> Iterator[Turn]:
     if found is not None:
-        *before, last = row.conversations
+        case = with_right_last(Case(row, found.group)) if found.right is not None else None
+        *before, last = case.row.conversations if isinstance(case, Case) else row.conversations
         history = "\n\n".join(f"{ROLES[turn.speaker]}: {turn.value}" for turn in before)
         facts = {} if found.wrong is None else {"wrong": found.wrong}
         yield Turn("gold answer", history, found.right or last.value, _scores(found, model), facts)

@@ -70,7 +70,7 @@ def judged(objective: Objective, compare: Compare, own: float = 0.5, best: float
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_trial_that_is_better_on_the_rows_that_judge_wins(objective: Objective) -> None:
-    found = judged(objective, measured(ignores, uses))
+    found = judged(objective, measured(ignores, uses, feedback=objective != "eval_loss"))
     assert (found.best, found.chosen, found.chose_nothing) == (1, 1, True)
     assert found.compared is not None
     assert found.compared.rows == 120
@@ -177,4 +177,5 @@ def test_the_best_of_equal_trials_wins_by_chance_only_on_rows_that_chose() -> No
 def test_the_figures_that_decide_are_those_of_the_objective() -> None:
     figures, _ = measured(ignores, uses)(trial(0, 1), trial(1, 1))
     assert decisive("learned", figures) == decisive("uses_feedback", figures) == figures.uses_feedback
-    assert decisive("eval_loss", figures) == figures.losses["own"]
+    figures, _ = measured(ignores, uses, feedback=False)(trial(0, 1), trial(1, 1))
+    assert decisive("eval_loss", figures) == figures.losses["question"]
