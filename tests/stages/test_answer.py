@@ -46,6 +46,7 @@ def files(demo: Path) -> dict[str, Any]:
     """Return the inputs of the stage for the demo's test split."""
     return {
         "verified": demo / "verified" / RUN,
+        "fitted": demo / "fitted" / RUN,
         "model": demo / "models" / "tiny",
         "rows": demo / "data" / "fire" / "test.jsonl",
         "stats": demo / "data" / "fire" / "stats.json",

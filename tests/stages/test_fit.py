@@ -17,6 +17,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths import fit as fit_module
 from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, lines_of, measure_rows, read_lengths
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
 from vlmflow.lengths.fitted import fitted_data
@@ -50,7 +51,7 @@ def manifest(folder: Path) -> Path:
 
 
 def counter(folder: Path) -> TokenCounter:
-    return TokenCounter(folder / "tiny-model", read_picture_manifest(manifest(folder)), 64)
+    return TokenCounter(folder / "tiny-model", read_picture_manifest(manifest(folder)), 64, ChatForm.of({}, True))
 
 
 def fit(timestep: Path, target: Path, max_length: int, over_long: OverLong) -> FittedRows:

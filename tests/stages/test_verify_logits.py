@@ -228,6 +228,7 @@ def test_the_hub_gets_no_request(reading: Path) -> None:
     code = f"""
 from pathlib import Path
 from vlmflow.merging.verify_logits import verify_logits
+from msgspec import UNSET
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.data_rows import Row
 folder, rows = Path({str(reading)!r}), [{TEXT_ROW!r}]

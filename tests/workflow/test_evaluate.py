@@ -43,7 +43,6 @@ SETTINGS: dict[str, Any] = {
     "max_length": 512,
     "device": "cpu",
     "dtype": "float32",
-    "chosen_by": None,
 }
 
 

@@ -17,7 +17,7 @@ from vlmflow.search.accounts import Asked, Judged, TrialResult
 from warm_programs import fresh
 from workflow_runs import RUN, STEPS, command, copy_folder, snakemake
 
-QUICK, LONG = 1, 16
+QUICK, LONG = 1, 32
 """Batches of a step: a trial with many has no time to reach its last step."""
 
 WAIT = f"""
@@ -30,7 +30,7 @@ if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in
         train = Trainer.training_step
 
         def training_step(self, *args, **kwargs):
-            time.sleep(0.25)
+            time.sleep(0.5)
             return train(self, *args, **kwargs)
 
         Trainer.training_step = training_step
@@ -171,5 +171,6 @@ def test_the_run_takes_the_best_settings(searched: Path) -> None:
     call[call.index("--cores") : call.index("--cores")] = [str(searched / "search" / "rates" / "best.yaml")]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "train_model" in done.stdout + done.stderr
+    judged = read_account(searched / "search" / "rates" / "judged.json", Judged)
+    assert ("train_model" in done.stdout + done.stderr) == (judged.chosen != 0), "its own are trained"
     assert "propose" not in done.stdout + done.stderr

@@ -44,6 +44,10 @@ PRAISE = (
 SCORE_FORMS = ("Score: {}.\n",) * 7 + ("Score: {}/10.\n",) * 2 + ("Score: {}. ",)
 """How FIRE's teachers write the score, with similar frequencies: on a separate line, out of ten, or on one line."""
 
+WRONG_SCORES, RIGHT_SCORE = (3, 4), 10
+"""The scores of attempts, in their order. All rows of so many rounds have the same, so that the evaluation finds
+another row whose feedback could have been its own."""
+
 
 def raw_row(image: str, source: str, question: Question, rng: Random) -> Row:
     """Make one row of FIRE's raw form: one or two wrong answers with feedback, then the right one.
@@ -53,7 +57,7 @@ def raw_row(image: str, source: str, question: Question, rng: Random) -> Row:
     """
     wrong = rng.sample(question.wrong, min(len(question.wrong), rng.choice((1, 1, 2))))
     words = [*wrong, question.truth]
-    scores = [*sorted(rng.sample(range(1, 8), len(wrong))), rng.choice((9, 10, 10, 10))]
+    scores = [*WRONG_SCORES[: len(wrong)], RIGHT_SCORE]
     turns = []
     for number, (word, score) in enumerate(zip(words, scores, strict=True)):
         turns.append({"role": "student", "type": "response", "value": _answer(question, word, number, rng)})
