@@ -101,7 +101,7 @@ def test_a_cache_of_other_lengths_is_refused(cached: Path, tmp_path: Path) -> No
     """Every row is compared; here the lengths have a larger picture budget than the cache."""
     rows = cached / "fitted" / RUN
     smaller = job(cached, SETTINGS.model_copy(update={"image_max_tokens": 4}))
-    with pytest.raises(VlmflowError, match="ms-swift cached 199 rows of"):
+    with pytest.raises(VlmflowError, match="ms-swift cached 200 rows of"):
         cache_dataset(smaller, rows, tmp_path, 2, "cache_dataset r")
 
 

@@ -226,6 +226,8 @@ def test_another_run_does_not_measure_the_base_again(
         picture_store=evaluated / "stores" / "pictures",
         evaluation_store=evaluated / "stores" / "evaluations",
         pictures=[evaluated / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
+        raw_train=[evaluated / "raw" / "fire" / "FIRE-train-100K.json"],
+        raw_test=[evaluated / "raw" / "fire" / "FIRE-test.json"],
     )
     other = read_account(tmp_path / "other" / "val" / "report.json", EvaluationReport)
     now = [line for line in caplog.messages if line.startswith("losses of ")]
