@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 
 import convert_fire
 from fire_rows import fire_row, write_array
+from real_rows import real_rows
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.answer_mark import after_mark
 from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.rejects import Reject
-from workflow_runs import ROOT
-
-REAL = ROOT.parent / "shared" / "data" / "fire-demo"
-"""Real rows of FIRE, where the project's shared data is."""
 
 ORIGINAL = TrainingForm("trajectory", thoughts="drop", feedback_form="sentence")
 
@@ -76,11 +73,10 @@ def test_a_row_becomes_what_the_original_makes_of_it() -> None:
     assert whole[1:3] == ["Thought: It could be.\nAnswer: A cat.", "Score: 3.\nFeedback: Look\nagain. Feedback: no."]
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the shared data with real rows is not here")
 @pytest.mark.parametrize(("file", "rows", "differing"), [("FIRE-train-100K.json", 94, 0), ("FIRE-test.json", 86, 5)])
 def test_real_rows_become_what_the_original_makes_of_them(file: str, rows: int, differing: int) -> None:
     """But for scores that are written as 5/10: the original drops them."""
-    raw = json.loads((REAL / file).read_text())
+    raw = json.loads(real_rows(file).read_text())
     assert len(raw) == rows
     differ = 0
     for row in raw:
