@@ -15,7 +15,7 @@ from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.evaluation.margins import margin_report
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, versions
-from vlmflow.evaluation.results import REPORT, also_chose
+from vlmflow.evaluation.results import REPORT, also_chose, with_how_val_was_used
 from vlmflow.evaluation.verdict import judge
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import fitted_rows
@@ -108,16 +108,17 @@ def main(
     looks = None
     if split == "test":
         looks = record_look(evaluation_store, "evaluate", run, chosen.dataset, chosen.rows_digest, tuned_digest)
+    left_out = counts_of(out)
     report = EvaluationReport(
         run=run,
         dataset=chosen.dataset,
         split=split,
         verdict=verdict.name,
         costs_first_answers=verdict.costs_first_answers,
-        sentence=" ".join([verdict.sentence, *([chose.in_words] if chose else [])]),
+        sentence=with_how_val_was_used(verdict, chose, left_out),
         rows=figures.all.rows,
         groups=figures.all.groups,
-        left_out=counts_of(out),
+        left_out=left_out,
         feedback=chosen.feedback,
         figures=figures,
         looks=looks,

@@ -75,7 +75,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "search.fire.rounds": (5, set()),
     "search.fire.together": (5, {"propose"}),
     "search.fire.rungs": (2, {"propose", "tell"}),
-    "search.fire.objective": ("learned", {"tell", "trial"}),
+    "search.fire.objective": ("uses_feedback", {"tell", "trial"}),
     "search.fire.limits.hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
     "search.fire.limits.gpu_hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
     "search.fire.seed": (2, {"propose", "choose_best"}),

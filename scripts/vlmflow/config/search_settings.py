@@ -92,7 +92,7 @@ class SearchLimits(Settings):
     not start; one that has spent them asks nothing more."""
 
 
-Objective = Literal["eval_loss", "learned", "uses_feedback"]
+Objective = Literal["eval_loss", "uses_feedback"]
 """By what trials are compared (`search.NAME.objective`)."""
 
 
@@ -106,6 +106,16 @@ class SearchSettings(Settings):
     """What is searched: keys of `train`, with a dot for those of its blocks (`lora.rank`), each with a list of values
     (`[8, 16]`) or a range of numbers: `{low: 1e-5, high: 1e-3}`, both included. With `log: true` in it, factors count
     rather than differences, as for a learning rate."""
+
+    @pydantic.field_validator("objective", mode="before")
+    @classmethod
+    def _refuse_the_former_objective(cls, value: Any) -> Any:
+        if value == "learned":
+            raise ValueError(
+                "learned was a loss compared with the base's; now trials are compared by the share of rows in which "
+                "feedback helps, for which the base does not count: set uses_feedback"
+            )
+        return value
 
     @pydantic.field_validator("space", mode="before")
     @classmethod
@@ -134,8 +144,8 @@ class SearchSettings(Settings):
 
     objective: Objective = "eval_loss"
     """What is best. eval_loss: the lowest validation loss. uses_feedback: the highest share of rows of val whose own
-    feedback makes the right answer likelier than another row's does (docs/evaluation.md). learned: this share minus the
-    base's, which puts trials in the same order. Both are for data sets with feedback. None sees the test split."""
+    feedback makes the right answer likelier than another row's does (docs/evaluation.md), for data sets with feedback.
+    Neither sees the test split."""
 
     limits: SearchLimits = SearchLimits()
 

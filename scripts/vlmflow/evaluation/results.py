@@ -7,7 +7,7 @@ from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import AlsoChose, EvaluationReport
-from vlmflow.evaluation.verdict import Verdict, falls_short
+from vlmflow.evaluation.verdict import TOO_FEW, Verdict, falls_short
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.training.accounts import TrainingReport
 
@@ -22,6 +22,19 @@ def also_chose(full: Path, chosen_by: ChosenBy | None) -> AlsoChose:
     """
     trained = read_account(full / "report.json", TrainingReport)
     return AlsoChose(len(trained.eval_losses), chosen_by.trials if chosen_by and chosen_by.trial else 1)
+
+
+def with_how_val_was_used(verdict: Verdict, chose: AlsoChose | None, left_out: Mapping[str, int]) -> str:
+    """Return a verdict's sentence with what val was used for besides, if that matters.
+
+    chose: what all of its rows also chose; None if they did not. left_out: how many rows are out, by reason.
+    """
+    others = left_out.get("other_half", 0)
+    if chose:
+        return f"{verdict.sentence} {chose.in_words}"
+    if verdict.name == TOO_FEW and others:
+        return f"{verdict.sentence} Val's other {others:,} rows chose the checkpoint, so they cannot judge it."
+    return verdict.sentence
 
 
 def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, EvaluationReport]:

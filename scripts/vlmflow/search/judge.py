@@ -113,8 +113,7 @@ def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: 
             of_base = ModelScorer(ScoredModel("the base", base.folder, base.digest), measurement, how.store)
             of_trial = _scorer("the trial's model", ended.trained, own, base, measurement, how)
             uses = decisive(objective, _figures(chosen, of_base, of_trial, how))
-            value = (uses.difference if objective == "learned" else uses.tuned).mean
-            found = msgspec.structs.replace(ended.result, value=value)
+            found = msgspec.structs.replace(ended.result, value=uses.tuned.mean)
         except NotJudgedError as error:
             found = msgspec.structs.replace(ended.result, state="failed", reason=error.cause, value=None)
     hours = starts_of(ended.step).seconds / 3600

@@ -4,14 +4,11 @@ from vlmflow.config.search_settings import Objective
 
 NAMES: dict[Objective, str] = {
     "eval_loss": "validation loss",
-    "learned": "gain in use of feedback",
     "uses_feedback": "use of feedback",
 }
 
 MEANINGS: dict[Objective, str] = {
     "eval_loss": "validation loss in nats per token, the lower the better",
-    "learned": "gain in use of feedback, the higher the better: in how many more rows of val than with the base its "
-    "own feedback makes the right answer likelier than another row's does",
     "uses_feedback": "use of feedback, the higher the better: in how many rows of val its own feedback makes the right "
     "answer likelier than another row's does",
 }
@@ -24,6 +21,4 @@ def cost(objective: Objective, value: float) -> float:
 
 def shown(objective: Objective, value: float) -> str:
     """Return a value for people."""
-    if objective == "eval_loss":
-        return f"{value:.5g}"
-    return f"{value:.1%}" if objective == "uses_feedback" else f"{100 * value:+.1f} points"
+    return f"{value:.5g}" if objective == "eval_loss" else f"{value:.1%}"

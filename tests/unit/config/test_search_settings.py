@@ -106,10 +106,11 @@ def test_other_settings_of_a_training_stay() -> None:
             "quantisation.type: 'nf4' is not allowed; train.quantisation",
         ),
         (
-            {"run": "q", "objective": "learned"},
-            "search.s.objective: learned compares use of feedback, but the data set",
+            {"run": "q", "objective": "uses_feedback"},
+            "search.s.objective: uses_feedback compares use of feedback, but the data set",
         ),
-        ({"objective": "test"}, "search.s.objective: 'test' is not allowed; it must be one of eval_loss, learned"),
+        ({"objective": "learned"}, "search.s.objective: learned was a loss compared with the base's; now"),
+        ({"objective": "test"}, "search.s.objective: 'test' is not allowed; it must be one of eval_loss, uses_feedb"),
         ({"limits": {"gpu_hours": 0}}, "search.s.limits.gpu_hours: 0 is not allowed; it must be a number more than 0"),
         ({"rounds": 0}, "search.s.rounds: 0 is not allowed"),
     ],
@@ -123,4 +124,4 @@ def test_a_search_that_cannot_be_is_refused_with_key_and_value(block: dict[str, 
 
 def test_a_quantising_run_may_search_its_quantisation() -> None:
     assert checked(run="q", space={"quantisation.type": ["nf4", "fp4"]}).run == "q"
-    assert checked(objective="learned").objective == "learned"
+    assert checked(objective="uses_feedback").objective == "uses_feedback"

@@ -9,7 +9,8 @@ from made_accounts import some_report
 from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.core.account import write_account
 from vlmflow.evaluation.accounts import AlsoChose
-from vlmflow.evaluation.results import also_chose
+from vlmflow.evaluation.results import also_chose, with_how_val_was_used
+from vlmflow.evaluation.verdict import NO_GAIN, TOO_FEW, Verdict
 
 SEARCH = ChosenBy(search="s", trial=3, trials=12, study="0" * 64, settings={})
 
@@ -32,3 +33,13 @@ def test_evaluations_and_trials_are_counted(tmp_path: Path, chosen_by: ChosenBy 
     found = also_chose(tmp_path, chosen_by)
     assert found == AlsoChose(20, trials)
     assert found.in_words == said
+
+
+def test_too_few_rows_of_a_half_name_the_other() -> None:
+    few, none = (Verdict(name, False, "Said.") for name in (TOO_FEW, NO_GAIN))
+    halved = {"other_half": 1200, "no_wrong": 3}
+    other = "Said. Val's other 1,200 rows chose the checkpoint, so they cannot judge it."
+    assert with_how_val_was_used(few, None, halved) == other
+    assert with_how_val_was_used(few, None, {"no_wrong": 3}) == with_how_val_was_used(none, None, halved) == "Said."
+    chose = AlsoChose(20, 1)
+    assert with_how_val_was_used(none, chose, {}) == f"Said. {chose.in_words}"

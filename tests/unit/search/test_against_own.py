@@ -17,7 +17,7 @@ from vlmflow.search.accounts import Judged
 from vlmflow.search.against_own import Compare, against_own, decisive, is_better
 from vlmflow.search.study import Study, StudyTrial
 
-OBJECTIVES: list[Objective] = ["eval_loss", "learned", "uses_feedback"]
+OBJECTIVES: list[Objective] = ["eval_loss", "uses_feedback"]
 
 
 def trial(number: int, value: float) -> StudyTrial:
@@ -115,7 +115,7 @@ def test_without_a_result_nothing_is_chosen() -> None:
 
 
 def test_too_few_rows_keep_the_own_settings_and_say_how_many_are_missing() -> None:
-    found = judged("learned", measured(ignores, uses, count=80, chose_nothing=False))
+    found = judged("uses_feedback", measured(ignores, uses, count=80, chose_nothing=False))
     assert found.chosen == 0
     assert "80 different pictures or questions, and 100 are needed: 20 are missing" in found.sentence
     assert found.sentence.endswith(
@@ -141,8 +141,8 @@ def test_few_rows_that_differ_show_no_winner() -> None:
 def test_data_without_feedback_are_compared_by_the_loss_of_their_answers() -> None:
     found = judged("eval_loss", measured(lambda *_: 2.0, lambda *_: 1.0, feedback=False))
     assert found.chosen == 1
-    with pytest.raises(VlmflowError, match="no feedback, which learned compares"):
-        judged("learned", measured(ignores, uses, feedback=False))
+    with pytest.raises(VlmflowError, match="no feedback, which uses_feedback compares"):
+        judged("uses_feedback", measured(ignores, uses, feedback=False))
 
 
 TRIALS, DRAWS = 20, 2000
@@ -176,6 +176,6 @@ def test_the_best_of_equal_trials_wins_by_chance_only_on_rows_that_chose() -> No
 
 def test_the_figures_that_decide_are_those_of_the_objective() -> None:
     figures, _ = measured(ignores, uses)(trial(0, 1), trial(1, 1))
-    assert decisive("learned", figures) == decisive("uses_feedback", figures) == figures.uses_feedback
+    assert decisive("uses_feedback", figures) == figures.uses_feedback
     figures, _ = measured(ignores, uses, feedback=False)(trial(0, 1), trial(1, 1))
     assert decisive("eval_loss", figures) == figures.losses["question"]

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -43,6 +44,9 @@ WORD = re.compile(
     re.IGNORECASE,
 )
 """A number of one word; "the one" and "no one" are none, nor is "one-way"."""
+
+BOUNDS = (["at", "least"], ["at", "most"], ["up", "to"])
+"""Before a number, they make it a bound: "at least 3" may be 5. "More than 3" is a contrast (`stated.CONTRASTS`)."""
 
 PER_CENT = frozenset({"%", "percent", "per cent", "percentage"})
 
@@ -92,8 +96,12 @@ def is_number(answer: str, right: Number) -> bool:
         len({_inside(found).value for found in stated}) == 1
         and len(stated) <= MOST_STATED
         and same_number(_inside(stated[0]), right)
-        and all(asserted(tokens_of(text[: found.start()]), tokens_of(text[found.end() :])) for found in stated)
+        and all(_is_said(tokens_of(text[: found.start()]), tokens_of(text[found.end() :])) for found in stated)
     )
+
+
+def _is_said(before: Sequence[str], after: Sequence[str]) -> bool:
+    return asserted(before, after) and list(before[-2:]) not in BOUNDS
 
 
 def same_number(given: Number, right: Number) -> bool:

@@ -20,7 +20,8 @@ FEW = 2
 
 NEGATIONS = _set(
     "not no never none nothing nobody neither nor non without cannot wrong incorrect false isnt arent wasnt werent "
-    "dont doesnt didnt cant couldnt wont wouldnt shouldnt hasnt havent hadnt aint"
+    "dont doesnt didnt cant couldnt wont wouldnt shouldnt hasnt havent hadnt aint lack lacks lacked lacking hardly "
+    "barely scarcely"
 )
 
 CONTRASTS = _set("than instead rather unlike except besides but")

@@ -8,6 +8,9 @@ from vlmflow.evaluation.scoring.stated import MARKS
 ALONE = re.compile(r"\s*(?P<word>yes|no)[\s.!]*(?:[,;].*)?", re.IGNORECASE | re.DOTALL)
 """Yes, or "Yes, the armchair is gray."; not "No. 110" nor "No parking"."""
 
+NO_ANSWERS = (["no", "doubt"], ["no", "question"], ["no", "problem"])
+"""Beginnings that say neither yes nor no: "No doubt, it is open."."""
+
 
 def yes_or_no(gold: str) -> str | None:
     """Return the yes or no that a right answer is, or begins with before a comma; None if it is anything else."""
@@ -18,7 +21,7 @@ def yes_or_no(gold: str) -> str | None:
 def says(answer: str) -> str | None:
     """Return the yes or no with which an answer begins; None if it begins otherwise or says the other one too."""
     tokens = tokens_of(answer)
-    if not tokens or tokens[0] not in ("yes", "no"):
+    if not tokens or tokens[0] not in ("yes", "no") or tokens[:2] in NO_ANSWERS:
         return None
     alone = [
         word

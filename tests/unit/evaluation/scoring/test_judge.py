@@ -196,6 +196,8 @@ def test_right_numbers(answer: str, gold: str) -> None:
         ("It is not 3.", "3"),
         ("Are there 3?", "3"),
         ("There are more than 3.", "3"),
+        ("There are at least three.", "3"),
+        ("It holds up to 3.", "3"),
         ("There are 3. No, I see more.", "3"),
         ("3 " * 9, "3"),
         ("4.2", "42%"),
