@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen
 
 from made_accounts import report_of
 from vlmflow.core.account import write_account
-from workflow_runs import script
+from workflow_runs import TRAIN_ROWS, script
 
 WIDE = (4608, 2048)
 """Rows and columns of the layers of a wide base."""
@@ -61,7 +61,7 @@ def write_base(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any
 
 def write_text_model(folder: Path) -> None:
     """Write the demo's `sample` and model (`vl`), and `tiny`: a base of `write_base` with that model's tokenizer."""
-    script("make_sample", folder=folder / "sample")
+    script("make_sample", folder=folder / "sample", train_rows=TRAIN_ROWS)
     script("make_tiny_model", folder=folder / "vl", text=f"[{folder}/sample/FIRE-train-100K.json]")
     sizes = json.loads((folder / "vl" / "config.json").read_text())["text_config"]
     write_base(folder / "tiny", vocab_size=sizes["vocab_size"], eos_token_id=sizes.get("eos_token_id"))

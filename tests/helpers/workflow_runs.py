@@ -18,6 +18,9 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 STEPS, CHECKPOINT_STEPS = 9, 3
 """Steps of QUICK's full training, and after how many it is evaluated and saved."""
 
+TRAIN_ROWS = 240
+"""Rows of the sample's train split: fewer than the demo's, whose val has to suffice for a verdict."""
+
 QUICK = f"""
 runs:
   qwen3vl-fire:
@@ -48,7 +51,7 @@ def script(name: str, **values: object) -> None:
 
 def make_demo_folder(folder: Path) -> Path:
     """Write the demo's input into `folder`: sample, tiny model, and QUICK as `quick.yaml`."""
-    script("make_sample", folder=folder / "sample")
+    script("make_sample", folder=folder / "sample", train_rows=TRAIN_ROWS)
     script("make_tiny_model", folder=folder / "tiny-model", text=f"[{folder}/sample/FIRE-train-100K.json]")
     (folder / "quick.yaml").write_text(QUICK)
     return folder

@@ -17,7 +17,7 @@ from vlmflow.core.integrity import RECORDS_FOLDER
 from vlmflow.core.pod_shares import items_of, joined_lines
 from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.pictures.resolve import join_picture_manifests, write_picture_manifest
-from workflow_runs import ROOT, command, script, snakemake, speeds
+from workflow_runs import ROOT, TRAIN_ROWS, command, script, snakemake, speeds
 
 TARGETS = ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl", "data/fire/stats.json"]
 
@@ -32,7 +32,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folders = {}
     for parts in (1, 3):
         folder = folders[parts] = tmp_path_factory.mktemp(f"parts-{parts}")
-        script("make_sample", folder=folder / "sample")
+        script("make_sample", folder=folder / "sample", train_rows=TRAIN_ROWS)
         (folder / "quick.yaml").write_text("{}")
         (folder / "said.txt").write_text(snakemake(folder, *shared(parts), *TARGETS))
     return folders

@@ -1,6 +1,7 @@
 """The demo's data: valid rows are valid, and each faulty row has the fault that faults.json gives it."""
 
 import hashlib
+import inspect
 import io
 import json
 import subprocess
@@ -9,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import make_sample
 import pytest
 from PIL import Image, ImageOps
 
@@ -17,9 +19,13 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
 from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site, exif_rotated
 from vlmflow.demo.sample_scenes import shapes_scene
+from vlmflow.evaluation.accounts import FEWEST_GROUPS
+from vlmflow.evaluation.evaluate import choose_rows
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
+from vlmflow.rows.data_rows import Row
 from vlmflow.rows.forms.fire import Trajectory, read_trajectory, trajectory_row
+from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
 from workflow_runs import ROOT
 
@@ -255,5 +261,39 @@ def test_too_few_rows_for_the_faults_are_refused(tmp_path):
 
 
 def test_the_script_writes_the_same_sample(tmp_path, folder):
-    subprocess.run([sys.executable, MAKE_SAMPLE, "--folder", tmp_path / "fire"], check=True)
+    rows = ["--train-rows", str(TRAIN_ROWS)]
+    subprocess.run([sys.executable, MAKE_SAMPLE, "--folder", tmp_path / "fire", *rows], check=True)
     assert tree_digest(tmp_path / "fire") == tree_digest(folder)
+
+
+def test_the_demo_s_val_suffices_for_a_verdict(tmp_path):
+    """`make demo` holds a tenth of the train rows out: at least 120 pictures, whose feedback most rows can lend."""
+    rows = inspect.signature(make_sample.main).parameters["train_rows"].default
+    write_sample(tmp_path / "fire", rows, TEST_ROWS, seed=42)
+    faulty = {fault["row"] for fault in json.loads((tmp_path / "fire" / "faults.json").read_bytes())}
+    raw = json.loads((tmp_path / "fire" / FILES["train"]).read_bytes())
+    valid = [row for number, row in enumerate(raw) if number not in faulty]
+    pictures = tmp_path / "fire" / "pictures"
+    digests = {row["image"]: hashlib.sha256((pictures / row["image"]).read_bytes()) for row in valid}
+    groups = Counter(digests[row["image"]].digest() for row in valid)
+    val = hold_out(groups, 0.1, "42", frozenset())
+    held = [row for row in valid if digests[row["image"]].digest() in val]
+    cases = [
+        Row(
+            id=str(number),
+            conversations=trajectory_row(str(number), understood(row)).conversations,
+            images=[row["image"]],
+            scores=row["score"],
+            source=row["source"],
+        )
+        for number, row in enumerate(held)
+    ]
+    chosen, out = choose_rows(
+        cases,
+        {name: digest.hexdigest() for name, digest in digests.items()},
+        {str(number): row["groundtruth"]["value"] for number, row in enumerate(held)},
+        **{"feedback": True, "last_answer_only": False, "count": 1000, "key": "k", "seed": 42},
+    )
+    assert len(val) >= 120
+    assert len({row.case.group for row in chosen}) >= FEWEST_GROUPS, Counter(each.reason for each in out)
+    assert len(chosen) > 0.8 * len(held)
