@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-import make_sample
 import pytest
 from PIL import Image, ImageOps
 
+import make_sample
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
@@ -292,7 +292,11 @@ def test_the_demo_s_val_suffices_for_a_verdict(tmp_path):
         cases,
         {name: digest.hexdigest() for name, digest in digests.items()},
         {str(number): row["groundtruth"]["value"] for number, row in enumerate(held)},
-        **{"feedback": True, "last_answer_only": False, "count": 1000, "key": "k", "seed": 42},
+        feedback=True,
+        last_answer_only=False,
+        count=1000,
+        key="k",
+        seed=42,
     )
     assert len(val) >= 120
     assert len({row.case.group for row in chosen}) >= FEWEST_GROUPS, Counter(each.reason for each in out)
