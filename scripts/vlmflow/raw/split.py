@@ -14,7 +14,8 @@ import msgspec
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.csv_file import CSV_DIALECTS, CsvRows
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.raw.table_file import PARQUET, ParquetRows
+from vlmflow.raw.signatures import PARQUET, refuse_other_kinds
+from vlmflow.raw.table_file import ParquetRows
 
 
 class _Mended(msgspec.Struct):
@@ -168,6 +169,7 @@ def open_rows(
 
 
 def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
+    refuse_other_kinds(raw)
     suffix = raw.suffix.lower()
     if suffix == PARQUET:
         return ParquetRows(raw, columns)

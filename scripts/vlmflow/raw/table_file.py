@@ -18,7 +18,6 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.raw.json_file import JsonRows, Places
 
-PARQUET = ".parquet"
 BATCH_ROWS = 256
 TEXT = "text"
 """What messages call the content of a text column; every column of CSV is one."""

@@ -239,7 +239,7 @@ def test_column_names_match_in_any_letter_case(tmp_path: Path, suffix: str) -> N
     ("content", "said"),
     [
         ("größe,completion\r\nx,y\r\n".encode("latin-1"), "is not UTF-8"),
-        ("prompt,completion\r\nx,y\r\n".encode("utf-16"), "is not UTF-8"),
+        ("prompt,completion\r\nx,y\r\n".encode("utf-16"), "is in UTF-16"),
         (b"", "must give every column a name"),
         (b"prompt,prompt\r\nx,y\r\n", "must give every column a name"),
         (b"prompt,completion\r\n", "has no rows"),
