@@ -29,7 +29,10 @@ INPUT_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_e
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")
 """Last parts of the names of layers of token embeddings and of logits in transformers' models."""
 
-WRONG_BASE = "merge into the base model that the adapter was trained on, or train the adapter again"
+WRONG_BASE = (
+    "merge into the base model that the adapter was trained on; if it is this one, the merge does not know its "
+    "architecture's names of layers: report it, with the model's config.json"
+)
 SAVE_AGAIN = "save the adapter again with peft's save_pretrained, or train it again"
 
 

@@ -33,6 +33,16 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
             return f"name sources that the rows have, {_some(sources)}, or remove this key: {settings}.sources"
         case "no_good_attempt":
             return f"lower {settings}.min_score: no attempt of these rows has that score"
+        case "picture_path_outside":
+            return (
+                f"name pictures relative to a folder of {settings}.image_roots: an absolute path, an address or '..' "
+                f"leads out of it; the rows are in {quarantine}"
+            )
+        case "special_token":
+            return (
+                "take the marks out of the texts: an answer's reasoning (<think>) and tool calls (<tool_call>) are not "
+                f"trained yet; the rows are in {quarantine}"
+            )
         case "bad_shape" if reasons[leading] >= NEARLY_ALL * asked_for:
             return (
                 f"choose the kind that has these rows' keys: {settings}.kind; or map its keys to those "

@@ -1,6 +1,7 @@
 """The advice if too many rows are rejected: how to fix the main reason, and where the rows are."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
+from vlmflow.rows.advice import advice
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
@@ -57,6 +59,11 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
             "datasets.mine.kind; or map its keys to those of your file: datasets.mine.columns",
         ),
         (
+            [TEXT | {"completion": f"<think>Hm {n}</think>a"} for n in range(40)],
+            {"modality": "text"},
+            "take the marks out of the texts: an answer's reasoning (<think>)",
+        ),
+        (
             [{"input": "q"}] * 40 + [TEXT] * 3,
             {"modality": "text", "max_samples": 30},
             "these rows' keys: datasets.mine.kind",
@@ -69,6 +76,12 @@ def test_the_advice_is_about_the_main_reason(
     said = refusal(tmp_path, rows, **settings)
     assert advice in said
     assert "max_reject_share:" not in said.partition("what to do")[2]
+
+
+def test_paths_that_lead_out_of_every_root_are_not_mended_by_another_root(tmp_path: Path) -> None:
+    lost = Counter({"picture_path_outside": 40})
+    said = advice(lost, 40, Counter(), tmp_path / "mine" / "quarantine.jsonl", none_left=True)
+    assert said.startswith("name pictures relative to a folder of datasets.mine.image_roots: an absolute path")
 
 
 def test_single_rows_should_be_fixed(tmp_path: Path) -> None:
