@@ -38,7 +38,11 @@ $(foreach name,$(GIVEN),$(eval override export $(name) := $$(value $(name))))
 # Makes a variable an array of its words, as a shell reads quotes; nothing in it runs: $(call split,ARGS); "$${ARGS[@]}"
 override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(1) < <(printf '%s' "$$words")
 
-.PHONY: help env-track env-search demo fire-demo estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
+# The words of ARGS behind the configuration's files, if there are any: $(configured); "$${ARGS[@]}"
+override configured = $(call split,ARGS); $(call split,CONFIG); \
+  [ -z "$${CONFIG[*]}" ] || ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}")
+
+.PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -92,7 +96,6 @@ override GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 
 demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU
 	$(DEMO) --directory runs/demo "merged/$$RUN" $(PAGES)
-	@$(BIN)/python scripts/summarize.py --folder runs/demo --run "$$RUN"
 
 runs/demo/sample/faults.json: scripts/make_sample.py $(GENERATOR) | .venv/train.stamp
 	@echo "The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures."
@@ -107,36 +110,39 @@ fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=
 	@$(BIN)/python scripts/make_fire_demo.py --fire "$$FIRE" --folder runs/fire-demo
 	$(DEMO) --directory runs/fire-demo \
 	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- "merged/$$RUN" $(PAGES)
-	@$(BIN)/python scripts/summarize.py --folder runs/fire-demo --run "$$RUN"
 
-check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG="my-run.yaml"
+run: .venv/train.stamp ## the whole pipeline on your rows, with its pages: make run CONFIG=my-run.yaml [TARGET=merged/my-run] [ARGS=-n]
+	@test -n "$$CONFIG" || { echo 'say which: make run CONFIG=my-run.yaml' >&2; exit 2; }
+	@$(configured); $(call split,TARGET); $(BIN)/snakemake "$${ARGS[@]}" -- "$${TARGET[@]}"
+
+check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG=my-run.yaml
 	@$(call split,CONFIG); $(BIN)/python scripts/check_config.py "$${CONFIG[@]}"
 
-estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run ARGS="--configfile my-run.yaml"
-	@$(call split,ARGS); $(BIN)/snakemake "$${ARGS[@]}" -- "reports/estimate-$$RUN.html"
+estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run CONFIG=my-run.yaml
+	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" -- "reports/estimate-$$RUN.html"
 
-refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
-	@$(call split,ARGS); $(BIN)/snakemake "$${ARGS[@]}" --forcerun resolve_images -- "data/$$DATASET/stats.json"
+refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make refresh-pictures DATASET=fire CONFIG=my-run.yaml
+	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" --forcerun resolve_images -- "data/$$DATASET/stats.json"
 
-clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs ARGS="--configfile my-run.yaml"
-	@$(call split,ARGS); $(BIN)/python scripts/clean_runs.py "$${ARGS[@]}"
+clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs CONFIG=my-run.yaml
+	@$(configured); $(BIN)/python scripts/clean_runs.py "$${ARGS[@]}"
 
 board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
-	@$(call split,ARGS); $(BIN)/python scripts/board.py $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
+	@$(configured); $(BIN)/python scripts/board.py $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
 
 index: .venv/data.stamp ## write reports/index.html, all runs on one page: make index ARGS="--directory runs/demo"
-	@$(call split,ARGS); $(BIN)/python scripts/index_page.py "$${ARGS[@]}"
+	@$(configured); $(BIN)/python scripts/index_page.py "$${ARGS[@]}"
 
 notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine alone: make notebook FOLDER=runs/demo RUN=my-run
 	@$(call split,ARGS); folder="$$(realpath -- "$$FOLDER")"; cd notebooks; VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$$RUN" \
 	  ../$(BIN)/jupyter lab $${PORT:+--port="$$PORT"} "$${ARGS[@]}" look.ipynb
 
-rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
-	@test -n "$$RUN" && test -n "$$STEP" || { echo 'say which: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"' >&2; exit 2; }
-	@$(call split,ARGS); $(BIN)/python scripts/rows_of_step.py --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
+rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml
+	@test -n "$$RUN" && test -n "$$STEP" || { echo 'say which: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml' >&2; exit 2; }
+	@$(configured); $(BIN)/python scripts/rows_of_step.py --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
 
 try: .venv/train.stamp ## base and tuned side by side, then your feedback: make try RUN=my-run [PICTURE=cat.jpg ASK="…"] [ARGS="--directory …"]
-	@$(call split,ARGS); $(BIN)/python scripts/try_run.py --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
+	@$(configured); $(BIN)/python scripts/try_run.py --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
 	  $${ASK:+--ask="$$ASK"} $${FEEDBACK:+--feedback="$$FEEDBACK"} "$${ARGS[@]}"
 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
@@ -146,8 +152,8 @@ serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RU
 verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
 	@$(call split,ARGS); $(BIN)/python scripts/check_provenance.py --run "$$RUN" "$${ARGS[@]}"
 
-track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run ARGS="--configfile my-run.yaml", or ARGS="--mlflow …"
-	@$(call split,ARGS); $(BIN)/python scripts/track_run.py --run "$$RUN" "$${ARGS[@]}"
+track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run CONFIG=my-run.yaml, or ARGS="--mlflow …"
+	@$(configured); $(BIN)/python scripts/track_run.py --run "$$RUN" "$${ARGS[@]}"
 
 publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
 	@test -n "$$TO" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
@@ -164,10 +170,10 @@ override REMOTE := PYTHONPATH=scripts $(BIN)/python -m remote
 override CLUSTER := $(REMOTE).cluster.controller --namespace "$$NAMESPACE"
 
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor ARGS="--json"
-	@$(call split,ARGS); $(REMOTE).doctor --namespace "$$NAMESPACE" "$${ARGS[@]}"
+	@$(configured); $(REMOTE).doctor --namespace "$$NAMESPACE" "$${ARGS[@]}"
 
 status: .venv/data.stamp ## show what trains on this machine and runs in the cluster, with its progress or what it waits for
-	@$(call split,ARGS); $(BIN)/python scripts/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
+	@$(configured); $(BIN)/python scripts/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token
@@ -175,8 +181,8 @@ cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the
 cluster-push: .venv/data.stamp ## replace the controller's checkout by this one
 	@$(CLUSTER) push
 
-cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/qwen3vl-fire ARGS="--configfile …"
-	@TARGET="$${TARGET:-merged/$$RUN}"; $(call split,TARGET); $(call split,ARGS); \
+cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/my-run CONFIG="profiles/kubernetes/stores.yaml my-run.yaml"
+	@TARGET="$${TARGET:-merged/$$RUN}"; $(call split,TARGET); $(configured); \
 	  $(CLUSTER) run -- "$${ARGS[@]}" -- "$${TARGET[@]}"
 
 cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER [FROM=s3://BUCKET]

@@ -113,3 +113,25 @@ def test_what_a_person_writes_reaches_the_programs(checkout: Path) -> None:
     assert words[at : at + 3] == ["scripts/check_config.py", "a.yaml", "b.yaml"]
     at = words.index("remote.cluster.controller")
     assert "merged/mine" in words
+
+
+def test_every_program_with_a_configuration_gets_the_files(checkout: Path) -> None:
+    """No command names them in another way; what reads only what a run recorded has none."""
+    given = {"CONFIG": "a.yaml 'my run.yaml'", "ARGS": "--directory x", "STEP": "1"}
+    said = " ".join(words_of(checkout, given, "command line"))
+    takes = {file.name for file in (ROOT / "scripts").glob("*.py") if '"--configfile"' in file.read_text()}
+    assert {"board.py", "try_run.py", "track_run.py"} < takes
+    files = "--configfile a.yaml my run.yaml --directory x"
+    for name in takes:
+        assert files in said[said.index(f"scripts/{name} ") :][:120], name
+    for end in ("reports/estimate-qwen3vl-fire.html", "merged/qwen3vl-fire"):
+        assert f"{files} -- {end}" in said
+    assert said.count(files) == len(takes) + len(
+        ["run", "estimate", "refresh-pictures", "doctor", "status", "cluster-run"]
+    )
+
+
+def test_a_run_without_a_configuration_is_refused(checkout: Path) -> None:
+    done = subprocess.run(["make", "run", "CONFIG="], cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "say which: make run CONFIG=my-run.yaml" in done.stderr
