@@ -60,7 +60,8 @@ def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     seen = "/outputs/.pods/p1/fs/outputs/targets/fitted/a"
     assert complete_commands(f"{seen}: {FIT}{seen}") == (
-        f'/outputs/targets/fitted/a: fit them again: make cluster-run TARGET=fitted/a CONFIG="{GIVEN}" ARGS="--forcerun fit_rows"'
+        "/outputs/targets/fitted/a: fit them again: "
+        f'make cluster-run TARGET=fitted/a CONFIG="{GIVEN}" ARGS="--forcerun fit_rows"'
     )
 
 
