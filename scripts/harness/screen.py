@@ -55,9 +55,10 @@ class _Filter(logging.Filter):
     def _is_bookkeeping(self, record: logging.LogRecord) -> bool:
         """Return whether a message without an event is about Snakemake itself.
 
-        What it says while it handles an error, Ctrl-C is one, is about the run; and so is all that ends a dry run.
+        What it says on Ctrl-C (an exception), after SIGTERM, and at the end of a dry run is about the run.
         """
-        if record.levelno != logging.INFO or sys.exc_info()[0] or record.msg is NOTHING_TO_BE_DONE_MSG:
+        ending = sys.exc_info()[0] or getattr(self._workflow.scheduler, "_user_kill", None)
+        if record.levelno != logging.INFO or ending or record.msg is NOTHING_TO_BE_DONE_MSG:
             return False
         if hasattr(record, "quietness"):  # each temporary file that it removes
             return True

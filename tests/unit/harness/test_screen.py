@@ -45,11 +45,14 @@ def test_a_plan_gives_the_first_cause_of_a_chain(tmp_path: Path) -> None:
     assert "SNAKEMAKE" in complete
 
 
-def test_what_is_said_of_ctrl_c_is_shown() -> None:
-    shown = screen._Filter(SimpleNamespace(dryrun=False)).filter
+def test_what_is_said_of_ctrl_c_and_sigterm_is_shown() -> None:
+    scheduler = SimpleNamespace(_user_kill=None)
+    shown = screen._Filter(SimpleNamespace(dryrun=False, scheduler=scheduler)).filter
     record = logging.makeLogRecord({"levelno": logging.INFO, "module": "job_scheduler", "funcName": "schedule"})
     assert not shown(record)
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
         assert shown(record)
+    scheduler._user_kill = "graceful"
+    assert shown(record)
