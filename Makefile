@@ -1,12 +1,12 @@
 # `make` alone lists all commands.
 # Everything runs in .venv, installed from the hash-locked files in envs/ by one version of uv.
 
-SHELL := bash
-.SHELLFLAGS := -euo pipefail -c
+override SHELL := bash
+override .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 
+override BIN := .venv/bin
 PYTHON ?= python3
-BIN := .venv/bin
 FIRE ?=
 DATASET ?= fire
 RUN ?= qwen3vl-fire
@@ -17,7 +17,7 @@ STEP ?=
 CONFIG ?=
 NAMESPACE ?= vlmflow
 PORT ?=
-TARGET ?= merged/$(RUN)
+TARGET ?=
 FROM ?=
 TO ?=
 PICTURE ?=
@@ -29,27 +29,40 @@ GPUS :=
 PUBLIC :=
 YES :=
 
-.PHONY: help env-track env-search demo fire-demo estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
+# What a person writes is data: no shell and no make reads it. Recipes take it from the environment ("$$RUN"), and all
+# other variables are fixed by `override`.
+override GIVEN := PYTHON FIRE DATASET RUN ARGS FOLDER NAMES STEP CONFIG NAMESPACE PORT TARGET FROM TO PICTURE ASK \
+  FEEDBACK ADAPTER GPUS PUBLIC YES
+$(foreach name,$(GIVEN),$(eval override export $(name) := $$(value $(name))))
+
+# Makes a variable an array of its words, as a shell reads quotes; nothing in it runs: $(call split,ARGS); "$${ARGS[@]}"
+override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(1) < <(printf '%s' "$$words")
+
+# The words of ARGS behind the configuration's files, if there are any: $(configured); "$${ARGS[@]}"
+override configured = $(call split,ARGS); $(call split,CONFIG); \
+  [ -z "$${CONFIG[*]}" ] || ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}")
+
+.PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
 
 # --- environments ---------------------------------------------------------------------------------------------
 
 .venv/bin/uv: envs/uv.lock
-	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing: apt install python3, or make PYTHON=…"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
-	  { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 …"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-	  { echo "make: $(PYTHON) cannot make environments: apt install python3-venv"; exit 1; }
+	@command -v "$$PYTHON" >/dev/null || { echo "make: $$PYTHON is missing: apt install python3, or make PYTHON=…"; exit 1; }
+	@"$$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
+	  { echo "make: $$PYTHON is $$("$$PYTHON" --version 2>&1); 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 …"; exit 1; }
+	@"$$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "make: $$PYTHON cannot make environments: apt install python3-venv"; exit 1; }
 	@[ "$$(uname -sm)" = "Linux x86_64" ] || { echo "make: the locked packages are for Linux on x86-64"; exit 1; }
 	@command -v git >/dev/null || { echo "make: git is missing: apt install git"; exit 1; }
-	$(PYTHON) -m venv .venv
+	"$$PYTHON" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r envs/uv.lock
 	@touch $@
 
-SITE_PACKAGES := $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+override SITE_PACKAGES := $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 .venv/%.stamp: envs/%.lock envs/quick_plugins.py envs/quick_plugins.pth .venv/bin/uv
 	@echo "installing envs/$*.lock into .venv (some minutes the first time$(if $(filter data jupyter,$*),,, and 6 GB on disk))"
@@ -77,13 +90,12 @@ lock: .venv/bin/uv ## resolve the environments again: data, train, dev and jupyt
 
 # --- the pipeline -----------------------------------------------------------------------------------------------
 
-DEMO := $(BIN)/snakemake --profile profiles/demo
-PAGES := reports/data-$(DATASET).html reports/lengths-$(RUN).html reports/run-$(RUN).html
-GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
+override DEMO := $(BIN)/snakemake --profile profiles/demo
+override PAGES := "reports/data-$$DATASET.html" "reports/lengths-$$RUN.html" "reports/run-$$RUN.html"
+override GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 
 demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU
-	$(DEMO) --directory runs/demo merged/$(RUN) $(PAGES)
-	@$(BIN)/python scripts/summarize.py --folder runs/demo --run $(RUN)
+	$(DEMO) --directory runs/demo "merged/$$RUN" $(PAGES)
 
 runs/demo/sample/faults.json: scripts/make_sample.py $(GENERATOR) | .venv/train.stamp
 	@echo "The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures."
@@ -95,73 +107,73 @@ runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/make_tiny
 	@touch $@
 
 fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
-	@$(BIN)/python scripts/make_fire_demo.py --fire "$(FIRE)" --folder runs/fire-demo
+	@$(BIN)/python scripts/make_fire_demo.py --fire "$$FIRE" --folder runs/fire-demo
 	$(DEMO) --directory runs/fire-demo \
-	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- merged/$(RUN) $(PAGES)
-	@$(BIN)/python scripts/summarize.py --folder runs/fire-demo --run $(RUN)
+	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- "merged/$$RUN" $(PAGES)
 
-check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG="my-run.yaml"
-	@$(BIN)/python scripts/check_config.py $(CONFIG)
+run: .venv/train.stamp ## the whole pipeline on your rows, with its pages: make run CONFIG=my-run.yaml [TARGET=merged/my-run] [ARGS=-n]
+	@test -n "$$CONFIG" || { echo 'say which: make run CONFIG=my-run.yaml' >&2; exit 2; }
+	@$(configured); $(call split,TARGET); $(BIN)/snakemake "$${ARGS[@]}" -- "$${TARGET[@]}"
 
-estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run ARGS="--configfile my-run.yaml"
-	@$(BIN)/snakemake $(ARGS) -- reports/estimate-$(RUN).html
+check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG=my-run.yaml
+	@$(call split,CONFIG); $(BIN)/python scripts/check_config.py "$${CONFIG[@]}"
 
-refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make refresh-pictures DATASET=fire ARGS="--configfile my-run.yaml"
-	$(BIN)/snakemake $(ARGS) --forcerun resolve_images -- data/$(DATASET)/stats.json
+estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run CONFIG=my-run.yaml
+	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" -- "reports/estimate-$$RUN.html"
 
-clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs ARGS="--configfile my-run.yaml"
-	@$(BIN)/python scripts/clean_runs.py $(ARGS)
+refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make refresh-pictures DATASET=fire CONFIG=my-run.yaml
+	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" --forcerun resolve_images -- "data/$$DATASET/stats.json"
+
+clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs CONFIG=my-run.yaml
+	@$(configured); $(BIN)/python scripts/clean_runs.py "$${ARGS[@]}"
 
 board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
-	@$(BIN)/python scripts/board.py $(if $(PORT),--port $(PORT)) $(ARGS)
+	@$(configured); $(BIN)/python scripts/board.py $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
 
 index: .venv/data.stamp ## write reports/index.html, all runs on one page: make index ARGS="--directory runs/demo"
-	@$(BIN)/python scripts/index_page.py $(ARGS)
+	@$(configured); $(BIN)/python scripts/index_page.py "$${ARGS[@]}"
 
 notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine alone: make notebook FOLDER=runs/demo RUN=my-run
-	@folder="$$(realpath -- "$(FOLDER)")" && cd notebooks && VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$(RUN)" \
-	  ../$(BIN)/jupyter lab $(if $(PORT),--port $(PORT)) $(ARGS) look.ipynb
+	@$(call split,ARGS); folder="$$(realpath -- "$$FOLDER")"; cd notebooks; VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$$RUN" \
+	  ../$(BIN)/jupyter lab $${PORT:+--port="$$PORT"} "$${ARGS[@]}" look.ipynb
 
-rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
-	@test -n "$(RUN)" && test -n "$(STEP)" || { echo 'say which: make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"' >&2; exit 2; }
-	@$(BIN)/python scripts/rows_of_step.py --run "$(RUN)" --step "$(STEP)" $(ARGS)
+rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml
+	@test -n "$$RUN" && test -n "$$STEP" || { echo 'say which: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml' >&2; exit 2; }
+	@$(configured); $(BIN)/python scripts/rows_of_step.py --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
 
-# What a person writes reaches the script through the environment, so that no shell reads it as a command.
-try: override export PICTURE := $(value PICTURE)
-try: override export ASK := $(value ASK)
-try: override export FEEDBACK := $(value FEEDBACK)
 try: .venv/train.stamp ## base and tuned side by side, then your feedback: make try RUN=my-run [PICTURE=cat.jpg ASK="…"] [ARGS="--directory …"]
-	@$(BIN)/python scripts/try_run.py --run "$(RUN)" $${PICTURE:+--picture="$$PICTURE"} $${ASK:+--ask="$$ASK"} \
-	  $${FEEDBACK:+--feedback="$$FEEDBACK"} $(ARGS)
+	@$(configured); $(BIN)/python scripts/try_run.py --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
+	  $${ASK:+--ask="$$ASK"} $${FEEDBACK:+--feedback="$$FEEDBACK"} "$${ARGS[@]}"
 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
-	@$(BIN)/python scripts/serve.py --run "$(RUN)" $(if $(PORT),--port $(PORT)) $(if $(GPUS),--gpus $(GPUS)) \
-	  $(if $(filter 1,$(ADAPTER)),--what adapter) $(ARGS)
+	@$(call split,ARGS); $(BIN)/python scripts/serve.py --run "$$RUN" $${PORT:+--port="$$PORT"} \
+	  $${GPUS:+--gpus="$$GPUS"} $(if $(filter 1,$(ADAPTER)),--what adapter) "$${ARGS[@]}"
 
 verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
-	@$(BIN)/python scripts/check_provenance.py --run "$(RUN)" $(ARGS)
+	@$(call split,ARGS); $(BIN)/python scripts/check_provenance.py --run "$$RUN" "$${ARGS[@]}"
 
-track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run ARGS="--configfile my-run.yaml", or ARGS="--mlflow …"
-	@$(BIN)/python scripts/track_run.py --run "$(RUN)" $(ARGS)
+track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run CONFIG=my-run.yaml, or ARGS="--mlflow …"
+	@$(configured); $(BIN)/python scripts/track_run.py --run "$$RUN" "$${ARGS[@]}"
 
 publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
-	@test -n "$(TO)" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
-	@$(BIN)/python scripts/publish_run.py --run "$(RUN)" --to "$(TO)" $(if $(filter 1,$(ADAPTER)),--adapter) \
-	  $(if $(filter 1,$(PUBLIC)),--public) $(if $(filter 1,$(YES)),--yes) $(ARGS)
+	@test -n "$$TO" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
+	@$(call split,ARGS); $(BIN)/python scripts/publish_run.py --run "$$RUN" --to "$$TO" \
+	  $(if $(filter 1,$(ADAPTER)),--adapter) $(if $(filter 1,$(PUBLIC)),--public) $(if $(filter 1,$(YES)),--yes) \
+	  "$${ARGS[@]}"
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
 	$(BIN)/python scripts/make_pins.py
 
 # --- on Kubernetes: docs/kubernetes.md ------------------------------------------------------------------------------
 
-REMOTE := PYTHONPATH=scripts $(BIN)/python -m remote
-CLUSTER := $(REMOTE).cluster.controller --namespace $(NAMESPACE)
+override REMOTE := PYTHONPATH=scripts $(BIN)/python -m remote
+override CLUSTER := $(REMOTE).cluster.controller --namespace "$$NAMESPACE"
 
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor ARGS="--json"
-	@$(REMOTE).doctor --namespace $(NAMESPACE) $(ARGS)
+	@$(configured); $(REMOTE).doctor --namespace "$$NAMESPACE" "$${ARGS[@]}"
 
 status: .venv/data.stamp ## show what trains on this machine and runs in the cluster, with its progress or what it waits for
-	@$(BIN)/python scripts/status.py $(NAMESPACE) $(ARGS)
+	@$(configured); $(BIN)/python scripts/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token
@@ -169,15 +181,16 @@ cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the
 cluster-push: .venv/data.stamp ## replace the controller's checkout by this one
 	@$(CLUSTER) push
 
-cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/qwen3vl-fire ARGS="--configfile …"
-	@$(CLUSTER) run -- $(ARGS) -- $(TARGET)
+cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/my-run CONFIG="profiles/kubernetes/stores.yaml my-run.yaml"
+	@TARGET="$${TARGET:-merged/$$RUN}"; $(call split,TARGET); $(configured); \
+	  $(CLUSTER) run -- "$${ARGS[@]}" -- "$${TARGET[@]}"
 
 cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER [FROM=s3://BUCKET]
-	@$(if $(FROM),$(REMOTE).storage.s3_get "$(FROM:/=)/$(TARGET)",$(CLUSTER) get -- "$(TARGET)") \
-	  "$(or $(TO),$(TARGET))"
+	@TARGET="$${TARGET:-merged/$$RUN}"; TO="$${TO:-$$TARGET}"; if test -n "$$FROM"; \
+	  then $(REMOTE).storage.s3_get "$${FROM%/}/$$TARGET" "$$TO"; else $(CLUSTER) get -- "$$TARGET" "$$TO"; fi
 
 cluster-put: .venv/data.stamp ## copy files to the cluster: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine
-	@$(CLUSTER) put -- "$(FROM)" "$(TO)"
+	@$(CLUSTER) put -- "$$FROM" "$$TO"
 
 cluster-log: .venv/data.stamp ## follow the run in the controller
 	@$(CLUSTER) log
@@ -199,10 +212,11 @@ test-remote: .venv/dev.stamp ## the unit tests of scripts/remote
 test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; operators on a cluster; all mutations; bench
 	$(BIN)/python -m pytest --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
 	$(BIN)/python -m pytest tests/cluster -m slow --durations 25
-	$(MAKE) --no-print-directory mutations bench
+	$(BIN)/python tests/mutations/run.py
+	$(BIN)/python tests/bench/bench.py
 
 mutations: .venv/dev.stamp env-track env-search ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
-	$(BIN)/python tests/mutations/run.py $(NAMES)
+	@$(call split,NAMES); $(BIN)/python tests/mutations/run.py "$${NAMES[@]}"
 
 test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: their own (Debian, root), or that of KUBECONFIG
 	$(BIN)/python tests/run.py cluster
@@ -226,4 +240,4 @@ bench-cluster: .venv/dev.stamp ## measure what a pod costs, on the tests' cluste
 	$(BIN)/python tests/bench/bench_cluster.py
 
 gpu-check: ## train, merge and verify on this machine's GPU, with its own PyTorch (PYTHON=…)
-	$(PYTHON) tests/gpu/gpu_check.py
+	"$$PYTHON" tests/gpu/gpu_check.py

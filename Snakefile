@@ -71,5 +71,9 @@ onstart:
     start.before_jobs(workflow, settings)
 
 
+onsuccess:
+    start.after_success(workflow, settings)
+
+
 onerror:
     start.after_failures(workflow)

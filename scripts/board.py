@@ -2,7 +2,7 @@
 
 make board                                            those of this folder
 make board ARGS="--directory runs/demo"               those of another one
-make board ARGS="--configfile my-run.yaml" PORT=6006  if that file sets stores.runs; on this port instead of a free one
+make board CONFIG=my-run.yaml PORT=6006            if that file sets stores.runs; on this port instead of a free one
 
 A training is named RUN/smoke or RUN/full; one with earlier data or settings has its digest behind the name. New ones
 appear by themselves.
@@ -37,7 +37,7 @@ def main(files: list[Path], folder: Path, port: int) -> None:
     if not store.is_dir():
         raise VlmflowError(
             f"no training has begun: {store.absolute()} does not exist",
-            'name the working directory and your configuration: ARGS="--directory … --configfile …"',
+            'name your configuration and the working directory: CONFIG=… ARGS="--directory …"',
         )
     with tempfile.TemporaryDirectory(prefix="vlmflow-board-") as links:
         trainings = EventFolders(store, Path(links))

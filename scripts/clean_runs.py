@@ -1,7 +1,7 @@
 """List what a working directory no longer needs, with sizes; ask; delete it.
 
-    make clean-runs ARGS="--configfile my-run.yaml"            lists and asks
-    make clean-runs ARGS="--configfile my-run.yaml --yes"      deletes what it lists
+    make clean-runs CONFIG=my-run.yaml               lists and asks
+    make clean-runs CONFIG=my-run.yaml ARGS=--yes    deletes what it lists
 
 Never listed: the adapter, the run folder, verified/RUN and merged/RUN of a finished run; any training of an unfinished
 run; fetched pictures; stores outside of the working directory, and what a link leads to. A store inside it is assumed

@@ -2,7 +2,7 @@
 
 make index                                     the runs of this folder
 make index ARGS="--directory runs/demo"        those of another one
-make index ARGS="--configfile my-run.yaml"     also the runs of that file which have not begun, and its stores.runs
+make index CONFIG=my-run.yaml                also the runs of that file which have not begun, and its stores.runs
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Show which rows the full training of a run took in a step: rank, id, tokens, source and first words.
 
-    make rows RUN=my-run STEP=1200 ARGS="--configfile my-run.yaml"
+    make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml
 
 Also of a training that is not finished, and of a step that failed.
 """

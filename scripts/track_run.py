@@ -1,6 +1,6 @@
 """Send a finished run to trackers: also one of the past, and one whose configuration names none.
 
-make track RUN=my-run ARGS="--configfile my-run.yaml"                          the trackers of runs.my-run.track
+make track RUN=my-run CONFIG=my-run.yaml                                        the trackers of runs.my-run.track
 make track RUN=qwen3vl-fire ARGS="--directory runs/demo --mlflow sqlite:///mlflow.db"
 make track RUN=my-run ARGS="--wandb my-project --otlp http://localhost:4318"
 
@@ -52,7 +52,7 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
         raise VlmflowError(
             f"run {name}: no tracker is named",
             'name one: ARGS="--mlflow sqlite:///mlflow.db", or set runs.NAME.track and give its file: '
-            'ARGS="--configfile my-run.yaml"',
+            'CONFIG=my-run.yaml',
         )
     evaluated = _made(folder, "eval", run)
     answered = _made(folder, "answers", run)

@@ -5,7 +5,10 @@ import re
 import shlex
 
 CALL = "VLMFLOW_CALL"
-"""The options that a command in a message needs to run the same workflow (--configfile, --directory)."""
+"""The options that a command in a message needs to run the same workflow (--directory, --config), without its files."""
+
+CONFIG = "VLMFLOW_CONFIG"
+"""The files of its configuration (--configfile)."""
 
 TARGETS = "VLMFLOW_TARGETS"
 """Set for a stage in a pod: the place of the targets, a folder of the volume or an address in S3."""
@@ -31,19 +34,22 @@ def complete_commands(text: str) -> str:
 
 
 def _completed(found: re.Match[str]) -> str:
-    call, targets = os.environ.get(CALL, ""), os.environ.get(TARGETS, "")
+    files, call, targets = (os.environ.get(name, "") for name in (CONFIG, CALL, TARGETS))
     rule, target = "resolve_images", f"data/{found['dataset']}/stats.json"
     if found["rule"]:
         rule, target = found["rule"], found["target"].removeprefix(f"{targets}/")
     forced = f"{call} --forcerun {rule}".strip()
+    of_snakemake = f"--configfile {files} {forced}" if files else forced
     if targets.startswith(IN_S3):
-        return f"{WITHOUT_CONTROLLER} {forced} -- {target}"
+        return f"{WITHOUT_CONTROLLER} {of_snakemake} -- {target}"
     if targets:
-        return f"make cluster-run TARGET={target} {_args(forced)}"
+        return f"make cluster-run TARGET={target}{_given(CONFIG=files, ARGS=forced)}"
     if found["rule"]:
-        return f".venv/bin/snakemake {forced} -- {target}"
-    return f"{found[0]} {_args(call)}" if call else found[0]
+        return f".venv/bin/snakemake {of_snakemake} -- {target}"
+    return f"{found[0]}{_given(CONFIG=files, ARGS=call)}"
 
 
-def _args(words: str) -> str:
-    return f"ARGS={shlex.quote(words)}" if '"' in words else f'ARGS="{words}"'
+def _given(**variables: str) -> str:
+    """Return make's variables as a shell takes them, each behind a space; none that is empty."""
+    quoted = {name: shlex.quote(words) if '"' in words else f'"{words}"' for name, words in variables.items() if words}
+    return "".join(f" {name}={words}" for name, words in quoted.items())

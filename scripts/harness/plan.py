@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ def run_of(settings: Config, job: Any) -> str:
     return settings.search[search].run if search else str(job.wildcards.run)
 
 
-def install(workflow: Any, settings: Config) -> None:
-    """Add our checks to Snakemake's own planning, which has no hooks.
+def install(workflow: Any, settings: Config, when_nothing_is_to_do: Callable[[], None]) -> None:
+    """Add our checks to Snakemake's own planning, which has no hooks; also one for a call that has nothing to do.
 
     The checks end the process, because an exception would print a traceback. Jobs run Snakemake too; there this does
     nothing.
@@ -65,6 +65,8 @@ def install(workflow: Any, settings: Config) -> None:
         if workflow.dryrun:
             _say_what_is_trained(workflow, settings)
             _look_past_the_lock(workflow)
+        elif workflow.executor_plugin and not len(workflow.dag):  # without: --dag, --report and their like
+            when_nothing_is_to_do()
 
     workflow._build_dag = look_and_build
 

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from harness.messages import CALL, LOCAL, TARGETS
+from harness.messages import CALL, CONFIG, LOCAL, TARGETS
 from vlmflow.config.model import Config
 from vlmflow.core.integrity import LEVEL, RECORDS, RECORDS_FOLDER
 
@@ -19,22 +19,21 @@ def tell_stages(workflow: Any, settings: Config) -> None:
     os.environ[LEVEL] = settings.integrity
     os.environ[RECORDS] = str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER)
     os.environ[CALL] = shlex.join(_options(workflow))
+    os.environ[CONFIG] = shlex.join(_shown(workflow, Path(file).absolute()) for file in workflow.overwrite_configfiles)
     storage = workflow.storage_settings
     for name, place in ((TARGETS, storage.default_storage_prefix), (LOCAL, storage.local_storage_prefix)):
         os.environ[name] = str(place) if workflow.remote_exec else ""
 
 
 def _options(workflow: Any) -> list[str]:
-    root, here = Path(workflow.basedir), Path.cwd()
-
-    def shown(path: Path) -> str:
-        return str(path.relative_to(root) if path.is_relative_to(root) else path)
-
-    words = []
-    if not workflow.remote_exec and not here.samefile(root):
-        words += ["--directory", shown(here)]
-    if workflow.overwrite_configfiles:
-        words += ["--configfile", *(shown(Path(file).absolute()) for file in workflow.overwrite_configfiles)]
+    here, words = Path.cwd(), []
+    if not workflow.remote_exec and not here.samefile(workflow.basedir):
+        words += ["--directory", _shown(workflow, here)]
     if workflow.config_settings.config_args:
         words += ["--config", *workflow.config_settings.config_args]
     return words
+
+
+def _shown(workflow: Any, path: Path) -> str:
+    root = Path(workflow.basedir)
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)

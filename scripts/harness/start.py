@@ -1,4 +1,4 @@
-"""What the Snakefile does besides its rules: before the first of them, before the jobs, and after those that failed.
+"""What the Snakefile does besides its rules: before the first of them, before the jobs, and after them.
 
 This is the only module through which the workflow reaches `remote`, and only if a call asks for it: by an executor that
 runs jobs elsewhere, or by a default storage.
@@ -10,7 +10,17 @@ from typing import Any
 from snakemake.utils import min_version
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from harness import before_start, failures, plan, quick_start, stage, stage_environment
+from harness import (
+    before_start,
+    end_of_run,
+    failures,
+    plan,
+    quick_start,
+    screen,
+    sign_of_life,
+    stage,
+    stage_environment,
+)
 from harness.inputs import RuleInputs
 from harness.names import Names
 from harness.params import RuleParams
@@ -36,8 +46,9 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     if workflow.storage_settings.default_storage_provider is not None:
         import_module("remote.storage.plugins").install(workflow)
     if workflow.is_main_process:
+        screen.install(workflow)
         _install_executors(workflow, settings)
-    plan.install(workflow, settings)
+    plan.install(workflow, settings, lambda: after_success(workflow, settings))
     return settings
 
 
@@ -51,11 +62,22 @@ def before_jobs(workflow: Any, settings: Config) -> None:
     refuse_relative_stores(workflow, settings)
     before_start.refuse_what_cannot_end(workflow, settings)
     quick_start.leave_out_what_nobody_uses()
+    if workflow.local_exec:
+        sign_of_life.watch(workflow)
+
+
+def after_success(workflow: Any, settings: Config) -> None:
+    """Print at the end of the process what the runs of the call are."""
+    end_of_run.show_at_the_end(workflow, settings, lambda *asked: _stored().copy_existing(*asked))
 
 
 def after_failures(workflow: Any) -> None:
     """Print at the end of the process why stages failed."""
-    failures.show_at_the_end(workflow, lambda log: str(import_module("remote.storage.stored_text").text_of(log)))
+    failures.show_at_the_end(workflow, lambda log: str(_stored().text_of(log)))
+
+
+def _stored() -> Any:
+    return import_module("remote.storage.stored_text")
 
 
 def _install_executors(workflow: Any, settings: Config) -> None:

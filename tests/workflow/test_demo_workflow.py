@@ -21,7 +21,6 @@ from vlmflow.lengths.accounts import FittedRows, LengthSummary
 from vlmflow.merging.proof import Proof
 from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.run_index import index_page
-from vlmflow.reports.summary import summary
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
 from vlmflow.trainer.events import Begin, as_line, read_events
@@ -211,11 +210,16 @@ def test_the_trainers_report_is_read_as_it_was_written(demo_run: Path) -> None:
         assert all(isinstance(at, float) and at <= file.stat().st_mtime for at in begun)
 
 
-def test_the_summary_says_where_everything_is(demo_run: Path) -> None:
-    said = summary(demo_run, RUN)
-    for word in said.split():
-        if word.startswith(str(demo_run)):
-            assert Path(word.rstrip(";")).exists(), word
+def test_the_end_of_the_run_says_where_everything_is(demo_run: Path) -> None:
+    """Also that of a call which has nothing to do; a dry run, which has no end, says nothing."""
+    said = (demo_run / "said.txt").read_text()
+    assert said.count(f"\n{RUN} is done.\n") == 1
+    end = said[said.index(f"{RUN} is done.") :]
+    places = [word.rstrip(";") for word in end.split() if str(demo_run)[1:] in word]
+    assert len(places) > 4
+    assert not [place for place in places if not Path("/", place).exists()]
+    assert end in snakemake(demo_run, f"merged/{RUN}")
+    assert "is done." not in snakemake(demo_run, "-n", f"merged/{RUN}")
 
 
 def test_a_second_run_has_nothing_to_do(demo_run: Path) -> None:

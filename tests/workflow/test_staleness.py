@@ -29,8 +29,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changes(folder: Path, root: Path = ROOT, **settings: Any) -> list[tuple[str, str]]:
-    """Return the changed params of each job in a plan, before and now."""
+    """Return the changed params of each job in a plan, before and now; jobs that follow from another have no reason."""
     said = snakemake(folder, "data/x/stats.json", "-n", root=root, **(SHARES | settings))
+    assert said.count("Reason: ") == said.count("before: ")
+    assert "provenance information" not in said
     return re.findall(r"before: (.*?) now: (.*?) *$", said, re.MULTILINE)
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from made_accounts import some_provenance
 from storage_runs import make_run, other_file_system
+from vlmflow.core.account import write_account
 
 WORKFLOW = """
 from pathlib import Path
@@ -173,3 +175,35 @@ def test_the_main_process_reads_the_log_of_a_failed_job(tmp_path: Path) -> None:
     (run.targets / "given").mkdir()
     (run.targets / "given" / "rows").write_text("rows")
     assert "['said\\n']" in run.call(run.command("--config", "fails=3"), ends_well=False)
+
+
+FINISHED = """
+from types import SimpleNamespace
+from harness import start
+
+rule publish_merged:
+    input: "given/{run}"
+    output: directory("merged/{run}")
+    shell: "cp -r $(readlink {input}) {output}"
+
+onsuccess:
+    start.after_success(workflow, SimpleNamespace(runs={"mine": SimpleNamespace(dataset="fire")}))
+"""
+
+
+def test_the_summary_is_read_from_the_storage(tmp_path: Path) -> None:
+    """On a cluster it is the end of the controller's log. What a job may have planted is named, and not followed."""
+    run = make_run(tmp_path, FINISHED)
+    write_account(run.targets / "given/mine/provenance.json", some_provenance())
+    (run.targets / "reports").mkdir()
+    (run.targets / "reports/run-mine.html").touch()
+    said = run.run("merged/mine")
+    assert "\nmine is done.\n  rows        train: 1 in, 1 kept, 0 rejected\n" in said
+    assert f"\n  pages       {run.targets}/reports/run-mine.html\n  weights     {run.targets}/merged/mine (" in said
+
+    shutil.rmtree(run.targets / "merged")
+    (run.targets / "eval/mine/val").mkdir(parents=True)
+    (run.targets / "eval/mine/val/report.json").symlink_to(tmp_path / "secret")
+    said = run.run("merged/mine")
+    assert "\nmine is done. Its summary cannot be shown: VlmflowError: " in said
+    assert f"{run.targets}/eval/mine/val/report.json is a link" in said

@@ -29,6 +29,19 @@ class FsObject(StorageObject):
                 in_place.put_back(target)
         return bool(self.query_path.exists())
 
+    def content(self, name: str, limit: int) -> bytes | None:
+        """Return the last bytes of a file in this folder, at most `limit`; None if it does not exist.
+
+        name: the file's; "" for no bytes of the target itself.
+
+        Raises VlmflowError if the file is a link, which a job may have planted.
+        """
+        if not name:
+            return b"" if self.exists() else None
+        with suppress(FileNotFoundError):
+            return no_links.read_end(self.query_path / name, limit)
+        return None
+
     def retrieve_object(self) -> None:
         """Link the local path to the target.
 

@@ -60,6 +60,11 @@ class Folder:
             raise
         return folder_manifest.load(content, f"{self.address}/{folder_manifest.NAME}", self.key)
 
+    def content(self, name: str, limit: int) -> bytes | None:
+        """Return the first bytes of a file, at most `limit`; None if the folder has no such file, or does not exist."""
+        entry = (self.entries() or {}).get(name)
+        return None if entry is None else bytes(self.bucket.Object(entry.key).get()["Body"].read(limit))
+
     def retrieve(self, local: Path) -> None:
         """Download the folder; it gets the name `local` once every file's SHA-256 matches the manifest.
 

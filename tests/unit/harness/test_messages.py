@@ -15,7 +15,8 @@ from vlmflow.config.model import Config
 from workflow_runs import ROOT
 
 FILES = [ROOT / "profiles/kubernetes/stores.yaml", Path("/home/ann/my run.yaml")]
-CALL = "--configfile profiles/kubernetes/stores.yaml '/home/ann/my run.yaml'"
+GIVEN = "profiles/kubernetes/stores.yaml '/home/ann/my run.yaml'"
+CALL = f"--configfile {GIVEN}"
 REFRESH = "make refresh-pictures DATASET=fire"
 FIT = "fit them again: snakemake --forcerun fit_rows -- "
 
@@ -25,7 +26,7 @@ def told(
 ) -> None:
     """Tell stages about a call. prefix: the storage prefix, if the stage runs in a pod."""
     monkeypatch.chdir(ROOT)
-    for name in ("INTEGRITY", "RECORDS", "CALL", "TARGETS", "LOCAL"):
+    for name in ("INTEGRITY", "RECORDS", "CONFIG", "CALL", "TARGETS", "LOCAL"):
         monkeypatch.setenv(f"VLMFLOW_{name}", "left from elsewhere")
     workflow = SimpleNamespace(
         basedir=str(ROOT),
@@ -39,7 +40,7 @@ def told(
 
 def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, None)
-    assert complete_commands(f"x: {REFRESH}") == f'x: {REFRESH} ARGS="{CALL}"'
+    assert complete_commands(f"x: {REFRESH}") == f'x: {REFRESH} CONFIG="{GIVEN}"'
     assert (
         complete_commands(f"{FIT}fitted/a")
         == f"fit them again: .venv/bin/snakemake {CALL} --forcerun fit_rows -- fitted/a"
@@ -55,11 +56,12 @@ def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod and its folder are gone when somebody reads the message; targets are on the volume."""
     told(monkeypatch, "/outputs/targets")
     assert complete_commands(REFRESH) == (
-        f'make cluster-run TARGET=data/fire/stats.json ARGS="{CALL} --forcerun resolve_images"'
+        f'make cluster-run TARGET=data/fire/stats.json CONFIG="{GIVEN}" ARGS="--forcerun resolve_images"'
     )
     seen = "/outputs/.pods/p1/fs/outputs/targets/fitted/a"
     assert complete_commands(f"{seen}: {FIT}{seen}") == (
-        f'/outputs/targets/fitted/a: fit them again: make cluster-run TARGET=fitted/a ARGS="{CALL} --forcerun fit_rows"'
+        "/outputs/targets/fitted/a: fit them again: "
+        f'make cluster-run TARGET=fitted/a CONFIG="{GIVEN}" ARGS="--forcerun fit_rows"'
     )
 
 

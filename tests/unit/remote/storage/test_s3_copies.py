@@ -41,6 +41,13 @@ def client(bucket: BucketServer) -> Any:
     ).Bucket("bucket")
 
 
+def test_a_file_of_a_folder_is_read_alone(client: Any) -> None:
+    folder = Folder(client, "run/verified/x")
+    assert folder.content("whole é", 99) == b"w" * 99
+    assert folder.content("another", 99) is None
+    assert Folder(client, "run/verified/y").content("whole é", 99) is None
+
+
 def stored_again(client: Any, folder: Path) -> dict[str, bytes]:
     """Store in another folder what was downloaded, and return what that has."""
     Folder(client, "run/merged/x").store(folder / "local")

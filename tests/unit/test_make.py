@@ -1,0 +1,137 @@
+"""Variables of make are data: neither a shell nor make itself runs what a person, or a script, writes into them."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from workflow_runs import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+HOSTILE = """x"$(touch ran)"'`touch ran`' $$(touch ran) `touch ran`; touch ran & $(shell touch ran) * """
+OPEN = "x'\"`touch ran` $(touch ran)\n$(shell touch ran)"
+"""Quotes that are not closed, and a second line."""
+
+STUB = '#!/bin/sh\nprintf \'%s\\0\' "$@" >> "$RECORD"\n'
+"""A program that records the words that it gets."""
+
+FUNCTIONS = {"foreach", "eval", "value", "call", "if", "filter", "wildcard"}
+NAMES = set(re.findall(r"\$[({](\w+)", re.sub(r"\$\$[({]\w+", "", MAKEFILE))) - FUNCTIONS - {"1", "name"}
+"""All variables that the Makefile reads as make's."""
+
+GIVEN = re.search(r"GIVEN := ((?:.|\\\n)*?[^\\])\n", MAKEFILE)[1].replace("\\\n", "").split()  # type: ignore[index]
+TARGETS = [name for names in re.findall(r"(?m)^\.PHONY: (.*)", MAKEFILE) for name in names.split()]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with the Makefile, in which every environment is installed and every program is a stub."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / "envs", tmp_path / "envs")
+    for name in ("notebooks", "scripts/vlmflow/demo", "runs/demo/sample", "runs/demo/tiny-model", "home"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("scripts/make_sample.py", "scripts/make_tiny_model.py"):
+        (tmp_path / name).touch()
+    for file in tmp_path.rglob("*"):
+        os.utime(file, (1, 1))
+    for folder in (".venv", ".venv-track", ".venv-search"):
+        (tmp_path / folder / "bin").mkdir(parents=True)
+    for name in ("python", "snakemake", "uv", "jupyter", "ruff", "snakefmt", "mypy"):
+        (tmp_path / ".venv" / "bin" / name).write_text(STUB)
+        (tmp_path / ".venv" / "bin" / name).chmod(0o755)
+    for stamp in (*(f".venv/{name}.stamp" for name in ("data", "train", "dev", "jupyter")), ".venv-track/whole.stamp"):
+        (tmp_path / stamp).touch()
+    (tmp_path / ".venv-search/whole.stamp").touch()
+    return tmp_path
+
+
+def words_of(checkout: Path, given: Mapping[str, str], how: str) -> list[str]:
+    """Make all targets with some variables, from the command line or the environment; return the programs' words."""
+    record = checkout / "record"
+    record.write_text("")
+    env = {"PATH": os.environ["PATH"], "HOME": str(checkout / "home"), "RECORD": str(record)}
+    line = [f"{name}={text}" for name, text in given.items()] if how == "command line" else []
+    call = ["make", "--no-print-directory", "--keep-going", *TARGETS, *line]
+    env |= {} if line else given
+    done = subprocess.run(call, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+    assert not [*checkout.rglob("ran*")], done.stdout + done.stderr
+    return record.read_text().split("\0")
+
+
+def test_every_variable_of_the_makefile_is_given_or_fixed() -> None:
+    fixed = set(re.findall(r"(?m)^override (\w+) :?=", MAKEFILE))
+    assert set(GIVEN) <= set(re.findall(r"(?m)^(\w+) [?:]=", MAKEFILE))
+    assert set(GIVEN) & NAMES == {"ADAPTER", "PUBLIC", "YES"}, "compared with 1 by make, and no text of a recipe"
+    assert NAMES - fixed == {"ADAPTER", "PUBLIC", "YES"}
+
+
+@pytest.mark.parametrize("how", ["command line", "environment"])
+def test_no_text_is_run(checkout: Path, how: str) -> None:
+    names = {*GIVEN, *(NAMES if how == "command line" else ()), "SHELL", ".SHELLFLAGS"}
+    words = words_of(checkout, {name: f"{name} {HOSTILE}" for name in names}, how)
+    text = {name: f"{name} {HOSTILE}" for name in GIVEN}
+    for whole in (
+        *(text[name] for name in ("RUN", "FIRE", "STEP", "NAMESPACE", "FROM", "TO")),
+        *(f"--{name.lower()}={text[name]}" for name in ("PORT", "PICTURE", "ASK", "FEEDBACK")),
+        f"data/{text['DATASET']}/stats.json",
+        f"merged/{text['RUN']}",
+        f"{text['FROM']}/{text['TARGET']}",
+    ):
+        assert whole in words
+    for name in ("ARGS", "CONFIG", "NAMES", "TARGET"):
+        at = words.index(name)
+        assert words[at + 1] == "x$(touch ran)`touch ran`", "quotes make one word, as in a shell"
+        assert words[at + 2 : at + 5] == ["$$(touch", "ran)", "`touch"]
+    assert (f"--gpus={text['GPUS']}" in words) is (how == "command line")
+
+
+@pytest.mark.parametrize("how", ["command line", "environment"])
+def test_open_quotes_end_the_command(checkout: Path, how: str) -> None:
+    words = words_of(checkout, dict.fromkeys(GIVEN, OPEN), how)
+    assert f"merged/{OPEN}" in words
+    assert "scripts/check_config.py" not in words
+    assert "scripts/index_page.py" not in words
+
+
+def test_what_a_person_writes_reaches_the_programs(checkout: Path) -> None:
+    plain = words_of(checkout, {}, "environment")
+    assert not [word for word in plain if word.startswith(("--port", "--gpus", "--picture"))]
+    assert "merged/qwen3vl-fire" in plain
+    given = {"RUN": "mine", "ARGS": "--directory 'my folder' --what base", "ADAPTER": "1", "CONFIG": "a.yaml b.yaml"}
+    words = words_of(checkout, given, "command line")
+    at = words.index("scripts/serve.py")
+    assert words[at : at + 9] == [
+        *("scripts/serve.py", "--run", "mine", "--what", "adapter"),
+        *("--directory", "my folder", "--what", "base"),
+    ]
+    at = words.index("scripts/check_config.py")
+    assert words[at : at + 3] == ["scripts/check_config.py", "a.yaml", "b.yaml"]
+    at = words.index("remote.cluster.controller")
+    assert "merged/mine" in words
+
+
+def test_every_program_with_a_configuration_gets_the_files(checkout: Path) -> None:
+    """No command names them in another way; what reads only what a run recorded has none."""
+    given = {"CONFIG": "a.yaml 'my run.yaml'", "ARGS": "--directory x", "STEP": "1"}
+    said = " ".join(words_of(checkout, given, "command line"))
+    takes = {file.name for file in (ROOT / "scripts").glob("*.py") if '"--configfile"' in file.read_text()}
+    assert {"board.py", "try_run.py", "track_run.py"} < takes
+    files = "--configfile a.yaml my run.yaml --directory x"
+    for name in takes:
+        assert files in said[said.index(f"scripts/{name} ") :][:120], name
+    for end in ("reports/estimate-qwen3vl-fire.html", "merged/qwen3vl-fire"):
+        assert f"{files} -- {end}" in said
+    assert said.count(files) == len(takes) + len(
+        ["run", "estimate", "refresh-pictures", "doctor", "status", "cluster-run"]
+    )
+
+
+def test_a_run_without_a_configuration_is_refused(checkout: Path) -> None:
+    done = subprocess.run(["make", "run", "CONFIG="], cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "say which: make run CONFIG=my-run.yaml" in done.stderr
