@@ -6,7 +6,8 @@ make serve RUN=my-run ARGS="--what base"                     its base alone, wit
 make serve RUN=my-run PORT=8000 GPUS=2
 
 transformers serves a run that was trained on the CPU; vLLM, if this environment has it, one that was trained on GPUs
-(its command is printed in any case). Pictures are scaled as in the training.
+(its command is printed in any case). Pictures are scaled as in the training. The server asks for a key: that of
+VLMFLOW_ANSWER_KEY, or one that is made at random and printed.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.keys import ANSWER_KEY, key_of
 from vlmflow.pictures.size_limits import processor_of
 from vlmflow.serving.finished_run import FinishedRun, finished_run
 from vlmflow.serving.served_folder import link_served
@@ -37,18 +39,21 @@ def main(name: str, folder: Path, port: int, gpus: int, what: What = "merged") -
     name: the run. folder: the working directory. port: on the loopback address; 0: a free one. gpus: those that share
     the model; 0: as many as trained it. what: the merged weights, the base with the adapter upon it, or the base alone.
 
+    Prints the key that requests need, unless VLMFLOW_ANSWER_KEY has it.
+
     Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
     """
-    run = finished_run(folder, name)
+    run, key = finished_run(folder, name), key_of(ANSWER_KEY)
     with tempfile.TemporaryDirectory(prefix="vlmflow-serve-") as made:
         scratch, log = Path(made), (folder / "logs" / "serve" / f"{name}.log").absolute()
         if run.device == "cpu":
-            serving = _with_transformers(run, scratch, log, port, what)
+            serving = _with_transformers(run, scratch, log, port, key, what)
         else:
-            serving = _with_vllm(run, scratch, log, port, gpus or run.ranks, what)
+            serving = _with_vllm(run, scratch, log, port, key, gpus or run.ranks, what)
         with serving as server:
             print(f"serving {name} at {server.url} (Ctrl-C ends it); its output: {log}")
-            print(f"  the model's name in requests: {server.model}", flush=True)
+            print(f"  the model's name in requests: {server.model}")
+            print(f"  the key in requests: {f'that of {ANSWER_KEY}' if key else server.key}", flush=True)
             while server.process.poll() is None:
                 time.sleep(0.5)
         raise VlmflowError(f"the server ended with code {server.process.returncode}", f"read its output: {log}")
@@ -62,15 +67,16 @@ def _parts(run: FinishedRun, what: What) -> tuple[Path, Path | None]:
 
 
 def _with_transformers(
-    run: FinishedRun, scratch: Path, log: Path, port: int, what: What
+    run: FinishedRun, scratch: Path, log: Path, port: int, key: str | None, what: What
 ) -> AbstractContextManager[Server]:
     model, adapter = _parts(run, what)
     link_served(model, scratch / run.name, run.settings.image_max_tokens, adapter)
-    return serve_with_transformers(scratch / run.name, scratch / "cache", log, dtype=run.settings.dtype, port=port)
+    folder, dtype = scratch / run.name, run.settings.dtype
+    return serve_with_transformers(folder, scratch / "cache", log, dtype=dtype, port=port, key=key)
 
 
 def _with_vllm(
-    run: FinishedRun, scratch: Path, log: Path, port: int, gpus: int, what: What
+    run: FinishedRun, scratch: Path, log: Path, port: int, key: str | None, gpus: int, what: What
 ) -> AbstractContextManager[Server]:
     """Print vLLM's command, and run it if vLLM is installed.
 
@@ -81,16 +87,16 @@ def _with_vllm(
     limits = processor.limits(run.settings.image_max_tokens) if processor else None
     at, length = port or free_port(), run.settings.max_length
     words = vllm_words(model, run.name, gpus, length, limits, at, adapter)
-    print(shlex.join(["env", "HF_HUB_OFFLINE=1", *words]), flush=True)
+    print(f'VLLM_API_KEY="${{VLLM_API_KEY:?choose a key}}" HF_HUB_OFFLINE=1 {shlex.join(words)}', flush=True)
     if find_spec("vllm") is None:
         raise VlmflowError(
             f"not run here: vllm is not installed in {sys.prefix}",
             "install vLLM 0.11 or later into an environment of its own on a machine with GPUs, and copy the command "
-            "above there",
+            "above there, where VLLM_API_KEY has a key of your choice",
         )
     own = [str(Path(sys.executable).with_name("vllm")), *words[1:]]
     # SIGTERM, because its workers outlive it after SIGKILL.
-    return running(own, run.name, at, scratch, log, environment(scratch), at_our_death=signal.SIGTERM)
+    return running(own, run.name, at, scratch, log, environment(scratch), at_our_death=signal.SIGTERM, key=key)
 
 
 if __name__ == "__main__":

@@ -46,11 +46,13 @@ class Component:
 
 
 @contextmanager
-def running(cluster: Cluster, name: str, image: str, k8s: Path, fill: Callable[[Path], None]) -> Iterator[Component]:
+def running(
+    cluster: Cluster, name: str, image: str, k8s: Path, fill: Callable[[Path], None], more: Iterable[dict] = ()
+) -> Iterator[Component]:
     """Run a component until the block ends; the controller does not run.
 
     image: the Dockerfile's target. k8s: an empty folder for a copy of k8s/. fill: puts results into the volume
-    `outputs`, whose folder it gets.
+    `outputs`, whose folder it gets. more: objects that it needs besides, without a namespace, such as a Secret.
     """
     cluster.carry_in(images.project_image(image))
     namespace = f"vlmflow-{name}"
@@ -64,6 +66,8 @@ def running(cluster: Cluster, name: str, image: str, k8s: Path, fill: Callable[[
     objects = in_namespace(cluster, namespace, volumes, overlay=with_component(k8s, "local", name))
     without = [one for one in objects if (one["kind"], one["metadata"]["name"]) != ("Deployment", "controller")]
     with cluster.having(*(one for one in without if "namespace" not in one["metadata"])):
+        for one in more:
+            cluster.apply(one, namespace)
         cluster.apply([one for one in without if "namespace" in one["metadata"]])
         cluster.kubectl(f"--namespace={namespace}", "rollout", "status", f"deployment/{name}", "--timeout=240s")
         (found,) = cluster.get("pods", namespace=namespace, labels=f"app.kubernetes.io/name={name}")["items"]

@@ -108,6 +108,8 @@ def _sources(target: str) -> str:
     """Return the digest of the files that a target is made of, the Dockerfile, and the base's recipe."""
     digest = hashlib.sha256(base_image.recipe().encode())
     more = [] if target in TARGETS else [PROJECT / "envs" / f"{target}.lock"]
+    if target == "train":
+        more = [PROJECT / "scripts" / "vlmflow" / "serving" / "guarded.py"]
     if target == "jupyter":
         code = sorted((PROJECT / "scripts" / "vlmflow").rglob("*"))
         more.append(PROJECT / "notebooks" / "look.ipynb")

@@ -12,11 +12,16 @@ from cluster.cluster import Cluster
 from cluster.component import Component, accepted, running
 from cluster.deployment import K8S, OVERLAYS, rendered, with_component, with_instance
 from cluster.kubectl import Kubectl
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.keys import ANSWER_KEY
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part
 from vlmflow.serving.dialogue import messages_of
 from workflow_runs import RUN
+
+KEY = "open-sesame"
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "answer-key"}, "stringData": {ANSWER_KEY: KEY}}
 
 OWN_IMAGES = [name for name in OVERLAYS if "\nimages:" in (K8S / f"overlays/{name}/kustomization.yaml").read_text()]
 """The overlays that name the images; the component belongs in such a one."""
@@ -46,6 +51,11 @@ def test_an_instances_server_is_nobody_elses(overlay: str, tmp_path: Path) -> No
             assert selector.items() <= labels.items()
             assert selector["app.kubernetes.io/name"] == f"serve{suffix}"
         assert f'"claimName": "outputs{suffix}"' in json.dumps(objects["Deployment"])
+        env = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["env"]
+        secrets = [
+            each["valueFrom"]["secretKeyRef"]["name"] for each in env if "secretKeyRef" in each.get("valueFrom", {})
+        ]
+        assert secrets == [f"answer-key{suffix}"] * 2
     asking = of_ann["NetworkPolicy"]["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
     assert asking == {"vlmflow/asks-serve": "yes", "app.kubernetes.io/instance": "ann"}
 
@@ -64,25 +74,28 @@ def serve(cluster: Cluster, demo: Path, tmp_path_factory: pytest.TempPathFactory
     def fill(outputs: Path) -> None:
         shutil.copytree(demo / "merged", outputs / "targets" / "merged")
 
-    with running(cluster, "serve", "train", tmp_path_factory.mktemp("k8s"), fill) as component:
+    with running(cluster, "serve", "train", tmp_path_factory.mktemp("k8s"), fill, [SECRET]) as component:
         yield component
 
 
 def prompt_tokens(url: str, messages: list[dict]) -> int:
     body = {"model": f"/models/{RUN}", "messages": messages, "max_tokens": 1}
-    reply = httpx.post(f"{url}/chat/completions", json=body, timeout=60, trust_env=False)
+    key = {"Authorization": f"Bearer {KEY}"}
+    reply = httpx.post(f"{url}/chat/completions", json=body, headers=key, timeout=60, trust_env=False)
     return reply.raise_for_status().json()["usage"]["prompt_tokens"]
 
 
 def test_it_answers_about_a_picture(serve: Component, demo: Path) -> None:
     asked = asked_in_val(demo / "fitted" / RUN, demo / "stores" / "pictures")
     messages = messages_of(asked.turns, [picture_part(file) for file in asked.pictures])
-    with serve.forwarded(8000) as address, Client(url := f"{address}/v1", f"/models/{RUN}") as client:
+    with serve.forwarded(8000) as address, Client(url := f"{address}/v1", f"/models/{RUN}", KEY) as client:
         answer = client.answer(messages, 12)
         assert answer.text.strip()
         assert client.answer(messages, 12) == answer, "greedy"
         asked_again = [messages, [{"role": "user", "content": messages[0]["content"][-1]["text"]}]]
         with_picture, without = (prompt_tokens(url, each) for each in asked_again)
+        with Client(url, f"/models/{RUN}") as stranger, pytest.raises(VlmflowError, match="HTTP 401"):
+            stranger.answer(messages, 1)
     assert with_picture >= without + FEWEST_TOKENS, "the model saw the picture"
 
 

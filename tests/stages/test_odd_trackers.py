@@ -31,6 +31,15 @@ def test_an_answer_without_end_is_not_kept(tmp_path: Path) -> None:
     assert type(caught.value) is VlmflowError
 
 
+def test_an_answer_of_mlflow_without_end_is_not_kept(tmp_path: Path) -> None:
+    with (
+        trace_sink(Reply(b" " * 100_000, JSON, path="", pause=0)) as sink,
+        pytest.raises(VlmflowError, match=r"mlflow: .*its answer has more than 8,000,000 bytes") as caught,
+    ):
+        send(tracked_run(tmp_path), mlflow=sink.url)
+    assert type(caught.value) is VlmflowError
+
+
 def test_an_mlflow_that_drips_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlmflow.track.send.LONGEST", 10.0)
     with (

@@ -41,15 +41,16 @@ def picture(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def served(folder: Path, *words: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
-    """Start scripts/serve.py; yield the server's address, its model's name, and the script's process."""
+def served(folder: Path, *words: str) -> Iterator[tuple[str, str, str, subprocess.Popen[str]]]:
+    """Start scripts/serve.py; yield the server's address, its model's name, its key, and the script's process."""
     script = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--run", RUN, "--directory", str(folder), *words]
     given = {**os.environ, "HF_TOKEN": "secret", "TMPDIR": str(folder)}
     process = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=given)
     try:
         assert process.stdout
-        first, second = process.stdout.readline(), process.stdout.readline()
-        yield first.split()[3], second.split(": ")[1].strip(), process
+        first, *others = (process.stdout.readline() for _ in range(3))
+        name, key = (line.split(": ")[1].strip() for line in others)
+        yield first.split()[3], name, key, process
     finally:
         process.kill()
         process.wait()
@@ -70,16 +71,27 @@ def test_the_served_weights_answer_as_in_this_process_and_end_with_the_caller(
     for name in ("merged", "models", "checkpoints"):
         (folder / name).symlink_to(demo_run / name)
     asked = asked_by_person("How many balls?", picture)
-    with served(folder) as (url, model, process):
+    with served(folder) as (url, model, key, process):
         (server,) = psutil.Process(process.pid).children()
         assert "secret" not in server.environ().values()
+        assert len(key) == 32
+        assert not [word for each in (server, psutil.Process(process.pid)) for word in each.cmdline() if key in word]
         messages = messages_of(asked.turns, [picture_part(picture)])
-        with Client(url, model) as client:
+        with Client(url, model, key) as client:
             answer = client.answer(messages, TOKENS)
-        with Client(url, "another") as client, pytest.raises(VlmflowError, match=r"HTTP 400: .*requested 'another'"):
+        with (
+            Client(url, "another", key) as client,
+            pytest.raises(VlmflowError, match=r"HTTP 400: .*requested 'another'"),
+        ):
             client.answer(messages, TOKENS)
-        listed = httpx.get(f"{url}/models", timeout=60, trust_env=False)
-        assert listed.status_code == 200
+        with Client(url, model) as client, pytest.raises(VlmflowError, match=r"HTTP 401: .*has not this server's key"):
+            client.answer(messages, TOKENS)
+        of_disk = messages_of(asked.turns, [{"type": "image_url", "image_url": {"url": str(picture)}}])
+        with Client(url, model, key) as client, pytest.raises(VlmflowError, match=r"HTTP 400: .*in the request itself"):
+            client.answer(of_disk, TOKENS)
+        listed = httpx.get(f"{url}/models", headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False)
+        assert [one["id"] for one in listed.json()["data"]] == [model]
+        assert key not in (folder / "logs" / "serve" / f"{RUN}.log").read_text()
         process.send_signal(signal.SIGKILL)
         process.wait()
         wait_until_ended(server.pid)
@@ -167,4 +179,5 @@ def test_what_cannot_be_tried_or_served_is_refused(
         serve(RUN, folder, 8000, 2)
     command = capfd.readouterr().out
     assert f"vllm serve {folder}/merged/{RUN} --host 127.0.0.1 --port 8000 --tensor-parallel-size 2" in command
+    assert command.startswith('VLLM_API_KEY="${VLLM_API_KEY:?choose a key}" HF_HUB_OFFLINE=1 vllm serve ')
     assert '"longest_edge": 65536' in command

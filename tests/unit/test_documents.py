@@ -76,6 +76,7 @@ def texts_of_the_code() -> str:
 
 FROM_OTHERS = {
     *("Directory cannot be locked", "missing in storage"),  # Snakemake
+    "Invalid host header",  # Starlette
     *("is forbidden", "attempting to grant RBAC permissions not currently held", "not found"),  # the API server
     *("untolerated taint", "didn't match Pod's node affinity"),  # the scheduler
     *("Permission denied", "Read-only file system", "unhandled system error"),  # the system, NCCL

@@ -1,13 +1,15 @@
 """Asks an OpenAI-compatible server for one answer; pictures travel as their stored bytes."""
 
 import base64
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import openai
+import httpx
+import msgspec
 from PIL import Image, UnidentifiedImageError
 
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -15,6 +17,7 @@ from vlmflow.core.keys import without_keys
 from vlmflow.core.printable import printable
 from vlmflow.serving.answer import Answer
 from vlmflow.serving.server import LOOPBACK
+from vlmflow.web.small_answers import limit_answers
 
 SHOWN_OF_ERROR = 500
 """Characters of a server's own error message that ours repeats."""
@@ -31,8 +34,8 @@ class Client:
         self._url = url
         self._model = model
         own = urlsplit(url).hostname == LOOPBACK  # a proxy of the environment is not for this machine
-        http = openai.DefaultHttpxClient(trust_env=not own)
-        self._api = openai.OpenAI(base_url=url, api_key=key or "none", http_client=http, timeout=seconds, max_retries=0)
+        headers = {"Authorization": f"Bearer {key or 'none'}"}
+        self._http = limit_answers(httpx.Client(headers=headers, timeout=seconds, trust_env=not own))
 
     def __enter__(self) -> Self:
         return self
@@ -40,44 +43,53 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._api.close()
+        self._http.close()
 
     def answer(self, messages: Sequence[dict[str, Any]], most_tokens: int) -> Answer:
         """Return the model's greedy answer to a dialogue of at most `most_tokens` tokens.
 
         messages: as `dialogue` makes them, with pictures of `picture_part`.
 
-        Raises PassingError if the server does not answer or is overloaded, VlmflowError if it refuses the request.
+        Raises PassingError if the server does not answer or is overloaded, VlmflowError if it refuses the request, or
+        answers too much (`web.small_answers`).
         """
+        body = {"model": self._model, "messages": list(messages), "max_tokens": most_tokens, "temperature": 0}
         try:
-            reply = self._api.chat.completions.create(
-                model=self._model,
-                messages=list(messages),  # type: ignore[arg-type]  # its types name each role and part
-                max_tokens=most_tokens,
-                temperature=0,
-            )
-            choice = reply.choices[0]
-            text, cut = choice.message.content, choice.finish_reason == "length"
-            if not isinstance(text, str | None):
-                raise TypeError(f"its content is no text: {text!r}")
-        except openai.APIStatusError as error:
-            said = _shown(error.response.text)
-            passing = error.status_code >= 500 or error.status_code in (408, 429)
-            raise (PassingError if passing else VlmflowError)(
-                f"{self._url}: model {self._model!r}: HTTP {error.status_code}: {said}",
-                "read the server's output" if passing else "ask for a model that this server has, in its limits",
-            ) from None
-        except openai.APIConnectionError as error:  # a timeout, too
+            reply = self._http.post(f"{self._url}/chat/completions", json=body)
+        except httpx.HTTPError as error:  # a timeout, too
             raise PassingError(
-                f"{self._url}: no answer: {_shown(str(error.__cause__ or error))}",
+                f"{self._url}: no answer: {_shown(str(error) or type(error).__name__)}",
                 "see whether the server runs, and its output",
             ) from None
-        except (openai.OpenAIError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if (status := reply.status_code) != 200:
+            passing = status >= 500 or status in (408, 429)
+            raise (PassingError if passing else VlmflowError)(
+                f"{self._url}: model {self._model!r}: HTTP {status}: {_shown(reply.text)}",
+                "read the server's output" if passing else "ask for a model that this server has, in its limits",
+            )
+        try:
+            choice = msgspec.convert(json.loads(reply.content), _Reply).choices[0]
+        except (ValueError, IndexError, RecursionError) as error:
             raise VlmflowError(
-                f"{self._url}: its reply is not a chat completion: {_shown(str(error))}",
+                f"{self._url}: its reply is not a chat completion: {_shown(f'{error}: {reply.text}')}",
                 "name the address of an OpenAI-compatible API, with /v1",
             ) from None
-        return Answer(text or "", cut)
+        return Answer(choice.message.content or "", choice.finish_reason == "length")
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    """The used part of a chat completion."""
+
+    choices: list[_Choice]
 
 
 def _shown(text: str) -> str:

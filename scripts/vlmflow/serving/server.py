@@ -1,6 +1,7 @@
 """Runs a server of a model folder: starts it, waits until it answers, and ends all of its processes."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -8,16 +9,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import psutil
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.keys import ANSWER_KEY
 from vlmflow.core.printable import printable
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, clock
+from vlmflow.serving import guarded
 from vlmflow.swift.child_process import THREADS_OF_LIBRARIES
 
 LOOPBACK = "127.0.0.1"
@@ -34,19 +37,23 @@ KEPT = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "MALLOC_")
 """The variables that a server gets: what finds programs, libraries and GPUs, and so no token."""
 
+KEYS = (ANSWER_KEY, "VLLM_API_KEY")
+"""The variables in which servers, ours and vLLM, find the key that they ask for: any user sees a process's words."""
+
 
 @dataclass(frozen=True)
 class Server:
     """A server that answers.
 
     url: of its OpenAI-compatible API, with /v1. model: the name that requests must give. process: its first process,
-    whose process group is the server's. log: its output.
+    whose process group is the server's. log: its output. key: what requests must have as their bearer token.
     """
 
     url: str
     model: str
     process: subprocess.Popen[bytes]
     log: Path
+    key: str = field(repr=False)
 
 
 @contextmanager
@@ -60,12 +67,13 @@ def serve_with_transformers(
     threads: int | None = None,
     port: int = 0,
     limit: float = START_SECONDS,
+    key: str | None = None,
 ) -> Iterator[Server]:
-    """Serve the folder of a model (`served_folder`) on the loopback address as long as the block runs.
+    """Serve the folder of a model (`served_folder`) on the loopback address as long as the block runs (`guarded`).
 
     Requests name the model by the folder's name. scratch: an empty folder for its caches. log: the file for its output.
     device: cpu, or auto for the GPUs. dtype: the type in which it computes; auto is that of the weights. threads: cores
-    that it may use; None for all. port: 0 for a free one. limit: seconds until it must answer.
+    that it may use; None for all. port: 0 for a free one. limit: seconds until it must answer. key: as for `running`.
 
     The thread that calls this must live as long as the block: the server ends with it, however it ends.
     Raises VlmflowError with the end of its output if it ends before it answers, PassingError if it takes too long.
@@ -77,9 +85,9 @@ def serve_with_transformers(
     env = environment(scratch, threads)
     for last in (False, False, True):
         at = port or free_port()
-        words = [sys.executable, "-m", "transformers.cli.transformers", "serve", model, *how, "--port", str(at)]
+        words = [sys.executable, str(guarded.__file__), model, *how, "--port", str(at)]
         try:
-            with running(words, model, at, place, log, env, limit) as server:
+            with running(words, model, at, place, log, env, limit, key=key) as server:
                 yield server
                 return
         except PortTakenError:  # somebody took the port between our look and the server's
@@ -97,13 +105,16 @@ def running(
     env: Mapping[str, str],
     limit: float = START_SECONDS,
     at_our_death: int = signal.SIGKILL,
+    key: str | None = None,
 ) -> Iterator[Server]:
     """Run a server's command until the block ends; yields once it answers GET /health.
 
     words: the command. model: the name that its requests must give. port: where it listens on the loopback address.
     folder: its working directory. at_our_death: the signal that its first process gets if this process dies; one
-    whose children would outlive it needs SIGTERM.
+    whose children would outlive it needs SIGTERM. key: what its requests must have, for a server that asks for one;
+    None for one made at random.
     """
+    key = key or secrets.token_urlsafe(24)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -112,13 +123,13 @@ def running(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=env,
+            env={**env, **dict.fromkeys(KEYS, key)},
             start_new_session=True,  # a process group of its own, which Ctrl-C does not reach
             preexec_fn=bound_to_this_process(at_our_death),
         )
     try:
         _wait_until_healthy(process, port, limit, log, model)
-        yield Server(f"http://{LOOPBACK}:{port}/v1", model, process, log)
+        yield Server(f"http://{LOOPBACK}:{port}/v1", model, process, log, key)
     finally:
         end_group(process)
 
@@ -130,11 +141,8 @@ class PortTakenError(PassingError):
 def environment(scratch: Path, threads: int | None = None) -> dict[str, str]:
     """Return a server's environment: offline, with caches in `scratch`, and without anybody's token."""
     given = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
-    cache = scratch / "hub"
-    cache.mkdir(parents=True, exist_ok=True)  # without it, transformers answers GET /v1/models with HTTP 500
     ours = {
         "HF_HOME": str(scratch.absolute()),
-        "HF_HUB_CACHE": str(cache.absolute()),
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -190,9 +198,10 @@ def _is_healthy(process: subprocess.Popen[bytes], port: int) -> bool:
     """Return whether it is this server that listens on the port, and it answers."""
     if not _listens(process.pid, port):
         return False
-    with suppress(httpx.HTTPError):
-        # A proxy of the environment is not for this machine.
-        return httpx.get(f"http://{LOOPBACK}:{port}/health", timeout=5, trust_env=False).status_code == 200
+    address = f"http://{LOOPBACK}:{port}/health"
+    # A proxy of the environment is not for this machine.
+    with suppress(httpx.HTTPError), httpx.stream("GET", address, timeout=5, trust_env=False) as answer:
+        return answer.status_code == 200
     return False
 
 

@@ -21,6 +21,9 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 TOWER = {"visual", "vision_tower", "vision_model", "multi_modal_projector"}
 """Parts of a layer's name in the vision tower or between it and the language model."""
 
+NO_DOMAIN = "none.invalid"
+"""A name that no host has (RFC 2606): vLLM fetches pictures from any host unless its list of domains has an entry."""
+
 MERGE = "serve the merged weights: make serve without ADAPTER"
 
 
@@ -33,7 +36,9 @@ def vllm_words(
     port: int,
     adapter: Path | None = None,
 ) -> list[str]:
-    """Return the command that serves a model on GPUs with vLLM, on the loopback address.
+    """Return the command that serves a model on GPUs with vLLM, on the loopback address, with pictures as data only.
+
+    Its key is in VLLM_API_KEY: as an argument (--api-key) every user of the machine would see it.
 
     model: the folder of the model, or of the adapter's base. name: what requests ask for. gpus: how many share the
     model. max_length: tokens of prompt and answer together. limits: of pictures; None if the model sees none.
@@ -49,6 +54,7 @@ def vllm_words(
         # Without "video": 0 it reserves memory for a whole video at its start.
         words += ["--limit-mm-per-prompt", json.dumps({"image": 1, "video": 0})]
         words += ["--mm-processor-kwargs", json.dumps(size)]
+        words += ["--allowed-media-domains", NO_DOMAIN]
     if adapter:
         rank = str(_rank_of(adapter))
         words += ["--enable-lora", "--lora-modules", f"{name}={adapter}", "--max-lora-rank", rank]

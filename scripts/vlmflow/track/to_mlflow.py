@@ -24,11 +24,13 @@ from google.protobuf.json_format import ParseError
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
+from requests.adapters import HTTPAdapter
 from sqlalchemy.exc import SQLAlchemyError
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import MLFLOW_KEYS, without_keys
 from vlmflow.core.own_program import answer_with
+from vlmflow.track.small_answers import read
 
 METRICS, PARAMS = 1000, 100
 """How many metrics, and how many params or tags, a request may have (MLflow's REST API, runs/log-batch)."""
@@ -38,6 +40,9 @@ LONGEST_PARAM, LONGEST_TAG = 6000, 8000
 
 SHOWN_OF_ERROR = 1000
 """Characters of MLflow's own error message that ours repeats: it may quote a whole page."""
+
+LONGEST_ANSWER = 8_000_000
+"""Bytes of an answer that are read: the figures of a run have a few."""
 
 PASSES = ("database is locked", "disk is full", "No space left")
 """What SQLite and the file system say of a file that may do another time."""
@@ -53,6 +58,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
     if it cannot be reached, or fails itself.
     """
     address = question["to"]
+    limit_answers()
     if any(os.environ.get(name) for name in MLFLOW_KEYS):
         os.environ["NETRC"] = os.devnull  # otherwise requests would take an entry of ~/.netrc in place of the key
     try:
@@ -66,6 +72,20 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
     except (ParseError, ValueError, TypeError, LookupError, AttributeError) as error:  # what the client does not expect
         name = type(error).__name__
         raise VlmflowError(f"{address}: its answer is not MLflow's: {name}: {shown(error)}", SERVER) from None
+
+
+def limit_answers() -> None:
+    """Let requests, by which MLflow's client asks, read no more than LONGEST_ANSWER bytes, and unpack none."""
+    ask = HTTPAdapter.send
+
+    def ask_for_little(self: HTTPAdapter, request: Any, *how: Any, **options: Any) -> Any:
+        request.headers["Accept-Encoding"] = "identity"
+        response = ask(self, request, *how, **options)
+        if fault := read(response, LONGEST_ANSWER, SERVER):
+            raise fault
+        return response
+
+    HTTPAdapter.send = ask_for_little  # type: ignore[method-assign]
 
 
 def send(question: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +171,8 @@ def shown(error: Exception) -> str:
 
 def explained(error: MlflowException, address: str) -> VlmflowError:
     """Return an error of MLflow as ours, with a next step."""
+    if isinstance(ours := error.__cause__ or error.__context__, VlmflowError):
+        return ours
     cause = f"{address}: {shown(error)}"
     # MLflow takes an unknown status, no answer, and a page in the place of an answer for an error 500.
     said = re.search(r"failed with error code (\d{3})", cause)

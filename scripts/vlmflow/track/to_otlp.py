@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 import requests
-import urllib3
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -28,6 +27,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import without_keys
 from vlmflow.core.own_program import answer_with
+from vlmflow.track.small_answers import read
 
 SPANS = 256
 """Spans in a request; one has a few KB."""
@@ -79,7 +79,7 @@ class Session(requests.Session):
         until = time.monotonic() + options["timeout"]
         try:
             response = super().request(method, url, stream=True, **options)
-            missing = read(response, until)
+            missing = read(response, LONGEST_ANSWER, ADDRESS, until)
         except requests.RequestException as error:
             passes = isinstance(error, requests.ConnectionError | requests.Timeout)
             lasts = isinstance(error, requests.exceptions.SSLError)
@@ -88,31 +88,6 @@ class Session(requests.Session):
         response.reason = shown(response.reason or "")  # the exporter repeats it
         self.fault = fault_of(response) if response.status_code >= 300 else missing or fault_of(response)
         return response
-
-
-def read(response: requests.Response, until: float) -> VlmflowError | None:
-    """Read a streamed answer into `response.content`; return what kept it from being whole, else None.
-
-    until: when it must end, on the monotonic clock. Raises as `requests` does when a connection breaks.
-    """
-    content, fault = b"", None
-    try:
-        while block := response.raw.read1(LONGEST_ANSWER, decode_content=False):
-            content += block
-            if len(content) > LONGEST_ANSWER:
-                fault = VlmflowError(f"{response.url}: its answer has more than {LONGEST_ANSWER:,} bytes", ADDRESS)
-                break
-            if time.monotonic() > until:
-                fault = PassingError(f"{response.url}: its answer did not end in time", RUNS)
-                break
-        else:
-            response._content_consumed = True  # so that its connection serves the next request
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise requests.ConnectionError(error) from None
-    finally:
-        response.close()
-    response._content = content
-    return fault
 
 
 def shown(text: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urljoin
 
 import httpx
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, set_client_factory
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -21,16 +21,23 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils._http import default_client_factory
 
 from vlmflow.config.source import HubSource
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import UNFINISHED
 from vlmflow.core.patience import PASSING_STATUS, PassingFault, Patience, asked_wait
 from vlmflow.web.missing import Refused
+from vlmflow.web.small_answers import limit_answers
 from vlmflow.web.transport import host_of
 
 TIMEOUT = 30.0
 """Seconds to wait for an answer about a file or a repository."""
+
+LONGEST_ANSWER = 100_000_000
+"""Bytes of the hub's answer to a question: for each file of a repository it has some hundreds."""
+
+set_client_factory(lambda: limit_answers(default_client_factory(), LONGEST_ANSWER))
 
 COMMIT = r"[0-9a-f]{40}"
 DIGEST = r"[0-9a-f]{40}|[0-9a-f]{64}"

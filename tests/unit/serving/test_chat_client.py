@@ -51,6 +51,17 @@ def test_a_server_that_is_not_there_may_come_back() -> None:
         client.answer([{"role": "user", "content": "?"}], 5)
 
 
+def test_a_server_that_answers_too_much_is_named_and_not_asked_again() -> None:
+    with (
+        canned_server(b" " * 8_000_001) as url,
+        Client(url, "mine") as client,
+        pytest.raises(VlmflowError, match=r"its answer has more than 8,000,000 bytes") as caught,
+    ):
+        client.answer([{"role": "user", "content": "?"}], 5)
+    assert f"{url}/chat/completions: " in caught.value.cause
+    assert not isinstance(caught.value, PassingError)
+
+
 @pytest.mark.parametrize(
     "reply",
     [

@@ -142,5 +142,21 @@ def test_no_token_reaches_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     given = environment(tmp_path, 2)
     assert "secret" not in given.values()
     assert given["HF_HUB_OFFLINE"] == "1"
-    assert Path(given["HF_HUB_CACHE"]).is_dir()
+    assert given["HF_HOME"] == str(tmp_path)
     assert given["OMP_NUM_THREADS"] == "2"
+
+
+def test_each_server_has_its_key_in_its_environment_alone(tmp_path: Path) -> None:
+    keys = []
+    for key in (None, None, "sesame"):
+        port = free_port()
+        code = STUBBORN.replace("child = os.fork()", "child = os.environ['VLMFLOW_ANSWER_KEY']")
+        place = (port, tmp_path, tmp_path / "log", environment(tmp_path))
+        with running(words(code, port), "m", *place, key=key) as server:
+            assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).text == server.key
+            assert psutil.Process(server.process.pid).environ()["VLLM_API_KEY"] == server.key
+            assert server.key not in repr(server)
+            keys.append(server.key)
+    assert keys[2] == "sesame"
+    assert len({*keys}) == 3
+    assert min(map(len, keys[:2])) >= 32

@@ -66,7 +66,7 @@ class OwnModel:
             serving = serve_with_transformers(
                 folder, caches, log, device=device, dtype=self.dtype, threads=self.threads
             )
-            with serving as server, Client(server.url, server.model) as client:
+            with serving as server, Client(server.url, server.model, server.key) as client:
                 yield lambda messages, most: ask_own(self.name, server, client, messages, most)
 
 

@@ -3,6 +3,9 @@
 import yaml
 
 from cluster.policies import allowed
+from vlmflow.core.keys import ANSWER_KEY
+from vlmflow.serving.server import KEYS
+from vlmflow.serving.vllm import NO_DOMAIN
 from workflow_runs import ROOT
 
 COMPONENTS = ROOT / "k8s" / "components"
@@ -11,7 +14,7 @@ POD = OBJECTS["Deployment"]["spec"]["template"]
 (MAIN,) = POD["spec"]["containers"]
 
 
-def test_its_pod_has_no_token_and_sees_only_merged_weights_read_only() -> None:
+def test_its_pod_has_one_key_and_sees_only_merged_weights_read_only() -> None:
     spec = POD["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -23,20 +26,27 @@ def test_its_pod_has_no_token_and_sees_only_merged_weights_read_only() -> None:
     assert claim == {"claimName": "outputs", "readOnly": True}
     (mount,) = [mount for mount in MAIN["volumeMounts"] if "emptyDir" not in volumes[mount["name"]]]
     assert mount == {"name": "outputs", "mountPath": "/models", "subPath": "targets/merged", "readOnly": True}
-    assert not [variable for variable in MAIN["env"] if "secretKeyRef" in str(variable)]
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in MAIN["env"] if "secretKeyRef" in str(one)}
+    assert secrets == {key: {"name": "answer-key", "key": ANSWER_KEY} for key in KEYS}, (
+        "not optional: no key, no server"
+    )
 
 
 def test_one_model_at_a_time_is_in_memory_and_is_asked_once_it_answers() -> None:
     assert OBJECTS["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
-    assert MAIN["args"][:3] == ["transformers", "serve", "/models/$(RUN)"]
-    assert "--trust-remote-code" not in MAIN["args"]
+    assert MAIN["args"][:3] == ["python", "/opt/vlmflow/guarded.py", "/models/$(RUN)"]
+    assert "\nCOPY scripts/vlmflow/serving/guarded.py /opt/vlmflow/\n" in (ROOT / "Dockerfile").read_text()
+    own_name = [{"name": "Host", "value": "localhost"}]  # its address is no name of a server that looks at names
     for probe in ("startupProbe", "readinessProbe"):
-        assert MAIN[probe]["httpGet"] == {"path": "/health", "port": "http"}
+        assert MAIN[probe]["httpGet"] == {"path": "/health", "port": "http", "httpHeaders": own_name}
     start = MAIN["startupProbe"]
     assert start["periodSeconds"] * start["failureThreshold"] >= 1800
     service = OBJECTS["Service"]["spec"]
     assert service["type"] == "ClusterIP"
     assert service["selector"].items() <= POD["metadata"]["labels"].items()
+    names = [word.removeprefix("--name=") for word in MAIN["args"] if word.startswith("--name=")]
+    assert names[0] == "$(SERVICE)"
+    assert names[1:] == [f"$(SERVICE).$(NAMESPACE){end}" for end in ("", ".svc", ".svc.cluster.local")]
 
 
 def test_only_pods_with_the_label_reach_it_and_it_reaches_nothing() -> None:
@@ -61,8 +71,9 @@ def test_the_variant_for_gpus_is_vllm_with_a_tag_and_its_own_probes() -> None:
     name, _, tag = container["image"].partition(":")
     assert (name, tag[0], container["name"]) == ("vllm/vllm-openai", "v", MAIN["name"])
     assert container["command"] == ["vllm", "serve"]
-    assert not [word for word in container["args"] if "trust" in word]
-    assert {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe")} == {"/v1/models"}
+    assert not [word for word in container["args"] if "trust" in word or "api-key" in word or "local-media" in word]
+    assert f"--allowed-media-domains={NO_DOMAIN}" in container["args"]
+    assert not {"startupProbe", "readinessProbe"} & container.keys(), "those of the component: no probe has the key"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

@@ -1,0 +1,143 @@
+"""Serves one model with transformers to whoever has the key; pictures only as data. A program of its own.
+
+It imports nothing of vlmflow: the image `train` holds this file alone, for k8s/components/serve. The key is in the
+environment variable VLMFLOW_ANSWER_KEY, so that no list of processes shows it.
+
+`transformers serve` itself opens any address or file that a request names as a picture, loads any model, asks for no
+key, and takes any Host, so that a web page can reach it through a name of its own (DNS rebinding). This program has its
+handler of chat completions, and no other route but the list of models and the probe.
+"""
+
+import argparse
+import json
+import os
+import re
+import secrets
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+KEY = "VLMFLOW_ANSWER_KEY"
+
+LARGEST_REQUEST = 64_000_000
+"""Bytes of a request: some pictures in base64."""
+
+PICTURE = re.compile(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/=]+")
+
+OWN_NAMES = ("127.0.0.1", "localhost")
+
+Handle = Callable[[dict[str, Any], str], Awaitable[Response]]
+"""Answers a checked request; takes its body, and an id."""
+
+
+def app_of(model: str, handle: Handle, key: str, names: tuple[str, ...] = ()) -> FastAPI:
+    """Return the server's application.
+
+    model: the name that requests give. key: what a request must have as its bearer token. names: of this host, besides
+    localhost; a request to any other is refused.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*OWN_NAMES, *names], www_redirect=False)
+    begun = int(time.time())
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/models")
+    def models(request: Request) -> dict[str, Any]:
+        _refuse_other_key(request, key)
+        about = {"id": model, "object": "model", "created": begun, "owned_by": "vlmflow"}
+        return {"object": "list", "data": [about]}
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        _refuse_other_key(request, key)
+        body = await _body_of(request)
+        _refuse_other_pictures(body)
+        return await handle(body, str(uuid.uuid4()))
+
+    return app
+
+
+def _refuse_other_key(request: Request, key: str) -> None:
+    given = request.headers.get("authorization", "")
+    if not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        raise HTTPException(401, "the request has not this server's key: Authorization: Bearer KEY")
+
+
+async def _body_of(request: Request) -> dict[str, Any]:
+    content = bytearray()
+    async for block in request.stream():
+        content += block
+        if len(content) > LARGEST_REQUEST:
+            raise HTTPException(413, f"the request has more than {LARGEST_REQUEST:,} bytes")
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the request is no JSON") from None
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise HTTPException(400, "the request is no chat: it has no list `messages`")
+    return body
+
+
+def _refuse_other_pictures(body: dict[str, Any]) -> None:
+    """Raise HTTPException unless every part of a message is a text, or a picture that is in the request itself."""
+    for number, message in enumerate(body["messages"], 1):
+        match message:
+            case {"content": list(parts)}:
+                for part in parts:
+                    if not _is_data(part):
+                        raise HTTPException(
+                            400,
+                            f"message {number}: only texts, and pictures in the request itself: "
+                            '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
+                        )
+            case {"content": str() | None} | {"tool_calls": list()}:
+                pass
+            case _:
+                raise HTTPException(400, f"message {number}: its content is neither a text nor a list of parts")
+
+
+def _is_data(part: Any) -> bool:
+    match part:
+        case {"type": "text", "text": str()}:
+            return True
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return PICTURE.fullmatch(url) is not None
+    return False
+
+
+def main() -> None:
+    """Load the model, and serve it until a signal."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="its folder, and its name in requests")
+    parser.add_argument("--device", default="cpu", help="cpu, or auto for the GPUs")
+    parser.add_argument("--dtype", default="auto", help="in which it computes; auto is that of the weights")
+    parser.add_argument("--host", default="127.0.0.1", help="the address where it listens")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--name", action="append", default=[], help="another name of this host by which it may be asked"
+    )
+    given = parser.parse_args()
+    key = os.environ.pop(KEY, "").strip()
+    if not key:
+        sys.exit(f"there is no key: set {KEY}")
+    import uvicorn  # only here: they take seconds, and a wrong call should say so at once
+    from transformers.cli.serving.chat_completion import ChatCompletionHandler
+    from transformers.cli.serving.model_manager import ModelManager
+    from transformers.cli.serving.utils import GenerationState
+
+    manager = ModelManager(device=given.device, dtype=given.dtype, force_model=given.model)
+    handler = ChatCompletionHandler(model_manager=manager, generation_state=GenerationState())
+    app = app_of(given.model, handler.handle_request, key, tuple(given.name))
+    uvicorn.run(app, host=given.host, port=given.port)
+
+
+if __name__ == "__main__":
+    main()

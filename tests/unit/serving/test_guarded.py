@@ -1,0 +1,155 @@
+"""Our server of transformers answers only who has its key, by its own names, and reads pictures from requests alone."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import Response
+from fastapi.testclient import TestClient
+
+from vlmflow.core.keys import ANSWER_KEY
+from vlmflow.serving import guarded
+
+KEY = "open sesame"
+MODEL = "mine"
+DATA = "data:image/png;base64,iVBORw0KGgo="
+
+asked: list[dict[str, Any]] = []
+
+
+async def handle(body: dict[str, Any], number: str) -> Response:
+    """Record a request that passed."""
+    asked.append(body)
+    return Response("{}")
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    asked.clear()
+    app = guarded.app_of(MODEL, handle, KEY, ("serve", "serve.mine.svc"))
+    with TestClient(app, base_url="http://127.0.0.1:8000", headers={"Authorization": f"Bearer {KEY}"}) as made:
+        yield made
+
+
+def chat(content: Any, **others: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content, **others}]}
+
+
+def picture(url: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+PATH = "/v1/chat/completions"
+
+
+def test_texts_and_pictures_in_the_request_are_answered(client: TestClient) -> None:
+    for content in ("How many?", [picture(DATA), {"type": "text", "text": "\nHow many?"}], None):
+        assert client.post(PATH, json=chat(content)).status_code == 200
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *map(
+            picture, ("http://127.0.0.1:9/a.png", "https://example.org/a.png", "/etc/passwd", "a.png", "iVBORw0KGgo=")
+        ),
+        *map(picture, ("file:///etc/passwd", "data:image/png;base64,../../a.png", "data:text/html;base64,AAAA")),
+        *map(picture, (f"{DATA}\n/etc/passwd", f"/srv/{DATA}", None, {"url": DATA}, "")),
+        {"type": "image_url", "image_url": "/etc/passwd"},
+        {"type": "input_image", "image_url": DATA},
+        {"type": "video_url", "video_url": {"url": DATA}},
+        {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:9/"}},
+        {"type": "input_audio", "input_audio": "/etc/passwd"},
+        {"type": "image", "url": "/etc/passwd"},
+        {"type": ["text"], "text": "?"},
+        "text",
+        None,
+    ],
+)
+def test_what_a_server_would_fetch_or_open_is_refused(client: TestClient, part: Any) -> None:
+    for others in ({}, {"tool_calls": []}):
+        answer = client.post(PATH, json=chat([{"type": "text", "text": "?"}, part], **others))
+        assert answer.status_code == 400
+        assert "message 1: only texts, and pictures in the request itself" in answer.json()["detail"]
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no JSON",
+        b"[]",
+        b'{"messages": {}}',
+        b'{"messages": [7]}',
+        b'{"messages": [{"content": {}}]}',
+        b"[" * 9999,
+    ],
+)
+def test_a_request_of_another_form_is_refused(client: TestClient, body: bytes) -> None:
+    assert client.post(PATH, content=body).status_code == 400
+    assert not asked
+
+
+def test_a_request_has_a_largest_size(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps(chat("?" * 1000))
+    monkeypatch.setattr(guarded, "LARGEST_REQUEST", len(body))
+    assert client.post(PATH, content=body).status_code == 200
+    assert client.post(PATH, content=body + " ").status_code == 413
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [None, "", "Bearer ", "Bearer open", f"Basic {KEY}", KEY, f"Bearer {KEY} ", "Bearer é"]
+)
+def test_without_the_key_nothing_is_answered(client: TestClient, given: str | None) -> None:
+    del client.headers["Authorization"]
+    headers = {} if given is None else {"Authorization": given.encode()}
+    answers = [client.get("/v1/models", headers=headers), client.post(PATH, content="no JSON", headers=headers)]
+    assert [answer.status_code for answer in answers] == [401, 401]
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "serve.evil.example", ""]
+)
+def test_by_another_name_it_answers_nothing(client: TestClient, host: str) -> None:
+    for path in ("/health", "/v1/models"):
+        assert client.get(path, headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "localhost", "LOCALHOST:8000", "serve:8000", "serve.mine.svc"])
+def test_its_own_names_are_known(client: TestClient, host: str) -> None:
+    assert client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_a_client_finds_the_model(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()
+    assert [(one["id"], one["object"]) for one in listed["data"]] == [(MODEL, "model")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/load_model", "/reset", "/v1/responses", "/v1/completions", "/v1/audio/transcriptions", "/docs", "/openapi.json"],
+)
+def test_transformers_other_routes_are_not_there(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == client.post(path, json={"model": "another"}).status_code == 404
+
+
+def test_without_a_key_it_does_not_start() -> None:
+    env = {name: value for name, value in os.environ.items() if name != ANSWER_KEY}
+    for given in (env, env | {ANSWER_KEY: " "}):
+        words = [sys.executable, str(guarded.__file__), "no model"]
+        done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert f"there is no key: set {ANSWER_KEY}" in done.stderr
+
+
+def test_the_variable_is_the_one_of_clients() -> None:
+    """The program imports nothing of ours: an image holds it alone."""
+    assert guarded.KEY == ANSWER_KEY
