@@ -13,9 +13,9 @@ from cluster.component import Component, accepted, running
 from cluster.deployment import K8S, OVERLAYS, rendered, with_component, with_instance
 from cluster.kubectl import Kubectl
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
+from vlmflow.rows.messages import messages_of
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part
-from vlmflow.serving.dialogue import messages_of
 from workflow_runs import RUN
 
 OWN_IMAGES = [name for name in OVERLAYS if "\nimages:" in (K8S / f"overlays/{name}/kustomization.yaml").read_text()]
