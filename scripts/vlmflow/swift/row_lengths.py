@@ -3,7 +3,7 @@
     python -m vlmflow.swift.row_lengths ROWS FOUND --model FOLDER …
 
 ROWS: JSON lines of ShareGPT rows. FOUND: the output file, JSON. Its "lengths" are a list with the tokens of each row,
-and those of them that are trained; "template" is how the model's chat template differs (`served_rows.first_difference`).
+and those of them that are trained; "template" is how the model's own one differs (`served_rows.first_difference`).
 ms-swift's own arguments of model and template follow. The picture store and the picture budget come from the
 environment, as for training (`child_process.environment`).
 """
