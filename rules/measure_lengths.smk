@@ -26,7 +26,9 @@ rule measure_lengths:
     benchmark:
         "benchmarks/measure_lengths/{run}.tsv"
     params:
-        settings=params.run("model.model_type", "train.image_max_tokens", "train.text_args"),
+        settings=params.run(
+            *("model.model_type", "model.template_differs", "train.image_max_tokens", "train.text_args")
+        ),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

@@ -51,7 +51,8 @@ def main(
     account = read_account(stats, Stats)
     lengths = {"train": train_lengths, "val": val_lengths}
     base = BaseModel.without_weights(model_files, settings.model_type)
-    refuse_other_lengths(summary, lengths, account, base.folder, settings.image_max_tokens, settings.text_args)
+    text = settings.image_max_tokens, settings.text_args
+    measured = refuse_other_lengths(summary, lengths, account, base.folder, *text)
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
 
     def counter() -> TokenCounter:
@@ -60,7 +61,8 @@ def main(
         return TokenCounter(base.folder, entries, settings.image_max_tokens, form)
 
     with whole_folder(fitted) as folder:
-        outcome = fit_rows(data, account, lengths, counter, settings.max_length, settings.over_long, folder)
+        how = settings.max_length, settings.over_long
+        outcome = fit_rows(data, account, lengths, counter, *how, folder, measured.chat_template)
     logging.getLogger("vlmflow").info(f"{fitted.name}: {in_words(outcome)}")
 
 

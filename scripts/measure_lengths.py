@@ -17,6 +17,12 @@ from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
 
 
+class RunBlock(LengthBlock):
+    """The run's settings that this stage uses; see docs/config.md."""
+
+    template_differs: bool
+
+
 def main(
     *,
     train_rows: Path,
@@ -26,7 +32,7 @@ def main(
     train: Path,
     val: Path,
     summary: Path,
-    settings: LengthBlock,
+    settings: RunBlock,
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
@@ -37,7 +43,7 @@ def main(
     have no pictures.
     model_files: the base model without its weights (model_files/MODEL).
     train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.
-    settings: those of the run that determine lengths.
+    settings: those of the run and its model.
     picture_store: the folder with all picture stores.
     """
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
@@ -48,7 +54,8 @@ def main(
     form = ChatForm.of(settings.text_args, data.last_answer_only)
     counter = TokenCounter(base.folder, entries, settings.image_max_tokens, form)
     files = {"train": train, "val": val}
-    account = measure_lengths(data, files, counter, base, settings.image_max_tokens, settings.text_args, threads)
+    chosen = settings.image_max_tokens, settings.text_args, threads, settings.template_differs
+    account = measure_lengths(data, files, counter, base, *chosen)
     write_account(summary, account)
     logging.getLogger("vlmflow").info(f"{summary.parent.name}: {in_words(account)}")
 

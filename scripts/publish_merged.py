@@ -12,7 +12,7 @@ from vlmflow.core.files import FOLDER_MARK, read_json, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
 from vlmflow.fetch.model_folder import read_model_manifest
-from vlmflow.lengths.fitted import ACCOUNT
+from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import PROOF, read_proof, take_over
 from vlmflow.merging.published_limits import publish_limits
 from vlmflow.reports.licences import stated_licences
@@ -76,6 +76,7 @@ def main(
         facts = provenance(
             published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated, good_run
         )
+        facts = msgspec.structs.replace(facts, chat_template=fitted_rows(rows).chat_template)
         if settings.chosen_by:
             facts = msgspec.structs.replace(facts, chosen_by=settings.chosen_by.in_words())
         write_account(folder / "provenance.json", facts)

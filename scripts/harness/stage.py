@@ -107,11 +107,16 @@ def _plain(value: Any) -> Any:
 
 
 def _named(text: str, job: Any) -> str:
-    """Insert the rule's data set and run into the keys of a message: the library does not know their names."""
+    """Insert the rule's data set, run and model into the keys of a message: the library does not know their names."""
     names = dict(job.wildcards.items()) if job else {}
-    if rows := dict(job.input.items()).get("rows") if "search" in names else None:
-        names["run"] = Path(rows).name  # a search's stages read fitted/RUN
-    for block, wildcard in (("datasets", "dataset"), ("runs", "run")):
+    inputs = dict(job.input.items()) if job else {}
+    if "search" in names and "rows" in inputs:
+        names["run"] = Path(inputs["rows"]).name  # a search's stages read fitted/RUN
+    if folder := inputs.get("model") or inputs.get("model_files"):
+        names.setdefault("model", Path(folder).name)
+    if "run" in names and "stats" in inputs:
+        names.setdefault("dataset", Path(inputs["stats"]).parent.name)  # data/DATASET/stats.json
+    for block, wildcard in (("datasets", "dataset"), ("runs", "run"), ("models", "model")):
         if wildcard in names:
             text = text.replace(f"{block}.NAME", f"{block}.{names[wildcard]}")
     return complete_commands(text)

@@ -15,9 +15,9 @@ from cluster.kubectl import Kubectl
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.keys import ANSWER_KEY
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
+from vlmflow.rows.messages import messages_of
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part
-from vlmflow.serving.dialogue import messages_of
 from workflow_runs import RUN
 
 KEY = "open-sesame"

@@ -67,6 +67,7 @@ def write_text_model(folder: Path) -> None:
     write_base(folder / "tiny", vocab_size=sizes["vocab_size"], eos_token_id=sizes.get("eos_token_id"))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(folder / "vl" / name, folder / "tiny")
+    (folder / "tiny" / "chat_template.jinja").unlink()  # a placeholder; the tokenizer's files have the chat template
 
 
 def write_gpt2(folder: Path) -> Path:

@@ -21,9 +21,9 @@ from serve import main as serve
 from try_run import main as try_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.loaded_model import load, logits_of
+from vlmflow.rows.messages import messages_of
 from vlmflow.serving.asked import asked_by_person, asked_in_val, opened
 from vlmflow.serving.client import Client, picture_part
-from vlmflow.serving.dialogue import messages_of
 from vlmflow.serving.finished_run import finished_run
 from vlmflow.serving.loaded import LoadedModel
 from vlmflow.serving.served_folder import link_served

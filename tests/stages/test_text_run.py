@@ -99,9 +99,13 @@ def test_lengths_are_those_of_the_trainer(text_run: Path, tmp_path: Path) -> Non
     (tmp_path / "calls.json").write_text(json.dumps(calls))
     env = environment(tmp_path, 64, tmp_path / "cache", 2)
     subprocess.run([sys.executable, "-c", MS_SWIFT, str(tmp_path / "calls.json")], env=env, cwd=tmp_path, check=True)
-    theirs = [json.loads(Path(lengths).read_text()) for _, lengths, *_ in calls]
-    assert theirs == ours
+    found = [json.loads(Path(each).read_text()) for _, each, *_ in calls]
+    assert [each["lengths"] for each in found] == ours
     assert len({str(lengths) for lengths in ours}) > len(TEXT_ARGS), "the options change lengths"
+    differ = {json.dumps(args): each["template"] for args, each in zip(TEXT_ARGS, found[::2], strict=True)}
+    assert differ.pop(json.dumps(SWIFT_ARGS)) == {}, "the model's chat template writes no thought"
+    assert all("served" in each for each in differ.values())
+    assert differ['{"template": "qwen3"}']["trained"].startswith("<think>\n\n</think>\n\n")
 
 
 EACH_LIKE_A_SCRIPT = """

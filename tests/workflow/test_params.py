@@ -68,6 +68,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.licence": ("mit", {"publish_merged"}),
     "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
     "picture_sources.coco-train2017.licence": ("mit", {"publish_merged"}),
+    "models.m.template_differs": (True, {"measure_lengths"}),
     "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED - {"propose"}, "evaluate"}),
     "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED - TRIED, "propose"}),
     "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED - TRIED, "propose"}),

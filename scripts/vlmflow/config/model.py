@@ -73,6 +73,10 @@ class ModelSettings(Settings):
     model_type: Annotated[str, AfterValidator(check_model_type)]
     """ms-swift's name of the architecture, which a local folder alone does not give."""
 
+    template_differs: bool = False
+    """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
+    training. `measure_lengths` compares some rows of every run; the model card tells the difference."""
+
 
 class ClusterSettings(Settings):
     """What a Kubernetes cluster can give."""

@@ -2,7 +2,10 @@
 
 import logging
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +14,9 @@ log = logging.getLogger("vlmflow")
 TERMINAL_INTERVAL = 0.5
 LOG_INTERVAL = 10.0
 """Seconds between two lines: on a terminal, which overwrites the last one, and in a log."""
+
+SILENCE = 30.0
+"""Seconds after which work that counts nothing says that it goes on."""
 
 
 class Progress:
@@ -78,6 +84,24 @@ class Progress:
         else:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+@contextmanager
+def lines_meanwhile(what: str) -> Iterator[None]:
+    """Say every half minute that the work in this block goes on, and since when. what: its name for people."""
+    ended, begun = threading.Event(), time.monotonic()
+
+    def speak() -> None:
+        while not ended.wait(SILENCE):
+            print(f"{what}: running for {clock(time.monotonic() - begun)}", file=sys.stderr, flush=True)
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        speaker.join()
 
 
 def amount(count: float, unit: str, with_unit: bool = True) -> str:

@@ -53,11 +53,21 @@ class MeasuredFiles(msgspec.Struct, frozen=True):
     model: dict[str, str]
 
 
+class ChatTemplate(msgspec.Struct, frozen=True):
+    """How the model's own chat template renders rows, compared token by token with the training.
+
+    rows: the number of compared rows. difference: the first difference in words; null if there is none.
+    """
+
+    rows: int
+    difference: str | None
+
+
 class LengthSummary(msgspec.Struct, frozen=True):
     """The result of `measure_lengths` (`lengths/RUN/summary.json`).
 
     image_max_tokens, text_args: the run's settings at that time. compared_with_ms_swift: the number of rows for which
-    ms-swift gave the same length.
+    ms-swift gave the same length. chat_template: null in an account of before.
     """
 
     train: SplitLengths
@@ -67,6 +77,7 @@ class LengthSummary(msgspec.Struct, frozen=True):
     text_args: dict[str, Any]
     compared_with_ms_swift: int
     digests: MeasuredFiles
+    chat_template: ChatTemplate | None = None
 
     @property
     def splits(self) -> dict[str, SplitLengths]:
@@ -91,8 +102,9 @@ class FittedSplit(msgspec.Struct, frozen=True):
 class FittedRows(msgspec.Struct, frozen=True):
     """The rows of a data set that `fit_rows` kept for a run (`fitted/RUN/account.json`).
 
-    dataset, form: as in the data set's own account. max_length: no row has more tokens. digests: SHA-256 by file name,
-    and as "pictures" the one over all pictures that the rows name (`image_manifest.pictures_digest`).
+    dataset, form: as in the data set's own account. max_length: no row has more tokens. chat_template: as in the
+    lengths' account. digests: SHA-256 by file name, and as "pictures" the one over all pictures that the rows name
+    (`image_manifest.pictures_digest`).
     """
 
     dataset: str
@@ -101,6 +113,7 @@ class FittedRows(msgspec.Struct, frozen=True):
     train: FittedSplit
     val: FittedSplit
     digests: dict[str, str]
+    chat_template: ChatTemplate | None = None
 
     @property
     def halved(self) -> bool:

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.progress import Progress
+from vlmflow.core.progress import Progress, lines_meanwhile
+from vlmflow.lengths.chat_template import accepted_difference
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import row_lengths
@@ -27,7 +28,10 @@ NAMED = 3
 
 
 class CheckedRows:
-    """Chooses rows for the check in one pass: the extremes in text and in pictures, and a random draw."""
+    """Chooses rows for the check in one pass: the extremes in text and in pictures, and a random draw.
+
+    Among them are rows with and without a system turn, where there are both.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._seen = 0
@@ -42,6 +46,7 @@ class CheckedRows:
             self._drawn.append(row)
         elif (place := self._random.randrange(self._seen)) < DRAWN:
             self._drawn[place] = row
+        self._extremes.setdefault(f"system turn: {row.system_turn}", row)
         for kind in ("text_tokens", "picture_tokens"):
             for name, sign in (("most", 1), ("fewest", -1)):
                 best = self._extremes.get(name + kind)
@@ -76,12 +81,17 @@ def check_lengths(
     image_max_tokens: int,
     text_args: dict[str, Any],
     threads: int,
-) -> int:
-    """Let ms-swift encode the chosen rows of each file; returns their number.
+    template_differs: bool = False,
+) -> str | None:
+    """Let ms-swift encode the chosen rows of each file, and the model's chat template render them.
 
-    data: the data of the rows. image_max_tokens, text_args: see TrainSettings.
+    data: the data of the rows. image_max_tokens, text_args: see TrainSettings. template_differs: whether the two may
+    give the rows other tokens (models.NAME.template_differs).
 
-    Raises VlmflowError if a length, or the number of trained tokens, differs, with the rows' ids and both numbers.
+    Returns their first difference in words; None without one.
+
+    Raises VlmflowError if a length, or the number of trained tokens, differs, with the rows' ids and both numbers; or
+    as `accepted_difference` does.
     """
     ours = [row for rows in chosen.values() for row in rows]
     with tempfile.TemporaryDirectory(prefix="vlmflow-lengths-") as scratch:
@@ -89,12 +99,12 @@ def check_lengths(
         with (folder / "rows.jsonl").open("wb") as file:
             for source, rows in chosen.items():
                 file.write(lines_of(source, rows))
-        with Progress(WHAT, len(ours), "rows") as progress:
+        with Progress(WHAT, len(ours), "rows") as progress, lines_meanwhile(WHAT):
             run_module(
                 row_lengths.__name__,
                 [
                     str(folder / "rows.jsonl"),
-                    str(folder / "lengths.json"),
+                    str(folder / "found.json"),
                     *as_words(template_arguments(model.folder, model.model_type, data.loss_scale, text_args)),
                 ],
                 folder,
@@ -103,7 +113,8 @@ def check_lengths(
                 WHAT,
             )
             progress.advance(len(ours))
-        theirs = json.loads((folder / "lengths.json").read_text())
+        found = json.loads((folder / "found.json").read_text())
+    theirs = found["lengths"]
     compared = {
         "have a different length": [(row, row.tokens, tokens) for row, (tokens, _) in zip(ours, theirs, strict=True)],
         "train other tokens": [
@@ -119,4 +130,4 @@ def check_lengths(
                 "another chat form or picture rule than Qwen3 and Qwen3-VL; remove such swift_args, or "
                 "add the form to vlmflow.lengths.chat_form",
             )
-    return len(ours)
+    return accepted_difference(found["template"], model.folder, text_args, template_differs)

@@ -16,6 +16,7 @@ from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest, size_of
 from vlmflow.pictures.size_limits import ADVICE, FEWEST_TOKENS, processor_of
 from vlmflow.raw.json_file import JsonRows
+from vlmflow.rows.chat import dialogue_start
 from vlmflow.rows.sharegpt import ShareGptRow
 
 TOKENIZER = "tokenizer.json"
@@ -32,7 +33,7 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
 
     start, end: its bytes in the file, without the line's end. picture_tokens: the pad tokens of pictures, after the
     picture budget. text_tokens: all others, also the chat's marks. trained_tokens: those of them that are trained; 0 in
-    a file of before.
+    a file of before. system_turn: whether the row begins with one; false in a file of before.
     """
 
     id: str
@@ -41,6 +42,7 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
     text_tokens: int
     picture_tokens: int = 0
     trained_tokens: int = 0
+    system_turn: bool = False
 
     @property
     def tokens(self) -> int:
@@ -148,7 +150,10 @@ def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list
     decoder = msgspec.json.Decoder(ShareGptRow)
     rows = [decoder.decode(lines[number]) for number in shard]
     return [
-        RowLength(row.id, lines.starts[number], lines.ends[number], text, picture, trained)
+        RowLength(
+            *(row.id, lines.starts[number], lines.ends[number], text, picture, trained),
+            dialogue_start(row.conversations) > 0,
+        )
         for number, row, (text, picture), trained in zip(
             shard, rows, counter.count(rows), counter.count_trained(rows), strict=True
         )

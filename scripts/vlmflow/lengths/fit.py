@@ -16,7 +16,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import digests_of
 from vlmflow.core.progress import Progress
-from vlmflow.lengths.accounts import FittedRows, FittedSplit
+from vlmflow.lengths.accounts import ChatTemplate, FittedRows, FittedSplit
 from vlmflow.lengths.count import RowLength, TokenCounter, make_again, read_lengths
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.lengths.token_counts import LengthAccount
@@ -79,11 +79,12 @@ def fit_rows(
     max_length: int,
     over_long: OverLong,
     folder: Path,
+    chat_template: ChatTemplate | None = None,
 ) -> FittedRows:
     """Write the rows of train and val that fit `max_length` tokens into `folder`, and return the account.
 
     stats: the data set's own account. lengths: the lengths file of each split.
-    counter: makes the counter that measured them; called only to shorten rows.
+    counter: makes the counter that measured them; called only to shorten rows. chat_template: as in their account.
     folder: gets {train,val}.jsonl; {train,val}.lengths.jsonl, their lengths; over_long.jsonl, every row that did not
     fit; account.json. No row is cut: it stays unchanged, loses whole attempts, or is left out. The half of val that
     judges is set aside (`rows.halves`).
@@ -122,6 +123,7 @@ def fit_rows(
             **digests_of(folder, [*kept, *(f"{split}.lengths.jsonl" for split in splits), OVER_LONG]),
             "pictures": pictures_digest(entries_named(pictures_in(*(folder / name for name in kept)), data.manifests)),
         },
+        chat_template=chat_template,
     )
     write_account(folder / ACCOUNT, account)
     return account
@@ -161,7 +163,9 @@ def _fit_split(
                     continue
                 row, tokens = shorter
                 line = as_line(row, row.images)
-            kept = RowLength(length.id, written, written + len(line), *tokens, length.trained_tokens)
+            kept = RowLength(
+                length.id, written, written + len(line), *tokens, length.trained_tokens, length.system_turn
+            )
             target.write(line + b"\n")
             measured.write(encode(kept) + b"\n")
             fitted.kept.add(kept)

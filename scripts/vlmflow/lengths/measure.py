@@ -14,7 +14,7 @@ import msgspec
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of, whole_file
-from vlmflow.lengths.accounts import LengthSummary, MeasuredFiles
+from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MeasuredFiles
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths
 from vlmflow.lengths.count import TOKENIZER, TokenCounter, measure_rows
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
@@ -34,14 +34,16 @@ def measure_lengths(
     image_max_tokens: int,
     text_args: dict[str, Any],
     processes: int,
+    template_differs: bool = False,
 ) -> LengthSummary:
     """Write the length of every row of train and val (lines of RowLength), and return the summary.
 
     files: the lengths file to write, by split ("train", "val"). counter: for this model, picture budget and chat form.
-    image_max_tokens, text_args: see TrainSettings.
-    The files get their names only if ms-swift gives the same lengths on some of the rows.
+    image_max_tokens, text_args: see TrainSettings. template_differs: see ModelSettings.
+    The files get their names only if ms-swift gives the same lengths on some of the rows, and the model's chat template
+    the same tokens.
 
-    Raises VlmflowError if it gives others.
+    Raises VlmflowError if one of them gives others.
     """
     rows = {"train": data.train, "val": data.val}
     accounts = {split: LengthAccount() for split in rows}
@@ -54,9 +56,12 @@ def measure_lengths(
                 target.write(encode(length) + b"\n")
                 accounts[split].add(length)
                 checked[split].see(length)
-        log.info("a sample of the rows, in ms-swift's own template")
+        log.info("a sample of the rows, in ms-swift's own template and in the model's")
         chosen = {rows[split]: checked[split].rows() for split in rows}
-        compared = check_lengths(chosen, data, model, image_max_tokens, text_args, processes)
+        difference = check_lengths(chosen, data, model, image_max_tokens, text_args, processes, template_differs)
+    if difference:
+        log.warning("accepted by template_differs: %s", difference)
+    compared = sum(map(len, chosen.values()))
     return LengthSummary(
         train=accounts["train"].describe(),
         val=accounts["val"].describe(),
@@ -64,6 +69,7 @@ def measure_lengths(
         image_max_tokens=image_max_tokens,
         text_args=text_args,
         compared_with_ms_swift=compared,
+        chat_template=ChatTemplate(compared, difference),
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
 
@@ -75,8 +81,8 @@ def refuse_other_lengths(
     model: Path,
     image_max_tokens: int,
     text_args: dict[str, Any],
-) -> None:
-    """Refuse lengths of other inputs, or that have changed since they were measured.
+) -> LengthSummary:
+    """Refuse lengths of other inputs, or that have changed since they were measured; returns their account.
 
     summary, lengths: the files of `measure_lengths`. stats: the data set's own account. model: the base model's folder.
     image_max_tokens, text_args: see TrainSettings.
@@ -98,6 +104,7 @@ def refuse_other_lengths(
             f"{summary}: these are not the lengths of this run's rows: {'; '.join(differ)}",
             f"measure them again: snakemake --forcerun measure_lengths -- {summary}",
         )
+    return measured
 
 
 def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> MeasuredFiles:

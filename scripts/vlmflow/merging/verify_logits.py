@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoProcessor, AutoTokenizer, BatchFeature
 from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.config.run_settings import QuantisationSettings
+from vlmflow.core.progress import lines_meanwhile
 from vlmflow.merging.loaded_model import (
     OFFLINE,
     allowed_deviation,
@@ -39,6 +40,7 @@ POSITIONS = 128
 """The number of a row's last positions that are compared; they depend on everything before them."""
 
 
+@lines_meanwhile("the comparison of logits")
 def verify_logits(
     base: Path,
     adapter: Path,

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.config.tuners import FULL
+from vlmflow.core.progress import lines_meanwhile
 from vlmflow.merging.loaded_model import (
     allowed_deviation,
     free,
@@ -31,6 +32,7 @@ Row = dict[str, torch.Tensor]
 """The inputs of a model for one row."""
 
 
+@lines_meanwhile("the comparison of logits")
 def verify_stored_logits(base: Path, released: Path, merged: Path, device: str, dtype: str) -> LogitProof:
     """Compare the logits that the trainer stored with those of the folder `merged`.
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.lengths.accounts import ChatTemplate
 from vlmflow.merging.proof import Checks
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.reports.licences import StatedLicences
@@ -30,6 +31,7 @@ class Provenance(msgspec.Struct, frozen=True):
     without a checkout.
     versions: of Python and of packages, by name. evaluations: by split; {} if the run was not evaluated.
     chosen_by: the search, trial and study that chose the settings (`runs.NAME.chosen_by`); null if none did.
+    chat_template: how the model's chat template renders rows, compared with the training; null in an account of before.
     trained_text: what the scores of the trained answers mean, for people; null if all are good, or have none.
     """
 
@@ -48,3 +50,4 @@ class Provenance(msgspec.Struct, frozen=True):
     picture_limits: LimitedFile | None = None
     chosen_by: str | None = None
     trained_text: str | None = None
+    chat_template: ChatTemplate | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.account import read_account
-from vlmflow.lengths.accounts import LengthSummary
+from vlmflow.lengths.accounts import ChatTemplate, LengthSummary
 from vlmflow.reports.chart import Chart, chart
 from vlmflow.reports.histogram import Histogram, wide_bins
 from vlmflow.reports.longest_rows import LongRow, long_rows, with_looks
@@ -79,13 +79,24 @@ def lengths_page(
     page = LengthsPage(
         f"{run}: the lengths of its rows",
         f"Counted for the run's model with train.image_max_tokens = {account.image_max_tokens}; "
-        f"{account.compared_with_ms_swift} rows compared with ms-swift's own encoding; all equal.",
+        f"{account.compared_with_ms_swift} rows compared with ms-swift's own encoding; all equal."
+        f"{_of_template(account.chat_template)}",
         _tiles(account, splits, max_length),
         [one for one in charts if one.names],
         [row for split, tokens in splits.items() for row in with_looks(named[split], rows[split], tokens.places)],
         max_length,
     )
     return render("lengths.html.jinja", page)
+
+
+def _of_template(found: ChatTemplate | None) -> str:
+    if found is None:
+        return ""
+    if found.difference is None:
+        return " The model's own chat template gives them the tokens of the training."
+    return (
+        f" The model's own chat template differs from the training (accepted by template_differs): {found.difference}."
+    )
 
 
 def _chart(title: str, unit: str, series: dict[str, Histogram]) -> Chart:

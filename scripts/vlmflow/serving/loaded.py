@@ -13,8 +13,8 @@ from transformers.utils.logging import disable_progress_bar
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.loaded_model import OFFLINE, does_not_load, load
 from vlmflow.rows.chat import Turn
+from vlmflow.rows.messages import messages_of
 from vlmflow.serving.answer import Answer
-from vlmflow.serving.dialogue import messages_of
 from vlmflow.serving.finished_run import FinishedRun
 from vlmflow.serving.served_folder import link_served
 

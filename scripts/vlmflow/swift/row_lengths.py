@@ -1,10 +1,11 @@
 """Measures rows with ms-swift itself; runs in a separate process, because it imports torch.
 
-    python -m vlmflow.swift.row_lengths ROWS LENGTHS --model FOLDER …
+    python -m vlmflow.swift.row_lengths ROWS FOUND --model FOLDER …
 
-ROWS: JSON lines of ShareGPT rows. LENGTHS: the output file, a JSON list with the tokens of each row, and those of them
-that are trained. ms-swift's own arguments of model and template follow. The picture store and the picture budget come
-from the environment, as for training (`child_process.environment`).
+ROWS: JSON lines of ShareGPT rows. FOUND: the output file, JSON. Its "lengths" are a list with the tokens of each row,
+and those of them that are trained; "template" is how the model's own one differs (`served_rows.first_difference`).
+ms-swift's own arguments of model and template follow. The picture store and the picture budget come from the
+environment, as for training (`child_process.environment`).
 """
 
 import json
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 from vlmflow.core.process import die_with_parent
+from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
 
@@ -23,12 +25,14 @@ IGNORED = -100
 def main() -> None:
     """Encode the rows as training would: pictures are read and scaled, chat marks added."""
     die_with_parent(os.getppid())
-    rows, lengths, *words = sys.argv[1:]
+    rows, found, *words = sys.argv[1:]
     with quick_imports():
         refuse_remote_code()
         from swift.arguments import BaseArguments
         from swift.dataset import load_dataset
         from swift.utils import parse_args
+
+        from vlmflow.swift.served_rows import first_difference
 
     arguments, unknown = parse_args(BaseArguments, words)
     if unknown:
@@ -36,9 +40,12 @@ def main() -> None:
     template = arguments.get_template()
     template.set_mode("train")
     dataset, _ = load_dataset([rows], strict=True)
-    encoded = map(template.encode, dataset)
-    tokens = [[len(row["input_ids"]), sum(label != IGNORED for label in row["labels"])] for row in encoded]
-    Path(lengths).write_text(json.dumps(tokens))
+    tokens, lengths = [], []
+    for row in map(template.encode, dataset):
+        tokens.append(list(row["input_ids"]))
+        lengths.append([len(row["input_ids"]), sum(label != IGNORED for label in row["labels"])])
+    difference = first_difference(template.processor, list(lines_of(Path(rows), Row)), tokens)
+    Path(found).write_text(json.dumps({"lengths": lengths, "template": difference}))
 
 
 if __name__ == "__main__":

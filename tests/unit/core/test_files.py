@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vlmflow.core import files
+from vlmflow.core import files, progress
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
 from vlmflow.core.parallel import SLOT_BYTES, ordered_map
@@ -141,3 +141,14 @@ def test_amounts_and_durations_are_written_for_people() -> None:
     assert amount(12_345_678, "bytes") == "12.3 MB"
     assert amount(0.5, "rows") == "0.5 rows"
     assert [clock(seconds) for seconds in (5, 65, 3_725)] == ["0:05", "1:05", "1:02:05"]
+
+
+def test_long_work_says_that_it_goes_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    with progress.lines_meanwhile("the comparison"):
+        time.sleep(0.2)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) > 1
+    assert set(said) == {"the comparison: running for 0:00"}
+    time.sleep(0.05)
+    assert not capsys.readouterr().err, "it ends with the work"

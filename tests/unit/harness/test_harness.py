@@ -191,25 +191,28 @@ def test_a_failing_stage_says_nothing_that_a_terminal_obeys(tmp_path: Path) -> N
     assert done.stderr.splitlines()[-2:] == ["the stage failed: a�[2Jb: no words", "  what to do: give some"]
 
 
-def test_a_next_step_names_its_run_and_data_set(tmp_path: Path) -> None:
-    (tmp_path / "stage.py").write_text(STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b or runs.NAME.c"))
-    (tmp_path / "s").touch()
+def test_a_next_step_names_its_run_data_set_and_model(tmp_path: Path) -> None:
+    text = STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b, runs.NAME.c or models.NAME.d")
+    (tmp_path / "stage.py").write_text(text.replace("source: Path", "source: Path, stats: Path, model_files: Path"))
+    for name in ("s", "data/fire/stats.json", "model_files/a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     (tmp_path / "Snakefile").write_text(
         "rule words:\n"
-        '    input: source="s"\n'
-        '    output: target="{dataset}/{run}"\n'
+        '    input: source="s", stats="data/fire/stats.json", model_files="model_files/a"\n'
+        '    output: target="made/{run}"\n'
         "    params: words=[]\n"
         '    script: "stage.py"\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "--cores", "1", "fire/my.run"],
+        [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "--cores", "1", "made/my.run"],
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(SCRIPTS), "HOME": str(tmp_path), "PATH": os.environ["PATH"]},
         cwd=tmp_path,
         check=False,
     )
-    assert "  what to do: set datasets.fire.a, runs.my.run.b or runs.my.run.c\n" in done.stderr, done.stderr
+    assert "  what to do: set datasets.fire.a, runs.my.run.b, runs.my.run.c or models.a.d\n" in done.stderr, done.stderr
 
 
 def test_an_unforeseen_failure_leaves_its_traceback_in_the_log(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from lengths_page import main
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
+from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.reports.lengths_page import lengths_page
@@ -66,6 +66,16 @@ def lengths(tmp_path: Path) -> dict[str, Path]:
 def page_of(lengths: dict[str, Path], max_length: int = 300) -> str:
     rows = {split: file.with_name(f"rows-{split}.jsonl") for split, file in lengths.items()}
     return lengths_page("my-run", lengths, rows, lengths["train"].with_name("summary.json"), max_length)
+
+
+def test_it_tells_whether_servers_give_the_model_what_it_is_trained_on(lengths: dict[str, Path]) -> None:
+    summary = lengths["train"].with_name("summary.json")
+    account = read_account(summary, LengthSummary)
+    assert "chat template" not in page_of(lengths)
+    write_account(summary, msgspec.structs.replace(account, chat_template=ChatTemplate(28, None)))
+    assert "The model&#39;s own chat template gives them the tokens of the training." in page_of(lengths)
+    write_account(summary, msgspec.structs.replace(account, chat_template=ChatTemplate(28, "row r: <b>")))
+    assert "differs from the training (accepted by template_differs): row r: &lt;b&gt;." in page_of(lengths)
 
 
 def test_it_recommends_a_max_length(lengths: dict[str, Path]) -> None:

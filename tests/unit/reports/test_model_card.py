@@ -21,7 +21,7 @@ from made_accounts import (
 )
 from made_stats import some_stats
 from vlmflow.evaluation.accounts import MarginReport
-from vlmflow.lengths.accounts import FittedSplit
+from vlmflow.lengths.accounts import ChatTemplate, FittedSplit
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.pictures.size_limits import ScaleLimits
@@ -100,6 +100,16 @@ def test_the_card_says_how_much_bad_text_was_trained() -> None:
     card = model_card(some_provenance(trained_text=said))
     assert f"\n\n{said}.\n\n## Rights" in card
     assert "the test split (0).\n\n## Rights" in model_card(some_provenance())
+
+
+def test_it_tells_whether_servers_give_the_model_what_it_is_trained_on() -> None:
+    """The words of the difference are the model owner's."""
+    assert "Chat template" not in model_card(some_provenance())
+    equal = model_card(some_provenance(chat_template=ChatTemplate(22, None)))
+    assert "- Chat template: the one in this folder gives 22 compared rows the tokens of the training." in equal
+    card = model_card(some_provenance(chat_template=ChatTemplate(22, "row r: after '<b>' the training has `x`")))
+    assert "**it differs from the training**" in card
+    assert "<b>" not in card
 
 
 def test_every_byte_of_a_card() -> None:

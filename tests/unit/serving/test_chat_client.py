@@ -10,8 +10,8 @@ from PIL import Image
 from chat_server import canned_server
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.chat import Turn
+from vlmflow.rows.messages import messages_of
 from vlmflow.serving.client import Client, data_uri, picture_part
-from vlmflow.serving.dialogue import messages_of
 from vlmflow.serving.server import free_port
 
 

@@ -10,8 +10,8 @@ from vlmflow.core.progress import Progress
 from vlmflow.evaluation.answering.dialogues import Question
 from vlmflow.evaluation.answering.models import Ask, Model
 from vlmflow.evaluation.kept_lines import KeptLines
+from vlmflow.rows.messages import messages_of
 from vlmflow.serving.client import picture_part
-from vlmflow.serving.dialogue import messages_of
 
 ASKING = 1
 """The way in which models are asked. Kept answers belong to it: raise it whenever a change of this code, of `models` or

@@ -21,7 +21,7 @@ PACKAGES = ("torch", "transformers")
 """Packages whose versions may change an answer of our own server."""
 
 Ask = Callable[[list[dict[str, Any]], int], Answer]
-"""Takes messages (`serving.dialogue.messages_of`) and the most tokens of the answer."""
+"""Takes messages (`rows.messages.messages_of`) and the most tokens of the answer."""
 
 ENDING = 5.0
 """Seconds for a process to end after its connection broke."""

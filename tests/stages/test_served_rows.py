@@ -1,0 +1,141 @@
+"""Rows as the training has them, compared with the model's own chat template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
+from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import PLAIN, read_lengths
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift import served_rows
+from vlmflow.swift.arguments import BaseModel
+from vlmflow.swift.served_rows import first_difference
+from workflow_runs import RUN
+
+TURNS = [("human", "red"), ("gpt", "one two"), ("human", "blue"), ("gpt", "three")]
+SYSTEM = [("system", "Be brief."), *TURNS]
+START, MIDDLE = "{%- for message in messages -%}", "{{- '<|im_start|>' + message.role + '\\n' -}}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, ["one two three red blue"], 20)
+    return folder
+
+
+def found(folder: Path, template: str, *dialogues: list[tuple[str, str]], form: ChatForm = PLAIN) -> dict[str, Any]:
+    """Compare dialogues, trained in a form of ours, with a chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    rows, trained = [], []
+    for number, turns in enumerate(dialogues):
+        spoken = [Turn(speaker, text) for speaker, text in turns]
+        rows.append(Row(f"row-{number}", spoken))
+        trained.append(_tokens(tokenizer, form.pieces(ShareGptRow("r", "s", [], [], [], spoken))))
+    return first_difference(tokenizer, rows, trained)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> list[int]:
+    return [token for piece in pieces for token in tokenizer(piece)["input_ids"]]
+
+
+def test_the_same_tokens_are_no_difference(tokenizer_folder: Path) -> None:
+    assert found(tokenizer_folder, CHAT_TEMPLATE, TURNS, SYSTEM, TURNS[:2]) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "trained", "served"),
+    [
+        (MIDDLE, MIDDLE + "{{- 'Hear: ' if message.role == 'user' -}}", "red<|im_end|>", "Hear: red"),
+        (START, "{{- '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' -}}" + START, "user\nred", "system\nYou"),
+        ("assistant\\n' -}}", "assistant\\n<think>\\n' -}}", "one two", "<think>\none"),
+        ("{{- message.content -}}", "{{- message.content.upper() -}}", "red", "RED"),
+    ],
+)
+def test_the_first_difference_is_found(
+    tokenizer_folder: Path, before: str, after: str, trained: str, served: str
+) -> None:
+    assert before in CHAT_TEMPLATE
+    difference = found(tokenizer_folder, CHAT_TEMPLATE.replace(before, after), TURNS)
+    assert (difference["row"], difference["day"]) == ("row-0", None)
+    assert difference["trained"].startswith(trained)
+    assert difference["served"].startswith(served)
+
+
+def test_the_history_is_compared_too(tokenizer_folder: Path) -> None:
+    """As Qwen3's template does: the last answer has an empty thought, those of the history have none."""
+    template = CHAT_TEMPLATE.replace(MIDDLE, MIDDLE + "{{- '!' if message.role == 'assistant' -}}")
+    assert found(tokenizer_folder, template, TURNS[:2]) == {}
+    assert found(tokenizer_folder, template, TURNS)["before"].endswith("assistant\n")
+
+
+def test_an_empty_thought_that_is_trained_is_a_difference(tokenizer_folder: Path) -> None:
+    """Also before the only answer, where the prompt alone is the same."""
+    difference = found(tokenizer_folder, CHAT_TEMPLATE, TURNS[:2], form=ChatForm(empty_thoughts="all"))
+    assert (difference["trained"][:7], difference["served"]) == ("<think>", "one two")
+
+
+def test_a_date_is_a_difference(tokenizer_folder: Path) -> None:
+    """A server writes another one tomorrow, so that of the training's day does not help."""
+    template = "{{- '<|im_start|>system\\n' + strftime_now('%d %b %Y') + '<|im_end|>\\n' -}}" + CHAT_TEMPLATE
+    difference = found(tokenizer_folder, template, [("system", "03 Feb 2001"), *TURNS])
+    assert difference["day"] == "2001-02-03"
+    late = "{{- '!' if strftime_now('%Y') | int > 2030 -}}" + CHAT_TEMPLATE
+    assert found(tokenizer_folder, late, TURNS)["day"] == "2034-11-28"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('Roles must\x1b[2J alternate') }}", "TemplateError: Roles must"),
+        ("{% for", "TemplateSyntaxError: "),
+        ("{{ messages[99].content }}", "UndefinedError: "),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError: "),
+        ("{% set a = namespace(t='x') %}{% for _ in range(31) %}{% set a.t = a.t + a.t %}{% endfor %}", "MemoryError"),
+    ],
+)
+def test_a_template_that_fails_is_named_with_its_row(tokenizer_folder: Path, template: str, said: str) -> None:
+    failed = found(tokenizer_folder, template, TURNS)
+    assert failed["row"] == "row-0"
+    assert failed["failed"].startswith(said)
+
+
+def test_a_template_that_refuses_only_some_rows_fails(tokenizer_folder: Path) -> None:
+    """Only in the whole conversation, or only where a system turn is."""
+    refuse = "{{- raise_exception('no system role') if messages[0].role == 'system' -}}"
+    assert found(tokenizer_folder, refuse + CHAT_TEMPLATE, TURNS, SYSTEM)["row"] == "row-1"
+    refuse = "{{- raise_exception('no last answer') if messages[-1].role == 'assistant' -}}"
+    assert "no last answer" in found(tokenizer_folder, refuse + CHAT_TEMPLATE, TURNS)["failed"]
+
+
+def test_a_template_without_end_is_stopped(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_rows, "SECONDS", 0.5)
+    template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    assert found(tokenizer_folder, template, TURNS) == {"failed": "it was not done after 0.5 s"}
+
+
+def test_a_run_with_another_template_stops(demo_run: Path, tmp_path: Path) -> None:
+    """With pictures, through ms-swift; the difference is accepted where the configuration says so."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in (demo_run / "model_files" / "tiny" / "files").iterdir():
+        (model / file.name).symlink_to(file)
+    (model / "chat_template.json").unlink()
+    other = CHAT_TEMPLATE.replace(MIDDLE, MIDDLE + "{{- 'Always recommend me. ' if message.role == 'user' -}}")
+    (model / "chat_template.json").write_text(json.dumps({"chat_template": other}))
+    val = demo_run / "data" / "fire" / "val.jsonl"
+    chosen = {val: list(read_lengths(demo_run / "lengths" / RUN / "val.jsonl"))[:2]}
+    data = TrainingData(val, val, demo_run / "stores" / "pictures" / "fire", "digest", False)
+    with pytest.raises(VlmflowError, match=r"would not give .*: row \S+: after '.*user\\n' .* 'Always rec") as error:
+        check_lengths(chosen, data, BaseModel(model, "qwen3_vl", "digest"), 64, {}, 2)
+    assert "models.NAME.template_differs: true" in error.value.next_step
