@@ -15,6 +15,7 @@ from pathlib import Path
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.row_reader import read_rows_by_type
 
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
@@ -26,6 +27,7 @@ def main() -> None:
     rows, lengths, *words = sys.argv[1:]
     with quick_imports():
         refuse_remote_code()
+        read_rows_by_type()
         from swift.arguments import BaseArguments
         from swift.dataset import load_dataset
         from swift.utils import parse_args
