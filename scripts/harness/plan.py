@@ -13,6 +13,7 @@ from snakemake.utils import available_cpu_count
 
 from harness import ancient_inputs, search_targets, stale_lock, staleness
 from harness.plan_notes import notes
+from harness.temporary_folder import refuse_long_temporary_folder
 from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
@@ -57,6 +58,7 @@ def install(workflow: Any, settings: Config, when_nothing_is_to_do: Callable[[],
         ancient_inputs.install(workflow.dag)
         build_dag()
         look_at_code()
+        _refuse_a_long_temporary_folder(workflow)
         _refuse_trainers_without_cores(workflow, settings)
         _refuse_nodes_without_a_shared_volume(workflow, settings)
         _refuse_trainers_without_packages(workflow, settings)
@@ -153,6 +155,17 @@ def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config) -> No
                 f"{', '.join(alone)}, which is in each pod alone\n  what to do: use the profile profiles/kubernetes "
                 "or profiles/kubernetes-s3 with profiles/kubernetes/stores.yaml, or set nodes: 1"
             )
+
+
+def _refuse_a_long_temporary_folder(workflow: Any) -> None:
+    """Refuse jobs on this machine whose processes could make no sockets in its folder for temporary files."""
+    if workflow.storage_registry.default_storage_provider is not None:
+        return  # the jobs run elsewhere
+    if any(workflow.dag.needrun_jobs()):
+        try:
+            refuse_long_temporary_folder()
+        except VlmflowError as error:
+            sys.exit(str(error))
 
 
 def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:

@@ -30,6 +30,7 @@ import pydantic
 
 from harness import gpu_share
 from harness.messages import complete_commands
+from harness.temporary_folder import refuse_long_temporary_folder
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.printable import printable_lines
 from vlmflow.core.process import descends_from, die_with_parent
@@ -54,6 +55,7 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
         values, log = _from_rule(main, job)
     _log_to(log)
     try:
+        refuse_long_temporary_folder()
         gpu_share.take(int(job.resources.get("gpu") or 0) if job else 0)
         pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
     except VlmflowError as error:

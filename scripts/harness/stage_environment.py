@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.messages import CALL, CONFIG, LOCAL, TARGETS
 from vlmflow.config.model import Config
+from vlmflow.core.child_environment import NAMED
 from vlmflow.core.integrity import LEVEL, RECORDS, RECORDS_FOLDER
 
 
@@ -18,6 +19,7 @@ def tell_stages(workflow: Any, settings: Config) -> None:
     """Set the variables that tell this Snakemake's stages how the workflow was called."""
     os.environ[LEVEL] = settings.integrity
     os.environ[RECORDS] = str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER)
+    os.environ[NAMED] = " ".join(settings.environment)
     os.environ[CALL] = shlex.join(_options(workflow))
     os.environ[CONFIG] = shlex.join(_shown(workflow, Path(file).absolute()) for file in workflow.overwrite_configfiles)
     storage = workflow.storage_settings

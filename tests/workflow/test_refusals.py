@@ -235,6 +235,19 @@ def test_offloading_without_a_compiler_is_not_planned(tmp_path: Path, monkeypatc
     assert "Traceback" not in output
 
 
+def test_a_temporary_folder_too_long_for_sockets_is_refused_with_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is on a batch system: the trainers' processes could not reach each other."""
+    (folder := tmp_path / ("x" * 90)).mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    done = call(tmp_path, "-n", "--", "data/fire/stats.json")
+    assert done.returncode == 1
+    assert f"TMPDIR: {folder} has more than 73 bytes" in done.stderr
+    assert "export TMPDIR=/tmp" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("at_work", [True, False])
 def test_a_plan_next_to_a_running_snakemake_shows_no_error(tmp_path: Path, at_work: bool) -> None:
     """Nor next to the lock of a killed Snakemake; and the plan leaves the lock alone."""

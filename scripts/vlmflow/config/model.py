@@ -19,6 +19,9 @@ from vlmflow.config.swift_args import check_model_type
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import Integrity
 
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
+"""The name of an environment variable, or the beginning of names before a `*`."""
+
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
     *("estimates", "checkpoints", "work", "verified", "eval", "answers", "search"),
@@ -109,6 +112,11 @@ class Config(Settings):
     """How a stage checks that pictures, rows, model and adapter are still what an earlier stage recorded. quick: it
     reads pictures and model files again only if their size, mtime or inode has changed since they were last read; full:
     it reads all of them, in every stage. A changed value makes nothing run again."""
+
+    environment: list[VariableName] = []
+    """Variables of the shell that trainers, and all other programs of the stages, get besides those that each gets
+    (docs/training.md, The full training): names, or beginnings of names with a `*` (`TORCH_NCCL_*`). Name none that
+    changes what is trained: no digest covers its value. A changed list makes nothing run again."""
 
     models: dict[Name, ModelSettings]
     """Base models, by name; fetched into `models/NAME`."""

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from vlmflow.core.child_environment import child_environment
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import without_keys
 from vlmflow.core.own_program import SAID_WHY
@@ -43,12 +45,14 @@ def ask(
     module: str,
     question: Any,
     env: dict[str, str] | None = None,
+    also: Sequence[str] = (),
     limit: float | None = None,
 ) -> Any:
     """Run a module in an environment with a JSON value as its input, and return its answer.
 
-    env: variables that it gets besides this process's own. What it writes to its standard error passes through,
-    without keys. It ends with this process. limit: seconds after which it is killed.
+    env: variables that it gets besides those of every program; also: names of this process's own that it gets, too
+    (`child_environment`). What it writes to its standard error passes through, without keys. It ends with this process.
+    limit: seconds after which it is killed.
     Raises VlmflowError if the environment is missing, or if the program fails: the error that it raised, or else its
     last line as the cause. Raises PassingError if a signal ended it, or the limit.
     """
@@ -57,8 +61,7 @@ def ask(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Without PYTHONSAFEPATH, Python would import from the working directory first, where users keep files.
-        env=os.environ | {"PYTHONPATH": import_path(), "PYTHONSAFEPATH": "1"} | (env or {}),
+        env=child_environment(*also) | {"PYTHONPATH": import_path()} | (env or {}),
         preexec_fn=bound_to_this_process(),
     )
     assert process.stdin is not None  # for mypy: all three are pipes

@@ -15,13 +15,13 @@ from pathlib import Path
 import httpx
 import psutil
 
+from vlmflow.core.child_environment import THREADS_OF_LIBRARIES, child_environment
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import ANSWER_KEY
 from vlmflow.core.printable import printable
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.serving import guarded
-from vlmflow.swift.child_process import THREADS_OF_LIBRARIES
 
 LOOPBACK = "127.0.0.1"
 
@@ -32,10 +32,6 @@ GRACE = 10.0
 """Seconds for a server to end, between SIGTERM and SIGKILL."""
 
 PORT_TAKEN = "address already in use"
-
-KEPT = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "MALLOC_")
-"""The variables that a server gets: what finds programs, libraries and GPUs, and so no token."""
 
 KEYS = (ANSWER_KEY, "VLLM_API_KEY")
 """The variables in which servers, ours and vLLM, find the key that they ask for: any user sees a process's words."""
@@ -140,17 +136,15 @@ class PortTakenError(PassingError):
 
 def environment(scratch: Path, threads: int | None = None) -> dict[str, str]:
     """Return a server's environment: offline, with caches in `scratch`, and without anybody's token."""
-    given = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
     ours = {
         "HF_HOME": str(scratch.absolute()),
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return given | ours | (dict.fromkeys(THREADS_OF_LIBRARIES, str(threads)) if threads else {})
+    return child_environment() | ours | (dict.fromkeys(THREADS_OF_LIBRARIES, str(threads)) if threads else {})
 
 
 def free_port() -> int:

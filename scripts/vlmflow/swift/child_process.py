@@ -7,12 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+from vlmflow.core.child_environment import THREADS_OF_LIBRARIES, child_environment
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.process import bound_to_this_process, import_path
 from vlmflow.core.progress import LOG_INTERVAL
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
-
-THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 BAR = re.compile(r"(\d+)/(\d+) \[[\d:]+<([\d:]+), *([\d.]+) ?examples/s")
 """A progress bar of Hugging Face's datasets (tqdm's form)."""
@@ -25,10 +24,8 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
 
     threads: cores that one process may use.
     """
-    return os.environ | {
+    return child_environment() | {
         "PYTHONPATH": import_path(),
-        # Without it, Python would import from the working directory first: a run folder, which other pods can write.
-        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "USE_HF": "1",  # otherwise ms-swift uses ModelScope
@@ -39,6 +36,7 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
         # threads, and MKL prefers its own variable to OpenMP's.
         **dict.fromkeys(THREADS_OF_LIBRARIES, str(threads)),
         "TOKENIZERS_PARALLELISM": "false",
+        "HF_HOME": str(cache.absolute()),
         "MODELSCOPE_CACHE": str(cache.absolute()),
         "HF_DATASETS_CACHE": str((cache / "datasets").absolute()),
         "MPLCONFIGDIR": str((cache / "matplotlib").absolute()),

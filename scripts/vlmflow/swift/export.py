@@ -9,6 +9,7 @@ import sys
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.row_reader import read_rows_by_type
 
 
 def main() -> None:
@@ -16,6 +17,7 @@ def main() -> None:
     die_with_parent(os.getppid())
     with quick_imports():
         refuse_remote_code()
+        read_rows_by_type()
         from swift.pipelines import export_main
 
     export_main(sys.argv[1:])

@@ -17,6 +17,7 @@ from vlmflow.core.process import die_with_parent
 from vlmflow.rows.data_rows import Row, lines_of
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.row_reader import read_rows_by_type
 
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
@@ -28,6 +29,7 @@ def main() -> None:
     rows, found, *words = sys.argv[1:]
     with quick_imports():
         refuse_remote_code()
+        read_rows_by_type()
         from swift.arguments import BaseArguments
         from swift.dataset import load_dataset
         from swift.utils import parse_args

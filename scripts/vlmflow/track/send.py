@@ -22,6 +22,12 @@ log = logging.getLogger("vlmflow")
 CONTENT = "content"
 """The file beside an offline run that holds the digest of its content."""
 
+NETWORK = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC"),
+)
+"""The variables that say how a program reaches a server, and whom it trusts."""
+
 LONGEST = 1500.0
 """Seconds that a tracker has for a run: a server that sends a byte now and then would hold it for ever.
 
@@ -85,7 +91,7 @@ def _all_of(failed: dict[str, VlmflowError], run: str, reached: str) -> VlmflowE
 
 def _to_mlflow(address: str, experiment: str, told: Any) -> Sent:
     question = {"to": address, "experiment": experiment, "story": told}
-    answer = ask("track", "vlmflow.track.to_mlflow", question, keys_of(MLFLOW_KEYS), LONGEST)
+    answer = ask("track", "vlmflow.track.to_mlflow", question, keys_of(MLFLOW_KEYS), (*NETWORK, "MLFLOW_*"), LONGEST)
     return Sent(f"{address}, experiment {experiment}", answer["name"], answer["new"], answer["figures"])
 
 
@@ -99,7 +105,7 @@ def _to_wandb(project: str, story: Story, told: Any, store: Path) -> Sent:
         return Sent(str(place), story.run, False, figures)
     with whole_folder(place) as folder:
         question = {"project": project, "folder": str(folder.absolute()), "story": told}
-        ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())}, LONGEST)
+        ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())}, limit=LONGEST)
         _remove_links(folder)
         (folder / CONTENT).write_text(wanted)
     return Sent(str(place), story.run, True, figures)
@@ -114,5 +120,5 @@ def _remove_links(folder: Path) -> None:
 
 def _to_otlp(address: str, traces: Sequence[RowTrace], story: Story) -> Sent:
     question = {"to": address, "traces": msgspec.to_builtins(traces)}
-    answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS), LONGEST)
+    answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS), (*NETWORK, "OTEL_*"), LONGEST)
     return Sent(address, f"{story.run}: {len(traces):,} traces", True, answer["figures"])

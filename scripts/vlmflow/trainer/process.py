@@ -16,6 +16,7 @@ from typing import Any
 from vlmflow.core.process import descends_from, die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.row_reader import read_rows_by_type
 from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.orders import read_orders
 
@@ -29,6 +30,7 @@ def main() -> None:
     heart = Heart(Path(orders.folder), int(os.environ["RANK"]))
     with quick_imports():
         refuse_remote_code()
+        read_rows_by_type()
         import torch.distributed as dist
         from swift import sft_main
         from swift.template import Template

@@ -124,10 +124,10 @@ def environment(training: Training, folder: RunFolder, threads: int, node: int =
     cores = max(1, threads // training.processes)
     pictures, image_max_tokens = training.data.pictures, training.settings.image_max_tokens
     # Rows of all lengths leave gaps in the GPU's memory that segments of fixed size cannot use.
-    allocator = {"PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}
-    ours = allocator | {"PATH": search_path()}
+    allocator = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     cache = folder.path / (f"cache-{node}" if node else "cache")  # locks of other nodes may not be seen
-    return child_process.environment(pictures, image_max_tokens, cache, cores) | ours
+    env = child_process.environment(pictures, image_max_tokens, cache, cores)
+    return allocator | env | {"PATH": search_path()}
 
 
 def ranks_of(torchrun: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core import attempt
+from vlmflow.core.child_environment import child_environment
 from vlmflow.core.process import bound_to_this_process, import_path
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import visible_gpus
@@ -164,8 +165,8 @@ class Group:
         gpus = visible_gpus()[node * each : (node + 1) * each] if self._training.device == "cuda" else []
         return subprocess.Popen(
             [sys.executable, "-m", other_node.__name__, *words],
-            env=os.environ
-            | {"PYTHONPATH": import_path(), "PYTHONSAFEPATH": "1"}
+            env=child_environment()
+            | {"PYTHONPATH": import_path()}
             | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             start_new_session=True,  # as for the trainers: Ctrl-C reaches them through us
             preexec_fn=bound_to_this_process(signal.SIGTERM),

@@ -161,9 +161,11 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         (
             "run",
             {},
-            "unknown key; allowed: stores, cluster, integrity, models, datasets, picture_sources, runs, search; "
-            "nearest known key: runs",
+            "unknown key; allowed: stores, cluster, integrity, environment, models, datasets, picture_sources, runs, "
+            "search; nearest known key: runs",
         ),
+        ("environment", ["*"], "'*' is not allowed"),
+        ("environment", ["A=1"], "'A=1' is not allowed"),
         ("runs.r.train.learning_rate", "high", "'high' is not allowed; it must be a number more than 0"),
         ("runs.r.train.learning_rate", ".nan", "must be a number more than 0"),
         ("runs.r.processes", 0, "0 is not allowed; it must be a whole number at least 1"),

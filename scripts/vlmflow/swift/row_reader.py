@@ -1,0 +1,41 @@
+"""Reads files of rows for ms-swift: only the columns that it trains on, each with its type.
+
+ms-swift 4.6 lets `datasets` guess all columns and their types from the first 10 MB of a file (packaged_modules/json): a
+text that looks like a date there is a time, and the load ends at a later text that does not; or at a column that is
+empty there, and filled later.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+
+class _Row(msgspec.Struct):
+    """What is trained of a row (`rows/sharegpt`). The turns stay JSON, for ms-swift: only some have a key `loss`."""
+
+    conversations: msgspec.Raw
+    images: list[str] = []
+
+
+def read_rows_by_type() -> None:
+    """Make ms-swift read each file in this process as JSON lines of rows."""
+    from swift.dataset import loader
+
+    loader.hf_load_dataset = _load_rows
+
+
+def _load_rows(kind: str, *, data_files: str, cache_dir: str, **others: Any) -> Any:
+    """Take the place of `datasets.load_dataset` in ms-swift's loader. The rows are cached as Arrow in `cache_dir`."""
+    from datasets import Dataset, Features, List, Value
+
+    features = Features({"conversations": Value("string"), "images": List(Value("string"))})
+    return Dataset.from_generator(_rows, features, cache_dir, gen_kwargs={"file": data_files})
+
+
+def _rows(file: str) -> Iterator[dict[str, Any]]:
+    decoder = msgspec.json.Decoder(_Row)
+    with open(file, "rb") as lines:
+        for line in lines:
+            row = decoder.decode(line)
+            yield {"conversations": bytes(row.conversations).decode(), "images": row.images}
