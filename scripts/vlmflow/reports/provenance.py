@@ -34,10 +34,12 @@ def provenance(
     limited: LimitedFile | None,
     evaluations: dict[str, EvaluationReport],
     good_run: str | None = None,
+    of_base: Provenance | None = None,
 ) -> Provenance:
     """Collect the provenance from the stages' accounts.
 
-    stats: the data set's account. manifest: that of the base model. smoke: the folder of the short run.
+    stats: the data set's account. manifest: that of the base model. of_base: the provenance of a base that is the
+    weights of another run. smoke: the folder of the short run.
     trained: the report of the full run. proof: that of verified/RUN. sees_pictures: whether the merged model has a
     processor for pictures. limited: the published file that differs from the proven one. evaluations: by split.
     good_run: a run that trains only good attempts of the same data.
@@ -53,6 +55,7 @@ def provenance(
             digest=manifest.digest,
             files={name: record.sha256 for name, record in manifest.files.items()},
             left_out=manifest.left_out,
+            provenance=of_base,
         ),
         smoke=read_account(smoke / "gate.json", Gate),
         training=msgspec.structs.replace(trained, losses=msgspec.UNSET),
@@ -103,7 +106,7 @@ def model_card(facts: Provenance) -> str:
     card = ModelCard(
         facts,
         fitted,
-        hub_datasets(facts.rights),
+        hub_datasets(*(one.rights for one in facts.rounds)),
         tuner.trains_adapter,
         _kind_of_adapter(facts.training.settings, tuner),
         tuner.quantises,

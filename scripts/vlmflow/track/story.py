@@ -16,8 +16,9 @@ from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interval, MarginFigures
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
+from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.reports.accounts import Provenance
-from vlmflow.reports.weights import PROVENANCE, published_weights
+from vlmflow.reports.weights import published_weights
 from vlmflow.track.accounts import Point, Story
 from vlmflow.trainer.events import Begin, Event, Log, read_events
 from vlmflow.trainer.orders import PROGRESS

@@ -203,3 +203,25 @@ def test_a_run_without_an_evaluation_says_so() -> None:
     card = model_card(some_provenance())
     assert "Not evaluated: nothing here says whether the model is better than its base." in card
     assert "model-index" not in card
+
+
+def test_a_base_that_a_run_made_keeps_its_story() -> None:
+    """Data, licences and base of all rounds are in the card, and in the hub's metadata."""
+    rights = [
+        StatedLicences("alpaca", [f"hf://datasets/{name}/rows.json"], "cc-by-nc-4.0", [], pictures)
+        for name, pictures in (("a/first", [LicenceOfSource("coco", 7, "unknown")]), ("b/second", []))
+    ]
+    first = some_provenance(run="first_", data=some_stats(**DATA, digests={"test.jsonl": "0"}), rights=rights[0])
+    base = BaseModelFiles("merged/first_", None, "digest", {}, [], first)
+    card = model_card(some_provenance(rights=rights[1], base_model=base))
+    metadata = ModelCard(card).data
+    assert metadata.base_model == "Qwen/Qwen3-8B"
+    assert metadata.datasets == ["a/first", "b/second"]
+    said = "`merged/first_` is the result of run `first_`: `hf://Qwen/Qwen3-8B`, trained (tuner lora, 8 steps) on the"
+    assert said in card
+    assert "Run `first_` was trained on other rows, and nothing compared them with this test split." in card
+    section = card.partition("## Rights")[2].partition("## Training")[0]
+    assert "that of the base's run `first_` from `hf://datasets/a/first/rows.json`" in section
+    assert "`hf://Qwen/Qwen3-8B` has its own licence" in section
+    assert "| pictures of `coco` (run `first_`) | 7 | unknown |" in section
+    assert "nothing compared them" not in model_card(some_provenance(base_model=BaseModelFiles("m", None, "d", {}, [])))
