@@ -11,6 +11,7 @@ from browser import Browser
 from index_page import main
 from made_accounts import (
     LENGTHS,
+    leave_training,
     some_answers,
     some_checks,
     some_evaluation,
@@ -23,6 +24,7 @@ from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedModel, Interval
+from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
@@ -76,8 +78,8 @@ def folder(tmp_path: Path) -> Path:
     return where
 
 
-def page_of(folder: Path, **datasets: str) -> str:
-    return index_page(folder, folder / "stores/runs", folder / "reports/index.html", datasets, "noon")[0]
+def page_of(folder: Path) -> str:
+    return index_page(folder, folder / "stores/runs", folder / "reports/index.html", {}, "noon")[0]
 
 
 def test_a_browser_shows_every_run_and_its_pages(folder: Path, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_a_browser_shows_every_run_and_its_pages(folder: Path, tmp_path: Path) -
         other = browser.evaluate("document.querySelector('#other').innerText")
         browser.screenshot(tmp_path / "page.png")
     shown = dict(zip(["run", *ACCOUNTS], cells, strict=True))
-    assert shown["run"] == "mine"
+    assert shown["run"] == "mine\nsettings: device cpu, processes 4"
     assert "rows: 1,234 train, 5 val, 6 test" in shown["data"]
     assert "median 10, longest 20 tokens\nmax_length 512; 4 left out" in shown["lengths"]
     assert "gate open" in shown["gate"]
@@ -237,3 +239,29 @@ def test_a_verdict_has_its_colour(folder: Path, verdict: str, costs: bool, colou
     account = json.loads(file.read_text())
     file.write_text(json.dumps(account | {"verdict": verdict, "costs_first_answers": costs}))
     assert f'<span class="badge {colour}">{verdict}</span>' in page_of(folder)
+
+
+def test_a_run_names_its_model_its_own_settings_and_its_former_trainings(folder: Path, tmp_path: Path) -> None:
+    """Else a person who trained three times sees the last one, and not what it was."""
+    manifest = ModelManifest("tiny", HOSTILE, None, folder, {}, [], "model")
+    write_account(folder / "models/tiny/manifest.json", manifest)
+    leave_training(folder / "stores/runs/mine/full", "1" * 16, [], learning_rate=2e-4)
+    page = main([], folder)
+    with Browser(tmp_path / "profile") as browser:
+        browser.check_page(page, "a folder: 2 run(s)")
+        browser.open(page)
+        name = browser.evaluate("document.querySelector('#mine > th').innerText")
+        former = browser.evaluate("document.querySelector('#mine + tr').innerText")
+    assert name == f"mine\nmodel {HOSTILE}\nsettings: device cpu, processes 4"
+    assert former == (
+        f"Former trainings of mine, in {folder}/stores/runs/mine/full:\n"
+        f"{'1' * 16} train.learning_rate 0.0002 (now 0.0001); no step was made"
+    )
+
+
+def test_a_planned_run_names_what_it_will_be_trained_from(folder: Path, tmp_path: Path) -> None:
+    overlay = "runs: {planned: {model: qwen3-8b, dataset: alpaca, tuner: full, train: {seed: 7}}}"
+    (tmp_path / "my-run.yaml").write_text(overlay)
+    row = main([tmp_path / "my-run.yaml"], folder).read_text().partition('id="planned"')[2].partition("</th>")[0]
+    assert "model hf://Qwen/Qwen3-8B<" in row
+    assert "settings: tuner full, train.seed 7<" in row
