@@ -14,6 +14,7 @@ from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
+from vlmflow.core.printable import counted
 from vlmflow.reports.made_of import to_train
 from vlmflow.reports.run_index import index_page
 
@@ -43,7 +44,7 @@ def main(files: list[Path], folder: Path) -> Path:
     with whole_file(page, "w") as file:
         file.write(html)
     none = '; name the working directory: ARGS="--directory …"' if not runs else ""
-    print(f"{page}: {runs} run(s){none}")
+    print(f"{page}: {counted(runs, 'run')}{none}")
     return page
 
 

@@ -16,7 +16,7 @@ from vlmflow.config.differing import own_settings
 from vlmflow.config.settings import is_name
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import counted, printable
 from vlmflow.core.progress import clock
 from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.evaluation.answering.accounts import AnswerReport
@@ -63,14 +63,14 @@ class Cell:
 class Row:
     """One run: its name, a cell for each of `COLUMNS`, and by column why it could not be read.
 
-    of: its model, and its settings that differ from the defaults. former: its former full trainings; their run folders
-    are in `store`.
+    of: lines on its model, and its settings that differ from the defaults. former: its former full trainings; their run
+    folders are in `store`.
     """
 
     run: str
     cells: list[Cell]
     faults: list[tuple[str, str]]
-    of: Cell
+    of: list[str]
     former: list[FormerTraining]
     store: str
 
@@ -128,7 +128,7 @@ def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, M
     runs = [Run(name, folder, store, page.parent, configured.get(name)) for name in names]
     rows = [_row(run) for run in runs]
     where = printable(folder.resolve().name)
-    facts = IndexPage(f"{where}: {len(rows)} run(s)", f"Written at {now} by make index.", list(COLUMNS), rows)
+    facts = IndexPage(f"{where}: {counted(len(rows), 'run')}", f"Written at {now} by make index.", list(COLUMNS), rows)
     return render("index.html.jinja", facts), len(rows)
 
 
@@ -153,14 +153,14 @@ def _row(run: Run) -> Row:
     for column, read in COLUMNS.items():
         cell = tried(column, read, Cell())
         cells.append(replace(cell, badge=printable(cell.badge), lines=[printable(line) for line in cell.lines]))
-    of = tried("full run", _of, Cell())
+    of = tried("full run", _of, [])
     former = tried("full run", lambda run: former_trainings(run.store / run.name / "full", run.report), [])
     told = [(column, cause) for cause, column in faults.items()]
     return Row(run.name, cells, told, of, former, str(run.store / run.name / "full"))
 
 
-def _of(run: Run) -> Cell:
-    """Return model and settings: those of the finished training, else those of the configuration."""
+def _of(run: Run) -> list[str]:
+    """Return lines on model and settings: those of the finished training, else those of the configuration."""
     report = run.report
     if report:
         model = model_with(run.folder / "models", report.digests.model)
@@ -168,14 +168,14 @@ def _of(run: Run) -> Cell:
     elif run.made_of:
         source, settings = run.made_of.model, run.made_of.settings
     else:
-        return Cell()
+        return []
     told = ", ".join(f"{key} {value}" for key, value in settings)
     lines = [f"model {source}" if source else "", f"settings: {told or 'all are the defaults'}"]
-    return Cell(lines=[printable(line) for line in lines if line])
+    return [printable(line) for line in lines if line]
 
 
 def _data(run: Run) -> Cell:
-    dataset, account = run.made_of and run.made_of.dataset, run.folder / "fitted" / run.name / "account.json"
+    dataset, account = run.made_of.dataset if run.made_of else None, run.folder / "fitted" / run.name / "account.json"
     if dataset is None and account.is_file():
         dataset = read_account(account, FittedRows).dataset
     if dataset is None:
@@ -227,12 +227,12 @@ def _training(run: Run) -> Cell:
         begun = Cell("training not finished", "maybe", [], run.links(("training", live)))
         return begun if live else Cell()
     early = f" of {report.target:,}, ended early" if report.ended_early else ""
-    where = "CPU process(es)" if report.device == "cpu" else "GPU(s)"
+    where = counted(report.world_size, "CPU process" if report.device == "cpu" else "GPU")
     lines = [f"{report.steps:,} steps{early}"]
     if isinstance(report.losses, list) and report.losses:
         lines.append(f"loss {report.losses[-1][1]:.3f}")
     lines.append(f"validation loss {report.best.eval_loss:.3f}, at step {report.best.step:,}")
-    lines.append(f"time {clock(report.seconds)}, on {report.world_size:,} {where}")
+    lines.append(f"time {clock(report.seconds)}, on {where}")
     return Cell("trained", "good", lines, run.links(("training", run.page(f"run-{run.name}"))))
 
 

@@ -6,6 +6,7 @@ It is `run.html` in the run folder while the training runs, and `reports/run-RUN
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
 from vlmflow.estimate.accounts import Result
 from vlmflow.reports.compared import Comparison, comparisons, gigabytes
@@ -98,7 +99,7 @@ def run_page(
     memory = max(report.peak_memory, default=None)
     page = RunPage(
         title=_title(run, "full", history.newest),
-        subtitle=f"{report.world_size} process(es) on {report.device}; strategy {report.strategy}.",
+        subtitle=f"{counted(report.world_size, 'process')} on {report.device}; strategy {report.strategy}.",
         stage="full",
         doing="ended",
         sentence=f"The training ended at step {report.steps:,} of {report.target:,}{early}. "

@@ -28,8 +28,8 @@ def test_the_estimate_is_compared_with_the_smoke_run_and_with_the_full_run() -> 
     assert [row.name for row in of_smoke.rows] == ["memory of one GPU", "speed of all GPUs"]
     rows = {row.name: row for row in of_full.rows}
     assert rows["memory of one GPU"].texts == (f"{guess.memory.total / 1e9:.1f} GB", "51.0 GB")
-    assert rows["optimizer steps"].difference == "+0.0%"
-    assert rows["training and evaluations"].difference == "+0.0%", "within the range"
+    assert rows["optimizer steps"].difference == "0.0%"
+    assert rows["training and evaluations"].difference == "0.0%", "within the range"
     assert " h to " in rows["training and evaluations"].texts[0]
 
 
@@ -49,7 +49,7 @@ def test_the_page_says_when_there_was_nothing_to_choose_from() -> None:
 
 def test_the_difference_to_a_range_is_that_to_its_nearer_end() -> None:
     assert Compared("speed", 100, 90, up_to=200).difference == "-10.0%"
-    assert Compared("speed", 100, 150, up_to=200).difference == "+0.0%"
+    assert Compared("speed", 100, 150, up_to=200).difference == "0.0%"
     assert Compared("speed", 100, 220, up_to=200).difference == "+10.0%"
     assert Compared("speed", None, 220, up_to=200).difference == ""
 

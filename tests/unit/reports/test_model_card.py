@@ -167,7 +167,7 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     shares = "rows in which … | base | tuned | tuned minus base"
     uses = "its own feedback helps the right answer more than another row's feedback | 50.0% (46.0 to 54.0) | "
     all_rows, rest = section.rpartition(
-        "With 95 % intervals, without 35 row(s) whose feedback contains the gold answer:"
+        "With 95 % intervals, without 35 rows whose feedback contains the gold answer:"
     )[::2]
     assert all_rows.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 3
     assert rest.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 1
@@ -175,8 +175,8 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     assert "another row's picture | 80.0% (76.0 to 84.0)" not in rest
     loss = "\n| loss of the right answer, with its own feedback | 2.000 | 1.000 | -1.000 (-1.040 to -0.960) |"
     assert section.count(loss) == 4
-    assert "The test split of `fire` had been looked at 3 time(s) with this evaluation; later looks" in section
-    assert "Left out, for both models: 2 row(s) without feedback.\n" in section
+    assert "The test split of `fire` had been looked at 3 times with this evaluation; later looks" in section
+    assert "Left out, for both models: 2 rows without feedback.\n" in section
     assert "Another row's feedback is a control" in section
     results = ModelCard(card).data.eval_results
     assert results is not None
@@ -192,7 +192,7 @@ def test_the_card_speaks_of_feedback_only_where_there_is_some() -> None:
     plain = some_evaluation(feedback=False, figures=figures, left_out={"over_long": 3}, sentence="Better.")
     card = model_card(some_provenance(evaluations={"val": plain}))
     section = card.partition("## Evaluation\n")[2].partition("\n## Use")[0]
-    assert "Left out, for both models: 3 row(s) longer than train.max" in section
+    assert "Left out, for both models: 3 rows longer than train.max" in section
     assert "| loss of the answers, after the row's own turns | 2.000 | 1.900 | -0.100 (-0.140 to -0.060) |" in section
     assert "\nThe best checkpoint was chosen by its loss on val." in section
     for word in ("feedback", "rows in which", "wrong"):

@@ -85,19 +85,19 @@ def page_of(folder: Path) -> str:
 def test_a_browser_shows_every_run_and_its_pages(folder: Path, tmp_path: Path) -> None:
     page = main([], folder)
     with Browser(tmp_path / "profile") as browser:
-        browser.check_page(page, "a folder: 2 run(s)")
+        browser.check_page(page, "a folder: 2 runs")
         browser.open(page)
         cells = browser.evaluate("[...document.querySelectorAll('#mine > *')].map(cell => cell.innerText)")
         links = browser.evaluate("[...document.links].map(link => link.href)")
         other = browser.evaluate("document.querySelector('#other').innerText")
         browser.screenshot(tmp_path / "page.png")
     shown = dict(zip(["run", *ACCOUNTS], cells, strict=True))
-    assert shown["run"] == "mine\nsettings: device cpu, processes 4"
+    assert shown["run"] == "mine"
     assert "rows: 1,234 train, 5 val, 6 test" in shown["data"]
     assert "median 10, longest 20 tokens\nmax_length 512; 4 left out" in shown["lengths"]
     assert "gate open" in shown["gate"]
     assert "8 steps\nloss 2.000\nvalidation loss 2.000, at step 8" in shown["full run"]
-    assert "time 2:03:04, on 4 CPU process(es)" in shown["full run"]
+    assert "time 2:03:04, on 4 CPU processes" in shown["full run"]
     assert "proven\n9 tensors\nlogits not compared" in shown["verification"]
     costs = "costs first answers"
     assert f"learned\nval: learned, 7 rows\ntest: {HOSTILE}, 7 rows, {costs}, look 3" in shown["evaluation"]
@@ -187,7 +187,7 @@ def test_a_closed_gate_is_read_from_its_run_folder(folder: Path) -> None:
 def test_a_run_of_the_configuration_is_listed_before_it_begins(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "my-run.yaml").write_text("runs: {planned: {model: qwen3-8b, dataset: alpaca}}")
     page = main([tmp_path / "my-run.yaml"], folder).read_text()
-    assert "a folder: 3 run(s)" in page
+    assert "a folder: 3 runs" in page
     assert 'id="planned"' in page
     assert "alpaca" in page
     assert "qwen3vl-volcano" not in page, "it is in config.yaml, which everybody has"
@@ -248,13 +248,12 @@ def test_a_run_names_its_model_its_own_settings_and_its_former_trainings(folder:
     leave_training(folder / "stores/runs/mine/full", "1" * 16, [], learning_rate=2e-4)
     page = main([], folder)
     with Browser(tmp_path / "profile") as browser:
-        browser.check_page(page, "a folder: 2 run(s)")
+        browser.check_page(page, "a folder: 2 runs")
         browser.open(page)
-        name = browser.evaluate("document.querySelector('#mine > th').innerText")
-        former = browser.evaluate("document.querySelector('#mine + tr').innerText")
-    assert name == f"mine\nmodel {HOSTILE}\nsettings: device cpu, processes 4"
-    assert former == (
-        f"Former trainings of mine, in {folder}/stores/runs/mine/full:\n"
+        told = browser.evaluate("document.querySelector('#mine + tr').innerText")
+    assert told == (
+        f"model {HOSTILE}\nsettings: device cpu, processes 4\n"
+        f"Former trainings, in {folder}/stores/runs/mine/full:\n"
         f"{'1' * 16} train.learning_rate 0.0002 (now 0.0001); no step was made"
     )
 
@@ -262,6 +261,6 @@ def test_a_run_names_its_model_its_own_settings_and_its_former_trainings(folder:
 def test_a_planned_run_names_what_it_will_be_trained_from(folder: Path, tmp_path: Path) -> None:
     overlay = "runs: {planned: {model: qwen3-8b, dataset: alpaca, tuner: full, train: {seed: 7}}}"
     (tmp_path / "my-run.yaml").write_text(overlay)
-    row = main([tmp_path / "my-run.yaml"], folder).read_text().partition('id="planned"')[2].partition("</th>")[0]
+    row = main([tmp_path / "my-run.yaml"], folder).read_text().partition('id="planned"')[2]
     assert "model hf://Qwen/Qwen3-8B<" in row
     assert "settings: tuner full, train.seed 7<" in row

@@ -112,7 +112,7 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
         ({"losses": []}, "every loss is a finite number"),
         ({"losses": [5.0 + step for step in range(8)]}, "the loss falls"),
         ({"best": Best(8, math.inf)}, "validation loss is a finite number"),
-        ({"world_size": 1}, "4 process(es) train together"),
+        ({"world_size": 1}, "4 processes train together"),
     ],
 )
 def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
