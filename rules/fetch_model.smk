@@ -1,9 +1,9 @@
 # Base models.
 #
-# Needs: the model's source in the configuration; for one on the hub its row in pins.yaml. A gated model needs
-#        a token: HF_TOKEN or `.venv/bin/hf auth login`.
+# Needs: the model's source in the configuration; for one on the hub its row in pins.yaml, for merged/RUN that run's
+#        weights. A gated model needs a token: HF_TOKEN or `.venv/bin/hf auth login`.
 # Makes: models/{model}/manifest.json: a folder of links (below stores.models) to the model's files, which are in that
-#        store or in the local folder, with size and sha256 of each.
+#        store, in the local folder or in merged/RUN, with size and sha256 of each; of merged/RUN also its provenance.
 # Holds: the files are those of the pinned revision with the hub's digests, only data and all of it; or the manifest
 #        does not exist. Training, merge and verify see only the files that it names.
 
@@ -12,6 +12,7 @@ rule fetch_model:
     """Fetch a base model, or take a local folder, and describe every file of it."""
     input:
         inputs.local_model,
+        merged=inputs.base_run,
     output:
         model=directory("models/{model}"),
     log:
@@ -26,7 +27,7 @@ rule fetch_model:
     threads: 4
     resources:
         mem_mb=2_000,
-        disk_mb=1_000,
+        disk_mb=resources.fetched_disk,
         runtime=1_440,
         pod_template="fetch",
     message:

@@ -1,6 +1,7 @@
 # Base models without their weights.
 #
-# Needs: as fetch_model: the model's source in the configuration, and for one on the hub its row in pins.yaml.
+# Needs: as fetch_model: the model's source in the configuration; for one on the hub its row in pins.yaml, for
+#        merged/RUN that run's weights.
 # Makes: model_files/{model}/: files/, copies of the model's configuration, tokenizer and picture rule, some MB; and
 #        manifest.json, size and sha256 of each.
 # Holds: the files are those of the pinned revision, only data and all of it but the weights. Lengths and the estimate
@@ -11,6 +12,7 @@ rule fetch_model_files:
     """Fetch a base model's files other than its weights."""
     input:
         inputs.local_model_files,
+        merged=inputs.base_run,
     output:
         files=directory("model_files/{model}"),
     log:
@@ -25,7 +27,7 @@ rule fetch_model_files:
     threads: 4
     resources:
         mem_mb=1_000,
-        disk_mb=1_000,
+        disk_mb=resources.fetched_disk,
         runtime=60,
         pod_template="fetch",
     message:

@@ -1,9 +1,11 @@
 # The course of a full training, for people: one self-contained page, the last state of the page in the run folder.
 #
-# Needs: the full run's report and events, and gate and estimate before it.
-# Makes: reports/run-{run}.html: loss, validation loss, learning rate, gradient norm, speed and waiting as curves, and
-#        what gate and estimate predicted beside what was measured.
-# Holds: the file loads nothing and runs nothing; the same training gives the same page. No other stage needs it.
+# Needs: the full run's report and events, gate and estimate before it, the base model's manifest.
+# Makes: reports/run-{run}.html: model, data set and own settings; loss, validation loss, learning rate, gradient norm,
+#        speed and waiting as curves; what gate and estimate predicted beside what was measured; the run's former
+#        trainings, if stores.runs still has them.
+# Holds: the file loads nothing and runs nothing; the same training beside the same former ones gives the same page. No
+#        other stage needs it.
 
 
 rule run_page:
@@ -12,6 +14,7 @@ rule run_page:
         smoke="checkpoints/{run}/smoke",
         full="checkpoints/{run}/full",
         estimate=ancient("estimates/{run}.json"),
+        model=inputs.model,
     output:
         page=report(
             "reports/run-{run}.html",
@@ -25,6 +28,8 @@ rule run_page:
         "benchmarks/run_page/{run}.tsv"
     params:
         reads="vlmflow/reports/templates",
+        dataset=lookup(dpath="runs/{run}/dataset", within=config),
+        run_store=lookup(dpath="stores/runs", within=config),
     threads: 1
     resources:
         mem_mb=2_000,

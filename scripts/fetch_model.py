@@ -1,5 +1,6 @@
 """Describe a base model in a manifest, and link its files, which are in the store or in a local folder."""
 
+import shutil
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -8,20 +9,34 @@ from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import hash_files, link_files, write_model_manifest
+from vlmflow.fetch.published_run import PROVENANCE, published_files
 
 
-def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:
+def main(
+    *,
+    model: Path,
+    source: str,
+    store: Path,
+    pins: Path = PINS,
+    merged: list[Path] | None = None,
+    threads: int = 1,
+) -> None:
     """Fetch one model.
 
-    model: the folder to write; it will contain only manifest.json.
-    source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, or the path of a folder.
+    model: the folder to write; it will contain only manifest.json, and the provenance of weights of a run.
+    source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, the path of a folder, or merged/RUN.
     store: the folder for files from the hub, by repository and revision, and for links to the files of models.
     pins: the table with revision, size and sha256 of hub sources.
-    threads: files that are fetched and read at a time.
+    merged: the folder merged/RUN, if that is the source. threads: files that are fetched and read at a time.
     """
     place = parse_source(source)
     revision: str | None
-    if isinstance(place, Path):
+    left_out: list[str]
+    if merged:
+        revision, (folder,) = None, merged
+        files, left_out = published_files(folder, threads), []
+        refuse_code(folder, list(files))
+    elif isinstance(place, Path):
         revision, folder = None, place
         found = list_files(folder, source)
         refuse_code(folder, found.names)
@@ -33,8 +48,10 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
         folder, files, left_out = fetch_model(place, pin, store, threads)
         revision = pinned_revision(place, pin)
     log_left_out(source, left_out)
-    view = link_files(store, model.name, folder, files)
+    view = link_files(store, model.name, folder, files, of_target=bool(merged))
     with whole_folder(model) as unfinished_folder:
+        if merged:
+            shutil.copyfile(folder / PROVENANCE, unfinished_folder / PROVENANCE)
         write_model_manifest(unfinished_folder, model.name, source, revision, view, files, left_out)
 
 

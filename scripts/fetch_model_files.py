@@ -7,20 +7,33 @@ from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_files import list_files, refuse_code
+from vlmflow.fetch.published_run import published_names
 from vlmflow.fetch.small_files import small_names, write_small_files
 
 
-def main(*, files: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:
+def main(
+    *,
+    files: Path,
+    source: str,
+    store: Path,
+    pins: Path = PINS,
+    merged: list[Path] | None = None,
+    threads: int = 1,
+) -> None:
     """Fetch them.
 
     files: the folder to write (model_files/MODEL).
-    source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, or the path of a folder.
+    source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, the path of a folder, or merged/RUN.
     store: the folder for files from the hub, by repository and revision. pins: the table with revisions of hub sources.
-    threads: files that are fetched at a time.
+    merged: the folder merged/RUN, if that is the source. threads: files that are fetched at a time.
     """
     place = parse_source(source)
     revision: str | None = None
-    if isinstance(place, Path):
+    if merged:
+        (folder,) = merged
+        names = published_names(folder)
+        refuse_code(folder, names)
+    elif isinstance(place, Path):
         folder, names = place, list_files(place, source, weights=False).names
         refuse_code(folder, names)
     else:

@@ -14,6 +14,8 @@ from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
+from vlmflow.core.printable import counted
+from vlmflow.reports.made_of import to_train
 from vlmflow.reports.run_index import index_page
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
@@ -31,14 +33,18 @@ def main(files: list[Path], folder: Path) -> Path:
         raise VlmflowError(f"{folder} is not a folder", 'name the working directory: ARGS="--directory …"')
     settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
     named = read_layers(files).get("runs", {})
-    datasets = {name: run.dataset for name, run in settings.runs.items() if name in named}
+    configured = {
+        name: to_train(settings.models[run.model].source, run.dataset, run)
+        for name, run in settings.runs.items()
+        if name in named
+    }
     page = folder / "reports" / "index.html"
     now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    html, runs = index_page(folder, folder / settings.stores.runs, page, datasets, now)
+    html, runs = index_page(folder, folder / settings.stores.runs, page, configured, now)
     with whole_file(page, "w") as file:
         file.write(html)
     none = '; name the working directory: ARGS="--directory …"' if not runs else ""
-    print(f"{page}: {runs} run(s){none}")
+    print(f"{page}: {counted(runs, 'run')}{none}")
     return page
 
 

@@ -8,13 +8,16 @@ from harness.stage import run_stage
 from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, read_json, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.fetch.model_folder import ModelManifest, digest_of_files, read_model_manifest
+from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import PROOF, read_proof, take_over
 from vlmflow.merging.published_limits import publish_limits
+from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.licences import stated_licences
 from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.rows.stats import Stats
@@ -74,13 +77,31 @@ def main(
         sees_pictures = "vision_config" in read_json(folder / "config.json")
         limited = publish_limits(folder, trained.settings["image_max_tokens"])
         facts = provenance(
-            published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated, good_run
+            *(published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated),
+            good_run=good_run,
+            of_base=provenance_of(model, base),
         )
         facts = msgspec.structs.replace(facts, chat_template=fitted_rows(rows).chat_template)
         if settings.chosen_by:
             facts = msgspec.structs.replace(facts, chosen_by=settings.chosen_by.in_words())
-        write_account(folder / "provenance.json", facts)
+        write_account(folder / PROVENANCE, facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
+
+
+def provenance_of(model: Path, base: ModelManifest) -> Provenance | None:
+    """Return the provenance of a base that is the weights of another run; None for any other base.
+
+    Raises VlmflowError if it is that of other weights.
+    """
+    if not (model / PROVENANCE).is_file():
+        return None
+    found = read_account(model / PROVENANCE, Provenance)
+    if digest_of_files(found.merged) != base.digest:
+        raise VlmflowError(
+            f"{model / PROVENANCE}: it is of other weights than {base.folder}",
+            f"remove {model} and run the same command again: the workflow takes both from {base.source}",
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
     refuse_no_name(run)
     merged = folder / "merged" / run
     facts = read_provenance(merged)
-    rights = rights_of(facts.rights)
+    rights = rights_of(*(one.rights for one in facts.rounds))
     found = look_at(to)
     if adapter:
         package = adapter_package(merged, folder / "checkpoints" / run / "full", facts)
@@ -52,7 +52,7 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
         package = merged_package(merged, facts)
     refuse_unless_fits(to, found, package, public)
     private = found.private if found else not public
-    _show(to, found, package, rights, facts.base_model.source, private)
+    _show(to, found, package, rights, facts.rounds[-1].base_model.source, private)
     if not (yes or _agrees(to, private)):
         print("nothing sent")
         return

@@ -7,17 +7,20 @@ from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.estimate.accounts import read_estimate
+from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
+from vlmflow.reports.made_of import trained
 from vlmflow.reports.run_page import run_page
 from vlmflow.trainer.events import read_events
 from vlmflow.trainer.orders import PROGRESS
 from vlmflow.training.accounts import Gate, TrainingReport
 
 
-def main(*, smoke: Path, full: Path, estimate: Path, page: Path) -> None:
+def main(*, smoke: Path, full: Path, estimate: Path, model: Path, dataset: str, run_store: Path, page: Path) -> None:
     """Write the page.
 
     smoke, full: the folders of the smoke run and of the full run (checkpoints/RUN/…).
-    estimate: the account of estimate_run. page: the HTML file to write.
+    estimate: the account of estimate_run. model: folder with the base model's manifest. dataset: its name.
+    run_store: the folder with all run folders. page: the HTML file to write.
     """
     run = full.parent.name
     report, gate = read_account(full / "report.json", TrainingReport), read_account(smoke / "gate.json", Gate)
@@ -29,7 +32,9 @@ def main(*, smoke: Path, full: Path, estimate: Path, page: Path) -> None:
         f"remove {full} and run the same command again: it is copied from its run folder",
     )
     of_smoke, estimated = read_account(smoke / "report.json", TrainingReport), read_estimate(estimate)
-    html = run_page(run, read_events(full / PROGRESS), report, gate, of_smoke, estimated)
+    made_of = trained(read_account(model / MANIFEST, ModelManifest).source, dataset, report)
+    events = read_events(full / PROGRESS)
+    html = run_page(run, events, report, gate, of_smoke, estimated, made_of, run_store / run / "full")
     with whole_file(page, "w") as file:
         file.write(html)
 

@@ -19,16 +19,22 @@ class SearchBlock(Settings):
     limits: SearchLimits
 
 
-def main(*, study: Path, judged: Path, results: list[Path], page: Path, settings: SearchBlock) -> None:
+class RunBlock(Settings):
+    """The setting of its run that this page uses."""
+
+    device: str
+
+
+def main(*, study: Path, judged: Path, results: list[Path], page: Path, settings: SearchBlock, run: RunBlock) -> None:
     """Write the page.
 
     study: the search's account after its last step. judged: what became of its best trial (judge_best). results: those
-    of all its trials. page: the HTML file to write. settings: those of the search.
+    of all its trials. page: the HTML file to write. settings: those of the search. run: those of its run.
     """
     account = read_account(study, Study)
     refuse_other_results(account, study, results)
     with whole_file(page, "w") as file:
-        file.write(search_page(account, read_judged(judged, study), settings.run, settings.limits))
+        file.write(search_page(account, read_judged(judged, study), settings.run, settings.limits, run.device))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
+from vlmflow.reports.made_of import to_train
 from vlmflow.trainer.events import read_events
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.onlooker import page_of
@@ -70,7 +71,8 @@ def main(
         base.folder, trained.best.folder, base.files, full.tuner
     ).describe()  # refuses as the merge would
     events = read_events(trained.folder.progress)
-    gate = judge(account, events, chosen, train_lengths, val_lengths, full, fitted_rows(rows).splits, merge)
+    fitted = fitted_rows(rows)
+    gate = judge(account, events, chosen, train_lengths, val_lengths, full, fitted.splits, merge)
     write_account(trained.folder.path / "gate.json", gate)
     if estimate is not None:
         log_compared(read_estimate(estimate), account, run)
@@ -86,7 +88,8 @@ def main(
     with whole_folder(smoke) as finished:
         write_account(finished / "gate.json", gate)
         write_account(finished / "report.json", account)
-        (finished / "gate.html").write_text(gate_page(run, gate), encoding="utf-8")
+        made_of = to_train(base.source, fitted.dataset, settings)
+        (finished / "gate.html").write_text(gate_page(run, gate, made_of), encoding="utf-8")
         draw_losses(account, f"{run}: smoke run", finished / "loss.png")
 
 

@@ -12,7 +12,7 @@ from harness.search_inputs import SearchInputs
 from harness.volume_inputs import as_inputs
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
-from vlmflow.config.source import parse_source
+from vlmflow.config.source import base_run, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
 from vlmflow.fetch.small_files import small_names
@@ -59,10 +59,15 @@ class RuleInputs(SearchInputs):
         """The same without its weights."""
         return self._files_of_model(wildcards.model, weights=False)
 
+    def base_run(self, wildcards: Any) -> list[str]:
+        """The weights of another run, if they are wildcard `model`'s source."""
+        run = base_run(self._settings.models[wildcards.model].source)
+        return [f"merged/{run}"] if run else []
+
     def _files_of_model(self, model: str, *, weights: bool = True) -> list[Any]:
         source = self._settings.models[model].source
         place = parse_source(source)
-        if isinstance(place, Path) and not place.is_dir() and not self._sees_all_volumes():
+        if base_run(source) or (isinstance(place, Path) and not place.is_dir() and not self._sees_all_volumes()):
             return []
         try:
             files = local_files(source, f"models.{model}.source", weights=weights)

@@ -16,7 +16,7 @@ from vlmflow.config.pins import revision_of
 from vlmflow.config.raw_forms import module_of
 from vlmflow.config.search_settings import dimensions, trained_with
 from vlmflow.config.settings import Settings
-from vlmflow.config.source import parse_source
+from vlmflow.config.source import base_run, parse_source
 from vlmflow.fetch.model_files import list_files
 from vlmflow.fetch.small_files import small_names
 
@@ -196,15 +196,16 @@ def _block(settings: object, keys: Sequence[str], renamed: Mapping[str, str]) ->
 
 
 def _state(source: str, choose: Callable[[list[str]], list[str]] = list) -> list[list[int]]:
-    """Return bytes and time of a local data file, or of every file of a local model; [] for what does not exist here.
+    """Return bytes and time of a local data file, or of every file of a local model.
 
+    [] for what does not exist here, and for the weights of another run: Snakemake makes these, and knows their time.
     choose: takes the names of a model's files, returns those that count.
 
     Snakemake itself reruns only for a newer file, and a file that was moved here may be old. Times are whole seconds:
     every copying tool that keeps times preserves these.
     """
     place = parse_source(source)
-    if not isinstance(place, Path) or not place.exists():
+    if not isinstance(place, Path) or not place.exists() or base_run(source):
         return []
     files = [place / name for name in choose(list_files(place, source).names)] if place.is_dir() else [place]
     return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.model import Config
-from vlmflow.config.source import parse_source
+from vlmflow.config.source import base_run, parse_source
 
 ADVICE = (
     "what to do: on a cluster, stores must be on its volumes; put profiles/kubernetes/stores.yaml before your own file "
@@ -38,4 +38,4 @@ def relative_places(settings: Config) -> list[tuple[str, str]]:
 
 def _is_relative(place: str) -> bool:
     source = parse_source(place)
-    return isinstance(source, Path) and not source.is_absolute()
+    return isinstance(source, Path) and not source.is_absolute() and not base_run(place)

@@ -6,6 +6,7 @@ from typing import Any
 
 from vlmflow.config.model import Config
 from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.source import base_run
 from vlmflow.config.tuners import tuner_of
 
 LOGS_MB = 1_000
@@ -23,7 +24,7 @@ class RuleResources:
 
     def __init__(self, workflow: Any, settings: Config) -> None:
         self._runs: dict[str, RunSettings] = settings.runs
-        self._searches = settings.search
+        self._searches, self._models = settings.search, settings.models
         storage = workflow.storage_settings.default_storage_provider
         self._in_objects, self._in_pods = storage == "s3", storage is not None
 
@@ -93,6 +94,11 @@ class RuleResources:
         """
         weights = self._runs[wildcards.run].resources.weights_mb
         return weights + self._trained_weights(wildcards.run) if self._in_objects else LOGS_MB
+
+    def fetched_disk(self, wildcards: Any) -> int:
+        """The disk of a pod that fetches wildcard `model`, in MB: as `weights_disk` for the weights of another run."""
+        run = base_run(self._models[wildcards.model].source)
+        return self.weights_disk(SimpleNamespace(run=run)) if run else LOGS_MB
 
     def train_disk(self, wildcards: Any) -> int:
         """The disk of a training's pod, in MB: with object storage also the weights that it uploads."""

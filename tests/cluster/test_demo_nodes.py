@@ -72,7 +72,7 @@ def test_the_smoke_run_has_the_same_nodes(training: Training, project: ClusterWo
     project.run(*files, "--config", TWO_NODES, "--", f"checkpoints/{RUN}/smoke")
     gate = json.loads((project.targets / "checkpoints" / RUN / "smoke" / "gate.json").read_text())
     (together,) = (check for check in gate["checks"] if "train together" in check["check"])
-    assert together == {"check": "2 process(es) train together", "passed": True, "detail": "DISTRIBUTED"}
+    assert together == {"check": "2 processes train together", "passed": True, "detail": "DISTRIBUTED"}
     groups = [pod for pod in project.rules()["train_smoke"] if "vlmflow/group" in pod["metadata"]["labels"]]
     assert len({pod["spec"]["nodeName"] for pod in groups}) == 2
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from made_stats import some_stats
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.account import write_account
 from vlmflow.evaluation.accounts import (
     Compared,
     EvaluatedModel,
@@ -19,6 +20,8 @@ from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLen
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
 from vlmflow.reports.licences import StatedLicences
+from vlmflow.reports.made_of import MadeOf
+from vlmflow.trainer.events import Event, as_line
 from vlmflow.training.accounts import (
     Best,
     FullRun,
@@ -29,6 +32,7 @@ from vlmflow.training.accounts import (
 )
 from vlmflow.training.released import digests_of
 
+MADE_OF = MadeOf("hf://Qwen/Qwen3-8B", "fire", [("train.learning_rate", "0.0002")])
 LENGTHS = SplitLengths(9, 1_000, 1_000, 0, 10, 20, [NamedRow("row-1", 20, 0)])
 MERGE = PlannedMerge(9, 4, {"q_proj": 4}, 0.9, False)
 
@@ -62,6 +66,16 @@ def some_report(**fields: Any) -> TrainingReport:
         "run_folder": "stores/runs/mine/full/job",
     }
     return TrainingReport(**(usual | fields))
+
+
+def leave_training(stage: Path, name: str, events: list[Event], **train: Any) -> Path:
+    """Leave the run folder of a training like that of `some_report`. stage: its place. train: settings that differ."""
+    folder = stage / name
+    job = {"nodes": 1, "processes": 4, "device": "cpu", "tuner": "lora", "strategy": "ddp", "deepspeed": None}
+    job |= {"data": {"digest": "data"}, "model": {"digest": "model"}}
+    write_account(folder / "job.json", job | {"settings": TrainSettings(**train).scheduled(8).model_dump(mode="json")})
+    (folder / "progress.jsonl").write_text("".join(map(as_line, events)))
+    return folder
 
 
 def report_of(adapter: Path) -> TrainingReport:

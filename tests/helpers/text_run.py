@@ -82,6 +82,7 @@ def run_without_pictures(folder: Path) -> str:
     write_text_model(folder)
     set_traps(folder / "tiny", folder / "fired")
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
+    rows[::4] = [row | {"output": f"{row['output']} In HTML: <video>."} for row in rows[::4]]
     (folder / "rows.json").write_text(json.dumps(rows))
     mine = {
         "models": {"tiny": {"source": "tiny", "model_type": "qwen3"}},

@@ -144,7 +144,9 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
 
     page = Path("reports/search-s.html")
     of_page = search_page.SearchBlock(run="r", limits=limits)
-    search_page.main(study=study, judged=judged, results=results, page=page, settings=of_page)
+    search_page.main(
+        study=study, judged=judged, results=results, page=page, settings=of_page, run=search_page.RunBlock(device="cpu")
+    )
     with Browser(folder / "profile") as browser:
         browser.check_page(folder / page, "s: search for the settings of r")
         text = browser.evaluate("document.body.innerText")
@@ -152,6 +154,7 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
         first = browser.evaluate("document.querySelector('#trials tbody tr').innerText")
         lines = browser.evaluate("document.querySelectorAll('#curves svg g.trial').length")
     assert said in text
+    assert "hours of trainers" in text, "a CPU has no GPU-hours"
     assert f"out of memory {HOSTILE}" in text
     assert (rows, lines) == (7, 6)
     assert "in best.yaml" in first
@@ -175,7 +178,7 @@ def shown_page(study: Path, judged: Judged, importances: dict[str, float]) -> st
     worst = max((trial for trial in account.trials if trial.state == "done"), key=lambda trial: trial.value or 0)
     trials = [structs.replace(trial, mem_mb=5000.0) if trial is worst else trial for trial in account.trials]
     account = structs.replace(account, trials=trials, importances=importances)
-    page = search_page_of(account, judged, "r", SearchLimits(mem_mb=1000, hours=10, gpu_hours=100))
+    page = search_page_of(account, judged, "r", SearchLimits(mem_mb=1000, hours=10, gpu_hours=100), "cuda")
     return " ".join(re.sub("<[^>]+>", " ", page.partition("</style>")[2]).split())
 
 

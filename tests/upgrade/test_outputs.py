@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from outputs import differences
 
-from made_accounts import some_gate, some_provenance, some_report
+from made_accounts import MADE_OF, some_gate, some_provenance, some_report
 from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.progress import clock
@@ -29,7 +29,7 @@ def made(folder: Path, seconds: int, names: str = "q_proj|k_proj") -> Path:
     facts = some_provenance(smoke=gate, training=report, git_commit=f"{seconds:040x}")
     write_account(folder / "provenance.json", facts)
     (folder / "README.md").write_text(model_card(facts))
-    (folder / "gate.html").write_text(gate_page("mine", gate))
+    (folder / "gate.html").write_text(gate_page("mine", gate, MADE_OF))
     (folder / "counts.html").write_text(counts_page(some_stats()))
     (folder / "adapter_config.json").write_text(json.dumps({"target_modules": f"^({names})$"}))
     (folder / "rows.jsonl").write_text("{}\n")

@@ -99,7 +99,7 @@ def test_looks_at_test_are_counted_and_shown(evaluated: Path) -> None:
     (look,) = read_looks(evaluated / "stores" / "evaluations")
     assert (look.what, look.run, look.dataset) == ("evaluate", RUN, "fire")
     card = (evaluated / "merged" / RUN / "README.md").read_text()
-    assert "had been looked at 1 time(s) with this evaluation" in card
+    assert "had been looked at 1 time with this evaluation" in card
 
 
 def test_the_card_and_the_provenance_hold_the_evaluation(evaluated: Path) -> None:

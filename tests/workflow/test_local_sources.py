@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -52,3 +53,13 @@ def test_an_older_file_of_the_same_size_is_another_file(folder: Path, name: str)
     os.utime(other, (1_577_836_800, 1_577_836_800))
     other.replace(place)
     assert "Nothing to be done" not in snakemake(folder, "-n", target)
+
+
+def test_a_base_that_a_run_makes_is_made_before_the_run(folder: Path) -> None:
+    """Both are planned by one call, from a folder in which neither exists."""
+    config = yaml.safe_load((folder / "mine.yaml").read_text())
+    config["models"]["again"] = {"source": "merged/first", "model_type": "qwen3"}
+    config["runs"] = {name: {"model": model, "dataset": "x"} for name, model in (("first", "m"), ("second", "again"))}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    planned = snakemake(folder, "-n", "--", "merged/second")
+    assert {"fetch_model", "train_model", "publish_merged"} <= set(re.findall(r"^(\w+) +2$", planned, re.MULTILINE))

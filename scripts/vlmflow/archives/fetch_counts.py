@@ -5,6 +5,7 @@ import logging
 import msgspec
 
 from vlmflow.archives.fetch_plan import Way
+from vlmflow.core.printable import counted
 from vlmflow.pictures.picture_counts import PictureCost
 from vlmflow.web.missing import REASONS, Missing
 
@@ -71,7 +72,7 @@ class FetchAccount:
     def plan(self, source: str, way: Way, pictures: int) -> None:
         """Log and record how the pictures of a source will be fetched."""
         size = "of unknown size" if way.bytes is None else f"{way.bytes / 1e6:,.1f} MB"
-        text = f"{pictures:,} pictures, {way.kind}, {size}: {way.why}"
+        text = f"{counted(pictures, 'picture')}, {way.kind}, {size}: {way.why}"
         logger.info("%s: %s", source, text)
         self.of(source).ways.append(text)
 

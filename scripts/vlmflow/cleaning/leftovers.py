@@ -24,10 +24,8 @@ from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
 from vlmflow.reports.accounts import Provenance
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.checkpoint import read_checkpoint
+from vlmflow.training.former import RUN_FOLDER, former_trainings
 from vlmflow.training.released import read_release
-
-RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")
-"""A run folder's name: the digest of its training, with a number if it was set aside."""
 
 HUB_FOLDER = re.compile(r".+--.+@[0-9a-f]{40}")
 """The folder of a store for a repository at a commit (`store_folder`)."""
@@ -68,7 +66,7 @@ def find_leftovers(
             continue
         found += _of_work(folder, run)
         if store := _own_store(folder, settings.stores.runs, "runs", notes):
-            found += _of_trainings(store / run, made_of)
+            found += of_trainings(store / run, made_of)
             found += of_trials(folder, store / run)
     found += _unfinished(folder)
     if not stores:
@@ -148,13 +146,19 @@ def _of_work(folder: Path, run: str) -> Iterator[Leftover]:
         yield Leftover(work, f"intermediate merged weights; merged/{run} is proven")
 
 
-def _of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[Leftover]:
+def of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[Leftover]:
+    """Yield the former trainings of a finished run, and checkpoints that are neither the last nor the best.
+
+    store: the run's own folder of all its trainings. reports: those of the finished ones, by stage.
+    """
     for stage, report in reports.items():
         kept = report.digests.job
+        former = {one.folder.name: str(one) for one in former_trainings(store / stage, report)}
         for place in _folders(store / stage):
             if RUN_FOLDER.fullmatch(place.name) and place.name != kept:
-                what = "set aside: its input changed" if "." in place.name else "other data or settings"
-                yield Leftover(place, f"{what}; the finished training is {kept}", is_run_folder=True)
+                told = former.get(place.name, "it never began")
+                why = f"a former {stage} training, kept nowhere else: {told} (the finished one is {kept})"
+                yield Leftover(place, why, is_run_folder=True)
         yield from _older_checkpoints(store / stage / kept / "checkpoints", report)
 
 

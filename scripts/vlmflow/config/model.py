@@ -1,5 +1,6 @@
 """The configuration as one model: the keys, their meaning and their defaults."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,7 +15,7 @@ from vlmflow.config.row_settings import GOOD
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchSettings, check_search
 from vlmflow.config.settings import Name, Positive, Settings
-from vlmflow.config.source import NO_COUNT, HubSource, parse_source, refuse_path
+from vlmflow.config.source import NO_COUNT, HubSource, base_run, parse_source, refuse_path
 from vlmflow.config.swift_args import check_model_type
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import Integrity
@@ -71,7 +72,9 @@ class ModelSettings(Settings):
 
     source: str
     """hf://OWNER/NAME (pinned in pins.yaml, or with its commit: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a
-    local folder, which is used in place. Only its data is used (docs/design.md, A model is data)."""
+    local folder, which is used in place. Only its data is used (docs/design.md, A model is data). merged/RUN: the
+    weights of another run of the configuration, which is made first; their origin stays in `provenance.json`, the model
+    card and `make verify`."""
 
     model_type: Annotated[str, AfterValidator(check_model_type)]
     """ms-swift's name of the architecture, which a local folder alone does not give."""
@@ -155,6 +158,20 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _bases_are_made_before_their_runs(self) -> Self:
+        for name, model in self.models.items():
+            if (base := base_run(model.source)) is not None and base not in self.runs:
+                raise ValueError(f"models.{name}.source: unknown run {base!r}; runs has: {_names(self.runs)}")
+        for name, run in self.runs.items():
+            bases = [name]
+            while (base := base_run(self.models[self.runs[bases[-1]].model].source)) is not None:
+                told = "; ".join(f"run {one} is trained from merged/{of}" for one, of in pairwise([*bases, base]))
+                if base in bases:
+                    raise ValueError(f"models.{run.model}.source: {told}: no run can be its own base")
+                bases.append(base)
+        return self
+
+    @model_validator(mode="after")
     def _searches_are_possible(self) -> Self:
         for name, search in self.search.items():
             if search.run not in self.runs:
@@ -185,7 +202,8 @@ class Config(Settings):
     @model_validator(mode="after")
     def _sources_are_readable_and_apart(self) -> Self:
         for name, model in self.models.items():
-            _source(f"models.{name}.source", model.source)
+            if base_run(model.source) is None:
+                _source(f"models.{name}.source", model.source)
         for name, dataset in self.datasets.items():
             for number, root in enumerate(dataset.image_roots):
                 refuse_path(root, f"datasets.{name}.image_roots.{number}")
@@ -257,7 +275,8 @@ def _refuse_target(where: str, place: Path) -> None:
     """Refuse a user's path inside the targets: Snakemake removes what a rule is about to make."""
     for target in TARGETS:
         if place.resolve().is_relative_to(Path(target).resolve()):
-            raise ValueError(f"{where}: {str(place)!r} is inside {target}/, which the workflow makes and removes")
+            base = "; merged/RUN names the weights of a run" if where.startswith("models.") else ""
+            raise ValueError(f"{where}: {str(place)!r} is inside {target}/, which the workflow makes and removes{base}")
 
 
 def _names(known: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from vlmflow.config.settings import is_name
 from vlmflow.core.errors import VlmflowError
 
 HUB_FORMS = "hf://datasets/OWNER/NAME/FILE, hf://OWNER/NAME (a model), NAME@COMMIT in both, file:///PATH, or a path"
@@ -108,6 +109,12 @@ def parse_source(text: str) -> HubSource | Path:
         return Path(text).expanduser()
     except RuntimeError:  # ~NAME without such a user
         raise _unreadable(text) from None
+
+
+def base_run(source: str) -> str | None:
+    """Return the run whose weights a model's source names, RUN of `merged/RUN`; None for any other source."""
+    folder, _, run = source.partition("/")
+    return run if folder == "merged" and is_name(run) else None
 
 
 def _without_revision(text: str) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""Texts from outside, for terminals and pages."""
+"""Texts from outside, and counts, for terminals and pages."""
 
 
 def printable(text: str) -> str:
@@ -9,3 +9,9 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return a text of several lines, each as `printable` gives it."""
     return "\n".join(map(printable, text.splitlines()))
+
+
+def counted(number: int, unit: str) -> str:
+    """Return a number with its unit, which is given in the singular: 1 row, 2 processes, 1,234 pictures."""
+    many = f"{unit}es" if unit.endswith("s") else f"{unit}s"
+    return f"{number:,} {unit if number == 1 else many}"

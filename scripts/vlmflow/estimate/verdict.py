@@ -4,6 +4,7 @@ import logging
 
 from vlmflow.config.gpus import GPUS
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.estimate.accounts import Change, Estimate, Memory
 from vlmflow.estimate.changes import FITS, REFUSED
 
@@ -47,8 +48,8 @@ def in_words(estimate: Estimate, run: str, *, on_gpu: bool) -> str:
     """Return what a run needs of each GPU, in one line; of each process, if it trains on the CPU."""
     needed, spread = f"{run}: {estimate.memory.total / GB:.1f} GB", spread_of(estimate)
     if not on_gpu:
-        return f"{needed} of main memory for each of {estimate.processes} process(es){spread}"
-    needed += f" on each of {estimate.processes} GPU(s){spread} by the estimate"
+        return f"{needed} of main memory for each of {counted(estimate.processes, 'process')}{spread}"
+    needed += f" on each of {counted(estimate.processes, 'GPU')}{spread} by the estimate"
     on = estimate.on(estimate.gpu)
     if on is None:
         return f"{needed}; runs.NAME.gpu names no product to compare it with"

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from vlmflow.core.printable import counted
+
 QUESTION, OWN, OTHER, OTHER_PICTURE = "question", "own", "other", "other_picture"
 """What stands before the answers of a margin. question: the question alone; in a data set without feedback the whole
 row. own: all turns, with the row's own feedback. other: the same with another row's feedback. other_picture: the same
@@ -83,12 +85,15 @@ WHY_OUT = {
     "over_long": "longer than train.max_length",
     "not_drawn": "not drawn",
 }
-"""The reasons for which rows are out, for people: words that follow "row(s)"."""
+"""The reasons for which rows are out, for people: words that follow "rows"."""
 
 
 def left_out_in_words(left_out: Mapping[str, int]) -> str:
     """Return how many rows are out and why, for people. left_out: rows by reason."""
-    return "; ".join(f"{count:,} row(s) {WHY_OUT.get(reason, reason)}" for reason, count in left_out.items()) or "none"
+    return (
+        "; ".join(f"{counted(count, 'row')} {WHY_OUT.get(reason, reason)}" for reason, count in left_out.items())
+        or "none"
+    )
 
 
 FEWEST_GROUPS = 100
@@ -186,7 +191,9 @@ class AlsoChose(msgspec.Struct, frozen=True):
     def in_words(self) -> str:
         """A sentence for people."""
         of_search = f", and its settings, of {self.trials:,} trials of a search" if self.trials > 1 else ""
-        return f"Val also chose the checkpoint, by {self.evaluations:,} evaluation(s){of_search}: this flatters it."
+        return (
+            f"Val also chose the checkpoint, by {counted(self.evaluations, 'evaluation')}{of_search}: this flatters it."
+        )
 
 
 class EvaluationReport(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of, whole_folder
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.core.progress import Progress
+from vlmflow.fetch.from_disk import link_or_copy
 from vlmflow.fetch.model_files import is_housekeeping, shown
 
 MANIFEST = "manifest.json"
@@ -69,10 +70,14 @@ def digest_of_files(files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
 
 
-def link_files(store: Path, model: str, folder: Path, files: Mapping[str, FileRecord]) -> Path:
+def link_files(
+    store: Path, model: str, folder: Path, files: Mapping[str, FileRecord], *, of_target: bool = False
+) -> Path:
     """Make the folder that stages see, with links only to the files of a model; returns its path.
 
     store: the folder that keeps models. model: its name in the configuration. folder: the folder of the files.
+    of_target: whether that is a target. Its files are hard-linked, or on another disk copied: a target may be replaced
+    while a stage reads it, and with object storage it leaves with the pod.
 
     The name changes with the bytes and with the place, so that the files of a running stage never change.
     """
@@ -82,7 +87,10 @@ def link_files(store: Path, model: str, folder: Path, files: Mapping[str, FileRe
     with whole_folder(view) as part:
         for name in files:
             (part / name).parent.mkdir(parents=True, exist_ok=True)
-            (part / name).symlink_to((folder / name).resolve())
+            if of_target:
+                link_or_copy(folder / name, part / name)
+            else:
+                (part / name).symlink_to((folder / name).resolve())
     return view.resolve()
 
 

@@ -27,4 +27,5 @@ def adapter_card(facts: Provenance, sha256: str) -> str:
     source = parse_source(facts.base_model.source)
     base = source.repo if isinstance(source, HubSource) else None
     pipeline = "image-text-to-text" if facts.sees_pictures else "text-generation"
-    return render("publish/adapter.md.jinja", AdapterCard(facts, base, hub_datasets(facts.rights), pipeline, sha256))
+    datasets = hub_datasets(*(one.rights for one in facts.rounds))
+    return render("publish/adapter.md.jinja", AdapterCard(facts, base, datasets, pipeline, sha256))

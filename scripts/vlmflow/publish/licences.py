@@ -14,7 +14,7 @@ them.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
@@ -47,12 +47,12 @@ class Rights:
         return printable(f"{name}{self.note and f' ({self.note})'}: {', '.join(self.of[:NAMED])}{more}")
 
 
-def rights_of(stated: StatedLicences) -> list[Rights]:
-    """Return every licence of a run's data, with what has it.
+def rights_of(*stated: StatedLicences) -> list[Rights]:
+    """Return every licence of some runs' data, with what has it.
 
     Raises VlmflowError with the licence and the sources if one forbids to pass on the weights.
     """
-    licences = sorted(_all(stated), key=lambda one: one[0])
+    licences = sorted(chain.from_iterable(map(_all, stated)), key=lambda one: one[0])
     found = [
         Rights(licence, [what for _, what in listed], _note(licence))
         for licence, listed in groupby(licences, key=lambda one: one[0])

@@ -13,6 +13,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, read_json, sha256_of
 from vlmflow.core.integrity import refuse_changed
+from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.publish.adapter_card import adapter_card
 from vlmflow.reports.accounts import Provenance
@@ -20,7 +21,6 @@ from vlmflow.reports.provenance import model_card
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.released import read_release
 
-PROVENANCE = "provenance.json"
 CARD = "README.md"
 
 

@@ -7,6 +7,7 @@ a row begins, and after an open quotation mark both return all rows up to the ne
 import csv
 import io
 import os
+import re
 import sys
 from array import array
 from collections import deque
@@ -19,6 +20,9 @@ from vlmflow.raw.json_file import BYTE_ORDER_MARK, Places
 from vlmflow.raw.table_file import ENCODER, TEXT, TableRows
 
 CSV_DIALECTS = {".csv": "excel", ".tsv": "excel-tab"}
+
+SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=."?\r?\n')
+"""The line `sep=,` that Excel reads and many programs write for it; a byte order mark may be before it."""
 
 LONGEST_RECORD = 1 << 24
 """The most bytes of a row of several lines: after a stray quotation mark, memory would hold all up to the next one."""
@@ -66,6 +70,7 @@ class CsvRows(TableRows):
             self._progress.total = os.fstat(file.fileno()).st_size
             lines = _CountedLines(file)
             reader = csv.reader(lines, self._dialect, strict=True)
+            lines.skip_separator()
             self.columns = self._header(lines, reader)
             again = 0
             while True:
@@ -175,6 +180,14 @@ class _CountedLines:
         self.end += len(line)
         self.record.append(line)
         return (line.removeprefix(BYTE_ORDER_MARK) if first else line).decode(errors="surrogateescape")
+
+    def skip_separator(self) -> None:
+        """Skip a first line that only names the separator; the header follows."""
+        line = self._file.readline()
+        if SEPARATOR_LINE.fullmatch(line):
+            self.end = len(line)
+        else:
+            self._again.append(line)
 
     def give_back(self) -> None:
         """Take back all lines of the row but its first; they are read again.

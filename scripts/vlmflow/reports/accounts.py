@@ -12,13 +12,17 @@ from vlmflow.training.accounts import Gate, TrainingReport
 
 
 class BaseModelFiles(msgspec.Struct, frozen=True):
-    """The base model, from its manifest. files: their SHA-256 by name."""
+    """The base model, from its manifest. files: their SHA-256 by name.
+
+    provenance: that of the run whose weights it is (`source: merged/RUN`); null for any other base.
+    """
 
     source: str
     revision: str | None
     digest: str
     files: dict[str, str]
     left_out: list[str]
+    provenance: "Provenance | None" = None
 
 
 class Provenance(msgspec.Struct, frozen=True):
@@ -51,3 +55,9 @@ class Provenance(msgspec.Struct, frozen=True):
     chosen_by: str | None = None
     trained_text: str | None = None
     chat_template: ChatTemplate | None = None
+
+    @property
+    def rounds(self) -> list["Provenance"]:
+        """The run itself, the run whose weights are its base, and so on: the newest first."""
+        before = self.base_model.provenance
+        return [self, *(before.rounds if before else [])]

@@ -6,9 +6,11 @@ types, its names stay inside the folders, and nothing is run or opened but the f
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -18,14 +20,14 @@ from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import lies_within
 from vlmflow.fetch.model_files import INDEX, is_housekeeping
-from vlmflow.fetch.model_folder import model_with
+from vlmflow.fetch.model_folder import digest_of_files, model_with
+from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import WEIGHT_SUFFIXES, WRITTEN_AFTERWARDS
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.pictures.size_limits import processor_of
 from vlmflow.reports.link import Difference, Link, compared
 from vlmflow.reports.picture_link import pictures_link
-from vlmflow.reports.weights import PROVENANCE
 from vlmflow.swift.quick_imports import quick_imports
 
 
@@ -55,6 +57,7 @@ class _Data(msgspec.Struct, frozen=True):
 class _BaseModel(msgspec.Struct, frozen=True):
     digest: str
     files: dict[str, str]
+    provenance: "Record | None" = None
 
 
 class _TrainingDigests(msgspec.Struct, frozen=True):
@@ -83,6 +86,12 @@ class Record(msgspec.Struct, frozen=True):
     merged: dict[str, str]
     picture_limits: LimitedFile | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """All names of files in it."""
+        names = [*self.base_model.files, *self.merged, *self.training.digests.released, *self.data.digests]
+        return [*names, *self.data.raw_files, *([self.picture_limits.file] if self.picture_limits else [])]
+
 
 TENSORS = "tensors: base + training = weights"
 """The name of the last link."""
@@ -100,33 +109,49 @@ def read_record(folder: Path) -> Record:
         raise VlmflowError(error.cause, "take a folder that vlmflow published, with its provenance.json") from None
     except VlmflowError as error:
         raise VlmflowError(error.cause, "name a published folder: merged/RUN, or a copy of it") from None
-    single = [record.run, record.data.dataset]
-    names = [*record.base_model.files, *record.merged, *record.training.digests.released, *record.data.digests]
-    names += record.data.raw_files
-    names += [record.picture_limits.file] if record.picture_limits else []
-    unsafe = [name for name in single if not lies_within(name) or "/" in name] + [
-        n for n in names if not lies_within(n)
-    ]
-    if unsafe:
-        raise VlmflowError(
-            f"{file}: {unsafe[0]!r} is no name inside a folder", "do not use this folder: vlmflow writes none"
-        )
+    for one in _rounds(record):
+        single = [name for name in (one.run, one.data.dataset) if not lies_within(name) or "/" in name]
+        if unsafe := single + [name for name in one.names if not lies_within(name)]:
+            raise VlmflowError(
+                f"{file}: {unsafe[0]!r} is no name inside a folder", "do not use this folder: vlmflow writes none"
+            )
     return record
+
+
+def _rounds(record: Record) -> Iterator[Record]:
+    """Yield the record, that of the run whose weights are its base, and so on."""
+    one: Record | None = record
+    while one:
+        yield one
+        one = one.base_model.provenance
 
 
 def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[Link]:
     """Yield every link of a published folder's chain as soon as it is checked; the last two are weights and tensors.
 
+    The links of a base that is the weights of another run follow, with the run's name before them.
     folder: merged/RUN, or a copy of it. directory: the working directory; None if it is not here.
     threads: the number of cores to use.
 
     Raises VlmflowError if the provenance cannot be read; PassingError if a file cannot.
     """
     record = read_record(folder)
+    yield from _links(record, folder, directory, lambda: _published(folder, record), threads)
+    for newer, one in pairwise(_rounds(record)):
+        base = _model_of(newer, directory)
+        for link in _links(one, base, directory, partial(_taken_over, one, newer), threads):
+            yield replace(link, name=f"base {one.run}: {link.name}")
+
+
+def _links(
+    record: Record, folder: Path | None, directory: Path | None, weights_of: Callable[[], Link], threads: int
+) -> Iterator[Link]:
+    """Yield the links of one training. folder: its weights; None if they are not here. weights_of: gives their link."""
     if directory is None:
         yield Link("raw files, rows, base model, training", "name the working directory: --directory", False)
-        yield _published(folder, record)
-        yield _from_base(folder, record, None)
+        yield weights_of()
+        if folder:
+            yield _from_base(folder, record, None)
         yield Link(TENSORS, "base and training are in the working directory", False)
         return
     yield compared("raw files", directory, record.data.raw_files)
@@ -136,20 +161,40 @@ def check_chain(folder: Path, directory: Path | None, threads: int) -> Iterator[
     yield compared("rows of the data set", directory / "data" / record.data.dataset, rows)
     yield (fitted := _fitted(directory / "fitted" / record.run, record))
     yield pictures_link(directory, directory / "fitted" / record.run, record.data.dataset, fitted)
-    found = model_with(directory / "models", record.base_model.digest)
-    model = found[1].folder if found else None
+    model = _model_of(record, directory)
     models = model or directory / "models"
     yield (base := compared("files of the base model", models, record.base_model.files if model else {}))
     full = directory / "checkpoints" / record.run / "full"
     yield (trained := compared("adapter or trained weights", full, record.training.digests.released))
-    yield (weights := _published(folder, record))
-    yield _from_base(folder, record, model if base.whole else None)
-    if model and base.whole and trained.whole and weights.whole:
+    yield (weights := weights_of())
+    if folder:
+        yield _from_base(folder, record, model if base.whole else None)
+    if folder and model and base.whole and trained.whole and weights.whole:
         yield _tensors(folder, record, model, full, threads)
     elif base.differences or trained.differences or weights.differences:
         yield Link(TENSORS, "not proven, because a line above differs", False)
     else:
         yield Link(TENSORS, "not proven, because base, training or weights are not all here", False)
+
+
+def _model_of(record: Record, directory: Path | None) -> Path | None:
+    """Return the folder of a training's base model in the working directory; None if it is not there."""
+    found = model_with(directory / "models", record.base_model.digest) if directory else None
+    return found[1].folder if found else None
+
+
+def _taken_over(record: Record, newer: Record) -> Link:
+    """Compare the digests of a run's published files with those of the base that was trained from them."""
+    files = newer.base_model.files
+    wrong = [
+        Difference(name, record.merged.get(name, "no such file"), files.get(name, "is missing"))
+        for name in sorted(record.merged.keys() | files.keys())
+        if record.merged.get(name) != files.get(name)
+    ]
+    if digest_of_files(files) != newer.base_model.digest:
+        wrong.append(Difference("digest of all files", digest_of_files(files), newer.base_model.digest))
+    said = f"the recorded digests of {len(files)} files are those of the base of run {newer.run}"
+    return Link("published files", said, True, wrong)
 
 
 def _edited(directory: Path, files: list[_File]) -> Link:

@@ -38,7 +38,8 @@ class Compared:
         """
         if not self.estimated or self.measured is None:
             return ""
-        return f"{self.measured / nearest(self.measured, self.estimated, self.up_to) - 1:+.1%}"
+        text = f"{self.measured / nearest(self.measured, self.estimated, self.up_to) - 1:+.1%}"
+        return "0.0%" if text in ("+0.0%", "-0.0%") else text
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.printable import counted
 from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, REFUSED
 from vlmflow.estimate.times import HIGH, LOW
@@ -82,7 +83,7 @@ def _page(run: str, found: Estimate, settings: EstimateBlock) -> EstimatePage:
     return EstimatePage(
         f"{run}: what it needs",
         f"{found.weights / 1e9:.3g} billion weights; {found.trained / 1e6:,.1f} million are trained, with "
-        f"strategy {settings.strategy} and {found.processes} process(es){spread_of(found)}{network}. "
+        f"strategy {settings.strategy} and {counted(found.processes, 'process')}{spread_of(found)}{network}. "
         "Arithmetic before the run, not measured.",
         verdict,
         state,

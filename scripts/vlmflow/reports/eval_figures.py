@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from vlmflow.core.printable import counted
 from vlmflow.evaluation.accounts import (
     OTHER,
     OTHER_PICTURE,
@@ -76,7 +77,9 @@ def shown_figures(report: EvaluationReport) -> list[ShownFigures]:
     figures = report.figures
     found = [("all rows", figures.all)]
     if rest := figures.without_gold:
-        found.append((f"without {figures.all.rows - rest.rows:,} row(s) whose feedback contains the gold answer", rest))
+        found.append(
+            (f"without {counted(figures.all.rows - rest.rows, 'row')} whose feedback contains the gold answer", rest)
+        )
     return [
         ShownFigures(name, [_share(*each) for each in shown_shares(some)], _shown_losses(losses_of(some)))
         for name, some in found

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vlmflow.reports.longest_rows import LongRow, long_rows
+from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import Tile, render
 from vlmflow.training.accounts import Check, Gate
 
@@ -17,9 +18,10 @@ class GatePage:
     tiles: list[Tile]
     checks: list[Check]
     longest: list[LongRow]
+    made_of: MadeOf
 
 
-def gate_page(run: str, gate: Gate) -> str:
+def gate_page(run: str, gate: Gate, made_of: MadeOf) -> str:
     """Return the gate of a run (`gate.json`) as an HTML page: checks, figures, the estimate of the full run."""
     lengths = gate.lengths
     page = GatePage(
@@ -35,5 +37,6 @@ def gate_page(run: str, gate: Gate) -> str:
         ],
         gate.checks,
         long_rows("train", lengths),
+        made_of,
     )
     return render("gate.html.jinja", page)

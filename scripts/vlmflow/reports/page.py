@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import counted, printable
 
 TEMPLATES = Path(__file__).with_name("templates")
 """A rule that makes pages names this folder for its code digest (harness/code_digest.py); `publish_merged`, which makes
@@ -50,15 +50,16 @@ ENVIRONMENT = Environment(
 )
 ENVIRONMENT.filters |= {
     "n": "{:,}".format,
+    "counted": counted,
     "share": "{:.1%}".format,
     "css": lambda share: f"{100 * share:.2f}%",
     "json": json.dumps,
     "text": _as_text,
     "code": _as_code,
 }
-"""n: a count with thousands separators. share: a share of 1 for people. css: the same as a length in a style. json: a
-value as JSON. text: a text from outside as Markdown within a line or a cell, where it shows itself and does nothing.
-code: the same as code, with ' for `."""
+"""n: a count with thousands separators. counted: the same with its unit. share: a share of 1 for people. css: it as a
+length in a style. json: a value as JSON. text: a text from outside as Markdown within a line or a cell, where it
+shows itself and does nothing. code: the same as code, with ' for `."""
 
 
 @dataclass(frozen=True)

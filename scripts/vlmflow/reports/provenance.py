@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from vlmflow.config.differing import own_settings
 from vlmflow.config.tuners import Tuner, tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.evaluation.accounts import EvaluationReport, left_out_in_words
@@ -20,6 +21,7 @@ from vlmflow.reports.page import render
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.trained_text import in_words
 from vlmflow.training.accounts import Gate, TrainingReport
+from vlmflow.training.former import settings_of
 
 
 def provenance(
@@ -34,10 +36,12 @@ def provenance(
     limited: LimitedFile | None,
     evaluations: dict[str, EvaluationReport],
     good_run: str | None = None,
+    of_base: Provenance | None = None,
 ) -> Provenance:
     """Collect the provenance from the stages' accounts.
 
-    stats: the data set's account. manifest: that of the base model. smoke: the folder of the short run.
+    stats: the data set's account. manifest: that of the base model. of_base: the provenance of a base that is the
+    weights of another run. smoke: the folder of the short run.
     trained: the report of the full run. proof: that of verified/RUN. sees_pictures: whether the merged model has a
     processor for pictures. limited: the published file that differs from the proven one. evaluations: by split.
     good_run: a run that trains only good attempts of the same data.
@@ -53,6 +57,7 @@ def provenance(
             digest=manifest.digest,
             files={name: record.sha256 for name, record in manifest.files.items()},
             left_out=manifest.left_out,
+            provenance=of_base,
         ),
         smoke=read_account(smoke / "gate.json", Gate),
         training=msgspec.structs.replace(trained, losses=msgspec.UNSET),
@@ -79,7 +84,8 @@ class ModelCard:
     trains_adapter: whether an adapter was trained, or the model's own weights. adapter: its kind, for people.
     quantises: whether the base was in 4 bit meanwhile. rows_per_step: of all processes together. tags: the hub's, for
     search. results: those of the evaluations, as the hub's metadata has them (`model-index`). shown: the figures
-    of the evaluations by split. left_out: by split, the rows that are out, for people.
+    of the evaluations by split. left_out: by split, the rows that are out, for people. settings: those that
+    differ from the defaults.
     """
 
     facts: Provenance
@@ -93,6 +99,7 @@ class ModelCard:
     results: list[dict[str, Any]]
     shown: dict[str, list[ShownFigures]]
     left_out: dict[str, str]
+    settings: list[tuple[str, str]]
 
 
 def model_card(facts: Provenance) -> str:
@@ -103,7 +110,7 @@ def model_card(facts: Provenance) -> str:
     card = ModelCard(
         facts,
         fitted,
-        hub_datasets(facts.rights),
+        hub_datasets(*(one.rights for one in facts.rounds)),
         tuner.trains_adapter,
         _kind_of_adapter(facts.training.settings, tuner),
         tuner.quantises,
@@ -112,6 +119,7 @@ def model_card(facts: Provenance) -> str:
         hub_results(facts),
         {split: shown_figures(report) for split, report in facts.evaluations.items()},
         {split: left_out_in_words(report.left_out) for split, report in facts.evaluations.items()},
+        own_settings(settings_of(facts.training)),
     )
     return render("card/card.md.jinja", card)
 

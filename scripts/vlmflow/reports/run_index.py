@@ -7,24 +7,32 @@ its run's row, and ends nothing.
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
+from vlmflow.config.differing import own_settings
 from vlmflow.config.settings import is_name
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import counted, printable
 from vlmflow.core.progress import clock
 from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
+from vlmflow.fetch.model_folder import model_with
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
 from vlmflow.merging.proof import PROOF, Proof
 from vlmflow.reports.eval_figures import colour_of
+from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import render
 from vlmflow.reports.weights import proven_weights
 from vlmflow.rows.stats import Stats
 from vlmflow.training.accounts import Gate, TrainingReport
+from vlmflow.training.former import FormerTraining, former_trainings, settings_of
+
+T = TypeVar("T")
 
 PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval", "answers")
 """The folders of targets in which a run has a folder of its name."""
@@ -53,11 +61,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One run: its name, a cell for each of `COLUMNS`, and by column why it could not be read."""
+    """One run: its name, a cell for each of `COLUMNS`, and by column why it could not be read.
+
+    of: lines on its model, and its settings that differ from the defaults. former: its former full trainings; their run
+    folders are in `store`.
+    """
 
     run: str
     cells: list[Cell]
     faults: list[tuple[str, str]]
+    of: list[str]
+    former: list[FormerTraining]
+    store: str
 
 
 @dataclass(frozen=True)
@@ -72,19 +87,28 @@ class IndexPage:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's files. folder: the working directory. store: stores.runs. pages: the folder of the index, for links."""
+    """A run's files. folder: the working directory. store: stores.runs. pages: the folder of the index, for links.
+
+    made_of: what the configuration trains it from, if that has it.
+    """
 
     name: str
     folder: Path
     store: Path
     pages: Path
-    dataset: str | None
+    made_of: MadeOf | None
+
+    @cached_property
+    def report(self) -> TrainingReport | None:
+        """The report of the finished training; None without one."""
+        account = self.folder / "checkpoints" / self.name / "full" / "report.json"
+        return read_account(account, TrainingReport) if account.is_file() else None
 
     def links(self, *pages: tuple[str, Path | None]) -> list[Link]:
         """Return links to those of the pages that exist, by their texts."""
         return [Link(text, _address(page, self.pages)) for text, page in pages if page and page.is_file()]
 
-    def report(self, name: str) -> Path:
+    def page(self, name: str) -> Path:
         """Return the place of a page among the reports."""
         return self.folder / "reports" / f"{name}.html"
 
@@ -93,18 +117,18 @@ class Run:
         return max((self.store / self.name).glob(file), key=lambda found: found.stat().st_mtime, default=None)
 
 
-def index_page(folder: Path, store: Path, page: Path, datasets: Mapping[str, str], now: str) -> tuple[str, int]:
+def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, MadeOf], now: str) -> tuple[str, int]:
     """Return the page, and how many runs it has.
 
     folder: the working directory. store: the folder of all run folders (stores.runs). page: the file that it becomes;
-    links are relative to it. datasets: the data set of each run of the configuration; runs found in `folder` are added.
-    now: date and time for people.
+    links are relative to it. configured: what each run of the configuration is made of; runs found in `folder` are
+    added. now: date and time for people.
     """
-    names = sorted({*datasets, *_found(folder, store)})
-    runs = [Run(name, folder, store, page.parent, datasets.get(name)) for name in names]
+    names = sorted({*configured, *_found(folder, store)})
+    runs = [Run(name, folder, store, page.parent, configured.get(name)) for name in names]
     rows = [_row(run) for run in runs]
     where = printable(folder.resolve().name)
-    facts = IndexPage(f"{where}: {len(rows)} run(s)", f"Written at {now} by make index.", list(COLUMNS), rows)
+    facts = IndexPage(f"{where}: {counted(len(rows), 'run')}", f"Written at {now} by make index.", list(COLUMNS), rows)
     return render("index.html.jinja", facts), len(rows)
 
 
@@ -117,19 +141,43 @@ def _found(folder: Path, store: Path) -> Iterable[str]:
 def _row(run: Run) -> Row:
     cells: list[Cell] = []
     faults: dict[str, str] = {}
-    for column, read in COLUMNS.items():
+
+    def tried(column: str, read: Callable[[Run], T], without: T) -> T:
         try:
-            cell = read(run)
-            cells.append(replace(cell, badge=printable(cell.badge), lines=[printable(line) for line in cell.lines]))
+            return read(run)
         except (VlmflowError, OSError, *NEVER_WRITTEN) as error:
             cause = error.cause if isinstance(error, VlmflowError) else f"{type(error).__name__}: {error}"
             faults.setdefault(printable(" ".join(cause.split())), column)  # two columns may read the same file
-            cells.append(Cell())
-    return Row(run.name, cells, [(column, cause) for cause, column in faults.items()])
+            return without
+
+    for column, read in COLUMNS.items():
+        cell = tried(column, read, Cell())
+        cells.append(replace(cell, badge=printable(cell.badge), lines=[printable(line) for line in cell.lines]))
+    nothing: list[str] = []
+    none_before: list[FormerTraining] = []
+    of = tried("full run", _of, nothing)
+    former = tried("full run", lambda run: former_trainings(run.store / run.name / "full", run.report), none_before)
+    told = [(column, cause) for cause, column in faults.items()]
+    return Row(run.name, cells, told, of, former, str(run.store / run.name / "full"))
+
+
+def _of(run: Run) -> list[str]:
+    """Return lines on model and settings: those of the finished training, else those of the configuration."""
+    report = run.report
+    if report:
+        model = model_with(run.folder / "models", report.digests.model)
+        source, settings = (model[1].source if model else ""), own_settings(settings_of(report))
+    elif run.made_of:
+        source, settings = run.made_of.model, run.made_of.settings
+    else:
+        return []
+    told = ", ".join(f"{key} {value}" for key, value in settings)
+    lines = [f"model {source}" if source else "", f"settings: {told or 'all are the defaults'}"]
+    return [printable(line) for line in lines if line]
 
 
 def _data(run: Run) -> Cell:
-    dataset, account = run.dataset, run.folder / "fitted" / run.name / "account.json"
+    dataset, account = run.made_of.dataset if run.made_of else None, run.folder / "fitted" / run.name / "account.json"
     if dataset is None and account.is_file():
         dataset = read_account(account, FittedRows).dataset
     if dataset is None:
@@ -143,7 +191,7 @@ def _data(run: Run) -> Cell:
         lines.append("rows: " + ", ".join(f"{count:,} {split}" for split, count in facts.examples.items()))
         lines.append(f"{sum(sum(one.rejects.values()) for one in facts.splits.values()):,} rejected")
     counts = run.folder / "data" / dataset / "counts.html"
-    return Cell(lines=lines, links=run.links(("data", run.report(f"data-{dataset}")), ("counts", counts)))
+    return Cell(lines=lines, links=run.links(("data", run.page(f"data-{dataset}")), ("counts", counts)))
 
 
 def _lengths(run: Run) -> Cell:
@@ -157,7 +205,7 @@ def _lengths(run: Run) -> Cell:
         fitted = read_account(account / "account.json", FittedRows)
         left_out = sum(split.left_out for split in fitted.splits.values())
         lines.append(f"max_length {fitted.max_length:,}; {left_out:,} left out")
-    pages = ("lengths", run.report(f"lengths-{run.name}")), ("estimate", run.report(f"estimate-{run.name}"))
+    pages = ("lengths", run.page(f"lengths-{run.name}")), ("estimate", run.page(f"estimate-{run.name}"))
     return Cell(lines=lines, links=run.links(*pages))
 
 
@@ -176,19 +224,18 @@ def _gate(run: Run) -> Cell:
 
 
 def _training(run: Run) -> Cell:
-    account, live = run.folder / "checkpoints" / run.name / "full" / "report.json", run.newest("full/*/run.html")
-    if not account.is_file():
+    report, live = run.report, run.newest("full/*/run.html")
+    if report is None:
         begun = Cell("training not finished", "maybe", [], run.links(("training", live)))
         return begun if live else Cell()
-    report = read_account(account, TrainingReport)
     early = f" of {report.target:,}, ended early" if report.ended_early else ""
-    where = "CPU process(es)" if report.device == "cpu" else "GPU(s)"
+    where = counted(report.world_size, "CPU process" if report.device == "cpu" else "GPU")
     lines = [f"{report.steps:,} steps{early}"]
     if isinstance(report.losses, list) and report.losses:
         lines.append(f"loss {report.losses[-1][1]:.3f}")
     lines.append(f"validation loss {report.best.eval_loss:.3f}, at step {report.best.step:,}")
-    lines.append(f"time {clock(report.seconds)}, on {report.world_size:,} {where}")
-    return Cell("trained", "good", lines, run.links(("training", run.report(f"run-{run.name}"))))
+    lines.append(f"time {clock(report.seconds)}, on {where}")
+    return Cell("trained", "good", lines, run.links(("training", run.page(f"run-{run.name}"))))
 
 
 def _verification(run: Run) -> Cell:
@@ -203,7 +250,7 @@ def _verification(run: Run) -> Cell:
 
 def _evaluation(run: Run) -> Cell:
     """Return the verdict on val, or that on test without one, and the figures of both."""
-    links = run.links(("evaluation", run.report(f"eval-{run.name}")))
+    links = run.links(("evaluation", run.page(f"eval-{run.name}")))
     reports = [run.folder / "eval" / run.name / split / REPORT for split in ("val", "test")]
     found = [read_account(report, EvaluationReport) for report in reports if report.is_file()]
     if not found:

@@ -4,17 +4,21 @@ It is `run.html` in the run folder while the training runs, and `reports/run-RUN
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
 from vlmflow.estimate.accounts import Result
 from vlmflow.reports.compared import Comparison, comparisons, gigabytes
 from vlmflow.reports.histogram import short
 from vlmflow.reports.line_chart import LineChart
+from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.run_history import RunHistory
 from vlmflow.trainer.events import Event
 from vlmflow.training.accounts import Gate, TrainingReport
 from vlmflow.training.doing import Doing
+from vlmflow.training.former import FormerTraining, former_trainings
 from vlmflow.training.newest import Newest
 from vlmflow.training.steps import schedule_in_words
 
@@ -34,7 +38,7 @@ class RunPage:
     """The page's facts.
 
     stage: "smoke" or "full". refresh: after how many seconds the page loads itself again; None: never. share: of the
-    steps that are done, 0 to 1.
+    steps that are done, 0 to 1. former: the run's former trainings, which are in `store`.
     """
 
     title: str
@@ -47,6 +51,9 @@ class RunPage:
     charts: list[LineChart]
     refresh: int | None = None
     comparisons: list[Comparison] = field(default_factory=list)
+    made_of: MadeOf | None = None
+    former: list[FormerTraining] = field(default_factory=list)
+    store: str = ""
 
 
 def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str, every: int) -> str:
@@ -71,12 +78,19 @@ def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str,
 
 
 def run_page(
-    run: str, events: list[Event], report: TrainingReport, gate: Gate, smoke: TrainingReport, estimate: Result
+    run: str,
+    events: list[Event],
+    report: TrainingReport,
+    gate: Gate,
+    smoke: TrainingReport,
+    estimate: Result,
+    made_of: MadeOf,
+    stage: Path,
 ) -> str:
     """Return the page of a finished full run.
 
     events: all of its events. report: its report. gate, smoke: the gate before it, and the report of the smoke run.
-    estimate: what was estimated before both.
+    estimate: what was estimated before both. stage: the folder of the run folders of its full trainings.
     """
     history = RunHistory()
     for event in events:
@@ -85,7 +99,7 @@ def run_page(
     memory = max(report.peak_memory, default=None)
     page = RunPage(
         title=_title(run, "full", history.newest),
-        subtitle=f"{report.world_size} process(es) on {report.device}; strategy {report.strategy}.",
+        subtitle=f"{counted(report.world_size, 'process')} on {report.device}; strategy {report.strategy}.",
         stage="full",
         doing="ended",
         sentence=f"The training ended at step {report.steps:,} of {report.target:,}{early}. "
@@ -95,6 +109,9 @@ def run_page(
         tiles=_tiles(history.newest, False, _memory(memory, "of one process")),
         charts=history.charts(),
         comparisons=comparisons(gate, report, smoke, estimate),
+        made_of=made_of,
+        former=former_trainings(stage, report),
+        store=str(stage),
     )
     return render("run.html.jinja", page)
 

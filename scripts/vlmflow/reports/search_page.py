@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmflow.config.search_settings import SearchLimits
+from vlmflow.core.printable import counted
 from vlmflow.reports.curve import Curve
 from vlmflow.reports.line_chart import LineChart, line_chart
 from vlmflow.reports.page import Tile, render
@@ -80,25 +81,27 @@ class SearchPage:
     rungs: bool
 
 
-def search_page(study: Study, judged: Judged, run: str, limits: SearchLimits) -> str:
-    """Return the page. judged: what became of the best trial. run, limits: those of the search."""
+def search_page(study: Study, judged: Judged, run: str, limits: SearchLimits, device: str) -> str:
+    """Return the page. judged: what became of the best trial. run, limits: those of the search. device: of its run."""
     best = None if judged.best is None else study.trial(judged.best)
     own = study.trial(OWN).settings
     trials = sorted(study.trials, key=lambda trial: _order(trial, study, limits))
     named = "best trial's" if best is None else f"trial {best.number}'s, the best by {NAMES[study.objective]}"
     page = SearchPage(
         title=f"{study.search}: search for the settings of {run}",
-        subtitle=f"By {MEANINGS[study.objective]}. {len(study.trials)} trial(s) in {study.last[0] + 1} round(s); trial "
-        f"{OWN} has the run's own settings.",
+        subtitle=f"By {MEANINGS[study.objective]}. {counted(len(study.trials), 'trial')} in "
+        f"{counted(study.last[0] + 1, 'round')}; trial {OWN} has the run's own settings.",
         verdict=_verdict(study, judged),
         mark="bad" if best is None else "quiet" if judged.chosen == OWN else "good",
-        tiles=_tiles(study, judged, limits),
+        tiles=_tiles(study, judged, limits, device),
         keys=list(own),
         trials=[_row(trial, study, judged, limits) for trial in trials],
         differences=[_difference(key, value, best, study.importances) for key, value in own.items()],
         importances=study.importances is not None,
         limits=_limits(study, limits),
-        empty=[f"Round {one.round}, rung {one.rung}: {one.slots} slot(s): {one.reason}." for one in study.empty],
+        empty=[
+            f"Round {one.round}, rung {one.rung}: {counted(one.slots, 'slot')}: {one.reason}." for one in study.empty
+        ],
         chart=_chart(study, judged),
         objective=NAMES[study.objective],
         best=named,
@@ -121,13 +124,13 @@ def _verdict(study: Study, judged: Judged) -> str:
     return judged.sentence
 
 
-def _tiles(study: Study, judged: Judged, limits: SearchLimits) -> list[Tile]:
+def _tiles(study: Study, judged: Judged, limits: SearchLimits, device: str) -> list[Tile]:
     states = Counter(trial.state for trial in study.trials)
     ended = ", ".join(f"{count} {STATES[state]}" for state, count in states.items() if state != "done")
     budget = f"of {limits.gpu_hours:g} allowed" if limits.gpu_hours is not None else "of all trials; no limit"
     tiles = [
         Tile("trials to the end", f"{states['done']:,} of {len(study.trials):,}", ended or "no other"),
-        Tile("GPU-hours", f"{study.gpu_hours:,.3g}", budget),
+        Tile("hours of trainers" if device == "cpu" else "GPU-hours", f"{study.gpu_hours:,.3g}", budget),
     ]
     for number in dict.fromkeys([judged.best, OWN]) if judged.best is not None else ():
         whose = "the run's own settings" if number == OWN else f"trial {number}, the best by it"

@@ -7,8 +7,9 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluationReport
 from vlmflow.evaluation.results import REPORT
+from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.reports.accounts import Provenance
-from vlmflow.reports.weights import PROVENANCE, published_weights
+from vlmflow.reports.weights import published_weights
 from vlmflow.rows.stats import SplitCounts
 from vlmflow.training.accounts import Gate
 

@@ -6,10 +6,9 @@ import msgspec
 
 from vlmflow.core.account import read_account
 from vlmflow.fetch.model_folder import digest_of_files
+from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.merging.proof import PROOF, WRITTEN_AFTERWARDS, Proof, proven_digest
 from vlmflow.merging.published_limits import LimitedFile
-
-PROVENANCE = "provenance.json"
 
 
 class _BaseModel(msgspec.Struct, frozen=True):

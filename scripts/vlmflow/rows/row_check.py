@@ -16,6 +16,7 @@ import msgspec
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.parallel import ordered_map
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest
 from vlmflow.rows.chat import said
@@ -87,7 +88,7 @@ class Grouping:
     def group_of(self, row: ShareGptRow) -> tuple[str, bytes] | Reject:
         """Return the name of a row's picture ("" for none) and its group, or why the row cannot be used."""
         if bool(row.images) != (self.modality == "image"):
-            return Reject("schema", f"{len(row.images)} pictures in a data set of modality {self.modality}")
+            return Reject("schema", f"{counted(len(row.images), 'picture')} in a data set of modality {self.modality}")
         if not row.images:
             return "", hashlib.sha256("\0".join(said(row.conversations)[: 1 + self.one_prompt]).encode()).digest()
         path = row.images[0]

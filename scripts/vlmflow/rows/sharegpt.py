@@ -1,7 +1,7 @@
 """A training row in ShareGPT form: its type, its published schema, and the rules no schema can express."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -16,12 +16,17 @@ SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|
 (added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL)."""
 
 STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
-"""Tags that ms-swift's template always replaces (swift/template/base.py)."""
+"""Tags that ms-swift's template replaces in a row with a picture (4.6, template/base.py)."""
+
+PICTURE_TAG = re.compile(IMAGE_TAG)
+"""What a row without a picture must not have either. There the template replaces no tag, so a text may speak of HTML's;
+but our own stages would take this one for a picture."""
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """The control characters of ASCII but tab and line feed: no turn may contain them."""
 
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
+MARKS_WITHOUT_PICTURE = MARKS | {"stray_tag": PICTURE_TAG}
 
 OTHER_ESCAPE = re.compile(rb'\\[^n"]')
 """A JSON escape other than those of line feed and quotation mark; an escaped backslash is one too."""
@@ -127,7 +132,7 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
             return Reject("turn_too_long", f"turn {number} has {len(text)} characters, at most {limits.max_turn_chars}")
         if not text or text.isspace():
             return Reject("empty_turn", f"turn {number} holds no text")
-        if marks and (mark := _mark(text)):
+        if marks and (mark := _mark(text, MARKS if row.images else MARKS_WITHOUT_PICTURE)):
             reason, found = mark
             return Reject(reason, f"turn {number} holds {found[0]!r} at character {found.start()}")
     return None
@@ -145,8 +150,8 @@ def _wrong_loss(turns: Sequence[Turn]) -> str | None:
     return None if turns[-1].loss else "loss: the last answer is not trained, so the row must end before it"
 
 
-def _mark(text: str) -> tuple[str, re.Match[str]] | None:
-    for reason, pattern in MARKS.items():
+def _mark(text: str, marks: Mapping[str, re.Pattern[str]]) -> tuple[str, re.Match[str]] | None:
+    for reason, pattern in marks.items():
         if found := pattern.search(text):
             return reason, found
     return None

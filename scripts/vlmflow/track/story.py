@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from vlmflow.config.differing import flat
 from vlmflow.config.settings import is_name
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
@@ -16,8 +17,9 @@ from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interval, MarginFigures
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
+from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.reports.accounts import Provenance
-from vlmflow.reports.weights import PROVENANCE, published_weights
+from vlmflow.reports.weights import published_weights
 from vlmflow.track.accounts import Point, Story
 from vlmflow.trainer.events import Begin, Event, Log, read_events
 from vlmflow.trainer.orders import PROGRESS
@@ -72,7 +74,7 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
         figures |= _of_answers(read_account(folder / REPORT, AnswerReport))
     events = read_events(full / PROGRESS)
     points = list(_points(events))
-    settings = _flat(report.settings) | {
+    settings = flat(report.settings) | {
         "tuner": report.tuner,
         "strategy": report.strategy,
         "device": report.device,
@@ -230,17 +232,6 @@ def _facts(facts: Provenance, digest: str) -> dict[str, str]:
     }
     texts |= {f"version.{name}": version for name, version in facts.training.versions.items()}
     return {key: value for key, value in texts.items() if value is not None}
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested settings with dotted keys; lists as JSON."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
 
 
 def _digest(value: Any) -> str:

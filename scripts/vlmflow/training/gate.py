@@ -8,6 +8,7 @@ from msgspec import structs
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.lengths.count import RowLength
@@ -62,7 +63,11 @@ def judge(
         Check("the loss falls", *_falls(losses, [loss for _, loss in report.eval_losses])),
         Check("every tensor of the best checkpoint can be read", True, f"step {report.best.step}"),
         Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
-        Check(f"{ranks} process(es) train together", report.world_size == ranks, report.parallel_mode),
+        Check(
+            f"{counted(ranks, 'process')} train together" if ranks > 1 else "1 process trains",
+            report.world_size == ranks,
+            report.parallel_mode,
+        ),
         Check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
         *_checks_of_layers(report.layers, full),
     ]

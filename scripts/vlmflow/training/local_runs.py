@@ -9,7 +9,7 @@ from vlmflow.core.files import read_json
 from vlmflow.trainer.events import new_events
 from vlmflow.training.doing import Doing, doing
 from vlmflow.training.newest import Newest, report_line
-from vlmflow.training.run_folder import RunFolder
+from vlmflow.training.run_folder import JOB, RunFolder
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,6 @@ def _run_in(folder: RunFolder, holder: str) -> LocalRun:
 def _settings(folder: RunFolder) -> TrainSettings | None:
     """Return the training's settings; None if they are not written yet, are damaged, or another version wrote them."""
     try:
-        return TrainSettings.model_validate(read_json(folder.path / "job.json")["settings"])
+        return TrainSettings.model_validate(read_json(folder.path / JOB)["settings"])
     except (VlmflowError, ValueError, KeyError, TypeError, RecursionError):
         return None

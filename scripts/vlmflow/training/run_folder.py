@@ -22,6 +22,9 @@ from vlmflow.training.lease import Lease
 
 log = logging.getLogger("vlmflow")
 
+JOB = "job.json"
+"""What a run folder is bound to."""
+
 PATIENCE = 120.0
 """Seconds to wait for another trainer to end: one that lost its parent saves a checkpoint and ends."""
 
@@ -100,8 +103,8 @@ class RunFolder:
             lock.write(f"process {os.getpid()} on {socket.gethostname()}")
             lock.flush()
             with Lease(self.path).held(patience):
-                if not (self.path / "job.json").exists():
-                    write_json(self.path / "job.json", describe)
+                if not (self.path / JOB).exists():
+                    write_json(self.path / JOB, describe)
                 yield lock.fileno()
 
     @contextmanager

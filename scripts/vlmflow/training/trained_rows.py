@@ -12,6 +12,7 @@ from vlmflow.core.printable import printable
 from vlmflow.lengths.count import lines_of, read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.trainer.row_log import FOLDER, last_step, rows_of_step
+from vlmflow.training.run_folder import JOB
 
 WORDS = 60
 """How many characters of a row's text are shown."""
@@ -49,7 +50,7 @@ def newest_training(store: Path, run: str) -> Path:
     if newest is None:
         raise VlmflowError(
             f"{store / run / 'full'}: no full training of {run!r} has begun a step",
-            "check RUN, and stores.runs in the configuration: give the run's own CONFIG=… and ARGS=\"--directory …\"",
+            'check RUN, and stores.runs in the configuration: give the run\'s own CONFIG=… and ARGS="--directory …"',
         )
     return newest
 
@@ -68,7 +69,7 @@ def trained_rows(run_folder: Path, rows: Path, step: int) -> list[TrainedRow]:
             f"{run_folder}: step {step} has not begun; the last step that began is {reached}", f"STEP=1 to {reached}"
         )
     digests = fitted_rows(rows).digests
-    trained_on = read_account(run_folder / "job.json", _Job).data.digest
+    trained_on = read_account(run_folder / JOB, _Job).data.digest
     if trained_on != "".join(digests[name] for name in ("train.jsonl", "val.jsonl", "pictures")):
         raise VlmflowError(
             f"{rows}: these are not the rows that {run_folder} was trained on",

@@ -122,7 +122,7 @@ def test_unknown_sizes_are_not_reported(
     assert "test: 0.5 of 0.5 MB · " in capsys.readouterr().err  # includes the end of the zip, with its directory
     sources["y"] = PictureSource(members={"y/": "{rest}"}, one_by_one=f"{server.base}/y/")
     account = fetch(tmp_path / "store", sources, ["x/1.jpg", "y/1.jpg"])
-    assert account["sources"]["y"]["ways"] == ["1 pictures, one by one, of unknown size: the source has no archive"]
+    assert account["sources"]["y"]["ways"] == ["1 picture, one by one, of unknown size: the source has no archive"]
     said = capsys.readouterr().err
     assert "test: 1.1 MB · " in said
     assert "2 of 2 pictures" in said

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from harness import stale_lock
-from vlmflow.cleaning.leftovers import find_leftovers, of_trials
+from made_accounts import leave_training, some_report
+from vlmflow.cleaning.leftovers import find_leftovers, of_trainings, of_trials
 from vlmflow.config.model import Config, check_config
 from vlmflow.core.errors import VlmflowError
+from vlmflow.training.accounts import TrainingDigests
 
 
 def settings_with(**stores: str) -> Config:
@@ -87,3 +89,18 @@ def test_the_trials_of_a_search_stay_until_it_has_chosen(tmp_path: Path) -> None
     assert list(of_trials(tmp_path, store)) == []
     (tmp_path / "search" / "begun" / "best.yaml").write_text("")
     assert [one.path for one in of_trials(tmp_path, store)] == [trial]
+
+
+def test_a_former_training_is_called_what_it_is(tmp_path: Path) -> None:
+    """Who reads "other data or settings" does not know which of three trainings goes."""
+    kept, former = ("0" * 16, "1" * 16)
+    report = some_report(digests=TrainingDigests(kept, "data", "model", {}, ""))
+    leave_training(tmp_path / "full", kept, [])
+    leave_training(tmp_path / "full", former, [], learning_rate=2e-4)
+    (tmp_path / "full" / ("2" * 16)).mkdir()
+    found = {one.path.name: one.why for one in of_trainings(tmp_path, {"full": report})}
+    assert found == {
+        former: "a former full training, kept nowhere else: train.learning_rate 0.0002 (now 0.0001); no step was made "
+        f"(the finished one is {kept})",
+        "2" * 16: f"a former full training, kept nowhere else: it never began (the finished one is {kept})",
+    }

@@ -44,6 +44,16 @@ def fault(tmp_path: Path, path: str, value: Any) -> str:
     return error.value.cause
 
 
+def test_a_base_may_be_the_weights_of_another_run_but_not_in_a_circle() -> None:
+    config = with_value("models.mine", {"source": "merged/r", "model_type": "qwen3"})
+    config["runs"]["second"] = RUN | {"model": "mine"}
+    assert check_config(copy.deepcopy(config), []).models["mine"].source == "merged/r"
+    config["models"]["m"]["source"] = "merged/second"
+    said = "models.m.source: run r is trained from merged/second; run second is trained from merged/r: no run can"
+    with pytest.raises(VlmflowError, match=said):
+        check_config(config, [])
+
+
 def test_the_shipped_configuration_is_valid() -> None:
     config = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [ROOT / "config.yaml"])
     runs = {name: (run.processes, config.models[run.model].source) for name, run in config.runs.items()}
@@ -255,6 +265,13 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("datasets.fire.train", "~nobody-of-this-name/y.json", "not a known form of address"),
         ("datasets.fire.train", "raw/fire/y.json", "is inside raw/, which the workflow makes and removes"),
         ("models.m.source", "models/m", "is inside models/, which the workflow makes and removes"),
+        (
+            "models.m.source",
+            "./merged/r",
+            "which the workflow makes and removes; merged/RUN names the weights of a run",
+        ),
+        ("models.m.source", "merged/x", "models.m.source: unknown run 'x'; runs has: r"),
+        ("models.m.source", "merged/r", "models.m.source: run r is trained from merged/r: no run can be its own base"),
         ("stores.runs", "checkpoints", "is inside checkpoints/, which the workflow makes and removes"),
         ("stores.pictures", "", "'' is not a folder"),
         ("datasets.fire.image_roots", ["stores/pictures/fire"], "is inside stores.pictures"),

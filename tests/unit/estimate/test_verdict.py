@@ -24,7 +24,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would_make_it_fit() -> Non
     with pytest.raises(VlmflowError) as refusal:
         judge(found, "mine", on_gpu=True, ignored=False)
     error = refusal.value
-    assert f"mine: {found.memory.total / GB:.1f} GB on each of 1 GPU(s)" in error.cause
+    assert f"mine: {found.memory.total / GB:.1f} GB on each of 1 GPU" in error.cause
     assert "GeForce RTX 4090's 24 GB: " in error.cause
     assert f"weights {found.memory.weights / GB:.1f}" in error.cause
     pair = "train.per_device_batch_size: 1, train.gradient_accumulation_steps: 32; tuner: qlora"
@@ -34,8 +34,8 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would_make_it_fit() -> Non
 
 def test_several_nodes_are_named_with_the_processes_of_each() -> None:
     found = of("a40", tuner="full", nodes=2, processes=2)
-    assert "on each of 4 GPU(s) (2 nodes × 2 processes) by the estimate" in in_words(found, "mine", on_gpu=True)
-    assert "each of 4 process(es) (2 nodes × 2 processes)" in in_words(found, "mine", on_gpu=False)
+    assert "on each of 4 GPUs (2 nodes × 2 processes) by the estimate" in in_words(found, "mine", on_gpu=True)
+    assert "each of 4 processes (2 nodes × 2 processes)" in in_words(found, "mine", on_gpu=False)
 
 
 def test_an_account_without_nodes_is_of_one() -> None:
@@ -66,7 +66,7 @@ def test_a_run_between_both_thresholds_starts_with_a_warning(caplog: pytest.LogC
     [
         ("h200", True, "of H200 SXM 141 GB's 141 GB"),
         (None, True, "names no product"),
-        ("rtx-4090", False, "of main memory for each of 1 process(es)"),
+        ("rtx-4090", False, "of main memory for each of 1 process"),
     ],
 )
 def test_all_others_start_with_one_line(

@@ -18,11 +18,11 @@ SEARCH = ChosenBy(search="s", trial=3, trials=12, study="0" * 64, settings={})
 @pytest.mark.parametrize(
     ("chosen_by", "trials", "said"),
     [
-        (None, 1, "Val also chose the checkpoint, by 20 evaluation(s): this flatters it."),
+        (None, 1, "Val also chose the checkpoint, by 20 evaluations: this flatters it."),
         (
             SEARCH,
             12,
-            "Val also chose the checkpoint, by 20 evaluation(s), and its settings, of 12 trials of a search: this "
+            "Val also chose the checkpoint, by 20 evaluations, and its settings, of 12 trials of a search: this "
             "flatters it.",
         ),
     ],

@@ -24,6 +24,11 @@ def test_the_clusters_stores_are_absolute() -> None:
     assert relative_places(check_config(merged(DEFAULTS, ON_CLUSTER), [])) == []
 
 
+def test_the_weights_of_another_run_are_a_target() -> None:
+    layer = {"models": {"qwen3-8b": {"source": "merged/qwen3vl-fire"}}}
+    assert relative_places(check_config(merged(DEFAULTS, ON_CLUSTER, layer), [])) == []
+
+
 @pytest.mark.parametrize(
     ("layer", "key"),
     [

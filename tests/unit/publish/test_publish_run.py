@@ -14,8 +14,10 @@ import pytest
 
 import publish_run
 from hub_server import TOKEN, HubServer, Repo, command, served_hub, sha256
+from made_accounts import some_provenance
 from published_run import ADAPTER, MERGED, RUN, finished_run, rights
 from vlmflow.core.errors import VlmflowError
+from vlmflow.reports.accounts import BaseModelFiles
 
 TO = "ann/mine"
 FIRST, SECOND = (sha256(MERGED[f"model-0000{number}-of-00002.safetensors"]) for number in (1, 2))
@@ -169,6 +171,12 @@ def test_a_changed_file_is_refused_before_anything_is_sent(
 def test_a_licence_that_forbids_it_is_refused(tmp_path: Path, hub: HubServer) -> None:
     finished_run(tmp_path, rights=rights(pictures="Proprietary, of the museum"))
     refused(tmp_path, hub, r"forbids to pass on .*Proprietary, of the museum: pictures of coco \(9 rows\)")
+
+
+def test_a_licence_of_the_data_that_made_the_base_counts_too(tmp_path: Path, hub: HubServer) -> None:
+    first = some_provenance(run="first", rights=rights("no redistribution"))
+    finished_run(tmp_path, base_model=BaseModelFiles("merged/first", None, "digest", {}, [], first))
+    refused(tmp_path, hub, "forbids to pass on .*no redistribution: data set fire")
 
 
 def test_without_a_yes_nothing_is_sent(

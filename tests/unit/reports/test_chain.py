@@ -16,6 +16,7 @@ from check_provenance import main
 from made_accounts import LENGTHS
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.model_folder import digest_of_files
 from vlmflow.lengths.accounts import FittedRows, FittedSplit
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest
 from vlmflow.serving.finished_run import published
@@ -292,3 +293,55 @@ def test_no_name_steers_the_terminal(merged: Path, capsys: pytest.CaptureFixture
     change(merged, lambda record: record["merged"].update({"a\x1b[2Jb": "\x1b[2J"}))
     assert not main(merged, None)
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def second(merged: Path) -> Path:
+    """Return a published folder alone whose base is the weights of `mine`."""
+    first = json.loads((merged / "provenance.json").read_text())
+    of_all = digest_of_files(first["merged"])
+
+    def edit(record: dict[str, Any]) -> None:
+        record.update(run="second", base_model={"digest": of_all, "files": first["merged"], "provenance": first})
+        record["training"]["digests"]["model"] = of_all
+        record["picture_limits"]["proven"] = of(LIMITED)
+
+    change(merged, edit)
+    return merged
+
+
+def test_the_chain_goes_on_through_the_run_that_made_the_base(second: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(second, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[10:].partition(":")[0] for line in lines[4:]] == ["base mine"] * 3
+    assert "ok        base mine: published files: the recorded digests of 3 files are those of the base" in lines[5]
+    (second.parent / "raw" / "fire").mkdir(parents=True)
+    (second.parent / "raw" / "fire" / "a.json").write_bytes(b"other")
+    assert not main(second, second.parent)
+    assert "DIFFERS   base mine: raw files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda base: base["files"].update({"model.safetensors": "0"}), "model.safetensors: expected .*, found 0"),
+        (lambda base: base["files"].pop("config.json"), "config.json: expected .*, found is missing"),
+        (lambda base: base["provenance"]["merged"].pop("config.json"), "config.json: expected no such file"),
+        (lambda base: base.update(digest="0"), "digest of all files: expected .*, found 0"),
+    ],
+)
+def test_a_base_of_other_weights_than_its_run_published_is_found(
+    second: Path, edit: Callable[[dict[str, Any]], object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(second, lambda record: edit(record["base_model"]))
+    assert not main(second, None)
+    assert re.search(said, capsys.readouterr().out.partition("base mine: published files")[2])
+
+
+def test_a_hostile_provenance_of_the_base_is_refused(second: Path) -> None:
+    change(second, lambda record: record["base_model"]["provenance"].update(run="../x"))
+    with pytest.raises(VlmflowError, match=r"'\.\./x' is no name inside a folder"):
+        main(second, None)
+    (second / "provenance.json").write_text('{"base_model": {"provenance": ' * 900 + "{}" + "}}" * 900)
+    with pytest.raises(VlmflowError, match=r"provenance\.json"):
+        main(second, None)

@@ -160,7 +160,7 @@ def test_every_count_of_the_account_is_on_the_page(folder: Path, browser: Browse
     rejected = {json.loads(line)["reason"]: json.loads(line) for line in quarantine(folder)}
     for name, said in reasons:
         row = rejected[name.removeprefix("reason-")]
-        assert f"row {row['row']}" in said
+        assert f"row {row['row']}, counted from 0" in said
         assert f"bytes {row['start']:,}–{row['end']:,}" in said
         assert row["file"] in said
 

@@ -63,7 +63,7 @@ def test_a_price_is_shown_only_where_it_is_known() -> None:
 
 def test_several_nodes_are_named_with_their_network() -> None:
     page = page_of(nodes=2, processes=8, strategy="zero3", network_gbit=400)
-    assert "strategy zero3 and 16 process(es) (2 nodes × 8 processes), at 400 Gbit/s between nodes." in page
+    assert "strategy zero3 and 16 processes (2 nodes × 8 processes), at 400 Gbit/s between nodes." in page
     assert "2 × 8 × H100 SXM 80 GB" in page
     assert "Gbit/s" not in page_of(processes=8, strategy="zero3")
 

@@ -83,16 +83,16 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
         for said in (
             "learned",
             "1,234 no donor",
-            "1,234 row(s) without another row's feedback as a control (a row of the same source",
+            "1,234 rows without another row's feedback as a control (a row of the same source",
             "Another row's feedback is a control",
             "tuned minus base: +25.0 points (+21.0 to +29.0)",
             "the models differ in 90 of 400 rows",
             "75.0% (71.0 to 79.0)",
-            "Without 35 row(s) whose feedback contains the gold answer",
+            "Without 35 rows whose feedback contains the gold answer",
             "-1.000 (-1.040 to -0.960)",
             "+50.0 points (no interval)",
-            "2 row(s) in which the tuned model uses feedback and its base does not",
-            "1 row(s) in which the base uses feedback and the tuned model does not",
+            "2 rows in which the tuned model uses feedback and its base does not",
+            "1 row in which the base uses feedback and the tuned model does not",
         ):
             assert said in text
         shown = browser.evaluate("[...document.querySelectorAll('.sample code')].map(e => e.textContent).join()")
@@ -230,7 +230,7 @@ def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> 
         ">5<",
         "loss of the answers, after the row&#39;s own turns",
         "-0.100 (-0.140 to -0.060)",
-        "1 row(s) in which the tuned model predicts the answers better than its base, of those",
+        "1 row in which the tuned model predicts the answers better than its base, of those",
         "+1.000 nats per token",
         "Answer: green",
     ):

@@ -177,7 +177,7 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     shares = "rows in which … | base | tuned | tuned minus base"
     uses = "its own feedback helps the right answer more than another row's feedback | 50.0% (46.0 to 54.0) | "
     all_rows, rest = section.rpartition(
-        "With 95 % intervals, without 35 row(s) whose feedback contains the gold answer:"
+        "With 95 % intervals, without 35 rows whose feedback contains the gold answer:"
     )[::2]
     assert all_rows.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 3
     assert rest.count(f"\n\n| {shares} |\n|---|---:|---:|---:|\n| {uses}75.0% (71.0 to 79.0) | +25.0 points (") == 1
@@ -185,8 +185,8 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     assert "another row's picture | 80.0% (76.0 to 84.0)" not in rest
     loss = "\n| loss of the right answer, with its own feedback | 2.000 | 1.000 | -1.000 (-1.040 to -0.960) |"
     assert section.count(loss) == 4
-    assert "The test split of `fire` had been looked at 3 time(s) with this evaluation; later looks" in section
-    assert "Left out, for both models: 2 row(s) without feedback.\n" in section
+    assert "The test split of `fire` had been looked at 3 times with this evaluation; later looks" in section
+    assert "Left out, for both models: 2 rows without feedback.\n" in section
     assert "Another row's feedback is a control" in section
     results = ModelCard(card).data.eval_results
     assert results is not None
@@ -202,7 +202,7 @@ def test_the_card_speaks_of_feedback_only_where_there_is_some() -> None:
     plain = some_evaluation(feedback=False, figures=figures, left_out={"over_long": 3}, sentence="Better.")
     card = model_card(some_provenance(evaluations={"val": plain}))
     section = card.partition("## Evaluation\n")[2].partition("\n## Use")[0]
-    assert "Left out, for both models: 3 row(s) longer than train.max" in section
+    assert "Left out, for both models: 3 rows longer than train.max" in section
     assert "| loss of the answers, after the row's own turns | 2.000 | 1.900 | -0.100 (-0.140 to -0.060) |" in section
     assert "\nThe best checkpoint was chosen by its loss on val." in section
     for word in ("feedback", "rows in which", "wrong"):
@@ -213,3 +213,25 @@ def test_a_run_without_an_evaluation_says_so() -> None:
     card = model_card(some_provenance())
     assert "Not evaluated: nothing here says whether the model is better than its base." in card
     assert "model-index" not in card
+
+
+def test_a_base_that_a_run_made_keeps_its_story() -> None:
+    """Data, licences and base of all rounds are in the card, and in the hub's metadata."""
+    rights = [
+        StatedLicences("alpaca", [f"hf://datasets/{name}/rows.json"], "cc-by-nc-4.0", [], pictures)
+        for name, pictures in (("a/first", [LicenceOfSource("coco", 7, "unknown")]), ("b/second", []))
+    ]
+    first = some_provenance(run="first_", data=some_stats(**DATA, digests={"test.jsonl": "0"}), rights=rights[0])
+    base = BaseModelFiles("merged/first_", None, "digest", {}, [], first)
+    card = model_card(some_provenance(rights=rights[1], base_model=base))
+    metadata = ModelCard(card).data
+    assert metadata.base_model == "Qwen/Qwen3-8B"
+    assert metadata.datasets == ["a/first", "b/second"]
+    said = "`merged/first_` is the result of run `first_`: `hf://Qwen/Qwen3-8B`, trained (tuner lora, 8 steps) on the"
+    assert said in card
+    assert "Run `first_` was trained on other rows, and nothing compared them with this test split." in card
+    section = card.partition("## Rights")[2].partition("## Training")[0]
+    assert "that of the base's run `first_` from `hf://datasets/a/first/rows.json`" in section
+    assert "`hf://Qwen/Qwen3-8B` has its own licence" in section
+    assert "| pictures of `coco` (run `first_`) | 7 | unknown |" in section
+    assert "nothing compared them" not in model_card(some_provenance(base_model=BaseModelFiles("m", None, "d", {}, [])))

@@ -11,6 +11,7 @@ from browser import Browser
 from index_page import main
 from made_accounts import (
     LENGTHS,
+    leave_training,
     some_answers,
     some_checks,
     some_evaluation,
@@ -23,6 +24,7 @@ from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedModel, Interval
+from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
@@ -76,14 +78,14 @@ def folder(tmp_path: Path) -> Path:
     return where
 
 
-def page_of(folder: Path, **datasets: str) -> str:
-    return index_page(folder, folder / "stores/runs", folder / "reports/index.html", datasets, "noon")[0]
+def page_of(folder: Path) -> str:
+    return index_page(folder, folder / "stores/runs", folder / "reports/index.html", {}, "noon")[0]
 
 
 def test_a_browser_shows_every_run_and_its_pages(folder: Path, tmp_path: Path) -> None:
     page = main([], folder)
     with Browser(tmp_path / "profile") as browser:
-        browser.check_page(page, "a folder: 2 run(s)")
+        browser.check_page(page, "a folder: 2 runs")
         browser.open(page)
         cells = browser.evaluate("[...document.querySelectorAll('#mine > *')].map(cell => cell.innerText)")
         links = browser.evaluate("[...document.links].map(link => link.href)")
@@ -95,7 +97,7 @@ def test_a_browser_shows_every_run_and_its_pages(folder: Path, tmp_path: Path) -
     assert "median 10, longest 20 tokens\nmax_length 512; 4 left out" in shown["lengths"]
     assert "gate open" in shown["gate"]
     assert "8 steps\nloss 2.000\nvalidation loss 2.000, at step 8" in shown["full run"]
-    assert "time 2:03:04, on 4 CPU process(es)" in shown["full run"]
+    assert "time 2:03:04, on 4 CPU processes" in shown["full run"]
     assert "proven\n9 tensors\nlogits not compared" in shown["verification"]
     costs = "costs first answers"
     assert f"learned\nval: learned, 7 rows\ntest: {HOSTILE}, 7 rows, {costs}, look 3" in shown["evaluation"]
@@ -185,7 +187,7 @@ def test_a_closed_gate_is_read_from_its_run_folder(folder: Path) -> None:
 def test_a_run_of_the_configuration_is_listed_before_it_begins(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "my-run.yaml").write_text("runs: {planned: {model: qwen3-8b, dataset: alpaca}}")
     page = main([tmp_path / "my-run.yaml"], folder).read_text()
-    assert "a folder: 3 run(s)" in page
+    assert "a folder: 3 runs" in page
     assert 'id="planned"' in page
     assert "alpaca" in page
     assert "qwen3vl-volcano" not in page, "it is in config.yaml, which everybody has"
@@ -237,3 +239,28 @@ def test_a_verdict_has_its_colour(folder: Path, verdict: str, costs: bool, colou
     account = json.loads(file.read_text())
     file.write_text(json.dumps(account | {"verdict": verdict, "costs_first_answers": costs}))
     assert f'<span class="badge {colour}">{verdict}</span>' in page_of(folder)
+
+
+def test_a_run_names_its_model_its_own_settings_and_its_former_trainings(folder: Path, tmp_path: Path) -> None:
+    """Else a person who trained three times sees the last one, and not what it was."""
+    manifest = ModelManifest("tiny", HOSTILE, None, folder, {}, [], "model")
+    write_account(folder / "models/tiny/manifest.json", manifest)
+    leave_training(folder / "stores/runs/mine/full", "1" * 16, [], learning_rate=2e-4)
+    page = main([], folder)
+    with Browser(tmp_path / "profile") as browser:
+        browser.check_page(page, "a folder: 2 runs")
+        browser.open(page)
+        told = browser.evaluate("document.querySelector('#mine + tr').innerText")
+    assert told == (
+        f"model {HOSTILE}\nsettings: device cpu, processes 4\n"
+        f"Former trainings, in {folder}/stores/runs/mine/full:\n"
+        f"{'1' * 16} train.learning_rate 0.0002 (now 0.0001); no step was made"
+    )
+
+
+def test_a_planned_run_names_what_it_will_be_trained_from(folder: Path, tmp_path: Path) -> None:
+    overlay = "runs: {planned: {model: qwen3-8b, dataset: alpaca, tuner: full, train: {seed: 7}}}"
+    (tmp_path / "my-run.yaml").write_text(overlay)
+    row = main([tmp_path / "my-run.yaml"], folder).read_text().partition('id="planned"')[2]
+    assert "model hf://Qwen/Qwen3-8B<" in row
+    assert "settings: tuner full, train.seed 7<" in row

@@ -254,6 +254,19 @@ def test_a_csv_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, s
         outcome(tmp_path / "rows.csv")
 
 
+@pytest.mark.parametrize("first", [b"sep=,\r\n", b"\xef\xbb\xbfsep=,\n", b'"sep=,"\r\n'])
+def test_a_first_line_that_names_the_separator_is_no_header(tmp_path: Path, first: bytes) -> None:
+    """Excel reads it, and what people export for Excel has it."""
+    table = b"prompt,completion\r\nq,a\r\n"
+    (tmp_path / "rows.csv").write_bytes(first + table)
+    with open_rows([tmp_path / "rows.csv"], "train") as rows:
+        assert [json.loads(row) for row in rows] == [{"prompt": "q", "completion": "a"}]
+        assert rows.place(0)[2:] == (len(first) + 19, len(first + table)), "bytes of the file itself"
+    (tmp_path / "rows.csv").write_bytes(b"sep=;\r\nprompt;completion\r\nq;a\r\n")
+    with pytest.raises(VlmflowError, match=r"one field with semicolons; the separator of \.csv is commas"):
+        outcome(tmp_path / "rows.csv")
+
+
 @pytest.mark.parametrize("kind", ["volcano", "sharegpt", "messages"])
 def test_turns_that_are_texts_are_refused_once(tmp_path: Path, kind: str) -> None:
     """JSON inside CSV: one error says what to do, instead of a reject per row."""

@@ -69,6 +69,14 @@ def test_rows_without_pictures_or_scores_or_with_a_system_turn_or_untrained_answ
     VALIDATOR.validate(SOUND | changes)
 
 
+@pytest.mark.parametrize("tag", ["video", "audio", "bbox", "ref-object", "cot-process", "start-image"])
+def test_a_row_without_a_picture_may_speak_of_tags(tag: str) -> None:
+    """The trainer replaces them only beside pictures, videos or sounds."""
+    talks = talk("How?", f"Use <{tag}> here.", "f", "b")
+    assert found(images=[], conversations=talks) is None
+    assert found(conversations=[{"from": "human", "value": "<image>\nHow?"}, *talks[1:]]) == "stray_tag"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -8,13 +8,14 @@ from msgspec import structs
 from test_arguments import job
 
 from browser import Browser
-from made_accounts import MERGE, some_report
+from made_accounts import MADE_OF, MERGE, some_report
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.tuners import QLORA
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
 from vlmflow.reports.gate_page import gate_page
+from vlmflow.reports.made_of import MadeOf
 from vlmflow.trainer.events import Begin, Event, Log
 from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Best, Check, Gate, Pace
@@ -48,7 +49,7 @@ def test_a_good_smoke_run_opens_the_gate() -> None:
     assert gate.passed
     refuse_failed(gate, "run")
     assert gate.lengths.longest[:2] == [NamedRow("row-49", 149, 0), NamedRow("row-48", 148, 0)]
-    assert "the gate is open" in gate_page("run", gate)
+    assert "the gate is open" in gate_page("run", gate, MADE_OF)
 
 
 def layers(trained: int = 0, kind: str = "Linear4bit", bits: int = 4) -> list[Layers]:
@@ -92,12 +93,14 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
     gate.lengths.longest[0] = NamedRow(hostile, 149, 0)
     gate = structs.replace(gate, passed=False)
     file = tmp_path / "page.html"
-    file.write_text(gate_page(hostile, gate))
+    file.write_text(gate_page(hostile, gate, MadeOf(hostile, hostile, [(hostile, hostile)])))
     with Browser(tmp_path / "profile") as browser:
         browser.check_page(file, f"{hostile}: the gate is closed")
         text = browser.evaluate("document.body.innerText")
         marks = browser.evaluate("[...document.querySelectorAll('.mark')].map(m => m.ariaLabel)")
-    assert text.count(hostile) == 4, "as the run, in the name of its other page, as a detail, as a row"
+    assert text.count(hostile) == 8, (
+        "as the run, in the name of its other page, as a detail, as a row; 4 in what it is made of"
+    )
     assert "1 of 7 checks failed" in text
     assert [mark == "passed" for mark in marks] == [check.passed for check in gate.checks]
 
@@ -109,7 +112,7 @@ def test_the_page_shows_hostile_values_as_texts(tmp_path: Path) -> None:
         ({"losses": []}, "every loss is a finite number"),
         ({"losses": [5.0 + step for step in range(8)]}, "the loss falls"),
         ({"best": Best(8, math.inf)}, "validation loss is a finite number"),
-        ({"world_size": 1}, "4 process(es) train together"),
+        ({"world_size": 1}, "4 processes train together"),
     ],
 )
 def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], check: str) -> None:
@@ -117,7 +120,7 @@ def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], chec
     gate = gate_of(**{"losses": [5, 4, 3, 2]} | changes)
     assert check in failed(gate)
     assert not gate.passed
-    assert "the gate is closed" in gate_page("run", gate)
+    assert "the gate is closed" in gate_page("run", gate, MADE_OF)
     with pytest.raises(VlmflowError, match="the gate is closed: ") as error:
         refuse_failed(gate, "run")
     assert check in error.value.cause
