@@ -27,7 +27,7 @@ def commands(pattern: str) -> list[tuple[str, str]]:
 
 
 MAKE = r"\bmake ((?:[a-z][a-z-]*(?:VALUE)?|\.venv/[\w./]+)(?: [A-Z]+=(?:\"[^\"]*\"|[^\s;,)`]+))*)"
-PROSE = {"it", "them", "a", "an", "the", "one", "two", "links", "hard", "up", "sure", "by"}
+PROSE = {"it", "them", "a", "an", "the", "one", "two", "links", "hard", "up", "sure", "by", "no"}
 """What stands behind "make" where it is no command."""
 
 

@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "tests/workflow/test_swapped_files.py::test_the_command_in_a_refusal_checks_the_picture_again",
     ),
     "name another file, folder or name": (
-        r"\b(?:name|give|use|choose|take|say|write|ask|work)\b",
+        r"\b(?:name|give|put|use|choose|take|say|write|ask|work)\b",
         HERE + "test_a_folder_that_is_named_as_advised_is_taken",
     ),
     "mend a file": (
