@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, str]] = {
     ),
     "set a key": (
         r"\b(?:runs|datasets|models|search|stores|cluster)\.|\b(?:train|smoke|verify)\.\w|config: |objective:|"
-        r"nodes: |picture_sources|swift_args|pins\.yaml",
+        r"nodes: |picture_sources|swift_args|pins\.yaml|VALUE: true",
         "tests/unit/lengths/test_over_long.py::test_rows_that_are_left_out_are_counted_and_named",
     ),
     "give a command's variable": (
